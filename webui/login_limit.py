@@ -1,7 +1,6 @@
-"""How often a wrong password may be tried: per name and address, and per address. Knows no user and
-no page.
+"""Limits wrong passwords per name and address, and per address.
 
-Counts in Redis, so that all web processes count together, and in this process while Redis is away.
+Counts in Redis, shared by all web processes; in this process while Redis is unavailable.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ import threading
 import time
 
 import redis
+from django.utils.translation import gettext as _
 
 from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import quick_client
 
 WINDOW_S = 300
-PER_NAME = 10  # of one name from one address: nobody can lock another out from elsewhere
+PER_NAME = 10  # per name and address, so others cannot lock a user out
 PER_ADDRESS = 60
 
 _lock = threading.Lock()
@@ -24,27 +24,31 @@ _local: dict[str, int] = {}
 
 
 def check(name: str, address: str) -> None:
-    """Raises Refusal 429 once too many wrong passwords were tried in this window of five minutes."""
+    """Raise Refusal 429 after too many wrong passwords in this five-minute window."""
     for key, limit in _keys(name, address):
         if _count(key, 0) >= limit:
             wait_s = max(1, round((_window() + 1) * WINDOW_S - time.time()))
             raise Refusal(
                 "too-many-logins",
-                "Too many wrong passwords",
+                _("Too many wrong passwords"),
                 429,
-                f"Too many wrong passwords from here. Wait {-(-wait_s // 60)} min, or ask an "
-                "admin for a new password.",
+                _(
+                    "Too many wrong passwords from this address. Wait %(minutes)s min, or ask an "
+                    "administrator for a new password."
+                )
+                % {"minutes": -(-wait_s // 60)},
                 retry_after_s=wait_s,
             )
 
 
 def failed(name: str, address: str) -> None:
-    for key, _ in _keys(name, address):
+    """Count a wrong password."""
+    for key, _limit in _keys(name, address):
         _count(key, 1)
 
 
 def forget() -> None:
-    """Empties this process's own counts."""
+    """Clear this process's counts."""
     with _lock:
         _local.clear()
 

@@ -1,4 +1,4 @@
-"""Every page's address; `urls_main` holds overview, run and gallery, `urls_pages` the rest."""
+"""URLs of all pages; `urls_main` holds overview, run and gallery, `urls_pages` the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of the overview, a run's page and the gallery."""
+"""URLs of the overview, run pages and the gallery."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ urlpatterns: list[URLPattern] = [
     path("pulse/", overview.pulse, name="overview-pulse"),
     path("runs/<int:id>/", run.run, name="run"),
     path("runs/<int:id>/pulse/", run.pulse, name="run-pulse"),
-    path("runs/<int:id>/beside/", run.beside, name="run-beside"),
+    path("runs/<int:id>/comparison/", run.comparison, name="run-comparison"),
     path("runs/<int:id>/heat/", run.heat, name="run-heat"),
     path("runs/<int:id>/timeline/", run.timeline, name="run-timeline"),
-    path("runs/<int:id>/texts/", run.texts, name="run-texts"),
+    path("runs/<int:id>/samples/", run.sample_texts, name="run-samples"),
     path("runs/<int:id>/engine/<str:name>/", engine.part, name="run-engine"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
     path("runs/<int:id>/fork/", fork.fork, name="run-fork"),

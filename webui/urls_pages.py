@@ -1,4 +1,4 @@
-"""Addresses of the pages around runs and fleet: login, lists, forms, account."""
+"""URLs of login, lists, forms, fleet, planner and account pages."""
 
 from __future__ import annotations
 

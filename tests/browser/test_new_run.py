@@ -19,7 +19,7 @@ from tests.browser.opened import opened
 from tests.webui.test_fleet import hold
 from tests.webui.test_new_run import SPECS
 from webui.forms.spec_fields import FIELDS
-from webui.forms.spec_form import read, spec_of, values_of
+from webui.forms.spec_form import parse, spec_of, values_of
 from webui.views.new_run import table
 
 pytestmark = [
@@ -86,7 +86,7 @@ def test_browser_and_server_read_fields_alike(
             ours = values_of(spec)
             for field in FIELDS:  # 1e-06 and 0.000001 are one number
                 assert (
-                    read(field, shown[field.path] or "") == read(field, ours.get(field.path, ""))
+                    parse(field, shown[field.path] or "") == parse(field, ours.get(field.path, ""))
                     or field.kind == "json"
                 )
 

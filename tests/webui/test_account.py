@@ -90,7 +90,7 @@ def test_the_first_password_is_hinted_at_until_it_is_replaced(owner: User) -> No
     owner.save()
     client = Client()
     assert log_in(client).status_code == 302
-    assert "Choose one of your own" in client.get("/account/").content.decode()
+    assert "Choose your own" in client.get("/account/").content.decode()
     new = "an even longer password"
     for typed, status in (
         ({"new_password1": "short", "new_password2": "short"}, 422),

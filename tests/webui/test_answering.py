@@ -91,13 +91,13 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert f"http://testserver/serve/{run.pk}/v1" in page and 'id="chat-form"' in page
     assert (
-        "from openai import OpenAI" in page and "Serves, and waits for its first request." in page
+        "from openai import OpenAI" in page and "Serving; no request yet." in page
     )
     with CaptureQueriesContext(connection) as caught:
         page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
     assert len(caught) <= MOST_QUERIES, [query["sql"] for query in caught]
-    assert page.count('class="fall-') >= 6 and "req-b" in page and "put back to make room" in page
-    assert "Predicted beside measured" in page  # three have ended, and the shape is known
+    assert page.count('class="fall-') >= 6 and "req-b" in page and "Preempted to free memory" in page
+    assert "Predicted vs measured" in page  # three have ended, and the shape is known
     part = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
     assert "4 of 8" in part and 'class="block-shared"' in part and "<html" not in part
     assert client.get(f"/runs/{run.pk}/engine/phase/").json()["phase"] == "serving"
@@ -113,7 +113,7 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     )
     # the server is killed: what it wrote last stands, with its time
     page = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
-    assert "As it stood" not in page
+    assert "Snapshot of" not in page
     folder = home / "runs" / str(run.pk) / "attempt-1" / "rank-0"
     folder.mkdir(parents=True)
     (folder / "stood.json").write_text(EngineSnapshot(time=1_760_000_000, state=STATE).to_json())
@@ -122,13 +122,13 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     )
     page = client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
     assert (
-        "As it stood at" in page
+        "Snapshot of" in page
         and "9 Oct" in page
         and 'class="block-shared"' in page
         and "4 of 8" in page
     )
     page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
-    assert "As it stood at" in page and "req-b" in page
+    assert "Snapshot of" in page and "req-b" in page
     assert (
         factories.api(people.owner)
         .get(f"/api/v1/runs/{run.pk}/requests")
@@ -158,13 +158,13 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     )
     page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
     assert (
-        "half within" in page
+        "p50" in page
         and "400 ms" in page
         and "req-z" in page
         and "3 stop and 1 length" in page
     )
     assert "25%" in client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
-    assert "It serves no more" in client.get(f"/runs/{run.pk}/").content.decode()
+    assert "Not serving" in client.get(f"/runs/{run.pk}/").content.decode()
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()
     assert rest["summary"]["requests"] == 4 and rest["state"] is None and rest["base_url"] is None
 
@@ -182,7 +182,7 @@ def test_answers_stand_beside_their_prompts_a_page_at_a_time(
     address = f"/api/v1/runs/{run.pk}/answers"
     assert (
         rest.get(address).status_code == 409
-        and "No answer yet" in client.get(f"/runs/{run.pk}/").content.decode()
+        and "No answers yet" in client.get(f"/runs/{run.pk}/").content.decode()
     )
     folder = home / "runs" / str(run.pk)
     folder.mkdir(parents=True)
@@ -237,12 +237,12 @@ def test_a_judgement_tells_its_numbers_and_the_worst_lines(
     assert (
         "Perplexity" in page
         and "12.18" in page
-        and "equally likely tokens" in page
-        and "Lines that went worst" in page
+        and "equally likely next tokens" in page
+        and "Lowest-scoring examples" in page
     )
     assert (
-        event_messages.sentence("evaluated", data, 0)
-        == "Judged 29 lines: loss 2.500 and perplexity 12.18"
+        event_messages.describe("evaluated", data, 0)
+        == "Evaluated 29 examples: loss 2.500 and perplexity 12.18"
     )
 
 
@@ -251,22 +251,22 @@ def test_bars_blocks_and_headlines_say_what_they_should() -> None:
     by = {row.id: row for row in fall.rows}
     # who is on the way first, newest first
     assert [row.id for row in fall.rows][:3] == ["req-w", "req-b", "req-a"]
-    assert [piece.part for piece in by["req-b"].pieces] == ["queued", "prefill"]
-    assert sum(piece.width for piece in by["req-a"].pieces) == pytest.approx(100, abs=0.1)
-    assert by["req-e0"].first == "1 s" and by["req-e0"].pace == "1 s"
+    assert [piece.part for piece in by["req-b"].segments] == ["queued", "prefill"]
+    assert sum(piece.width for piece in by["req-a"].segments) == pytest.approx(100, abs=0.1)
+    assert by["req-e0"].first == "1 s" and by["req-e0"].per_token == "1 s"
     field = blocks.field(STATE)
     assert (field.columns, field.rows, field.each) == (8, 1, 1)
     assert {item["kind"]: item["count"] for item in field.legend} == {
         "held": "3",
         "shared": "1",
-        "kept": "1",
+        "cached": "1",
         "free": "3",
     }
     assert blocks.waste(STATE) == pytest.approx(1 - 30 / 64)
     large = STATE.model_copy(update={"blocks": 10_000, "map": "." * 9_999 + "1"})
     assert blocks.field(large).each == 3 and ("held" in dict(blocks.field(large).paths))
 
-    def says(**facts: Any) -> str:
+    def headline(**facts: Any) -> str:
         return run_headlines.run_headline(run_headlines.RunFacts(**facts))
 
     speed = {
@@ -277,20 +277,20 @@ def test_bars_blocks_and_headlines_say_what_they_should() -> None:
         "inference/tpot_s": 0.025,
         "inference/tokens_per_s": 80.0,
     }
-    live = says(state="running", kind="serve", standing="serving", summary=speed)
+    live = headline(state="running", kind="serve", phase="serving", summary=speed)
     assert live == (
-        "Serves: 2 answers on the way, 1 waiting; first token after 120 ms, then 25 ms a "
-        "token, 80 tokens/s."
+        "Serving: 2 requests running, 1 waiting; time to first token 120 ms, 25 ms per token, "
+        "80 tokens/s."
     )
     assert (
-        says(state="running", kind="serve", standing="loading")
-        == "Loading its model; it serves in a moment."
+        headline(state="running", kind="serve", phase="loading")
+        == "Loading the model; it will serve in a moment."
     )
-    done = says(state="running", kind="generate", answered=(10, 40), runtime_s=20.0, summary={})
-    assert done == "Answered 10 of 40 lines, done in about 1 min 00 s."
+    done = headline(state="running", kind="generate", answered=(10, 40), runtime_s=20.0, summary={})
+    assert done == "Generated 10 of 40 answers, ETA 1 min 00 s."
     assert (
-        says(state="finished", kind="evaluate", metrics={"loss": 2.5}, runtime_s=5.0)
-        == "Judged in 5.0 s: loss 2.500."
+        headline(state="finished", kind="evaluate", metrics={"loss": 2.5}, runtime_s=5.0)
+        == "Evaluated in 5.0 s: loss 2.500."
     )
 
 
@@ -315,4 +315,4 @@ def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(
         told["fits"] is False and told["misfits"] and endpoint.status(run=run).phase == "waiting"
     )
     page = factories.client_for(people.owner).get("/runs/new/?kind=serve").content.decode()
-    assert "python -m workers.models.fetch" in page and "First token" in page
+    assert "python -m workers.models.fetch" in page and "Time to first token" in page

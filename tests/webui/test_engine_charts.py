@@ -16,7 +16,7 @@ from orchestrator.planner.schedules.timeline import timeline
 from webui.charts import measured_communication, measured_pipeline
 from webui.charts.heat import Heat, Mark, Strip, heat
 from webui.charts.heat_summary import (
-    experts_now,
+    newest_loads,
     gradients_summary,
     loads_summary,
     since_first,
@@ -24,13 +24,13 @@ from webui.charts.heat_summary import (
     underflow_summary,
     weights_summary,
 )
-from webui.charts.numerics import numerics_sentence
-from webui.charts.ranks import places
+from webui.charts.numerics import summarize_numerics
+from webui.charts.ranks import describe_places
 from webui.presentation import event_messages, formatting
 
 
 def drawn(strips: list[Strip], **more: Any) -> Heat:
-    found = heat(strips, says=formatting.seconds, summary="", **more)
+    found = heat(strips, format=formatting.seconds, summary="", **more)
     assert found is not None
     return found
 
@@ -50,7 +50,7 @@ def test_a_heat_map_keeps_the_spike_of_every_bucket_and_covers_what_was_told() -
     wild = Strip("rank 1", steps, [0.001 if step != 613 else 2.0 for step in steps])
     gone = Strip("rank 2", range(1, 501), [0.001] * 500)
     found = drawn([calm, wild, gone], columns=50)
-    says = found.cells["says"]
+    says = found.cells["text"]
     assert found.columns == 50 and found.rows == 3 and cells(found) == 50 + 50 + 25
     assert says[1].count("2 s") == 1 and found.cells["edges"][says[1].index("2 s")] == [601, 620]
     assert says[2][24] == "1 ms" and says[2][25] is None
@@ -73,13 +73,13 @@ def test_what_is_not_a_number_keeps_its_own_colour_and_word() -> None:
         [Strip("layer 0", range(300), [0.1] * 150 + [math.nan] + [0.1] * 149)], columns=30
     )
     assert dict(found.paths)["odd"].count("M") == 1 and found.legend[-1] == ("odd", "not finite")
-    assert "not a number" in found.cells["says"][0]
+    assert "not a number" in found.cells["text"][0]
 
 
 def test_even_loads_are_neutral_and_both_sides_differ() -> None:
     found = heat(
         [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])],
-        says=lambda each: f"{each:g}",
+        format=lambda each: f"{each:g}",
         summary="",
         scale="even",
     )
@@ -96,9 +96,9 @@ def test_orders_of_magnitude_are_told_apart_and_what_no_gradient_reaches_is_name
         "a level for each decade"
     )
     assert gradients_summary(strips).startswith(
-        "Now the largest is 1, of layer 0; the smallest 1.00e-7, of layer 7"
+        "The largest norm is 1, in layer 0; the smallest 1.00e-7, in layer 7"
     )
-    assert gradients_summary(strips).endswith("times less, which hardly learns.")
+    assert gradients_summary(strips).endswith("times less, a vanishing gradient.")
     nothing = [*strips, Strip("head", steps, [0.0] * 40)]
     assert gradients_summary(nothing) == "No gradient reaches head."
     assert dict(drawn(nothing, scale="orders").paths)["0"].startswith("M0 8"), (
@@ -114,10 +114,10 @@ def test_weights_are_told_against_their_first_norm() -> None:
         Strip("layer 1", [], []),
     ]
     assert weights_summary(strips) == (
-        "Head has moved most, from 2 to 5; the mean layer's norm is 1.62 times its first."
+        "Head changed most, from 2 to 5; the mean layer's norm is 1.62 times its first."
     )
     assert since_first(strips[1]).y == [1.0, 2.5]
-    assert weights_summary([]) == "No layer has told its weights yet."
+    assert weights_summary([]) == "No weights reported yet."
 
 
 def test_ticks_are_round_and_stand_over_their_columns() -> None:
@@ -139,16 +139,16 @@ def test_marks_stand_over_their_steps_and_share_a_column() -> None:
 
 
 def test_no_point_is_no_heat_map() -> None:
-    assert heat([Strip("rank 0", [], [])], says=str, summary="") is None
+    assert heat([Strip("rank 0", [], [])], format=str, summary="") is None
 
 
 def test_ranks_are_told_by_node_and_stage() -> None:
     placement = [{"node": "n1", "devices": [0, 1]}, {"node": "n2", "devices": [0, 1]}]
     plan = {"dp": 2, "pp": 2}
-    assert places(placement, plan) == ["node n1, stage 0"] * 2 + ["node n2, stage 1"] * 2
-    assert places([], plan) == ["stage 0", "stage 0", "stage 1", "stage 1"]
-    assert places(placement, {"dp": 4}) == ["node n1"] * 2 + ["node n2"] * 2
-    assert places([], None) == []
+    assert describe_places(placement, plan) == ["node n1, stage 0"] * 2 + ["node n2, stage 1"] * 2
+    assert describe_places([], plan) == ["stage 0", "stage 0", "stage 1", "stage 1"]
+    assert describe_places(placement, {"dp": 4}) == ["node n1"] * 2 + ["node n2"] * 2
+    assert describe_places([], None) == []
 
 
 def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> None:
@@ -157,15 +157,15 @@ def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> N
         for rank in range(4)
     ]
     assert skew_summary(strips, 1.0).startswith(
-        "Rank 2 (node n1) comes 200 ms after the first, 20% of a step"
+        "Rank 2 (node n1) arrives 200 ms after the first, 20% of a step"
     )
     assert skew_summary(strips, 100.0).startswith(
-        "Ranks come together now: the latest, rank 2 (node n1)"
+        "Ranks arrive together: the latest, rank 2 (node n1)"
     )
-    assert skew_summary([], 1.0) == "No rank has told its arrival yet."
+    assert skew_summary([], 1.0) == "No arrival times reported yet."
     layers = [Strip("layer 0", [1], [0.001]), Strip("layer 1", [1], [0.3])]
     assert underflow_summary(layers).startswith("Layer 1 loses 30% of its gradient entries")
-    assert underflow_summary(layers[:1]).startswith("Almost nothing is lost")
+    assert underflow_summary(layers[:1]).startswith("Almost no underflow")
     latest = {
         "moe/load/1/0": 3.0,
         "moe/load/1/1": 0.0,
@@ -173,14 +173,13 @@ def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> N
         "moe/load/0/1": 1.0,
         "loss": 2.0,
     }
-    loads = experts_now(latest)
+    loads = newest_loads(latest)
     assert loads == {0: {0: 1.0, 1: 1.0}, 1: {0: 3.0, 1: 0.0}}
     says = (
-        "The fullest is expert 0 of layer 1 with 3 times the even load. 1 expert gets no token "
-        "at all."
+        "Expert 0 of layer 1 is fullest, with 3 times the even load. 1 expert gets no tokens."
     )
     assert loads_summary(loads) == says
-    assert loads_summary({}) == "No expert has told its load yet."
+    assert loads_summary({}) == "No expert loads reported yet."
 
 
 def told(factor: float = 1.0, step: int = 9) -> list[dict[str, Any]]:
@@ -217,7 +216,7 @@ def foreseen_run() -> Any:
 
 def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
     foreseen = timeline(foreseen_run(), 4)
-    found = measured_pipeline.beside(told(2.0), {**foreseen, "predicted_bubble": 0.1})
+    found = measured_pipeline.compare(told(2.0), {**foreseen, "predicted_bubble": 0.1})
     assert found is not None and found.predicted is not None and found.step == 9
     blocks = sum(path.count("M") for row in found.measured.rows for _, path in row.paths)
     assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
@@ -225,7 +224,7 @@ def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
         tick.says for tick in found.predicted.ticks
     ]
     assert "one scale" in found.scale
-    assert found.says == "The bubble is 21% of the step, 10% was predicted: 11.0 points more."
+    assert found.summary == "The bubble is 21% of the step, predicted 10%: 11.0 points more."
     assert "4 micro-batches" in found.measured.summary and "21%" in found.measured.summary
     assert [row.device for row, _ in found.table] == [0, 1]
 
@@ -234,17 +233,17 @@ def test_the_newest_step_that_all_ranks_told_is_shown() -> None:
     older, newer = told(step=9), told(step=19)
     assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer[:1]])] == [9, 9]
     assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer])] == [19, 19]
-    assert measured_pipeline.beside([], None) is None
-    assert measured_pipeline.beside([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
+    assert measured_pipeline.compare([], None) is None
+    assert measured_pipeline.compare([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
 
 
 def test_lengths_that_are_worlds_apart_have_scales_of_their_own_and_say_so() -> None:
     foreseen = timeline(foreseen_run(), 4)
-    found = measured_pipeline.beside(told(30.0), foreseen)
+    found = measured_pipeline.compare(told(30.0), foreseen)
     assert found is not None and found.predicted is not None
     assert "30.0 times longer than predicted" in found.scale
-    alone = measured_pipeline.beside(told(), None)
-    assert alone is not None and alone.predicted is None and "nothing was predicted" in alone.says
+    alone = measured_pipeline.compare(told(), None)
+    assert alone is not None and alone.predicted is None and "there is no prediction" in alone.summary
 
 
 def test_a_wait_from_before_the_step_begins_with_it() -> None:
@@ -267,13 +266,13 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
     found = measured_communication.calls(
         latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0}
     )
-    assert found is not None and [row.word for row in found.rows] == ["all-reduce", "send"]
+    assert found is not None and [row.title for row in found.rows] == ["all-reduce", "send"]
     assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
-    assert "10% of the step" in found.summary and "Not as predicted: send." in found.summary
+    assert "10% of the step" in found.summary and "Differs from the prediction: send." in found.summary
     alone = measured_communication.calls(latest, None)
     assert (
         alone is not None
-        and "does not count" in alone.summary
+        and "No prediction for" in alone.summary
         and alone.rows[0].predicted == formatting.DASH
     )
     assert measured_communication.calls({"loss": 1.0}, {"send_bytes": 1}) is None
@@ -282,12 +281,12 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
 @pytest.mark.parametrize(
     ("events", "latest", "says"),
     [
-        ([], {}, "No step is logged yet."),
-        ([], {"loss": 1.0}, "All numbers are finite; fp32 needs no loss scale."),
+        ([], {}, "No step logged yet."),
+        ([], {"loss": 1.0}, "All values are finite; fp32 needs no loss scale."),
         (
             [],
             {"loss_scale": 1024.0},
-            "The loss scale is 1,024 and has not moved: no gradient overflowed.",
+            "The loss scale is 1,024 and has not changed: no gradient overflowed.",
         ),
         (
             [
@@ -297,7 +296,7 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
                 ("loss_scale_changed", {"old": 8.0, "new": 16.0}),
             ],
             {"loss_scale": 16.0},
-            "The loss scale is 16; it fell once and grew twice, and 1 step was skipped because "
+            "The loss scale is 16; it fell once and grew twice; 1 step was skipped because "
             "gradients overflowed.",
         ),
         (
@@ -312,19 +311,19 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
                 )
             ],
             {"loss": math.nan},
-            "The loss was not finite at step 12: it began in blocks.3.mlp on rank 2.",
+            "Non-finite loss at step 12, first in blocks.3.mlp on rank 2.",
         ),
         (
             [],
             {"moe/max_violation": 1.5},
-            "Experts are out of balance: the fullest takes 150% more than its even share.",
+            "Experts are unbalanced: the fullest gets 150% more than the even share.",
         ),
     ],
 )
 def test_numerics_in_a_sentence(
     events: list[tuple[str, Mapping[str, Any]]], latest: dict[str, float], says: str
 ) -> None:
-    assert numerics_sentence(events, latest, precision="fp32") == says
+    assert summarize_numerics(events, latest, precision="fp32") == says
 
 
 def test_events_of_the_engine_are_sentences() -> None:
@@ -334,64 +333,63 @@ def test_events_of_the_engine_are_sentences() -> None:
         "extra_s": 0.004,
         "layers": [{"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}],
     }
-    says = event_messages.sentence("recompute_chosen", {"stages": [stage]}, 0)
+    says = event_messages.describe("recompute_chosen", {"stages": [stage]}, 0)
     assert says == (
-        "Recompute chosen: 3 layers kept in part and 1 layer kept whole; 1 MiB held, 4 ms more a "
-        "micro-batch"
+        "Recompute chosen: 3 layers partly stored and 1 layer fully stored; 1 MiB stored, 4 ms more "
+        "per micro-batch"
     )
     loaded = {"weights": "SmolLM2", "seconds": 2.0, "model_differs_in": ["max_seq_len"]}
-    assert event_messages.sentence("weights_loaded", loaded, 0) == (
+    assert event_messages.describe("weights_loaded", loaded, 0) == (
         "Weights of SmolLM2 loaded in 2.0 s; this model differs in max_seq_len"
     )
     read = {"weights": "SmolLM2", "tokenizer": "/home/runs/3/checkpoints/tokenizer.json"}
-    assert event_messages.sentence("weights_loaded", read, 0) == (
-        "Weights of SmolLM2 loaded; text is read by the run's tokenizer.json"
+    assert event_messages.describe("weights_loaded", read, 0) == (
+        "Weights of SmolLM2 loaded; tokenizer: the run's tokenizer.json"
     )
-    assert event_messages.sentence(
+    assert event_messages.describe(
         "weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0
     ).endswith("read as bytes")
     told = {"step": 1, "seconds": 2.5, "pieces": 2}
     assert (
-        event_messages.sentence("compiled", told, 0)
-        == "Compiled 2 pieces of the blocks in 2.5 s on rank 0 at step 1"
+        event_messages.describe("compiled", told, 0)
+        == "Compiled 2 block segments in 2.5 s on rank 0 at step 1"
     )
     odd = {
         "step": 3,
         "what": "loss, first in the output of blocks.1 (rank 2)",
         "module": "blocks.1",
     }
-    assert event_messages.sentence("non_finite", odd, 0) == (
-        "Not a finite number: loss, first in the output of blocks.1 (rank 2) at step 3"
+    assert event_messages.describe("non_finite", odd, 0) == (
+        "Non-finite value: loss, first in the output of blocks.1 (rank 2) at step 3"
     )
-    assert event_messages.sentence("non_finite", {"what": "loss", "module": "head"}, 1) == (
-        "Not a finite number: loss, first in head on rank 1"
+    assert event_messages.describe("non_finite", {"what": "loss", "module": "head"}, 1) == (
+        "Non-finite value: loss, first in head on rank 1"
     )
     skipped = {"step": 7, "loss_scale": 65536.0, "ranks": [1, 3]}
-    assert event_messages.sentence("overflow_skipped_step", skipped, 0) == (
+    assert event_messages.describe("overflow_skipped_step", skipped, 0) == (
         "Step skipped at step 7: gradients overflowed on ranks 1 and 3 at loss scale 65.5k"
     )
     missed = {"metric": "step_time_s", "predicted": 0.05, "measured": 0.28, "ratio": 5.6}
-    assert event_messages.sentence("prediction_missed", missed, None) == (
-        "Prediction missed: step_time_s 280 ms, predicted 50 ms"
+    assert event_messages.describe("prediction_missed", missed, None) == (
+        "Prediction missed: step time 280 ms, predicted 50 ms"
     )
     slow = {
         "ratio": 0.6,
-        "causes": [{"cause": "data", "excess_s": 0.1, "says": "Training waits for its data."}],
+        "causes": [{"cause": "data", "excess_s": 0.1, "message": "Training waits for its data."}],
     }
     assert (
-        event_messages.sentence("slow", slow, None)
+        event_messages.describe("slow", slow, None)
         == "Slow: 60% of the predicted speed. Training waits for its data."
     )
     saved = {"step": 26, "name": "profile-step-26.json.gz", "bytes": 2**20}
-    assert event_messages.sentence("profile_saved", saved, 1) == (
-        "Profile saved on rank 1 at step 26: profile-step-26.json.gz (1 MiB, among the artifacts)"
+    assert event_messages.describe("profile_saved", saved, 1) == (
+        "Profile saved on rank 1 at step 26: profile-step-26.json.gz (1 MiB, see Artifacts)"
     )
     peak = {"cpu": {"params": 2**20, "activations": 2**21, "grads": 0, "total": 3 * 2**20}}
-    assert event_messages.sentence("memory_profile", {"step": 3, "peak": peak}, 0) == (
-        "Memory told on rank 0 at step 3: 3 MiB at the peak, of it activations 2 MiB and params 1 "
-        "MiB"
+    assert event_messages.describe("memory_profile", {"step": 3, "peak": peak}, 0) == (
+        "Memory profile saved on rank 0 at step 3: peak 3 MiB (activations 2 MiB, params 1 MiB)"
     )
     plan = {"plan": {"dp": 2, "precision": "bf16"}, "parameters": 15_000_000, "setup_s": 3.2}
-    assert event_messages.sentence("plan_resolved", plan, 0).endswith(
-        "bf16; 15M parameters and set up in 3.2 s"
+    assert event_messages.describe("plan_resolved", plan, 0).endswith(
+        "bf16; 15M parameters; set up in 3.2 s"
     )

@@ -9,7 +9,7 @@ from orchestrator.runs import services
 from orchestrator.runs.models import Experiment, Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from webui.presentation.markdown import rendered
+from webui.presentation.markdown import render_markdown
 from workers.contracts.wire.points import PointBatch
 
 
@@ -36,9 +36,9 @@ def test_a_question_is_opened_edited_and_refused_twice(people: factories.People)
     answer = client.post("/experiments/new/", typed, follow=True)
     page = answer.content.decode()
     assert (
-        "Is 3e-3 best? is there." in page
+        "Experiment Is 3e-3 best? created." in page
         and "<em>because</em>" in page
-        and "No runs in it yet" in page
+        and "No runs yet" in page
     )
     made = Experiment.objects.get()
     assert made.notes == "# Why\n\n*because*"
@@ -90,7 +90,7 @@ def test_the_best_run_is_the_one_validated_lowest(owner: User) -> None:
     )
     assert page.count('<span class="badge good">best</span>') == 1
     listed = client.get("/experiments/").content.decode()
-    assert "1 question, 4 runs to answer it." in listed and ">dips</a>" in listed
+    assert "1 experiment with 4 runs." in listed and ">dips</a>" in listed
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_the_best_run_is_the_one_validated_lowest(owner: User) -> None:
     ],
 )
 def test_notes_cannot_hurt(text: str, has: str, lacks: str) -> None:
-    made = rendered(text)
+    made = render_markdown(text)
     assert has in made and lacks not in made

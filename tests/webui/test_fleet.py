@@ -53,9 +53,9 @@ def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factorie
             page = page_of(viewer, address)
             assert ("secret plan" in page) is knows, (viewer, address)
             assert (f"/runs/{run.pk}/" in page) is knows
-        assert "1 node, 4 devices: 2 held, 2 free; all nodes are up." in page_of(viewer, "/fleet/")
-        assert "It is up; 2 of 4 devices held." in page_of(viewer, "/fleet/orion/")
-    assert "a run of others" in page_of(people.stranger, "/fleet/")
+        assert "1 node, 4 devices: 2 allocated, 2 free; all nodes are up." in page_of(viewer, "/fleet/")
+        assert "The node is up; 2 of 4 devices allocated." in page_of(viewer, "/fleet/orion/")
+    assert "another user's run" in page_of(people.stranger, "/fleet/")
 
 
 @pytest.mark.django_db
@@ -71,7 +71,7 @@ def test_readings_and_troubles_are_told(owner: User) -> None:
     fleet.node_heartbeat(node=node, samples=[DeviceSample(index=0, **known)])
     page = page_of(owner, "/fleet/orion/")
     assert "50%" in page and "1 GiB of 4 GiB" in page and "310 W" in page and "61 °C" in page
-    assert "not ours" in page  # a process on a device that nobody holds
+    assert "not Orrery" in page  # a process on a device that nobody holds
     Node.objects.update(health="silent")
     assert "orion is silent" in page_of(owner, "/fleet/")
 
@@ -87,7 +87,7 @@ def test_draining_tells_its_consequences_first(people: factories.People) -> None
     assert not node.drained  # looking changes nothing
     client = factories.client_for(people.operator)
     answer = client.post("/fleet/orion/drain/", {"reason": "new fan"}, follow=True)
-    assert "drained (new fan), nothing new starts here" in answer.content.decode()
+    assert "drained (new fan), no new runs start here" in answer.content.decode()
     node.refresh_from_db()
     assert node.drained and node.drain_reason == "new fan"
     client.post("/fleet/orion/undrain/")
@@ -126,7 +126,7 @@ def test_the_token_shown_once_lets_one_node_join(operator: User) -> None:
     request = envelope.join_request(token, name="new")
     node, _ = fleet.node_joined(request=request, inventory=factories.inventory("new"))
     assert node.pool.name == "gpus"
-    assert "1 node, 4 devices: 0 held" in page_of(operator, "/fleet/")
+    assert "1 node, 4 devices: 0 allocated" in page_of(operator, "/fleet/")
 
 
 def test_bars_are_cut_to_the_window_and_sorted() -> None:
@@ -149,7 +149,7 @@ def test_bars_are_cut_to_the_window_and_sorted() -> None:
     )
     assert drawn.bars[2][0].width == 0.3  # a moment is still seen
     assert drawn.share == pytest.approx((2 * 3600 + 3.6) / (2 * 6 * 3600))
-    assert [tick.says for tick in drawn.ticks] == ["07:00", "08:00", "09:00", "10:00", "11:00"]
+    assert [tick.label for tick in drawn.ticks] == ["07:00", "08:00", "09:00", "10:00", "11:00"]
 
 
 @pytest.mark.parametrize("window", ["1h", "24h", "7d", "nonsense"])
@@ -157,4 +157,4 @@ def test_bars_are_cut_to_the_window_and_sorted() -> None:
 def test_every_window_is_drawn(owner: User, window: str) -> None:
     hold(factories.run(owner, name="wide"), factories.node("orion"))
     page = page_of(owner, f"/fleet/?window={window}")
-    assert 'class="gantt-bar' in page and "held now" in page
+    assert 'class="gantt-bar' in page and "active" in page

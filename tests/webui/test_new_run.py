@@ -18,8 +18,8 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from tests import factories
 from webui.forms.spec_fields import FIELDS
-from webui.forms.spec_form import read, spec_of, values_of
-from webui.forms.verdict import amounts
+from webui.forms.spec_form import parse, spec_of, values_of
+from webui.forms.verdict import summarize_spec
 from webui.views.new_run import START
 from workers.contracts import RunSpec
 
@@ -194,7 +194,7 @@ def test_another_kind_takes_its_own_body_only() -> None:
 )
 def test_text_becomes_its_value_or_stays_text(path: str, text: str, value: Any) -> None:
     field = next(field for field in FIELDS if field.path == path)
-    assert read(field, text) == value
+    assert parse(field, text) == value
 
 
 @pytest.mark.django_db
@@ -257,7 +257,7 @@ def test_json_alone_is_submitted_where_it_was_edited_last(owner: User) -> None:
     spec = {**START, "notes": "from JSON"}
     post(client, START, spec=json.dumps(spec), submit="json", notes="from the field")
     assert Run.objects.get().spec["notes"] == "from JSON"
-    for text, says in (("{", "the JSON cannot be read"), ("[1]", "a spec is an object")):
+    for text, says in (("{", "invalid JSON"), ("[1]", "the spec must be a JSON object")):
         answer = post(client, START, spec=text)
         assert answer.status_code == 422 and says in answer.content.decode()
         assert f'rows="20">{text}</textarea>' in answer.content.decode()
@@ -294,15 +294,15 @@ def test_the_check_answers_without_making_anything(owner: User) -> None:
     assert (
         "Ready to submit" in text
         and "16 sequences × 128 = 2,048 tokens" in text
-        and "2 of the fleet's 2" in text
+        and "2 of 2 in the fleet" in text
     )
     bad = client.post("/runs/check/", form_of(START, **{"plan.tp": "3"})).content.decode()
-    assert 'data-problem="plan.tp"' in bad and "to put right" in bad and "Ready" not in bad
-    assert "put right" in client.post("/runs/check/", form_of(START, spec="{")).content.decode()
+    assert 'data-problem="plan.tp"' in bad and "to fix" in bad and "Ready" not in bad
+    assert "to fix" in client.post("/runs/check/", form_of(START, spec="{")).content.decode()
     waits = client.post(
         "/runs/check/", form_of(START, **{"plan.dp": "4", "plan.global_batch_size": "32"})
     )
-    assert "the run will wait in the queue until 4 are there" in waits.content.decode()
+    assert "the run will wait in the queue until 4 are available" in waits.content.decode()
     assert not Run.objects.exists()
 
 
@@ -334,13 +334,13 @@ def test_what_the_engine_does_not_run_is_told_before(owner: User) -> None:
     client = factories.client_for(owner)
     both = form_of(START, **{"train.compile": "on", "plan.recompute": "auto"})
     page = html.unescape(client.post("/runs/check/", both).content.decode())
-    assert "1 thing to put right" in page and "a compiled block has fused them" in page
-    notes = amounts(
+    assert "1 problem to fix" in page and "a compiled block has fused them" in page
+    notes = summarize_spec(
         {"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}},
         [],
         fleet_devices=1,
     )
-    assert "does not run sft yet" in notes["notes"][0]
+    assert "does not support sft yet" in notes["notes"][0]
 
 
 @pytest.mark.django_db

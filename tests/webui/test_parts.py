@@ -13,7 +13,7 @@ import pytest
 from webui.charts import axes, devices, panels, week
 from webui.charts.spread import spread
 from webui.presentation import event_messages
-from webui.presentation.log_grouping import first_cause, fold, level, ranks_words
+from webui.presentation.log_grouping import first_cause, format_ranks, group_lines, level
 from workers.contracts.catalog.metrics import METRICS
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
@@ -40,7 +40,7 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
     assert [panel.id for panel in panels.summary([], "train")][:2] == ["loss", "throughput"]
     assert panels.system(["loss"]) == []
     sources = panels.summary(["loss", "loss/code", "loss/web", "reward"], "external")
-    assert [panel.id for panel in sources] == ["loss", "loss_sources", "own-0"]
+    assert [panel.id for panel in sources] == ["loss", "loss_sources", "custom-0"]
     assert sources[2].title == "reward"
     layers = [f"grad_underflow/layer_{layer:02}" for layer in range(40)]
     loads = [f"moe/load/{layer}/{expert}" for layer in range(4) for expert in range(8)]
@@ -66,7 +66,7 @@ def line(text: str, rank: int, seq: int = 1, attempt: int = 1) -> Any:
 
 
 def test_equal_lines_of_ranks_are_one_whatever_their_clocks_and_numbers() -> None:
-    folded = fold(
+    folded = group_lines(
         [
             line("12:00:01 rank 0 loading", 0),
             line("12:00:02 rank 1 loading", 1),
@@ -82,12 +82,12 @@ def test_equal_lines_of_ranks_are_one_whatever_their_clocks_and_numbers() -> Non
         ("step 5 loss 2.1", "1"),
         ("supervisor: ranks run", "supervisor"),
     ]
-    assert ranks_words([7, 0, 1, 2]) == "0–2, 7"
+    assert format_ranks([7, 0, 1, 2]) == "0–2, 7"
 
 
 def test_a_line_repeated_by_one_rank_stays_repeated() -> None:
-    assert len(fold([line("again", 0, 1), line("again", 0, 2)])) == 2
-    assert len(fold([line("again", 0, 1), line("again", 1, 1, attempt=2)])) == 2
+    assert len(group_lines([line("again", 0, 1), line("again", 0, 2)])) == 2
+    assert len(group_lines([line("again", 0, 1), line("again", 1, 1, attempt=2)])) == 2
 
 
 def test_the_first_cause_is_the_exception_and_not_its_preamble() -> None:
@@ -97,9 +97,9 @@ def test_the_first_cause_is_the_exception_and_not_its_preamble() -> None:
         "ValueError: head_dim 63 is odd",
         "RuntimeError: rank 1 left",
     ]
-    cause = first_cause(fold([line(text, 0) for text in lines]))
+    cause = first_cause(group_lines([line(text, 0) for text in lines]))
     assert cause is not None and cause.text == "ValueError: head_dim 63 is odd"
-    assert first_cause(fold([line("all well", 0)])) is None
+    assert first_cause(group_lines([line("all well", 0)])) is None
     assert [
         level(text) for text in ("UserWarning: x", "loss 2.0", "DEBUG x", "CUDA out of memory")
     ] == [
@@ -113,7 +113,7 @@ def test_the_first_cause_is_the_exception_and_not_its_preamble() -> None:
 def test_a_slow_rank_is_named_even_among_two() -> None:
     found = spread({0: {"step_time_s": 0.1}, 1: {"step_time_s": 0.2}}, ["step_time_s"])
     assert found is not None
-    assert found.sentence == "Rank 1 is slow: 200 ms a step, 100% above the median."
+    assert found.summary == "Rank 1 is slow: 200 ms per step, 100% above the median."
     assert [(row["rank"], row["slow"]) for row in found.rows] == [(1, True), (0, False)]
     assert spread({}, ["step_time_s"]) is None
 
@@ -150,7 +150,7 @@ def device(**changes: Any) -> devices.Mark:
         ({"run": {"age_s": 40.0, "step_time_s": 20.0}}, "busy"),
         ({"run": {"age_s": 400.0}, "sample": {"utilization": 1.0}}, "stuck"),
         ({"run": {"state": "starting", "age_s": None}}, "busy"),
-        ({"health": "lost"}, "gone"),
+        ({"health": "lost"}, "unavailable"),
     ],
 )
 def test_a_devices_mark_shows_progress_and_not_utilisation(
@@ -171,7 +171,7 @@ def test_work_without_an_allocation_is_told() -> None:
     busy = devices.mark(
         **given, sample={"processes": [7], "utilization": 0.9, "memory_used_bytes": 50}, run=None
     )
-    assert busy.mood == "foreign" and busy.ring == 50 and "did not start" in busy.words
+    assert busy.mood == "foreign" and busy.ring == 50 and "did not start" in busy.description
     assert devices.mark(**given, sample=None, run=None).mood == "idle"
 
 
@@ -190,7 +190,7 @@ def test_a_week_splits_what_crosses_midnight_and_weighs_mfu_by_time() -> None:
     assert [round(day.device_hours, 3) for day in days] == [0, 0, 0, 0, 0, 6, 8]
     assert days[6].mfu == pytest.approx((6 * 0.2 + 2 * 0.6) / 8)
     assert days[6].part == pytest.approx(100 * 8 / 24)
-    assert week.sentence(days) == "14 device-hours in seven days, MFU 25.7% on average."
+    assert week.summarize(days) == "14 device-hours in seven days, average MFU 25.7%."
 
 
 def test_tokens_and_flops_follow_from_the_spec_of_a_pretraining() -> None:
@@ -239,10 +239,10 @@ def event(type: str, rank: int | None = None, **data: Any) -> Any:
     ],
 )
 def test_events_are_sentences_with_a_mark(event: Any, text: str, kind: str) -> None:
-    found = event_messages.moment(event)
+    found = event_messages.event_message(event)
     assert (found.text, found.kind) == (text, kind)
 
 
 def test_a_mark_is_placed_on_every_axis() -> None:
-    mark = event_messages.moment(event("checkpoint_saved", step=4)).mark({"tokens": 100.0})
+    mark = event_messages.event_message(event("checkpoint_saved", step=4)).mark({"tokens": 100.0})
     assert (mark["step"], mark["tokens"], mark["time"]) == (4, 400.0, NOW.timestamp())

@@ -120,10 +120,10 @@ def test_actions_do_and_say_it(people: factories.People, run: Run) -> None:
     answer = client.post(
         f"/runs/{run.pk}/act/", {"action": "priority", "priority": "7"}, follow=True
     )
-    assert b"Priority is 7 now." in answer.content
+    assert b"Priority is now 7." in answer.content
     answer = client.post(f"/runs/{run.pk}/act/", {"action": "clone"}, follow=True)
     made = Run.objects.latest("id")
-    assert f"This is run {made.pk}, a clone of run {run.pk}.".encode() in answer.content
+    assert f"Run {made.pk}, a clone of run {run.pk}.".encode() in answer.content
     client.post(f"/runs/{run.pk}/act/", {"action": "cancel"})
     run.refresh_from_db()
     assert (run.state, run.requested) == ("stopping", "cancel")
@@ -145,7 +145,7 @@ def test_the_pulse_tells_headline_state_and_marks(people: factories.People, run:
     assert answer["run_state"] == "running" and answer["part"] == "25.0"
     assert answer["sentence"].startswith("Step 5 of 20, loss 1.000")
     assert [mark["text"] for mark in answer["marks"]] == [
-        "Not a finite number: loss on rank 0 at step 3"
+        "Non-finite value: loss on rank 0 at step 3"
     ]
 
 
@@ -186,10 +186,10 @@ def test_the_overview_tells_the_fleet_in_one_line(
     people: factories.People, run: Run, live_redis: str
 ) -> None:
     page = factories.client_for(people.owner).get("/").content.decode()
-    assert "0 of 4 devices busy, 1 run, nothing waits." in page
+    assert "0 of 4 devices busy, 1 run, none waiting" in page
     assert "My runs" in page and f'data-run="{run.pk}"' in page
     nobody = factories.client_for(people.stranger).get("/").content.decode()
-    assert "Runs in flight" in nobody and "Nothing runs" in nobody and "mine" not in nobody
+    assert "Active runs" in nobody and "No active runs" in nobody and "mine" not in nobody
 
 
 def test_an_empty_place_says_what_to_do_first(people: factories.People, live_redis: str) -> None:
@@ -203,16 +203,16 @@ def test_the_gallery_shows_everything(people: factories.People) -> None:
         "queued",
         "cancelled",
         "drained",
-        "Waits for 4 devices",
+        "Waiting for 4 devices",
         "Failed at step 12",
         "Not finite",
     ):
         assert word in page
     for word in (
-        "Who comes late, of 256",
-        "Expert loads, now",
-        "The pipeline in step 40",
-        "does not count this plan",
+        "Arrival skew of 256 ranks",
+        "Current expert loads",
+        "Pipeline of step 40",
+        "No prediction for this plan",
     ):
         assert word in page
 
@@ -234,13 +234,13 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
     assert '<option value="50" selected>' in form and 'value="200"' in form
     sent = {"step": "50", "steps": "40", "plan": '{"dp": 2', "changes": ""}
     broken = client.post(f"/runs/{run.pk}/fork/", sent)
-    assert broken.status_code == 422 and b"the JSON cannot be read" in broken.content
+    assert broken.status_code == 422 and b"invalid JSON" in broken.content
     sent |= {"plan": '{"dp": 2, "zero": 3, "global_batch_size": 4, "micro_batch_size": 2}'}
     assert b"all 40 steps are done by step 50" in client.post(f"/runs/{run.pk}/fork/", sent).content
     sent |= {"steps": "400", "lr": "0.01", "changes": '{"train": {"clip_norm": 1.0}}'}
     answer = client.post(f"/runs/{run.pk}/fork/", sent, follow=True)
     made = Run.objects.latest("id")
-    assert f"it goes on from step 50 of run {run.pk}".encode() in answer.content
+    assert f"continues from step 50 of run {run.pk}".encode() in answer.content
     train = made.spec["train"]
     assert (train["steps"], train["optimizer"]["lr"], train["clip_norm"], made.plan["zero"]) == (
         400,
@@ -261,7 +261,7 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
     runs.attempt_exited(attempt=attempt, exit_class="user_error", exit={"reason": "wrong"})
     assert b'value="rewind"' in client.get(f"/runs/{run.pk}/?tab=checkpoints").content
     answer = client.post(f"/runs/{run.pk}/act/", {"action": "rewind", "step": "50"}, follow=True)
-    assert b"Rewound; it goes on from step 50." in answer.content
+    assert b"Rewound; the run continues from step 50." in answer.content
 
 
 def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> None:
@@ -270,9 +270,9 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     factories.running(run, factories.node("n1"))
     client = factories.client_for(people.owner)
     empty = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
-    assert "No step is logged yet." in empty and "No numbers yet" in empty
+    assert "No step logged yet." in empty and "No data yet" in empty
     assert (
-        "The pipeline as predicted"
+        "Predicted pipeline"
         in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
     )
     assert client.get(f"/runs/{run.pk}/timeline/").status_code == 204
@@ -315,25 +315,25 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
         runs.event_record(
             run=run, type="pipeline_timeline", data=told, attempt=1, rank=rank, origin=f"1/{rank}/1"
         )
-    late = {"step": 20, "node": "n1", "stage": 1, "says": "it comes 200 ms after them"}
+    late = {"step": 20, "node": "n1", "stage": 1, "message": "it arrives 200 ms after them"}
     runs.event_record(run=run, type="straggler", data=late, attempt=1, rank=1, origin="1/-1/1")
 
     page, queries = queries_of(client, f"/runs/{run.pk}/?tab=performance")
     text = page.content.decode()
     assert queries <= MOST_QUERIES
-    assert "The pipeline in step 40" in text and "The bubble is 40% of the step" in text
-    assert "Slow rank 1 (n1, stage 1) at step 20" in text and "What a rank sends in a step" in text
+    assert "Pipeline of step 40" in text and "The bubble is 40% of the step" in text
+    assert "Slow rank 1 (n1, stage 1) at step 20" in text and "Communication per rank and step" in text
     assert f"/runs/{run.pk}/heat/?of=skew" in text
     assert "Pipeline timeline" not in client.get(f"/runs/{run.pk}/").content.decode()
     skew = client.get(f"/runs/{run.pk}/heat/?of=skew").content.decode()
-    assert "Rank 1 (node n1, stage 1) comes 200 ms after the first, 40% of a step" in skew
+    assert "Rank 1 (node n1, stage 1) arrives 200 ms after the first, 40% of a step" in skew
     newest = client.get(f"/runs/{run.pk}/timeline/")
-    assert newest.status_code == 200 and "The pipeline in step 40" in newest.content.decode()
+    assert newest.status_code == 200 and "Pipeline of step 40" in newest.content.decode()
     numerics = client.get(f"/runs/{run.pk}/?tab=numerics").content.decode()
-    assert "The loss scale is 1,024 and has not moved" in numerics
+    assert "The loss scale is 1,024 and has not changed" in numerics
     words = {
-        "gradients": "Now the largest is 0.500, of embedding",
-        "weights": "Layer 0 has moved most, from 3 to 3",
+        "gradients": "The largest norm is 0.500, in embedding",
+        "weights": "Layer 0 changed most, from 3 to 3",
         "underflow": "Layer 0 loses 20%",
         "loads": "1.50 times the even load",
         "experts": "expert 1",
@@ -355,10 +355,10 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
     run = factories.run(people.owner, train=train)
     factories.running(run, factories.node("n1"))
     client = factories.client_for(people.owner)
-    assert f'hx-get="/runs/{run.pk}/texts/"' in client.get(f"/runs/{run.pk}/").content.decode()
+    assert f'hx-get="/runs/{run.pk}/samples/"' in client.get(f"/runs/{run.pk}/").content.decode()
     assert (
-        "The first texts come after step 100"
-        in client.get(f"/runs/{run.pk}/texts/").content.decode()
+        "The first samples follow after step 100"
+        in client.get(f"/runs/{run.pk}/samples/").content.decode()
     )
     for step in range(100, 1001, 100):
         texts = [
@@ -374,11 +374,11 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
         runs.event_record(
             run=run, type="samples_written", data=told, attempt=1, rank=0, origin=f"1/0/{step}"
         )
-    page, queries = queries_of(client, f"/runs/{run.pk}/texts/")
+    page, queries = queries_of(client, f"/runs/{run.pk}/samples/")
     text = page.content.decode()
     assert (
         queries <= MOST_QUERIES
-        and "10 checkpoints, the newest of step 1,000" in text
+        and "10 checkpoints, newest at step 1,000" in text
         and "To &lt;be&gt;" in text
     )
     shown, rest = text.split("<details")
@@ -390,7 +390,7 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
     assert (
         "samples written" not in client.get(f"/runs/{run.pk}/?tab=history").content.decode().lower()
     )
-    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/texts/").status_code == 404
+    assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/samples/").status_code == 404
 
 
 def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(
@@ -400,7 +400,7 @@ def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "Profile now" in page and "Memory snapshot" in page
     answer = client.post(f"/runs/{run.pk}/act/", {"action": "profile"}, follow=True)
-    assert b"Asked for a profile of the next step" in answer.content
+    assert b"Profile of the next step requested" in answer.content
     teammate = factories.client_for(people.teammate)
     refused = teammate.post(f"/runs/{run.pk}/act/", {"action": "memory-snapshot"}, follow=True)
     assert b"its owner and operators manage it" in refused.content
@@ -438,19 +438,19 @@ def test_the_page_tells_which_kernels_ran_and_why(people: factories.People, run:
     )
     page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
     for told in (
-        "Own kernels run 1 of 2 operations on sm_90.",
+        "Orrery kernels run 1 of 2 operations on sm_90.",
         "cuDNN",
-        "<b>own kernel</b>",
+        "<b>Orrery kernel</b>",
         "triton 3.6.0",
     ):
         assert told in page
     listed = client.get(f"/api/v1/runs/{run.pk}/events").json()["items"]
     assert [each["data"] for each in listed if each["type"] == "kernels_chosen"] == [KERNELS]
     assert (
-        "Own kernels run 1 of 2 operations on sm_90"
+        "Orrery kernels run 1 of 2 operations on sm_90"
         in client.get(f"/runs/{run.pk}/?tab=history").content.decode()
     )
     plain = {"fused": False, "runtime": "reference", "operations": []}
     runs.event_record(run=run, type="kernels_chosen", data=plain, attempt=2, rank=0, origin="2/0/1")
     page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
-    assert "step by step in plain torch" in page and "cuDNN" not in page
+    assert "all operations run in plain PyTorch" in page and "cuDNN" not in page

@@ -67,10 +67,10 @@ def test_filters_stand_in_the_address(owner: User, teammate: User) -> None:
 
 def test_chips_toggle_and_keep_the_rest_of_the_address() -> None:
     filters = RunFilters.read({"state": "running", "q": "a b", "before": "7"})
-    chips = {chip.says: chip for chip in filters.state_chips({"queued": 3, "running": 1})}
+    chips = {chip.label: chip for chip in filters.state_chips({"queued": 3, "running": 1})}
     assert chips["running"].on and chips["running"].url == "?q=a+b"
     assert not chips["queued"].on and chips["queued"].url == "?state=running%2Cqueued&q=a+b"
-    assert [chip.url for chip in filters.asked_chips()] == ["?state=running"]
+    assert [chip.url for chip in filters.active_chips()] == ["?state=running"]
 
 
 def test_pages_follow_each_other_without_gap_or_double(owner: User) -> None:
@@ -124,7 +124,7 @@ def test_chosen_runs_are_cancelled_and_refusals_told_by_number(owner: User, team
     )
     page = answer.content.decode()
     assert answer.redirect_chain == [("/runs/?state=queued", 302)]
-    assert "2 runs asked to end." in page
+    assert "Cancelling 2 runs." in page
     assert f"{foreign.pk}: Run {foreign.pk} belongs to teammate" in page
     assert dict(Run.objects.values_list("pk", "state")) == {
         mine.pk: "cancelled",
@@ -139,7 +139,7 @@ def test_a_tag_is_added_to_the_others(owner: User) -> None:
     client.post("/runs/bulk/", {"run": [run.pk], "action": "tag", "tag": " new "})
     assert sorted(run.tags.values_list("name", flat=True)) == ["new", "old"]
     answer = client.post("/runs/bulk/", {"run": [run.pk], "action": "tag", "tag": ""}, follow=True)
-    assert "Type the tag" in answer.content.decode()
+    assert "Enter a tag" in answer.content.decode()
 
 
 def test_bulk_leads_back_to_our_pages_only(owner: User) -> None:
@@ -153,11 +153,11 @@ def test_bulk_leads_back_to_our_pages_only(owner: User) -> None:
 
 
 def test_the_sentence_counts_what_matters() -> None:
-    assert sentence({}) == "Nothing ran here yet."
+    assert sentence({}) == "No runs yet."
     assert sentence({"running": 1, "queued": 2, "finished": 3, "failed": 1}) == (
-        "1 run in flight, 2 waiting; 3 finished and 1 failed before that."
+        "1 active run, 2 waiting; 3 finished and 1 failed."
     )
-    assert sentence({"cancelled": 1200}) == "Nothing in flight; 1,200 cancelled before that."
+    assert sentence({"cancelled": 1200}) == "No active runs; 1,200 cancelled."
 
 
 def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
@@ -200,7 +200,7 @@ def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
     assert re.search(cells, page)
     assert (
         "200 ms" in page
-        and "First token, 90%" in page
+        and "Time to first token, p90" in page
         and "plan.<wbr>precision" in page
         and "hush" not in page
     )

@@ -1,4 +1,4 @@
-"""The first lines of pages, said of plain numbers."""
+"""Headlines of pages from plain numbers."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from webui.presentation.run_headlines import RunFacts
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "expected"),
     [
         (
             RunFacts("queued", wait_reason="waits for 4 devices: 2 of 8 are free"),
-            "Waits for 4 devices: 2 of 8 are free.",
+            "Waiting for 4 devices: 2 of 8 are free.",
         ),
         (
             RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"),
-            "Waits (attempt 1 ended): node n1 is silent.",
+            "Waiting (attempt 1 ended): node n1 is silent.",
         ),
         (RunFacts("starting", devices=2, attempt=1), "Starting on 2 devices."),
         (RunFacts("starting", devices=1, attempt=3), "Starting on 1 device, attempt 3."),
-        (RunFacts("running"), "Running; no step has been logged yet."),
+        (RunFacts("running"), "Running; no step logged yet."),
         (
             RunFacts(
                 "running",
@@ -37,15 +37,14 @@ from webui.presentation.run_headlines import RunFacts
                 predicted_mfu=0.5,
                 last_point_s=1.0,
             ),
-            "Step 1,204 of 2,000, loss 1.520 and falling, 12.4k tokens/s, MFU 43.1% (50% predicted)"
-            " and done in about 3 min 23 s.",
+            "Step 1,204 of 2,000, loss 1.520 (falling), 12.4k tokens/s, MFU 43.1% (50% predicted), "
+            "ETA 3 min 23 s.",
         ),
         (
             RunFacts(
                 "running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_point_s=240
             ),
-            "Step 90 and the loss is no longer a finite number. No step for 4 min 00 s: it may "
-            "hang.",
+            "Step 90, the loss is not finite. No step for 4 min 00 s: the run may hang.",
         ),
         (
             RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_point_s=240),
@@ -55,9 +54,9 @@ from webui.presentation.run_headlines import RunFacts
             RunFacts(
                 "finished", runtime_s=331, summary={"step": 2000, "loss": 1.43, "val_loss": 1.512}
             ),
-            "Finished 2,000 steps in 5 min 31 s: loss 1.430 and validation 1.512.",
+            "Finished 2,000 steps in 5 min 31 s: loss 1.430, validation loss 1.512.",
         ),
-        (RunFacts("finished", kind="script"), "Finished its work."),
+        (RunFacts("finished", kind="script"), "Finished."),
         (
             RunFacts(
                 "failed",
@@ -68,7 +67,7 @@ from webui.presentation.run_headlines import RunFacts
         ),
         (
             RunFacts("paused", summary={"step": 7, "steps": 9}),
-            "Paused at step 7 of 9. Resume goes on from the newest checkpoint.",
+            "Paused at step 7 of 9. Resume continues from the newest checkpoint.",
         ),
         (
             RunFacts("cancelled", exit={"reason": "Cancelled by ada."}),
@@ -76,8 +75,8 @@ from webui.presentation.run_headlines import RunFacts
         ),
     ],
 )
-def test_a_runs_headline_tells_what_matters_in_its_state(facts: RunFacts, said: str) -> None:
-    assert run_headlines.run_headline(facts) == said
+def test_a_runs_headline_tells_what_matters_in_its_state(facts: RunFacts, expected: str) -> None:
+    assert run_headlines.run_headline(facts) == expected
 
 
 def test_a_trend_is_told_only_beyond_noise() -> None:
@@ -92,11 +91,11 @@ def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
     quiet = run_headlines.overview(
         busy=3, devices=4, runs=1, waiting=0, waiting_devices=0, troubles=[]
     )
-    assert quiet == "3 of 4 devices busy, 1 run, nothing waits, nothing wrong."
+    assert quiet == "3 of 4 devices busy, 1 run, none waiting, no problems."
     loud = run_headlines.overview(
         busy=6, devices=8, runs=2, waiting=1, waiting_devices=4, troubles=["node n2 is lost"]
     )
-    assert loud == "6 of 8 devices busy, 2 runs, 1 waits for 4 devices. Node n2 is lost."
+    assert loud == "6 of 8 devices busy, 2 runs, 1 waiting for 4 devices. Node n2 is lost."
     empty = run_headlines.overview(
         busy=0, devices=0, runs=0, waiting=0, waiting_devices=0, troubles=[]
     )
@@ -104,7 +103,7 @@ def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("actual", "expected"),
     [
         (formatting.quantity(1_234_567), "1.23M"),
         (formatting.quantity(12_412), "12.4k"),
@@ -127,8 +126,8 @@ def test_the_overview_is_one_line_and_names_what_is_wrong() -> None:
         (formatting.count(1, "run"), "1 run"),
     ],
 )
-def test_numbers_as_people_read_them(said: str, expected: str) -> None:
-    assert said == expected
+def test_numbers_as_people_read_them(actual: str, expected: str) -> None:
+    assert actual == expected
 
 
 def test_a_plan_is_a_glyph_and_a_sentence() -> None:
@@ -141,9 +140,9 @@ def test_a_plan_is_a_glyph_and_a_sentence() -> None:
         "precision": "bf16",
         "global_batch_size": 64,
     }
-    assert formatting.plan_words(plan) == (["dp4", "tp2", "z1"], "bf16")
+    assert formatting.plan_parts(plan) == (["dp4", "tp2", "z1"], "bf16")
     assert (
-        formatting.plan_sentence(plan)
-        == "data parallel 4, tensor parallel 2, ZeRO stage 1, bf16, 64 sequences a step"
+        formatting.describe_plan(plan)
+        == "data parallel 4, tensor parallel 2, ZeRO stage 1, bf16, 64 sequences per step"
     )
-    assert formatting.plan_words({}) == (["1 device"], "")
+    assert formatting.plan_parts({}) == (["1 device"], "")

@@ -124,12 +124,12 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
 def test_who_may_no_longer_see_is_shown_out(
     owner: User, teammate: User, live_redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers, "ASKED_AGAIN_S", 0.05)
-    ask_user, asked = consumers.LiveConsumer._user, list[bool]()
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.05)
+    get_user, checks = consumers.LiveConsumer._user, list[bool]()
 
-    async def told(self: consumers.LiveConsumer, *, again: bool = False) -> Any:
-        found = await ask_user(self, again=again)
-        asked.append(again)
+    async def told(self: consumers.LiveConsumer, *, recheck: bool = False) -> Any:
+        found = await get_user(self, recheck=recheck)
+        checks.append(recheck)
         return found
 
     monkeypatch.setattr(consumers.LiveConsumer, "_user", told)
@@ -151,11 +151,11 @@ def test_who_may_no_longer_see_is_shown_out(
     }
 
     async def ask(headers: Headers, end: Callable[[], object]) -> int:
-        asked.clear()
+        checks.clear()
         async with opened(f"/ws/runs/{run.pk}/", headers) as talker:
             assert json.loads(await talker.text())["type"] == "heartbeat"
             # who is asked about a second time was still let in the first
-            while asked.count(True) < 2:
+            while checks.count(True) < 2:
                 await asyncio.sleep(0.01)
             assert await talker.quiet(0.01)
             await database_sync_to_async(end)()
@@ -197,7 +197,7 @@ def with_frames(
     topic = f"run:{run.pk}"
     already = live.head(topic).seq
     live.append_many(
-        [live.New(topic, "event", {"event": {"n": n}}) for n in range(already + 1, count + 1)]
+        [live.NewFrame(topic, "event", {"event": {"n": n}}) for n in range(already + 1, count + 1)]
     )
     asyncio.run(talk(topic, f"/ws/runs/{run.pk}/", headers))
 
@@ -312,7 +312,7 @@ def test_published_out_of_order_and_never_published(owner: User, live_redis: str
             feed = hubs.hub()._feeds[topic]
             rows = await database_sync_to_async(_unpublished)(topic)
             for seq, text in (rows[1], rows[0], rows[1]):
-                feed.hear(feed.epoch, seq, text)
+                feed.receive(feed.epoch, seq, text)
             assert await frames(talker, 2) == [4, 5]
             await database_sync_to_async(_unpublished)(topic)
             assert await frames(talker, 2) == [6, 7]  # the look at the heads finds them
@@ -328,5 +328,5 @@ def _unpublished(topic: str) -> list[tuple[int, str]]:
     before = live.head(topic).seq
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(live, "_publish", lambda frames: None)
-        live.append_many([live.New(topic, "event", {}) for _ in range(2)])
+        live.append_many([live.NewFrame(topic, "event", {}) for _ in range(2)])
     return live.frames_after(topic, before)

@@ -1,7 +1,4 @@
-"""How far a run moves on each axis with one step, where its spec tells.
-
-Pure; knows contracts only.
-"""
+"""Computes tokens and FLOPs per step from a run's spec and plan. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from workers.contracts.specs.run import RunSpec
 
 
 def per_step(spec: Mapping[str, Any], plan: Mapping[str, Any] | None) -> dict[str, float]:
-    """`{tokens, flops}` of one step of a training; empty where spec and plan do not fix them.
+    """Return `{tokens, flops}` per training step; empty if spec and plan do not define them.
 
-    Live points carry their step only; with these factors the browser places them on the other axes.
+    Live points carry only their step; the browser places them on other axes with these factors.
     """
     train, batch = spec.get("train"), (plan or {}).get("global_batch_size")
     if not isinstance(train, dict) or not isinstance(batch, int) or spec.get("kind") != "train":

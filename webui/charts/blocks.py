@@ -1,7 +1,4 @@
-"""A paged cache as a field of squares, one a block or a few, and its numbers beside it.
-
-Pure; one path a colour.
-"""
+"""KV cache blocks as a field of squares, and tiles of the cache's numbers. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,25 +6,26 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.presentation import formatting
 from workers.contracts.wire.serving_reports import EngineState
 
 COLUMNS: Final = 64
 MOST: Final = 4096  # squares: more blocks share them
 KINDS: Final = {
-    "1": ("held", "held by one request"),
-    "s": ("shared", "shared by several requests"),
-    "k": ("kept", "free, kept to be found again"),
-    ".": ("free", "free"),
+    "1": ("held", gettext_noop("used by one request")),
+    "s": ("shared", gettext_noop("shared by several requests")),
+    "k": ("cached", gettext_noop("free, cached for reuse")),
+    ".": ("free", gettext_noop("free")),
 }
 _GAP: Final = 0.14
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """`paths` are `(kind, d)` in a box of `columns` x `rows`; `each` is how many blocks a square
-    stands for.
-    """
+    """`paths` are `(kind, d)` in a box of `columns` x `rows`; `each` is the blocks per square."""
 
     columns: int
     rows: int
@@ -38,9 +36,10 @@ class Field:
 
 
 def field(state: EngineState) -> Field:
-    told = state.map[: state.blocks]
-    each = max(1, -(-len(told) // MOST))
-    squares = [_most(told[at : at + each]) for at in range(0, len(told), each)]
+    """Lay out the blocks; squares of one color share one path."""
+    letters = state.map[: state.blocks]
+    each = max(1, -(-len(letters) // MOST))
+    squares = [_dominant(letters[at : at + each]) for at in range(0, len(letters), each)]
     columns = min(COLUMNS, max(1, len(squares)))
     paths: dict[str, list[str]] = {}
     size = 1 - _GAP
@@ -49,10 +48,10 @@ def field(state: EngineState) -> Field:
         paths.setdefault(letter, []).append(
             f"M{x + _GAP / 2:g} {y + _GAP / 2:g}h{size:g}v{size:g}h-{size:g}z"
         )
-    counts = Counter(told)
+    counts = Counter(letters)
     legend = [
-        {"kind": kind, "says": says, "count": f"{counts.get(letter, 0):,}"}
-        for letter, (kind, says) in KINDS.items()
+        {"kind": kind, "label": _(label), "count": f"{counts.get(letter, 0):,}"}
+        for letter, (kind, label) in KINDS.items()
     ]
     return Field(
         columns,
@@ -64,25 +63,23 @@ def field(state: EngineState) -> Field:
         ],
         each,
         legend,
-        ", ".join(f"{item['count']} {item['says']}" for item in legend),
+        ", ".join(f"{item['count']} {item['label']}" for item in legend),
     )
 
 
 def tile(title: str, value: str, hint: str) -> dict[str, str]:
+    """Return a tile for `run/number_tiles.html`."""
     return {"title": title, "value": value, "hint": hint}
 
 
 def waste(state: EngineState) -> float | None:
-    """The share of positions in held blocks that no token fills: the ends of last blocks.
-
-    None while none is held.
-    """
-    held = [each for each in state.requests if each.blocks and each.state in ("prefill", "decode")]
-    room = sum(each.blocks for each in held) * state.block_size
+    """Return the share of unused token slots in blocks of running requests; None without any."""
+    active = [row for row in state.requests if row.blocks and row.state in ("prefill", "decode")]
+    room = sum(row.blocks for row in active) * state.block_size
     if not room:
         return None
     filled = sum(
-        min(each.prompt_tokens + each.new_tokens, each.blocks * state.block_size) for each in held
+        min(row.prompt_tokens + row.new_tokens, row.blocks * state.block_size) for row in active
     )
     return max(0.0, 1 - filled / room)
 
@@ -90,37 +87,44 @@ def waste(state: EngineState) -> float | None:
 def numbers(
     state: EngineState, latest: dict[str, float], *, bytes_per_token: float | None
 ) -> list[dict[str, str]]:
-    """Tiles beside the field: `{title, value, hint}`."""
-    lost = waste(state)
+    """Return tiles of block use, prefix hits and internal fragmentation."""
     size = bytes_per_token * state.block_size if bytes_per_token else None
-    held = (
-        f"{formatting.memory(state.used * size)} of {formatting.memory(state.blocks * size)}"
-        if size
-        else ""
-    )
-    hit = latest.get("inference/prefix_hit_rate")
-    prompt, shared = latest.get("inference/prompt_tokens"), latest.get("inference/shared_tokens")
-    whole = (
-        shared / (prompt + shared)
-        if prompt is not None and shared is not None and prompt + shared
+    used = ""
+    if size:
+        used = _("%(used)s of %(total)s") % {
+            "used": formatting.memory(state.used * size),
+            "total": formatting.memory(state.blocks * size),
+        }
+    recent = latest.get("inference/prefix_hit_rate")
+    prompt, cached = latest.get("inference/prompt_tokens"), latest.get("inference/shared_tokens")
+    total = (
+        cached / (prompt + cached)
+        if prompt is not None and cached is not None and prompt + cached
         else None
     )
+    hits = _("of all prompt tokens")
+    if recent is not None:
+        hits = _("recently %(share)s") % {"share": formatting.percent(recent)}
     return [
-        tile("Blocks used", f"{state.used:,} of {state.blocks:,}", held),
         tile(
-            "Used",
+            _("Blocks used"),
+            _("%(used)s of %(total)s") % {"used": f"{state.used:,}", "total": f"{state.blocks:,}"},
+            used,
+        ),
+        tile(
+            _("Cache utilization"),
             formatting.percent(state.used / state.blocks if state.blocks else 0),
-            f"{state.block_size} tokens a block",
+            _("%(count)s tokens per block") % {"count": state.block_size},
         ),
+        tile(_("Prefix cache hit rate"), formatting.percent(total), hits),
         tile(
-            "Prefix hits",
-            formatting.percent(whole),
-            f"lately {formatting.percent(hit)}" if hit is not None else "of all prompt tokens",
+            _("Internal fragmentation"),
+            formatting.percent(waste(state)),
+            _("unused token slots in used blocks"),
         ),
-        tile("Waste", formatting.percent(lost), "room in held blocks that no token fills"),
     ]
 
 
-def _most(letters: str) -> str:
-    """The letter that a square shows: held ones before free ones, so that nothing in use is hidden."""
+def _dominant(letters: str) -> str:
+    """The letter that a square shows: used blocks before free ones."""
     return next((letter for letter in KINDS if letter in letters), ".")

@@ -1,7 +1,4 @@
-"""Who held which device when, as bars on a common time axis.
-
-Pure: allocations in, places in per cent out.
-"""
+"""Lays out device allocations as bars on a common time axis, in percent. Pure functions."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ WINDOWS = {
     "7d": timedelta(days=7),
 }
 _STEPS = (60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400)
-_LEAST = 0.3  # per cent: a run of a moment is still seen and touched
+_LEAST = 0.3  # percent: short allocations stay visible
 _TICKS = 8
 
 
 @dataclass(frozen=True)
 class Held:
-    """One device held by one attempt; `end` None while it is."""
+    """One device allocated to one attempt; `end` is None while it is."""
 
     device: int
     run: int
@@ -34,6 +31,8 @@ class Held:
 
 @dataclass(frozen=True)
 class Bar:
+    """An allocation; `left` and `width` in percent of the window."""
+
     held: Held
     left: float
     width: float
@@ -42,15 +41,15 @@ class Bar:
 
 @dataclass(frozen=True)
 class Tick:
+    """A label of the time axis; `left` in percent."""
+
     left: float
-    says: str
+    label: str
 
 
 @dataclass(frozen=True)
 class Gantt:
-    """`bars` by device in the order asked for; `share` is the part of all device time that was
-    held.
-    """
+    """`bars` by device in the requested order; `share` is the allocated part of all device time."""
 
     bars: dict[int, list[Bar]]
     ticks: list[Tick]
@@ -60,6 +59,7 @@ class Gantt:
 def gantt(
     held: Iterable[Held], devices: Sequence[int], *, since: datetime, until: datetime
 ) -> Gantt:
+    """Lay out the allocations of the devices within the window."""
     span = (until - since).total_seconds()
     bars: dict[int, list[Bar]] = {device: [] for device in devices}
     total = 0.0
@@ -80,13 +80,13 @@ def gantt(
 
 
 def _ticks(since: datetime, until: datetime) -> list[Tick]:
-    """Round moments, at most eight of them."""
+    """Round times, at most eight."""
     span = (until - since).total_seconds()
     step = next((step for step in _STEPS if span / step <= _TICKS), _STEPS[-1])
     first = -(-int(since.timestamp()) // step) * step
     ticks = []
-    for moment in range(first, int(until.timestamp()) + 1, step):
-        time = datetime.fromtimestamp(moment, since.tzinfo)
-        left = 100 * (moment - since.timestamp()) / span
+    for second in range(first, int(until.timestamp()) + 1, step):
+        time = datetime.fromtimestamp(second, since.tzinfo)
+        left = 100 * (second - since.timestamp()) / span
         ticks.append(Tick(round(left, 3), f"{time:%d %b}" if step >= 86400 else f"{time:%H:%M}"))
     return [tick for tick in ticks if 2 <= tick.left <= 98]

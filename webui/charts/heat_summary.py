@@ -1,6 +1,4 @@
-"""What a heat map says in one sentence: who is late, which layer loses gradients, which expert is
-full. Pure.
-"""
+"""Summarizes heat maps in one sentence: late ranks, gradients, weights, expert loads. Pure."""
 
 from __future__ import annotations
 
@@ -8,66 +6,86 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from webui.charts.heat import Strip
 from webui.presentation import formatting
 
-_LATE = 0.05  # of a step: a rank that is later than this in the middle is told
-_LOST = 0.01  # of a layer's gradient
+_LATE = 0.05  # of a step: a median delay above this is reported
+_LOST = 0.01  # of a layer's gradient entries
 _FULL = 1.5  # times the even load
-_FADED = 1e4  # between the largest and the smallest gradient of layers
+_VANISHING = 1e4  # ratio of the largest to the smallest gradient norm
 _LOADS = "moe/load/"
 _RECENT = 50
 
 
 def skew_summary(strips: Sequence[Strip], step_s: float | None) -> str:
-    """The rank that is latest in the middle of its last steps, and whether that matters."""
+    """Name the rank with the largest median delay, and whether it matters."""
     late = []
     for strip in strips:
         recent = [value for value in strip.y[-_RECENT:] if math.isfinite(value)]
         if recent:
             late.append((median(recent), strip.name + (f" ({strip.place})" if strip.place else "")))
     if not late:
-        return "No rank has told its arrival yet."
-    most, who = max(late)
-    if most <= 0:
-        return "No rank comes after another of its stage."
-    share = most / step_s if step_s else None
-    if share is None or share < _LATE:
-        of = f", {formatting.percent(share)} of a step" if share is not None else ""
+        return _("No arrival times reported yet.")
+    delay, rank = max(late)
+    if delay <= 0:
+        return _("All ranks of a stage arrive together.")
+    values = {
+        "rank": rank,
+        "Rank": _capital(rank),
+        "delay": formatting.seconds(delay),
+        "median": formatting.seconds(median(entry for entry, name in late)),
+    }
+    share = delay / step_s if step_s else None
+    if share is None:
+        return _("Ranks arrive together: the latest, %(rank)s, %(delay)s after the first.") % values
+    values["share"] = formatting.percent(share)
+    if share < _LATE:
         return (
-            f"Ranks come together now: the latest, {who}, {formatting.seconds(most)} after the "
-            f"first{of}."
+            _(
+                "Ranks arrive together: the latest, %(rank)s, %(delay)s after the first, "
+                "%(share)s of a step."
+            )
+            % values
         )
-    others = formatting.seconds(median(each for each, _ in late))
     return (
-        f"{_capital(who)} comes {formatting.seconds(most)} after the first, {formatting.percent(share)} of "
-        "a step; "
-        f"the median rank {others}."
+        _(
+            "%(Rank)s arrives %(delay)s after the first, %(share)s of a step; the median rank "
+            "%(median)s."
+        )
+        % values
     )
 
 
 def underflow_summary(strips: Sequence[Strip]) -> str:
+    """Name the layer that loses the largest share of its gradient entries."""
     newest = {
         strip.name: strip.y[-1] for strip in strips if len(strip.y) and math.isfinite(strip.y[-1])
     }
     if not newest:
-        return "No layer has told its gradients yet."
+        return _("No gradients reported yet.")
     worst = max(newest, key=lambda name: newest[name])
-    mean = formatting.percent(fmean(newest.values()))
+    values = {
+        "layer": worst,
+        "Layer": _capital(worst),
+        "share": formatting.percent(newest[worst]),
+        "mean": formatting.percent(fmean(newest.values())),
+    }
     if newest[worst] < _LOST:
-        return (
-            f"Almost nothing is lost: {formatting.percent(newest[worst])} at most, in {worst}; "
-            f"{mean} in the mean."
+        return _("Almost no underflow: at most %(share)s, in %(layer)s; mean %(mean)s.") % values
+    return (
+        _(
+            "%(Layer)s loses %(share)s of its gradient entries, the mean layer %(mean)s: a larger "
+            "loss scale would reduce this."
         )
-    lost = (
-        f"{_capital(worst)} loses {formatting.percent(newest[worst])} of its gradient entries, the "
-        f"mean layer {mean}"
+        % values
     )
-    return f"{lost}: a larger loss scale would keep more."
 
 
 def norm(value: float) -> str:
-    """A norm in words: below a thousandth by its power of ten."""
+    """Format a norm; below 0.001 as a power of ten."""
     return (
         formatting.quantity(value)
         if value == 0 or value >= 1e-3
@@ -76,67 +94,77 @@ def norm(value: float) -> str:
 
 
 def gradients_summary(strips: Sequence[Strip]) -> str:
-    """Where the gradient is largest now, and whether it reaches every layer."""
+    """Name the layers with the largest and smallest gradients, or those without any."""
     newest = {strip.name: strip.y[-1] for strip in strips if len(strip.y)}
-    odd = [name for name, value in newest.items() if not math.isfinite(value)]
-    if odd:
-        return f"The newest gradient of {formatting.listed(odd[:4])} is not finite."
+    non_finite = [name for name, value in newest.items() if not math.isfinite(value)]
+    if non_finite:
+        return _("The newest gradient of %(layers)s is not finite.") % {
+            "layers": formatting.listed(non_finite[:4])
+        }
     none = [name for name, value in newest.items() if value == 0]
     if none:
-        return f"No gradient reaches {formatting.listed(none[:4])}{' and more' if len(none) > 4 else ''}."
+        layers = formatting.listed(none[:4]) + (_(" and more") if len(none) > 4 else "")
+        return _("No gradient reaches %(layers)s.") % {"layers": layers}
     if not newest:
-        return "No layer has told its gradient yet."
-    most, least = (
-        max(newest, key=lambda name: newest[name]),
-        min(newest, key=lambda name: newest[name]),
-    )
-    says = f"Now the largest is {norm(newest[most])}, of {most}"
-    if most == least:
-        return f"{says}."
-    ratio = newest[most] / newest[least]
-    says += f"; the smallest {norm(newest[least])}, of {least}"
-    return (
-        f"{says}: {formatting.quantity(ratio, 2)} times "
-        f"less{', which hardly learns' if ratio > _FADED else ''}."
-    )
+        return _("No gradients reported yet.")
+    largest = max(newest, key=lambda name: newest[name])
+    smallest = min(newest, key=lambda name: newest[name])
+    text = _("The largest norm is %(value)s, in %(layer)s") % {
+        "value": norm(newest[largest]),
+        "layer": largest,
+    }
+    if largest == smallest:
+        return f"{text}."
+    ratio = newest[largest] / newest[smallest]
+    text += _("; the smallest %(value)s, in %(layer)s: %(ratio)s times less") % {
+        "value": norm(newest[smallest]),
+        "layer": smallest,
+        "ratio": formatting.quantity(ratio, 2),
+    }
+    return text + (_(", a vanishing gradient.") if ratio > _VANISHING else ".")
 
 
 def since_first(strip: Strip) -> Strip:
-    """A curve over its own first value that is above nothing."""
+    """Divide a curve by its first positive value."""
     first = next((value for value in strip.y if math.isfinite(value) and value > 0), 1.0)
     return Strip(strip.name, strip.x, [value / first for value in strip.y], strip.place)
 
 
 def weights_summary(strips: Sequence[Strip]) -> str:
-    """Which layer's weights have moved most from where they began."""
-    told = [(strip.name, strip.y[0], strip.y[-1]) for strip in strips if len(strip.y)]
-    sound = [
-        each
-        for each in told
-        if each[1] > 0 and each[2] > 0 and math.isfinite(each[1]) and math.isfinite(each[2])
+    """Name the layer whose weight norm changed most since the first value."""
+    ends = [(strip.name, strip.y[0], strip.y[-1]) for strip in strips if len(strip.y)]
+    valid = [
+        (name, first, last)
+        for name, first, last in ends
+        if first > 0 and last > 0 and math.isfinite(first) and math.isfinite(last)
     ]
-    if not sound:
-        return "No layer has told its weights yet."
-    name, first, last = max(sound, key=lambda each: abs(math.log(each[2] / each[1])))
-    mean = fmean(last / first for _, first, last in sound)
-    moved = f"from {norm(first)} to {norm(last)}"
-    return (
-        f"{_capital(name)} has moved most, {moved}; the mean layer's norm is "
-        f"{formatting.quantity(mean)} times its first."
-    )
+    if not valid:
+        return _("No weights reported yet.")
+    name, first, last = max(valid, key=lambda entry: abs(math.log(entry[2] / entry[1])))
+    mean = fmean(last / first for name, first, last in valid)
+    return _(
+        "%(layer)s changed most, from %(first)s to %(last)s; the mean layer's norm is %(mean)s "
+        "times its first."
+    ) % {
+        "layer": _capital(name),
+        "first": norm(first),
+        "last": norm(last),
+        "mean": formatting.quantity(mean),
+    }
 
 
-def experts_now(latest: Mapping[str, float]) -> dict[int, dict[int, float]]:
-    """`{layer: {expert: load}}` of the newest step."""
-    found: dict[int, dict[int, float]] = {}
+def newest_loads(latest: Mapping[str, float]) -> dict[int, dict[int, float]]:
+    """Return `{layer: {expert: load}}` of the newest step."""
+    loads: dict[int, dict[int, float]] = {}
     for name, value in latest.items():
-        layer, _, expert = name.removeprefix(_LOADS).partition("/")
+        layer, _separator, expert = name.removeprefix(_LOADS).partition("/")
         if name.startswith(_LOADS) and layer.isdecimal() and expert.isdecimal():
-            found.setdefault(int(layer), {})[int(expert)] = value
-    return dict(sorted(found.items()))
+            loads.setdefault(int(layer), {})[int(expert)] = value
+    return dict(sorted(loads.items()))
 
 
-def loads_summary(by_layer: Mapping[int, Mapping[int, float]], *, of_steps: bool = False) -> str:
+def loads_summary(by_layer: Mapping[int, Mapping[int, float]]) -> str:
+    """Name the fullest expert and count experts without tokens."""
     cells = [
         (load, layer, expert)
         for layer, row in by_layer.items()
@@ -144,18 +172,22 @@ def loads_summary(by_layer: Mapping[int, Mapping[int, float]], *, of_steps: bool
         if math.isfinite(load)
     ]
     if not cells:
-        return "No expert has told its load yet."
+        return _("No expert loads reported yet.")
     load, layer, expert = max(cells)
-    idle = sum(1 for share, _, _ in cells if share == 0)
-    when = "Now the fullest" if of_steps else "The fullest"
-    says = (
-        f"{when} is expert {expert} of layer {layer} with {formatting.quantity(load, 3)} times the "
-        "even load"
-    )
-    says += ": well balanced." if load < _FULL else "."
-    return says + (
-        f" {formatting.count(idle, 'expert gets', 'experts get')} no token at all." if idle else ""
-    )
+    idle = sum(1 for cell in cells if cell[0] == 0)
+    text = _(
+        "Expert %(expert)s of layer %(layer)s is fullest, with %(load)s times the even load"
+    ) % {
+        "expert": expert,
+        "layer": layer,
+        "load": formatting.quantity(load, 3),
+    }
+    text += _(": well balanced.") if load < _FULL else "."
+    if idle:
+        text += " " + ngettext(
+            "%(count)s expert gets no tokens.", "%(count)s experts get no tokens.", idle
+        ) % {"count": f"{idle:,}"}
+    return text
 
 
 def _capital(text: str) -> str:

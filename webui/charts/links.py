@@ -1,6 +1,4 @@
-"""Bus bandwidth of collectives over message size, and matrix products by size: curves in per cent
-of a box. Pure.
-"""
+"""Charts of collective bus bandwidth by message size and matmul speed by size. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,8 +18,9 @@ HUES = {
 
 
 def chart(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """`{curves: [{name, hue, line, spots}], x_ticks, y_ticks}` on logarithmic axes; y in a box of
-    100, downwards.
+    """Return `{curves: [{name, hue, line, spots}], x_ticks, y_ticks}` on logarithmic axes.
+
+    Places are percent of a box; y counts downward.
     """
     sizes = sorted({row["bytes"] for row in rows})
     rates = [row["bus_bytes_per_s"] for row in rows]
@@ -37,7 +36,7 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     curves = []
     for kind in dict.fromkeys(row["kind"] for row in rows):
         some = sorted((row for row in rows if row["kind"] == kind), key=lambda row: row["bytes"])
-        spots = [{"x": place(row)[0], "y": place(row)[1], "says": _says(row)} for row in some]
+        spots = [{"x": place(row)[0], "y": place(row)[1], "label": _label(row)} for row in some]
         line = " ".join(f"{spot['x']},{spot['y']}" for spot in spots)
         curves.append(
             {
@@ -51,39 +50,39 @@ def chart(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "curves": curves,
         "x_ticks": [
-            {"at": place({"bytes": size, "bus_bytes_per_s": 1.0})[0], "says": _size(size)}
+            {"at": place({"bytes": size, "bus_bytes_per_s": 1.0})[0], "label": _size(size)}
             for size in sizes[::every]
         ],
         "y_ticks": [
             {
                 "at": round(100 - 100 * (power - low) / max(high - low, 1), 2),
-                "says": rate(10.0**power),
+                "label": rate(10.0**power),
             }
             for power in range(low, high + 1)
         ],
     }
 
 
-def rows(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A table of seconds and bandwidth: sizes down, kinds across."""
-    kinds = list(dict.fromkeys(row["kind"] for row in found))
-    by_place = {(row["kind"], row["bytes"]): row for row in found}
-    sizes = sorted({row["bytes"] for row in found})
+def rows(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return a table of time and bandwidth: one row per size, one column per kind."""
+    kinds = list(dict.fromkeys(row["kind"] for row in measured))
+    by_place = {(row["kind"], row["bytes"]): row for row in measured}
+    sizes = sorted({row["bytes"] for row in measured})
     return {
         "kinds": [kind.replace("_", "-") for kind in kinds],
         "sizes": [
-            {"says": _size(size), "cells": [_cell(by_place.get((kind, size))) for kind in kinds]}
+            {"label": _size(size), "cells": [_cell(by_place.get((kind, size))) for kind in kinds]}
             for size in sizes
         ],
     }
 
 
-def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """TFLOP/s: sizes down, precisions across, with bars against the most of all."""
-    most = max(row["tflops"] for row in found)
-    precisions = list(dict.fromkeys(row["precision"] for row in found))
-    by_place = {(row["precision"], row["size"]): row["tflops"] for row in found}
-    sizes = sorted({row["size"] for row in found})
+def products(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return TFLOP/s: one row per size, one cell per precision, bars relative to the maximum."""
+    fastest = max(row["tflops"] for row in measured)
+    precisions = list(dict.fromkeys(row["precision"] for row in measured))
+    by_place = {(row["precision"], row["size"]): row["tflops"] for row in measured}
+    sizes = sorted({row["size"] for row in measured})
     return {
         "precisions": precisions,
         "sizes": [
@@ -92,8 +91,8 @@ def products(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 "cells": [
                     {
                         "precision": name,
-                        "says": formatting.quantity(by_place.get((name, size))),
-                        "at": round(100 * by_place.get((name, size), 0.0) / most, 1),
+                        "label": formatting.quantity(by_place.get((name, size))),
+                        "at": round(100 * by_place.get((name, size), 0.0) / fastest, 1),
                     }
                     for name in precisions
                 ],
@@ -109,16 +108,14 @@ def _cell(row: Mapping[str, Any] | None) -> dict[str, str]:
     return {"seconds": formatting.seconds(row["seconds"]), "rate": rate(row["bus_bytes_per_s"])}
 
 
-def _says(row: Mapping[str, Any]) -> str:
+def _label(row: Mapping[str, Any]) -> str:
     cell = _cell(row)
-    return (
-        f"{row['kind'].replace('_', '-')} of {_size(row['bytes'])}: {cell['seconds']}, "
-        f"{cell['rate']}"
-    )
+    kind = row["kind"].replace("_", "-")
+    return f"{kind}, {_size(row['bytes'])}: {cell['seconds']}, {cell['rate']}"
 
 
 def rate(bytes_per_s: float) -> str:
-    """`540 MB/s`, in powers of ten as links are sold."""
+    """Format a bandwidth in decimal units: `540 MB/s`."""
     for power, unit in ((9, "GB/s"), (6, "MB/s"), (3, "kB/s")):
         if bytes_per_s >= 10**power:
             return f"{formatting.quantity(bytes_per_s / 10**power)} {unit}"

@@ -1,12 +1,12 @@
-"""What a rank handed to each kind of collective in its newest step, beside what the planner
-expects. Pure.
-"""
+"""Compares communication volume per kind of collective with the prediction. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+
+from django.utils.translation import gettext as _
 
 from webui.planner.charts.communication import CALLS
 from webui.presentation import formatting
@@ -16,10 +16,10 @@ _FAR: Final = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`measured_at` and `predicted_at` in per cent of the largest of all rows."""
+    """One kind of collective; `measured_at` and `predicted_at` in percent of the largest value."""
 
-    word: str
-    what: str
+    title: str
+    description: str
     measured: str
     predicted: str
     measured_at: float
@@ -30,30 +30,42 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
+    """Rows by kind of collective; `predicted` tells whether a prediction exists."""
+
     rows: list[Call]
     summary: str
-    foreseen: bool
+    predicted: bool
 
 
 def calls(latest: Mapping[str, float], collectives: Mapping[str, Any] | None) -> Calls | None:
-    """Kinds with traffic, measured or predicted; None before anything is measured."""
-    seen = {name: formatting.number(latest.get(f"comm/{name}")) for name, _, _ in CALLS}
-    if all(value is None for value in seen.values()):
+    """Return kinds with traffic, measured or predicted; None before any measurement."""
+    measured_bytes = {
+        name: formatting.number(latest.get(f"comm/{name}")) for name, title, description in CALLS
+    }
+    if all(value is None for value in measured_bytes.values()):
         return None
-    foreseen = {name: formatting.number((collectives or {}).get(name)) for name, _, _ in CALLS}
+    predicted_bytes = {
+        name: formatting.number((collectives or {}).get(name)) for name, title, description in CALLS
+    }
     most = max(
-        [value for values in (seen, foreseen) for value in values.values() if value] or [1.0]
+        [
+            value
+            for values in (measured_bytes, predicted_bytes)
+            for value in values.values()
+            if value
+        ]
+        or [1.0]
     )
     rows = []
-    for name, word, what in CALLS:
-        measured, predicted = seen[name], foreseen[name]
+    for name, title, description in CALLS:
+        measured, predicted = measured_bytes[name], predicted_bytes[name]
         if not measured and not predicted:
             continue
         share = measured / predicted - 1 if measured is not None and predicted else None
         rows.append(
             Call(
-                word,
-                what,
+                title,
+                description,
                 _size(measured),
                 _size(predicted) if collectives else formatting.DASH,
                 round(100 * (measured or 0.0) / most, 2),
@@ -65,30 +77,31 @@ def calls(latest: Mapping[str, float], collectives: Mapping[str, Any] | None) ->
     return Calls(rows, _summary(rows, latest, bool(collectives)), bool(collectives))
 
 
-def _summary(rows: list[Call], latest: Mapping[str, float], foreseen: bool) -> str:
+def _summary(rows: list[Call], latest: Mapping[str, float], has_prediction: bool) -> str:
     if not rows:
-        return "The rank sent nothing in its newest step."
+        return _("The rank sent nothing in its newest step.")
     total, exposed, step = (
         formatting.number(latest.get(name))
         for name in ("comm/bytes", "comm/exposed_s", "step_time_s")
     )
-    says = (
-        f"{formatting.memory(total)} in the newest step"
-        if total
-        else "What the newest step handed over"
-    )
+    text = _("Newest step")
+    if total:
+        text = _("%(size)s in the newest step") % {"size": formatting.memory(total)}
     if exposed is not None and step:
-        says += (
-            f"; {formatting.seconds(exposed)} of it was not hidden, "
-            f"{formatting.percent(exposed / step)} of the step"
-        )
-    if not foreseen:
-        return f"{says}. The planner does not count this plan's collectives."
-    far = [row.word for row in rows if row.mood]
-    return f"{says}. " + (
-        f"Not as predicted: {formatting.listed(far)}." if far else "All kinds are as predicted."
-    )
+        text += _("; %(time)s exposed, %(share)s of the step") % {
+            "time": formatting.seconds(exposed),
+            "share": formatting.percent(exposed / step),
+        }
+    if not has_prediction:
+        return _("%(text)s. No prediction for this plan's collectives.") % {"text": text}
+    far = [row.title for row in rows if row.mood]
+    if far:
+        return _("%(text)s. Differs from the prediction: %(kinds)s.") % {
+            "text": text,
+            "kinds": formatting.listed(far),
+        }
+    return _("%(text)s. All kinds match the prediction.") % {"text": text}
 
 
 def _size(value: float | None) -> str:
-    return formatting.DASH if value is None else formatting.memory(value) if value else "none"
+    return formatting.DASH if value is None else formatting.memory(value) if value else _("none")

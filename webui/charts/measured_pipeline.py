@@ -1,9 +1,8 @@
-"""A sampled step of a pipeline as its ranks told it, in the planner's shape and beside its
-prediction. Pure.
+"""Compares a sampled pipeline step with its prediction. Pure functions.
 
 Actions are `[kind, stage, micro_batch, start_s, end_s]`: F, B (full backward), I (input gradient),
 W (weight gradient),
-and waits, send and recv. Seconds count from the step's first action on any rank.
+send and recv (waits). Seconds count from the step's first action on any rank.
 """
 
 from __future__ import annotations
@@ -13,38 +12,37 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from webui.planner.charts.pipeline import Pipeline, Row, pipeline, rows_of
 from webui.presentation import formatting
 
 _KINDS: Final = {"F": "F", "B": "B", "I": "B", "W": "W", "send": "C", "recv": "C"}
-# measured and predicted lengths further apart than this are drawn each to its own scale
+# if lengths differ by more than this factor, each timeline has its own scale
 _APART: Final = 4.0
-_CLOSE: Final = 0.03  # bubble fractions nearer than this are alike
+_CLOSE: Final = 0.03  # bubble fractions closer than this count as equal
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """The measured timeline above the predicted one; `says` is both bubbles in words, `scale` how
-    they are drawn.
-    """
+class TimelineComparison:
+    """Measured and predicted timeline; `summary` compares bubbles, `scale` explains axes."""
 
     step: int
     measured: Pipeline
     predicted: Pipeline | None
-    says: str
+    summary: str
     scale: str
 
     @property
     def table(self) -> list[tuple[Row, Row | None]]:
         """Rows by pipeline rank, measured and predicted."""
-        foreseen = {row.device: row for row in self.predicted.rows} if self.predicted else {}
-        return [(row, foreseen.get(row.device)) for row in self.measured.rows]
+        predicted = {row.device: row for row in self.predicted.rows} if self.predicted else {}
+        return [(row, predicted.get(row.device)) for row in self.measured.rows]
 
 
 def newest_step(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The data of the newest step that most pipeline ranks told, one a rank: later ranks may still
-    be on their way.
-    """
+    """Return the reports of the newest step that most ranks reported, one per rank."""
     by_step: dict[int, dict[int, Mapping[str, Any]]] = {}
     for data in events:
         step, rank = formatting.number(data.get("step")), formatting.number(data.get("pp_rank"))
@@ -57,13 +55,10 @@ def newest_step(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [data for _, data in sorted(by_step[step].items())]
 
 
-def measured_rows(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """As `orchestrator.planner.schedules.timeline`.
-
-    Waits that began before the first action begin with it.
-    """
+def measured_rows(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return rows like `orchestrator.planner.schedules.timeline`; no wait starts before 0."""
     rows: list[dict[str, Any]] = []
-    for data in told:
+    for data in reports:
         for kind, stage, micro_batch, start_s, end_s in data["actions"]:
             if kind in _KINDS and end_s > 0:
                 rows.append(
@@ -78,80 +73,99 @@ def measured_rows(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                 )
     bubbles = [
         share
-        for data in told
+        for data in reports
         if (share := formatting.number(data.get("bubble_fraction"))) is not None
     ]
     return {
-        "devices": max((int(data["pp_rank"]) for data in told), default=-1) + 1,
+        "devices": max((int(data["pp_rank"]) for data in reports), default=-1) + 1,
         "drawn_s": max((row["end_s"] for row in rows), default=0.0),
         "rows": rows,
         "bubble_fraction": fmean(bubbles) if bubbles else None,
     }
 
 
-def beside(
+def compare(
     events: Sequence[Mapping[str, Any]], predicted: Mapping[str, Any] | None
-) -> Beside | None:
-    """None where no rank told a step.
+) -> TimelineComparison | None:
+    """Compare the newest sampled step with the prediction; None without a sampled step.
 
-    Both timelines share one scale unless their lengths are worlds apart.
+    Both timelines share one scale unless their lengths differ by more than 4x.
     """
-    told = newest_step(events)
-    if not told:
+    reports = newest_step(events)
+    if not reports:
         return None
-    found = measured_rows(told)
-    long, foreseen = float(found["drawn_s"]), float(predicted["drawn_s"]) if predicted else 0.0
-    alike = bool(foreseen) and 1 / _APART <= long / foreseen <= _APART
-    end = max(long, foreseen) if alike else None
-    rows, legend, over = rows_of(found, end_s=end)
-    step = int(told[0]["step"])
-    micro_batches = {row["micro_batch"] for row in found["rows"] if row["kind"] != "C"}
-    bubble = found["bubble_fraction"]
-    batches = formatting.count(len(micro_batches), "micro-batch", "micro-batches")
-    summary = f"Step {step:,} took {formatting.seconds(long)} for {batches}"
-    summary += (
-        f"; ranks were idle {formatting.percent(bubble)} of it." if bubble is not None else "."
+    measured = measured_rows(reports)
+    length, predicted_s = (
+        float(measured["drawn_s"]),
+        float(predicted["drawn_s"]) if predicted else 0.0,
     )
-    note = (
-        ""
-        if len(told) == found["devices"]
-        else f"{found['devices'] - len(told)} pipeline ranks told nothing of it."
-    )
-    return Beside(
+    alike = bool(predicted_s) and 1 / _APART <= length / predicted_s <= _APART
+    end = max(length, predicted_s) if alike else None
+    rows, legend, over = rows_of(measured, end_s=end)
+    step = int(reports[0]["step"])
+    micro_batches = {row["micro_batch"] for row in measured["rows"] if row["kind"] != "C"}
+    bubble = measured["bubble_fraction"]
+    count = len(micro_batches)
+    summary = ngettext(
+        "Step %(step)s took %(time)s for %(count)s micro-batch",
+        "Step %(step)s took %(time)s for %(count)s micro-batches",
+        count,
+    ) % {"step": f"{step:,}", "time": formatting.seconds(length), "count": f"{count:,}"}
+    if bubble is not None:
+        summary += _("; ranks were idle for %(share)s of it") % {
+            "share": formatting.percent(bubble)
+        }
+    summary += "."
+    missing = measured["devices"] - len(reports)
+    note = ""
+    if missing:
+        note = ngettext(
+            "%(count)s pipeline rank did not report it.",
+            "%(count)s pipeline ranks did not report it.",
+            missing,
+        ) % {"count": missing}
+    return TimelineComparison(
         step,
         Pipeline(rows, legend, over, summary, note),
         pipeline(predicted, end_s=end) if predicted else None,
-        _says(bubble, predicted),
-        _scale(long, foreseen, alike) if predicted else "",
+        _summary(bubble, predicted),
+        _scale(length, predicted_s, alike) if predicted else "",
     )
 
 
-def _says(bubble: float | None, predicted: Mapping[str, Any] | None) -> str:
-    """Both bubbles in one sentence."""
+def _summary(bubble: float | None, predicted: Mapping[str, Any] | None) -> str:
+    """Compare both bubbles in one sentence."""
     if bubble is None:
-        return "The ranks did not tell how long they were idle."
-    foreseen = (
+        return _("The ranks did not report their idle time.")
+    expected = (
         formatting.number(predicted.get("predicted_bubble", predicted["bubble_fraction"]))
         if predicted
         else None
     )
-    if foreseen is None:
-        return (
-            f"The bubble is {formatting.percent(bubble)} of the step; nothing was predicted of it."
-        )
-    says = (
-        f"The bubble is {formatting.percent(bubble)} of the step, {formatting.percent(foreseen)} was "
-        "predicted"
-    )
-    if abs(bubble - foreseen) <= _CLOSE:
-        return f"{says}: within {100 * _CLOSE:.0f} points."
-    more = f"{abs(100 * (bubble - foreseen)):.1f} points {'more' if bubble > foreseen else 'less'}"
-    return f"{says}: {more}."
+    measured = formatting.percent(bubble)
+    if expected is None:
+        return _("The bubble is %(measured)s of the step; there is no prediction.") % {
+            "measured": measured
+        }
+    text = _("The bubble is %(measured)s of the step, predicted %(predicted)s") % {
+        "measured": measured,
+        "predicted": formatting.percent(expected),
+    }
+    if abs(bubble - expected) <= _CLOSE:
+        difference = _("within %(points)s points") % {"points": f"{100 * _CLOSE:.0f}"}
+    else:
+        more = _("%(points)s points more") if bubble > expected else _("%(points)s points less")
+        difference = more % {"points": f"{abs(100 * (bubble - expected)):.1f}"}
+    return f"{text}: {difference}."
 
 
-def _scale(long: float, foreseen: float, alike: bool) -> str:
+def _scale(measured_s: float, predicted_s: float, alike: bool) -> str:
     if alike:
-        return "Both are drawn to one scale."
-    times = max(long, foreseen) / max(min(long, foreseen), 1e-12)
-    slower = "longer" if long > foreseen else "shorter"
-    return f"Each is drawn to its own scale: measured is {times:.1f} times {slower} than predicted."
+        return _("Both timelines use one scale.")
+    times = max(measured_s, predicted_s) / max(min(measured_s, predicted_s), 1e-12)
+    text = _("Each timeline has its own scale: measured is %(times)s times longer than predicted.")
+    if measured_s <= predicted_s:
+        text = _(
+            "Each timeline has its own scale: measured is %(times)s times shorter than predicted."
+        )
+    return text % {"times": f"{times:.1f}"}

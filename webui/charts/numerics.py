@@ -1,89 +1,110 @@
-"""How a run's numbers hold, in one or two sentences: overflows, loss scale, what was not finite,
-experts. Pure.
-"""
+"""Summarizes a run's numerics: overflows, loss scale, non-finite values, expert balance. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from webui.presentation import formatting
 
-_BALANCED = 0.5  # of the largest expert load above even
+_BALANCED = 0.5  # the largest expert load above even that still counts as balanced
 _UNSCALED = {
-    "fp32": "; fp32 needs no loss scale",
-    "bf16": "; bf16 has fp32's range and needs no loss scale",
+    "fp32": gettext_noop("All values are finite; fp32 needs no loss scale."),
+    "bf16": gettext_noop("All values are finite; bf16 has fp32's range and needs no loss scale."),
 }
 
 
-def numerics_sentence(
+def summarize_numerics(
     events: Sequence[tuple[str, Mapping[str, Any]]],
     latest: Mapping[str, float],
     *,
     precision: str,
-    full: bool = False,
+    truncated: bool = False,
 ) -> str:
-    """`events` are `(type, data)`, oldest first; `full`: there are more than these."""
-    parts = [_odd(events), _scale(events, latest, full), _experts(latest)]
-    told = [part for part in parts if part]
-    if told:
-        return " ".join(told)
+    """Return one or two sentences.
+
+    `events` are `(type, data)`, oldest first; `truncated` if there are more than these.
+    """
+    parts = [_non_finite(events), _scale(events, latest, truncated), _experts(latest)]
+    text = " ".join(part for part in parts if part)
+    if text:
+        return text
     if not latest:
-        return "No step is logged yet."
-    return f"All numbers are finite{_UNSCALED.get(precision, '')}."
+        return _("No step logged yet.")
+    return _(_UNSCALED.get(precision, gettext_noop("All values are finite.")))
 
 
-def _odd(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Where it stopped being finite: ranks tell the same step, the first with a module names it."""
-    odd = [data for type, data in events if type == "non_finite"]
-    if not odd:
+def _non_finite(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Where values became non-finite; of several ranks' reports the first with a module."""
+    reports = [data for type, data in events if type == "non_finite"]
+    if not reports:
         return ""
-    first = next((data for data in odd if data.get("module")), odd[0])
-    what = str(first.get("what") or "a value").partition(", first in")[0]
+    first = next((data for data in reports if data.get("module")), reports[0])
+    what = str(first.get("what") or _("a value")).partition(", first in")[0]
     step = formatting.number(first.get("step"))
-    when = f" at step {int(step):,}" if step is not None else ""
+    when = _(" at step %(step)s") % {"step": f"{int(step):,}"} if step is not None else ""
     if not first.get("module"):
-        return f"The {what} was not finite{when}; no module was found that it began in."
-    whose = str(first.get("what") or "").rpartition("(rank ")[2].rstrip(")")
-    rank = first.get("rank", whose if whose.isdecimal() else None)
-    where = f"{first['module']} on rank {rank}" if rank is not None else first["module"]
-    return f"The {what} was not finite{when}: it began in {where}."
+        return _("Non-finite %(what)s%(when)s; the first module is unknown.") % {
+            "what": what,
+            "when": when,
+        }
+    rank_text = str(first.get("what") or "").rpartition("(rank ")[2].rstrip(")")
+    rank = first.get("rank", rank_text if rank_text.isdecimal() else None)
+    where = first["module"]
+    if rank is not None:
+        where = _("%(module)s on rank %(rank)s") % {"module": first["module"], "rank": rank}
+    return _("Non-finite %(what)s%(when)s, first in %(where)s.") % {
+        "what": what,
+        "when": when,
+        "where": where,
+    }
 
 
 def _scale(
-    events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], full: bool
+    events: Sequence[tuple[str, Mapping[str, Any]]], latest: Mapping[str, float], truncated: bool
 ) -> str:
     scale = formatting.number(latest.get("loss_scale"))
     if scale is None:
         return ""
-    skipped = sum(1 for type, _ in events if type == "overflow_skipped_step")
+    skipped = sum(1 for type, data in events if type == "overflow_skipped_step")
     changes = [data for type, data in events if type == "loss_scale_changed"]
     pairs = [
         (formatting.number(data.get("old")), formatting.number(data.get("new"))) for data in changes
     ]
     moves = [new - old for old, new in pairs if old is not None and new is not None]
     fell, grew = sum(1 for move in moves if move < 0), sum(1 for move in moves if move > 0)
-    now = f"The loss scale is {formatting.quantity(scale)}"
+    text = _("The loss scale is %(scale)s") % {"scale": formatting.quantity(scale)}
     if not skipped and not moves:
-        return f"{now} and has not moved: no gradient overflowed."
-    least = "at least " if full else ""
-    went = formatting.listed(
-        [f"{word} {_times(count)}" for word, count in (("fell", fell), ("grew", grew)) if count]
-    )
-    skips = (
-        f"{least}{formatting.count(skipped, 'step was', 'steps were')} skipped because gradients "
-        "overflowed"
-    )
-    return f"{now}" + (f"; it {went}" if went else "") + (f", and {skips}." if skipped else ".")
+        return text + _(" and has not changed: no gradient overflowed.")
+    directions = []
+    if fell:
+        directions.append(_("fell %(times)s") % {"times": _times(fell)})
+    if grew:
+        directions.append(_("grew %(times)s") % {"times": _times(grew)})
+    if directions:
+        text += _("; it %(changes)s") % {"changes": formatting.listed(directions)}
+    if skipped:
+        skips = ngettext(
+            "%(count)s step was skipped because gradients overflowed",
+            "%(count)s steps were skipped because gradients overflowed",
+            skipped,
+        ) % {"count": f"{skipped:,}"}
+        text += "; " + (_("at least ") if truncated else "") + skips
+    return text + "."
 
 
 def _experts(latest: Mapping[str, float]) -> str:
     above = formatting.number(latest.get("moe/max_violation"))
     if above is None:
         return ""
-    how = "balanced" if above <= _BALANCED else "out of balance"
-    return f"Experts are {how}: the fullest takes {formatting.percent(above)} more than its even share."
+    text = _("Experts are unbalanced: the fullest gets %(share)s more than the even share.")
+    if above <= _BALANCED:
+        text = _("Experts are balanced: the fullest gets %(share)s more than the even share.")
+    return text % {"share": formatting.percent(above)}
 
 
 def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+    return {1: _("once"), 2: _("twice")}.get(count, _("%(count)s times") % {"count": count})

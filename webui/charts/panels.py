@@ -56,7 +56,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A chart: `kind` is lines or stack; `zero`: the y axis includes 0; `log`: it starts logarithmic.
+    """A chart: `kind` is lines or stack; `zero`: y includes 0; `log`: starts logarithmic.
 
     `empty` is the text shown without data.
     """
@@ -323,7 +323,7 @@ ACCEPTANCE = Panel(
 COMPLETED = Panel(
     "answered",
     _("Completed examples"),
-    "examples",
+    "answers",
     (Line("inference/answered", _("examples"), "throughput"),),
     zero=True,
 )

@@ -1,4 +1,4 @@
-"""A run's prediction beside what it measured: rows of numbers, and levels for its charts. Pure."""
+"""Compares a run's prediction with its measurements. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,26 +6,29 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from webui.presentation import formatting
 
 # metric → (title, hue, whether less is better)
 _TITLES: Final = {
-    "step_time_s": ("Step time", "time", True),
-    "tokens_per_s": ("Tokens/s", "throughput", False),
-    "mfu": ("MFU", "mfu", False),
-    "pipeline/bubble_fraction": ("Pipeline bubble", "time-2", True),
-    "memory/params_bytes": ("Parameters", "mem-params", True),
-    "memory/grads_bytes": ("Gradients", "mem-grads", True),
-    "memory/optimizer_bytes": ("Optimizer states", "mem-optimizer", True),
-    "memory/activations_bytes": ("Activations", "mem-activations", True),
-    "memory/allocated_bytes": ("Allocated at the peak", "mem-params", True),
+    "step_time_s": (gettext_noop("Step time"), "time", True),
+    "tokens_per_s": (gettext_noop("Tokens/s"), "throughput", False),
+    "mfu": (gettext_noop("MFU"), "mfu", False),
+    "pipeline/bubble_fraction": (gettext_noop("Pipeline bubble"), "time-2", True),
+    "memory/params_bytes": (gettext_noop("Parameters"), "mem-params", True),
+    "memory/grads_bytes": (gettext_noop("Gradients"), "mem-grads", True),
+    "memory/optimizer_bytes": (gettext_noop("Optimizer states"), "mem-optimizer", True),
+    "memory/activations_bytes": (gettext_noop("Activations"), "mem-activations", True),
+    "memory/allocated_bytes": (gettext_noop("Allocated at the peak"), "mem-params", True),
 }
-_FAR: Final = 0.10  # as the `prediction_missed` event
+_FAR: Final = 0.10  # like the `prediction_missed` event
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """`predicted_at` and `measured_at` in per cent of the larger of the two."""
+class Comparison:
+    """One metric; `predicted_at` and `measured_at` in percent of the larger of the two."""
 
     metric: str
     title: str
@@ -38,12 +41,10 @@ class Beside:
     mood: str
 
 
-def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
-    """From `{metric, predicted, measured}` in the order of the titles; one not measured yet has
-    None.
-    """
+def rows(compared: Iterable[Mapping[str, Any]]) -> list[Comparison]:
+    """Return rows from `{metric, predicted, measured}`; `measured` is None before measurement."""
     by_metric = {str(item["metric"]): item for item in compared}
-    found = []
+    result = []
     for metric, (title, hue, less) in _TITLES.items():
         item = by_metric.get(metric)
         predicted = formatting.number(item["predicted"]) if item else None
@@ -56,36 +57,41 @@ def rows(compared: Iterable[Mapping[str, Any]]) -> list[Beside]:
             "" if share is None or abs(share) <= _FAR else "good" if (share < 0) == less else "warn"
         )
         off = "" if share is None else f"{share:+.1%}".replace("-", "−")
-        found.append(
-            Beside(
+        result.append(
+            Comparison(
                 metric,
-                title,
+                _(title),
                 hue,
-                shown(metric, predicted),
-                shown(metric, measured),
+                format_value(metric, predicted),
+                format_value(metric, measured),
                 round(100 * predicted / most, 2),
                 round(100 * (measured or 0.0) / most, 2),
                 off,
                 mood,
             )
         )
-    return found
+    return result
 
 
-def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a prediction says, in the run's metrics, before anything is measured; `of` says of what,
-    if that matters.
+def predicted_metrics(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a prediction as `{metric, predicted, measured: None}` by the run's metric names.
+
+    `condition` names the load of a serving prediction.
     """
     if prediction.get("kind") == "serving":
         alone, full = prediction["alone"], prediction["full"]
-        told = [
-            ("inference/ttft_s", alone["ttft_s"], "alone"),
-            ("inference/tpot_s", alone["tpot_s"], "alone"),
-            ("inference/tokens_per_s", full["tokens_per_s"], f"{full['batch']} at once"),
+        metrics = [
+            ("inference/ttft_s", alone["ttft_s"], _("one request")),
+            ("inference/tpot_s", alone["tpot_s"], _("one request")),
+            (
+                "inference/tokens_per_s",
+                full["tokens_per_s"],
+                _("%(count)s concurrent") % {"count": full["batch"]},
+            ),
         ]
         return [
-            {"metric": name, "predicted": value, "measured": None, "of": of}
-            for name, value, of in told
+            {"metric": name, "predicted": value, "measured": None, "condition": condition}
+            for name, value, condition in metrics
             if value
         ]
     memory = prediction.get("memory") or {}
@@ -98,7 +104,7 @@ def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"memory/{part}_bytes": size
             for part, size in (prediction.get("largest_bytes") or {}).items()
         },
-        # on a CPU a process holds Python and its libraries as well
+        # on a CPU the process also holds Python and its libraries
         "memory/allocated_bytes": None
         if prediction.get("device") == "cpu"
         else memory.get("total_bytes"),
@@ -110,22 +116,27 @@ def foreseen(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def summary(found: Iterable[Beside]) -> str:
-    """One sentence: how near the prediction was."""
-    known = [row for row in found if row.off]
+def summary(compared: Iterable[Comparison]) -> str:
+    """Summarize the accuracy of the prediction in one sentence."""
+    known = [row for row in compared if row.off]
     if not known:
-        return "Nothing is measured yet: a median needs the first steps behind it."
+        return _("Nothing measured yet: medians start after the first steps.")
     far = [row for row in known if row.mood]
     if not far:
-        return f"All {len(known)} measured numbers are within a tenth of their prediction."
-    told = formatting.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
-    return (
-        f"{len(known) - len(far)} of {len(known)} measured numbers are within a tenth of their "
-        f"prediction; not {told}."
-    )
+        return ngettext(
+            "The %(count)s measured metric is within 10%% of its prediction.",
+            "All %(count)s measured metrics are within 10%% of their prediction.",
+            len(known),
+        ) % {"count": len(known)}
+    misses = formatting.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
+    return _(
+        "%(close)s of %(count)s measured metrics are within 10%% of their prediction; "
+        "not %(misses)s."
+    ) % {"close": len(known) - len(far), "count": len(known), "misses": misses}
 
 
-def shown(metric: str, value: float | None) -> str:
+def format_value(metric: str, value: float | None) -> str:
+    """Format a metric's value."""
     if value is None:
         return formatting.DASH
     if metric.endswith("_bytes"):
@@ -133,3 +144,8 @@ def shown(metric: str, value: float | None) -> str:
     if metric in ("mfu", "pipeline/bubble_fraction"):
         return formatting.percent(value)
     return formatting.seconds(value) if metric == "step_time_s" else formatting.quantity(value)
+
+
+def title_of(metric: str) -> str:
+    """Return a metric's readable name."""
+    return _(_TITLES[metric][0]).lower() if metric in _TITLES else metric

@@ -1,6 +1,6 @@
-"""Runs beside each other: what each reached, and where their specs differ.
+"""Compares runs: metrics of each, and where their specs differ. Pure functions.
 
-Pure; knows numbers and words, no database.
+Titles are marked here and translated by `compare_metrics`.
 """
 
 from __future__ import annotations
@@ -10,66 +10,77 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext
+from django.utils.translation import gettext_noop as _
+
 from webui.presentation import formatting
 
 _LESS, _MORE = "lower", "higher"
 _LONGEST: Final = 60  # characters of a value of the spec
-# say nothing about what a run does
-_SILENT: Final = frozenset(("tags", "notes", "priority", "serve.api_key"))
+# keys that do not change what a run does
+_IGNORED: Final = frozenset(("tags", "notes", "priority", "serve.api_key"))
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number that several runs have; `unit` is s, bytes, share, hours or a word, `better` which
-    way is.
-    """
+    """A metric to compare; `unit` is s, bytes, share, count, hours or text."""
 
     name: str
     title: str
     unit: str = ""
     better: str = ""
-    says: str = ""
+    description: str = ""
 
 
-# what runs reach; evaluations add their own metrics in front
+# evaluations add their own metrics in front
 MEASURES: Final = (
-    Measure("loss", "Loss", "", _LESS, "the newest"),
-    Measure("val_loss", "Validation loss", "", _LESS, "the newest"),
-    Measure("tokens_per_s", "Trained", "tokens/s", _MORE, "median over its steps"),
-    Measure("mfu", "MFU", "share", _MORE, "median over its steps"),
+    Measure("loss", _("Loss"), "", _LESS, _("newest value")),
+    Measure("val_loss", _("Validation loss"), "", _LESS, _("newest value")),
+    Measure("tokens_per_s", _("Training throughput"), "tokens/s", _MORE, _("median over steps")),
+    Measure("mfu", _("MFU"), "share", _MORE, _("median over steps")),
     Measure(
         "inference/tokens_per_s",
-        "Generated",
+        _("Generation throughput"),
         "tokens/s",
         _MORE,
-        "median over the times with something to do",
+        _("median while busy"),
     ),
-    Measure("ttft_p50", "First token", "s", _LESS, "half of all requests within"),
-    Measure("ttft_p90", "First token, 90%", "s", _LESS, "nine of ten requests within"),
-    Measure("tpot_p50", "Per token", "s", _LESS, "between two tokens of an answer, half within"),
-    Measure("tpot_p90", "Per token, 90%", "s", _LESS, "nine of ten requests within"),
+    Measure(
+        "ttft_p50", _("Time to first token, p50"), "s", _LESS, _("half of all requests are faster")
+    ),
+    Measure(
+        "ttft_p90", _("Time to first token, p90"), "s", _LESS, _("90% of all requests are faster")
+    ),
+    Measure("tpot_p50", _("Time per token, p50"), "s", _LESS, _("between two output tokens")),
+    Measure("tpot_p90", _("Time per token, p90"), "s", _LESS, _("90% of all requests are faster")),
     Measure(
         "inference/prefix_hit_rate",
-        "Prefix hits",
+        _("Prefix cache hit rate"),
         "share",
         _MORE,
-        "prompt tokens found in the cache",
+        _("prompt tokens in the cache"),
     ),
     Measure(
-        "inference/acceptance", "Drafts accepted", "share", _MORE, "of tokens that were drafted"
+        "inference/acceptance",
+        _("Draft acceptance rate"),
+        "share",
+        _MORE,
+        "accepted share of draft tokens",
     ),
-    Measure("requests", "Requests", "count", "", "that ended"),
-    Measure("inference/answered", "Lines done", "count", "", "answered or judged"),
-    Measure("memory/params_bytes", "Weights", "bytes", _LESS, "in memory"),
-    Measure("memory/kv_cache_bytes", "Cache", "bytes", "", "in memory"),
-    Measure("memory/allocated_bytes", "Memory", "bytes", _LESS, "allocated, the newest"),
-    Measure("device_hours", "Device-hours", "hours", _LESS),
+    Measure("requests", _("Requests"), "count", "", _("completed")),
+    Measure(
+        "inference/answered", _("Completed examples"), "count", "", _("generated or evaluated")
+    ),
+    Measure("memory/params_bytes", _("Weights"), "bytes", _LESS, _("in memory")),
+    Measure("memory/kv_cache_bytes", _("KV cache"), "bytes", "", _("in memory")),
+    Measure("memory/allocated_bytes", _("Memory"), "bytes", _LESS, _("allocated, newest value")),
+    Measure("device_hours", _("Device-hours"), "hours", _LESS),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`off` is the difference to the first run; `best` where no other run has a better number."""
+    """`off` is the difference to the first run; `best` if no other run has a better value."""
 
     value: str
     off: str = ""
@@ -78,41 +89,41 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one measure or key of the spec is in each run, in the runs' order."""
+    """One metric or spec key of each run, in the runs' order."""
 
     title: str
-    says: str
+    description: str
     better: str
     cells: list[Cell]
 
 
-def reached(measures: Sequence[Measure], numbers: Sequence[Mapping[str, float]]) -> list[Row]:
-    """A row for each measure that at least one run has."""
+def compare_metrics(
+    measures: Sequence[Measure], numbers: Sequence[Mapping[str, float]]
+) -> list[Row]:
+    """Return a row for each measure that at least one run has."""
     return [
         Row(
-            each.title,
-            each.says,
-            each.better,
-            _cells(each, [told.get(each.name) for told in numbers]),
+            gettext(measure.title),
+            gettext(measure.description) if measure.description else "",
+            measure.better,
+            _cells(measure, [values.get(measure.name) for values in numbers]),
         )
-        for each in measures
-        if any(each.name in told for told in numbers)
+        for measure in measures
+        if any(measure.name in values for values in numbers)
     ]
 
 
-def differing(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
-    """A row for each key of the specs that is not the same in all of them; what one lacks rests on
-    its default.
-    """
+def compare_specs(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return a row for each spec key that differs; a missing key has its default."""
     flat = [_flat(spec) for spec in specs]
     names = [
         name
-        for name in dict.fromkeys(name for told in flat for name in told)
-        if name not in _SILENT
+        for name in dict.fromkeys(name for spec in flat for name in spec)
+        if name not in _IGNORED
     ]
     rows = []
     for name in sorted(names):
-        values = [told.get(name) for told in flat]
+        values = [spec.get(name) for spec in flat]
         if any(value != values[0] for value in values):
             rows.append(Row(name, "", "", [Cell(_value(value)) for value in values]))
     return rows
@@ -139,7 +150,7 @@ def _off(value: float, base: float) -> str:
     ratio = value / base
     if ratio >= 2 or ratio <= 0.5:
         return f"×{formatting.quantity(ratio, 2)}"
-    return "same" if abs(ratio - 1) < 5e-4 else f"{ratio - 1:+.1%}".replace("-", "−")
+    return gettext("same") if abs(ratio - 1) < 5e-4 else f"{ratio - 1:+.1%}".replace("-", "−")
 
 
 def _shown(measure: Measure, value: float | None) -> str:
@@ -160,19 +171,19 @@ def _shown(measure: Measure, value: float | None) -> str:
     )
 
 
-def _flat(given: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in given.items():
+def _flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for name, value in spec.items():
         path = f"{before}{name}"
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{path}.")
+            result |= _flat(value, f"{path}.")
         else:
-            found[path] = value
-    return found
+            result[path] = value
+    return result
 
 
 def _value(value: Any) -> str:
     if value is None:
-        return "default"
+        return gettext("default")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"…{text[-_LONGEST:]}"

@@ -1,4 +1,4 @@
-"""Ranks beside each other: newest numbers of each, and how far each is from the median. Pure."""
+"""Compares ranks: newest metrics of each, and which are slower than the median. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,33 +7,37 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.presentation import formatting
 
-SLOW: Final = 1.15  # of the median step time: worth a look
+SLOW: Final = 1.15  # ratio to the median step time that counts as slow
 MOST_ROWS: Final = 64
 TITLES: Final = {
-    "step_time_s": "step",
-    "data_time_s": "data",
-    "comm/exposed_s": "exposed communication",
-    "tokens_per_s": "tokens/s",
+    "step_time_s": gettext_noop("step"),
+    "data_time_s": gettext_noop("data"),
+    "comm/exposed_s": gettext_noop("exposed communication"),
+    "tokens_per_s": gettext_noop("tokens/s"),
     "mfu": "MFU",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`rows`: rank, values in words, share of the slowest step (per cent), whether it is slow;
-    slowest first.
+    """`rows`: rank, formatted values, percent of the slowest step, whether it is slow.
+
+    The slowest rank comes first.
     """
 
     titles: list[str]
     rows: list[dict[str, Any]]
-    sentence: str
+    summary: str
     left_out: int
 
 
 def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> Spread | None:
-    """None where fewer than one rank tells."""
+    """Compare ranks; None without any rank's metrics."""
     if not by_rank or not names:
         return None
     steps = {
@@ -55,22 +59,28 @@ def spread(by_rank: Mapping[int, Mapping[str, float]], names: Sequence[str]) -> 
     ]
     rows.sort(key=lambda row: (-float(row["part"]), row["rank"]))
     return Spread(
-        [TITLES[name] for name in names],
+        [_(TITLES[name]) for name in names],
         rows[:MOST_ROWS],
-        _sentence(steps, middle, slowest),
+        _summary(steps, middle, slowest),
         max(0, len(rows) - MOST_ROWS),
     )
 
 
-def _sentence(steps: Mapping[int, float], middle: float, slowest: float) -> str:
+def _summary(steps: Mapping[int, float], middle: float, slowest: float) -> str:
     if len(steps) < 2:
-        return "One rank tells its step time." if steps else "No rank has told its step time yet."
+        return _("One rank reports its step time.") if steps else _("No step times reported yet.")
     rank = max(steps, key=lambda key: steps[key])
     if slowest > SLOW * middle:
-        above = f"{100 * (slowest / middle - 1):.0f}% above the median"
-        return f"Rank {rank} is slow: {formatting.duration(slowest)} a step, {above}."
-    within = f"{100 * (slowest / min(steps.values()) - 1):.0f}%"
-    return f"{len(steps)} ranks within {within} of each other, median {formatting.duration(middle)} a step."
+        return _("Rank %(rank)s is slow: %(time)s per step, %(share)s above the median.") % {
+            "rank": rank,
+            "time": formatting.duration(slowest),
+            "share": f"{100 * (slowest / middle - 1):.0f}%",
+        }
+    return _("%(count)s ranks within %(share)s of each other, median %(time)s per step.") % {
+        "count": len(steps),
+        "share": f"{100 * (slowest / min(steps.values()) - 1):.0f}%",
+        "time": formatting.duration(middle),
+    }
 
 
 def _cell(name: str, value: float | None) -> str:

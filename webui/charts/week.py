@@ -1,13 +1,12 @@
-"""Seven days of use: device-hours and MFU a day, from who held which device when.
-
-Pure numbers in, bars out.
-"""
+"""Computes device-hours and MFU per day of the last week from allocations. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+
+from django.utils.translation import gettext as _
 
 from webui.presentation import formatting
 
@@ -16,9 +15,7 @@ DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A device held from `start` to `end` by a run whose model FLOPs utilisation is `mfu`, if
-    known.
-    """
+    """A device allocated from `start` to `end` to a run with this MFU, if known."""
 
     start: datetime
     end: datetime
@@ -27,7 +24,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """`part` is the bar: device-hours held as per cent of what the fleet could give."""
+    """`part` is the bar: allocated device-hours in percent of the fleet's capacity."""
 
     name: str
     device_hours: float
@@ -36,7 +33,7 @@ class Day:
 
 
 def week(held: Iterable[Held], *, devices: int, now: datetime) -> list[Day]:
-    """The last seven days, oldest first, today up to now; MFU is weighted by the time held."""
+    """Return the last seven days, oldest first; MFU is weighted by allocated time."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     starts = [today - timedelta(days=DAYS - 1 - i) for i in range(DAYS)]
     hours, mfu_hours, known_hours = [0.0] * DAYS, [0.0] * DAYS, [0.0] * DAYS
@@ -59,14 +56,16 @@ def week(held: Iterable[Held], *, devices: int, now: datetime) -> list[Day]:
     return days
 
 
-def sentence(days: Iterable[Day]) -> str:
-    """ "96.2 device-hours in seven days, MFU 31.0 % on average." """
+def summarize(days: Iterable[Day]) -> str:
+    """Return "96.2 device-hours in seven days, average MFU 31.0%."."""
     listed = list(days)
     total = sum(day.device_hours for day in listed)
     if not total:
-        return "No device was used in the last seven days."
+        return _("No device was used in the last seven days.")
     known = [(day.device_hours, day.mfu) for day in listed if day.mfu is not None]
     weight = sum(hours for hours, _ in known)
     mean = sum(hours * mfu for hours, mfu in known) / weight if weight else None
-    told = f", MFU {formatting.percent(mean)} on average" if mean is not None else ""
-    return f"{formatting.quantity(total)} device-hours in seven days{told}."
+    text = _("%(hours)s device-hours in seven days") % {"hours": formatting.quantity(total)}
+    if mean is not None:
+        text += _(", average MFU %(mfu)s") % {"mfu": formatting.percent(mean)}
+    return text + "."

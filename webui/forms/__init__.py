@@ -1,0 +1,1 @@
+"""Forms: run spec, its check and forecast, list filters."""

@@ -1,7 +1,6 @@
-"""What the planner says of a spec while it is typed: fits, tight or does not fit and what would,
-how fast, how long.
+"""Describes the planner's forecast of a training spec: memory fit, speed, duration.
 
-Pure; the forecast itself comes from the service that would predict the run.
+Pure functions; the forecast comes from the service that predicts the run.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
+
+from django.utils.translation import gettext as _
 
 from webui.forms import forecast_serving
 from webui.planner import phrases
@@ -20,46 +21,51 @@ from webui.presentation import formatting
 from workers.contracts.catalog.devices import DEVICES
 
 
-def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`{mood, verdict, says, bar, facts, changes, assumed, link}`; None where the planner has
-    nothing to say.
+def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any] | None:
+    """`{mood, verdict, summary, bar, facts, changes, assumed, link}`; None without a
+    prediction.
     """
     predicted = forecast.get("prediction")
     if not predicted:
         return None
     if predicted.get("kind") == "serving":
-        return forecast_serving.told(spec, forecast)
+        return forecast_serving.describe(spec, forecast)
     memory, train = predicted["memory"], spec.get("train") or {}
     verdict, mood = phrases.verdict(predicted)
     assumed = bool(predicted.get("assumed"))
     device = str(predicted.get("device") or "")
-    speed = f"{formatting.seconds(predicted['step_time_s'])} a step"
+    speed = _("%(time)s per step") % {"time": formatting.seconds(predicted["step_time_s"])}
     low, high = predicted.get("step_time_low_s"), predicted.get("step_time_high_s")
     facts = [
         (
-            "Step",
-            f"{speed}, {formatting.seconds(low)} to {formatting.seconds(high)}"
+            _("Step"),
+            _("%(speed)s, %(low)s to %(high)s")
+            % {"speed": speed, "low": formatting.seconds(low), "high": formatting.seconds(high)}
             if low and high and high > low
             else speed,
         ),
         (
-            "Speed",
-            f"{formatting.quantity(predicted.get('tokens_per_s'))} tokens/s, MFU "
-            f"{formatting.percent(predicted.get('mfu'))}",
+            _("Speed"),
+            _("%(speed)s tokens/s, MFU %(mfu)s")
+            % {
+                "speed": formatting.quantity(predicted.get("tokens_per_s")),
+                "mfu": formatting.percent(predicted.get("mfu")),
+            },
         ),
     ]
     steps = train.get("steps")
     if isinstance(steps, int) and steps > 0:
         took = formatting.duration(steps * predicted["step_time_s"])
-        facts.append(("Done in", f"about {took}, without checkpoints and validation"))
+        text = _("about %(time)s, without checkpoints and validation") % {"time": took}
+        facts.append((_("Duration"), text))
     if predicted.get("bubble_fraction"):
-        facts.append(("Bubble", formatting.percent(predicted["bubble_fraction"])))
+        facts.append((_("Bubble"), formatting.percent(predicted["bubble_fraction"])))
     return {
         "verdict": verdict,
         "mood": "warn" if assumed and mood == "bad" else mood,
         "device": device,
         "assumed": assumed,
-        "says": phrases.room(memory),
+        "summary": phrases.room(memory),
         "bar": plan_memory.pieces(memory, with_free=False),
         "facts": facts,
         "changes": list(forecast.get("advice") or []),
@@ -70,7 +76,7 @@ def told(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, Any]
 
 
 def planner_query(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> str:
-    """The planner's link for the same model, devices and plan; empty where the page cannot show it."""
+    """Return the planner query of the model, devices and plan; empty if it cannot show them."""
     plan, predicted, model = (
         forecast.get("plan"),
         forecast.get("prediction") or {},

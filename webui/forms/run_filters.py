@@ -1,7 +1,4 @@
-"""The runs list's filters as they stand in the URL, and the chips that change them.
-
-Knows addresses, not rows.
-"""
+"""Filters of the runs list in the URL, and the chips that change them."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
+
+from django.utils.translation import gettext as _
 
 from workers.contracts.specs.run import KINDS
 from workers.contracts.wire.node_messages import RunState
@@ -19,9 +18,9 @@ LIVE_STATES = ("queued", "starting", "running", "stopping", "paused")
 
 @dataclass(frozen=True)
 class Chip:
-    """A choice of the list: `on` when it is in force, `url` the list with it toggled."""
+    """A filter: `on` if active, `url` is the list with it toggled."""
 
-    says: str
+    label: str
     url: str
     on: bool = False
     count: int | None = None
@@ -30,10 +29,7 @@ class Chip:
 
 @dataclass(frozen=True)
 class RunFilters:
-    """What is asked for; empty means everything.
-
-    `state` and `kind` may hold several, commas between.
-    """
+    """Filter values; empty means all. `state` and `kind` may list several, separated by commas."""
 
     state: str = ""
     kind: str = ""
@@ -45,33 +41,34 @@ class RunFilters:
 
     @classmethod
     def read(cls, query: Mapping[str, Any]) -> RunFilters:
-        """Words that no run can have are left out, a wrong cursor too: an old link still shows a
-        list.
-        """
+        """Read a query; unknown states and kinds and a wrong cursor are ignored."""
         values = {name: str(query.get(name, "")).strip()[:200] for name in NAMES}
-        values["state"] = ",".join(one for one in _split(values["state"]) if one in set(RunState))
-        values["kind"] = ",".join(one for one in _split(values["kind"]) if one in KINDS)
+        values["state"] = ",".join(
+            state for state in _split(values["state"]) if state in set(RunState)
+        )
+        values["kind"] = ",".join(kind for kind in _split(values["kind"]) if kind in KINDS)
         before = str(query.get("before", ""))
         return cls(
             **values, before=int(before) if before.isdecimal() and len(before) < 19 else None
         )
 
     @property
-    def asked(self) -> dict[str, str]:
+    def active(self) -> dict[str, str]:
+        """The non-empty filters."""
         return {name: value for name in NAMES if (value := getattr(self, name))}
 
     def url(self, **changes: Any) -> str:
-        """This list with changes, from its first row unless `before` is among them."""
-        query = {**self.asked, **changes}
+        """Return the list's URL with changes, from its first row unless `before` is given."""
+        query = {**self.active, **changes}
         text = urlencode({name: value for name, value in query.items() if value not in ("", None)})
         return f"?{text}" if text else "?"
 
     def state_chips(self, counts: Mapping[str, int]) -> list[Chip]:
-        """One a state that has runs or is asked for, in the order of a run's life."""
+        """Return one chip per state that has runs or is selected, in lifecycle order."""
         chosen = _split(self.state)
         return [
             Chip(
-                state,
+                _(state),
                 self.url(state=_toggled(chosen, state)),
                 state in chosen,
                 counts.get(state, 0),
@@ -81,27 +78,27 @@ class RunFilters:
             if counts.get(state) or state in chosen
         ]
 
-    def asked_chips(self) -> list[Chip]:
-        """What is in force besides states, each with the list without it."""
-        words = {
+    def active_chips(self) -> list[Chip]:
+        """Return the active filters other than states; each chip's URL removes it."""
+        labels = {
             "q": "“{}”",
-            "tag": "tag {}",
-            "owner": "by {}",
-            "experiment": "in {}",
+            "tag": _("tag: {}"),
+            "owner": _("owner: {}"),
+            "experiment": _("experiment: {}"),
             "kind": "{}",
         }
         return [
-            Chip(words[name].format(value), self.url(**{name: ""}), True)
-            for name, value in self.asked.items()
+            Chip(labels[name].format(value), self.url(**{name: ""}), True)
+            for name, value in self.active.items()
             if name != "state"
         ]
 
 
 def _split(text: str) -> list[str]:
-    return [one.strip() for one in text.split(",") if one.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _toggled(chosen: list[str], one: str) -> str:
+def _toggled(chosen: list[str], value: str) -> str:
     return ",".join(
-        [*chosen, one] if one not in chosen else [item for item in chosen if item != one]
+        [*chosen, value] if value not in chosen else [item for item in chosen if item != value]
     )

@@ -118,7 +118,8 @@ def _speculation(kind: str) -> tuple[SpecField, ...]:
             _("Draft model"),
             "model",
             _(
-                "A smaller model with the same tokenizer for speculative decoding: a path, a package or a preset."
+                "A smaller model with the same tokenizer for speculative decoding: a path, a "
+                "package or a preset."
             ),
             default=_("none"),
             double=True,
@@ -128,7 +129,8 @@ def _speculation(kind: str) -> tuple[SpecField, ...]:
             _("N-gram drafts"),
             "int",
             _(
-                "Draft without a model from earlier occurrences of the last n tokens; 3 suits answers that repeat their prompt."
+                "Draft from earlier occurrences of the last n tokens, without a model; 3 suits "
+                "answers that repeat their prompt."
             ),
             default=_("off"),
         ),
@@ -196,7 +198,7 @@ SECTIONS: tuple[Section, ...] = (
                 wide=True,
             ),
         ),
-        kinds=("train", _("benchmark")),
+        kinds=("train", "benchmark"),
         owns=("model",),
     ),
     Section(
@@ -270,7 +272,7 @@ SECTIONS: tuple[Section, ...] = (
                 ),
             ),
         ),
-        kinds=("train", _("benchmark")),
+        kinds=("train", "benchmark"),
         owns=("data",),
     ),
     Section(
@@ -313,9 +315,7 @@ SECTIONS: tuple[Section, ...] = (
                 "plan.zero",
                 _("ZeRO stage"),
                 "choice",
-                _(
-                    "0 replicates everything, 1 shards optimizer states, 2 also gradients, 3 also weights."
-                ),
+                _("0 replicates all, 1 shards optimizer states, 2 also gradients, 3 also weights."),
                 choices=_same("0", "1", "2", "3"),
                 default="0",
                 kinds=TRAINS,

@@ -1,9 +1,7 @@
-"""Form values to spec and back. The same two steps as `static/webui/js/spec_form.js`; a test holds
-them together.
+"""Converts form values to a spec and back, like `static/webui/js/spec_form.js` (a test compares).
 
-A value that cannot be read as its kind stays as typed, so that the contract says what is wrong with
-it. Keys of the
-spec that the form does not show are kept as they are.
+A value that cannot be parsed stays as typed, so the contract reports it. Spec keys that the form
+does not show are preserved.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _BY_FORM = (*TRAINS, *ANSWERS, "script", "external")
 
 
 def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The spec that the fields say, laid over `base`."""
+    """Return the spec of the field values, laid over `base`."""
     kind = values.get("kind", "train")
     spec: dict[str, Any] = {"kind": kind} | deepcopy(dict(base or {})) | {"kind": kind}
     for body in BODIES:
@@ -65,12 +63,12 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
             spec["plan"] = "auto"
             continue
         for field in (*section.fields, *section.more):
-            if not field.of(kind):
+            if not field.applies_to(kind):
                 continue
             if field.path not in _SPECIAL and not (
                 field.path.startswith("data.") and _preset_chosen(values)
             ):
-                _put(spec, field, read(field, values.get(field.path, "")))
+                _put(spec, field, parse(field, values.get(field.path, "")))
     for field in FIELDS:
         if field.gates and not values.get(field.path, "").strip():
             _remove(spec, field.parent)
@@ -78,13 +76,11 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
 
 
 def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
-    """What each field shows for this spec; a key that is absent is an empty field, or its choice's
-    default.
-    """
+    """Return the field values of a spec; a missing key is empty, or its choice's default."""
     values = {"kind": str(spec.get("kind", "train"))}
     for field in FIELDS:
         if field.path not in _SPECIAL:
-            values[field.path] = shown(field, _at(spec, field.path))
+            values[field.path] = format_value(field, _at(spec, field.path))
         if field.kind == "choice" and not values.get(field.path):
             values[field.path] = field.default
     model = spec.get("model", "llama-tiny")
@@ -98,8 +94,8 @@ def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
     return values
 
 
-def read(field: SpecField, text: str) -> Any:
-    """The value a field's text stands for; None for empty, the text itself where it cannot be read."""
+def parse(field: SpecField, text: str) -> Any:
+    """Parse a field's text; None if empty, the text itself if it cannot be parsed."""
     text = text.strip()
     if field.kind == "flag":
         return True if text in ("on", "true", "1") else None
@@ -134,7 +130,8 @@ def read(field: SpecField, text: str) -> Any:
     return text
 
 
-def shown(field: SpecField, value: Any) -> str:
+def format_value(field: SpecField, value: Any) -> str:
+    """Format a value as its field's text."""
     if field.kind == "choice" and isinstance(value, bool):
         return str(value).lower()
     if value is None or value is False:
@@ -166,7 +163,7 @@ def _reference(text: str) -> Any:
 
 
 def _named(value: Any) -> str:
-    """What `_reference` makes this of."""
+    """The text that `_reference` parses to this value."""
     if isinstance(value, Mapping) and len(value) == 1:
         for name, known in (("path", True), ("package", value.get("package") in PACKAGES)):
             if known and isinstance(value.get(name), str):
@@ -198,15 +195,13 @@ def _weights(spec: dict[str, Any], values: Mapping[str, str]) -> None:
 
 
 def _weights_choice(spec: Mapping[str, Any]) -> dict[str, str]:
-    """What is no path and no package is left to the JSON; of other kinds of run the first choice is
-    offered.
-    """
+    """Other models stay in the JSON; non-inference kinds preselect the first package."""
     model = spec.get("model")
-    found = model if isinstance(model, Mapping) else {}
-    path, package = found.get("path"), found.get("package")
-    if isinstance(path, str) and len(found) == 1:
+    reference = model if isinstance(model, Mapping) else {}
+    path, package = reference.get("path"), reference.get("package")
+    if isinstance(path, str) and len(reference) == 1:
         return {"weights": OWN_PATH, "model.path": path}
-    if spec.get("kind") not in ANSWERS or (package == SMOLLM2 and len(found) == 1):
+    if spec.get("kind") not in ANSWERS or (package == SMOLLM2 and len(reference) == 1):
         return {"weights": SMOLLM2, "model.path": ""}
     return {"weights": OWN_JSON, "model.path": ""}
 
@@ -226,14 +221,13 @@ def _data(spec: dict[str, Any], values: Mapping[str, str]) -> None:
     data = spec["data"] if isinstance(spec.get("data"), dict) else {}
     for other in ("preset", "sources"):
         data.pop(other, None)
-    # an empty path is said, not dropped: the spec would quietly mean the preset again
+    # keep an empty path: without it the spec would mean the preset again
     spec["data"] = {**data, "path": values.get("data.path", "").strip()}
 
 
 def _put(spec: dict[str, Any], field: SpecField, value: Any) -> None:
     *parents, name = field.path.split(".")
-    # what equals the default by choice stays out of the spec unless it was there: a short spec
-    # reads better
+    # omit choices that equal the default unless present: a short spec reads better
     place: Any = spec
     for parent in parents:
         inner = place.get(parent)
@@ -266,7 +260,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _tidy(spec: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out objects that the form emptied; `data` stays, an empty body stays."""
+    """Remove objects that the form emptied, except `data` and the body."""
     for key in ("plan", "resources", "retries"):
         if spec.get(key) == {}:
             del spec[key]

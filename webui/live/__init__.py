@@ -1,0 +1,1 @@
+"""Live sockets: consumers, fan-out hub, topic feeds."""

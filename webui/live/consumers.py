@@ -1,8 +1,7 @@
-"""One live socket: who asks, what may they see, what did they miss, and from there on every frame.
+"""Live sockets: authenticate, authorize, replay missed frames, then forward new frames from `hub`.
 
-Sends only; what a page says on the socket is ignored. Frames come from `hub`. Who was let in is
-asked for again now
-and then: a token may be revoked, a login ended, a person leave a team.
+Sends only; messages from the page are ignored. Re-checks authorization periodically: a token may be
+revoked, a session ended, a user may leave a team.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from webui.live.topic_feeds import Client, Feed, frames_after, head_of
 NOT_LOGGED_IN: Final = 4401
 NOT_FOUND: Final = 4404
 BAD_REQUEST: Final = 4400
-ASKED_AGAIN_S: Final = 30.0
+RECHECK_S: Final = 30.0
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
@@ -42,6 +41,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     topic: str = ""
 
     async def connect(self) -> None:
+        """Authenticate, authorize, join the topic and replay missed frames."""
         await self.accept()
         self._client = Client(self.base_send)
         self._tasks: list[asyncio.Task[None]] = []
@@ -53,10 +53,10 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             return
         topic = await self.topic_for(user)
         if topic is None:
-            await self.close(NOT_FOUND, "There is no such run, or it is not yours to see.")
+            await self.close(NOT_FOUND, "No such run, or you may not see it.")
             return
         try:
-            after, epoch = _place(self.scope["query_string"])
+            after, epoch = _position(self.scope["query_string"])
         except ValueError as error:
             await self.close(BAD_REQUEST, str(error))
             return
@@ -69,6 +69,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         ]
 
     async def disconnect(self, code: int) -> None:
+        """Stop the tasks and leave the topic."""
         for task in self._tasks:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
@@ -77,28 +78,28 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await hub().leave(self.topic, self._client)
 
     async def topic_for(self, user: AbstractBaseUser) -> str | None:
-        """The topic that the path names, None where this person may not see it."""
+        """Return the topic of the path; None if the user may not see it."""
         return "fleet"
 
     async def _watch(self) -> None:
-        """Ends the socket of somebody who would not be let in any more."""
+        """Close the socket when its user loses access."""
         while True:
-            await asyncio.sleep(ASKED_AGAIN_S)
-            with contextlib.suppress(DatabaseError):  # away for a moment: asked the next time
-                user = await self._user(again=True)
+            await asyncio.sleep(RECHECK_S)
+            with contextlib.suppress(DatabaseError):  # database unavailable: checked next time
+                user = await self._user(recheck=True)
                 if user is None:
-                    await self.close(NOT_LOGGED_IN, "This login or token has ended. Log in again.")
+                    await self.close(
+                        NOT_LOGGED_IN, "Session or token ended. Log in again."
+                    )
                     return
                 if await self.topic_for(user) is None:
-                    await self.close(NOT_FOUND, "This run is not yours to see any more.")
+                    await self.close(NOT_FOUND, "You may no longer see this run.")
                     return
 
-    async def _user(self, *, again: bool = False) -> AbstractBaseUser | None:
-        """Of the session as it was read at the handshake, or `again` as it is now; else of the
-        bearer token.
-        """
+    async def _user(self, *, recheck: bool = False) -> AbstractBaseUser | None:
+        """Return the user of the session (re-read for `recheck`), else of the bearer token."""
         user = self.scope.get("user")
-        if again and user is not None and user.is_authenticated:
+        if recheck and user is not None and user.is_authenticated:
             now = import_module(settings.SESSION_ENGINE).SessionStore(
                 self.scope["session"].session_key
             )
@@ -109,13 +110,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         scheme, _, text = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer":
             return None
-        found = await database_sync_to_async(token_user, thread_sensitive=False)(text.strip())
-        return found[0] if found else None
+        result = await database_sync_to_async(token_user, thread_sensitive=False)(text.strip())
+        return result[0] if result else None
 
     async def _replay(self, feed: Feed, after: int | None, epoch: str) -> None:
-        """Brings the socket from what it has to what the feed offers; from `feed.head` on it is
-        offered everything.
-        """
+        """Send frames between the client's position and the feed's head."""
         client = self._client
         now = await head_of(feed.topic)
         if after is None:
@@ -139,13 +138,16 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
 
 class RunConsumer(LiveConsumer):
+    """Frames of one run."""
+
     async def topic_for(self, user: AbstractBaseUser) -> str | None:
+        """Return the run's topic; None if the user may not see it."""
         topic: str | None = await run_topic(user, self.scope["url_route"]["kwargs"]["id"])
         return topic
 
 
 class FleetConsumer(LiveConsumer):
-    pass
+    """Frames of the fleet."""
 
 
 def _run_topic(user: Any, id: str) -> str | None:
@@ -158,13 +160,13 @@ def _run_topic(user: Any, id: str) -> str | None:
 run_topic = database_sync_to_async(_run_topic, thread_sensitive=False)
 
 
-def _place(query: bytes) -> tuple[int | None, str]:
+def _position(query: bytes) -> tuple[int | None, str]:
     """`after` and `epoch` of the query string."""
-    given: dict[str, Any] = parse_qs(query.decode("latin-1"))
-    epoch = given.get("epoch", [""])[0]
-    if "after" not in given:
+    params: dict[str, Any] = parse_qs(query.decode("latin-1"))
+    epoch = params.get("epoch", [""])[0]
+    if "after" not in params:
         return None, epoch
-    text = given["after"][0]
+    text = params["after"][0]
     if not text.isdecimal():
-        raise ValueError(f"after={text[:40]} is not the number of a frame")
+        raise ValueError(f"after={text[:40]} is not a frame number")
     return int(text), epoch

@@ -1,10 +1,8 @@
-"""Fan-out of live frames inside one web process: one Redis subscription a topic, frames sent on as
-the text they are.
+"""Fans out live frames in one web process: one Redis subscription per topic, frames as raw text.
 
-Frames reach every socket in order and once: a number that does not follow the last one makes the
-hub read what lies
-between from the database, and so does a look at the topics' heads every second, so nothing hangs on
-Redis.
+Every socket gets each frame once and in order. A gap in the numbers, or a database poll of the
+topics' heads every second, makes the hub read missing frames from the database, so delivery does
+not depend on Redis.
 """
 
 from __future__ import annotations
@@ -25,18 +23,15 @@ from webui.live.topic_feeds import Client, Feed, head_of, heads, heartbeat
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S: Final = 5.0
-# between looks at the heads in the database; it is the only way while Redis is away
-_LOOK_S: Final = 1.0
-_LOOK_ALONE_S: Final = 0.25
-_ALL_FRAMES: Final = "orrery:live:"  # an empty topic, so that the subscription is never empty
+# interval of database polls; the only source while Redis is unavailable
+_POLL_S: Final = 1.0
+_POLL_WITHOUT_REDIS_S: Final = 0.25
+_ALL_FRAMES: Final = "orrery:live:"  # a dummy topic, so the subscription is never empty
 _SEQ: Final = re.compile(r'\{"epoch":"([^"]*)","seq":(\d+),')
 
 
 class Hub:
-    """All topics that sockets of this process and event loop listen to.
-
-    Works while there are any.
-    """
+    """All topics that sockets of this process and event loop listen to."""
 
     def __init__(self) -> None:
         self._feeds: dict[str, Feed] = {}
@@ -45,7 +40,7 @@ class Hub:
         self._connected = False
 
     async def join(self, topic: str, client: Client) -> Feed:
-        """Adds the socket; from now on it is offered every frame above the feed's `head`."""
+        """Add a socket; it is offered every frame above the feed's `head` from now on."""
         feed = self._feeds.get(topic)
         if feed is not None:
             feed.clients.add(client)
@@ -56,12 +51,13 @@ class Hub:
         if not self._tasks:
             self._connected = False
             self._tasks = [
-                asyncio.create_task(work()) for work in (self._listen, self._look, self._beat)
+                asyncio.create_task(work())
+                for work in (self._listen, self._poll, self._send_heartbeats)
             ]
         if self._connected:
             with contextlib.suppress(redis.RedisError, OSError):
                 await self._pubsub.subscribe(feed.channel)
-                # without it the look at the heads comes to the same
+                # if it fails, polling delivers the frames
                 async with asyncio.timeout(1.0):
                     await feed.subscribed.wait()
         try:
@@ -76,6 +72,7 @@ class Hub:
         return feed
 
     async def leave(self, topic: str, client: Client) -> None:
+        """Remove a socket; the last one unsubscribes the topic."""
         feed = self._feeds.get(topic)
         if feed is None:
             return
@@ -94,7 +91,7 @@ class Hub:
                 await self._pubsub.unsubscribe(feed.channel)
 
     async def _listen(self) -> None:
-        """Redis to feeds. After a loss it subscribes anew and reads what it has missed."""
+        """Forward frames from Redis to feeds; after a reconnect, read missed frames."""
         own = asyncio.current_task()
         while own in self._tasks:
             connection = redis.asyncio.Redis.from_url(
@@ -109,17 +106,17 @@ class Hub:
                 if left_out := {feed.channel for feed in self._feeds.values()} - {
                     *_names(self._pubsub.channels)
                 }:
-                    await self._pubsub.subscribe(*left_out)  # joined meanwhile
+                    await self._pubsub.subscribe(*left_out)  # topics joined meanwhile
                 for feed in self._feeds.values():
                     feed.catch_up()
                 # redis-py swallows a cancellation that comes while it connects
                 while own in self._tasks:
-                    message = await self._pubsub.get_message(timeout=_LOOK_S)
+                    message = await self._pubsub.get_message(timeout=_POLL_S)
                     if message is not None:
-                        self._hear(message)
+                        self._receive(message)
             except (redis.RedisError, OSError, RuntimeError) as error:
                 if self._connected:
-                    log.warning("live frames come from the database until Redis is back: %s", error)
+                    log.warning("Redis unavailable, live frames come from the database: %s", error)
                 self._connected = False
             finally:
                 if own in self._tasks:
@@ -128,7 +125,7 @@ class Hub:
                     await connection.aclose()
             await asyncio.sleep(0.5)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _receive(self, message: dict[str, Any]) -> None:
         topic = message["channel"].decode().removeprefix(_ALL_FRAMES)
         feed = self._feeds.get(topic)
         if feed is None:
@@ -137,36 +134,34 @@ class Hub:
             feed.subscribed.set()
         elif message["type"] == "message":
             text = message["data"].decode()
-            if found := _SEQ.match(text):
-                feed.hear(found[1], int(found[2]), text)
+            if match := _SEQ.match(text):
+                feed.receive(match[1], int(match[2]), text)
 
-    async def _look(self) -> None:
-        """Heads in the database against what the sockets were offered."""
+    async def _poll(self) -> None:
+        """Compare heads in the database with what the sockets were offered."""
         while True:
-            await asyncio.sleep(_LOOK_S if self._connected else _LOOK_ALONE_S)
+            await asyncio.sleep(_POLL_S if self._connected else _POLL_WITHOUT_REDIS_S)
             feeds = [feed for feed in self._feeds.values() if feed.ready.is_set()]
             try:
-                found = await heads([feed.topic for feed in feeds])
+                current = await heads([feed.topic for feed in feeds])
             except Exception as error:
-                log.warning("the heads of live topics were not read, trying again: %s", error)
+                log.warning("could not read heads of live topics, retrying: %s", error)
                 continue
             for feed in feeds:
-                epoch, seq = found.get(feed.topic, ("", 0))
+                epoch, seq = current.get(feed.topic, ("", 0))
                 if epoch and (epoch != feed.epoch or seq > feed.head):
                     feed.announced = max(feed.announced, seq)
                     feed.catch_up()
 
-    async def _beat(self) -> None:
-        """A frame with each topic's head, so that a page knows that it has everything and that
-        somebody is there.
-        """
+    async def _send_heartbeats(self) -> None:
+        """Send each topic's head, so pages detect missing frames and dead connections."""
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for feed in self._feeds.values():
                 if feed.epoch:
                     text = heartbeat(feed)
                     for client in feed.clients:
-                        # the number below 0 tells `pump` that this is no frame of the topic
+                        # a negative number marks a frame outside the sequence
                         client.offer(-feed.head - 1, text)
 
 
@@ -178,5 +173,5 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def hub() -> Hub:
-    """The hub of the running event loop."""
+    """Return the hub of the running event loop."""
     return _hubs.setdefault(asyncio.get_running_loop(), Hub())

@@ -1,6 +1,4 @@
-"""The live sockets' addresses, and the check of who may open one from a page; logins are
-`consumers`'.
-"""
+"""URLs of the live sockets and their origin check; `consumers` authenticates."""
 
 from __future__ import annotations
 
@@ -21,16 +19,16 @@ urlpatterns = [
 
 
 class PageOriginValidator(OriginValidator):  # type: ignore[misc]
-    """Refuses (403) sockets that a page of a foreign host opens with its visitor's cookies.
+    """Refuse (403) sockets that pages of other hosts open with a visitor's cookies.
 
-    Browsers always send an Origin; programs with a bearer token send none, and carry no cookies to
-    be abused.
+    Browsers always send an Origin; programs with a bearer token send neither Origin nor cookies.
     """
 
     def valid_origin(self, parsed_origin: Any) -> bool:
+        """Whether the Origin is missing or one of our hosts."""
         return parsed_origin is None or bool(super().valid_origin(parsed_origin))
 
 
 def application() -> Any:
-    """The websocket side of the web process."""
+    """Return the websocket application of the web process."""
     return PageOriginValidator(AuthMiddlewareStack(URLRouter(urlpatterns)), settings.ALLOWED_HOSTS)

@@ -1,9 +1,7 @@
-"""One live topic in a web process and the sockets that listen to it: order, gaps and what waits to
-be sent.
+"""One live topic in a web process and its sockets: order, gaps and send queues.
 
-A number that does not follow the last one makes the feed read what lies between from the database.
-Where frames come
-from otherwise is `hub`'s.
+On a gap in the numbers the feed reads the missing frames from the database. `hub` delivers the
+others.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from workers.contracts.wire.names import live_channel
 
 log = logging.getLogger(__name__)
 
-QUEUE: Final = 256  # frames waiting for one socket; more, and it gets one `gap` instead
+QUEUE: Final = 256  # queued frames per socket; beyond that it gets one `gap` frame
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -31,7 +29,7 @@ frames_after = database_sync_to_async(live.frames_after, thread_sensitive=False)
 
 
 class Client:
-    """One socket's place in a topic: what waits to be sent, and the number sent last."""
+    """One socket of a topic: its send queue and the last number sent."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -41,10 +39,7 @@ class Client:
         self.sent = 0
 
     def offer(self, seq: int, text: str) -> None:
-        """Takes a frame to send later.
-
-        Called for every frame and socket, so it does next to nothing.
-        """
+        """Queue a frame; called for every frame and socket, so it must be cheap."""
         if self._overflowed:
             return
         if len(self._queue) >= QUEUE:
@@ -56,18 +51,17 @@ class Client:
             self._waiter.set_result(None)
 
     async def send(self, text: str) -> None:
+        """Send a frame now."""
         await self._send({"type": "websocket.send", "text": text})
 
     async def skip(self, feed: Feed, to: int) -> None:
-        """Tells that the numbers up to `to` will not come: the page reads its state anew and goes
-        on from there.
-        """
+        """Send a gap up to `to`: the page refetches its state and continues from there."""
         body = {"from": min(self.sent + 1, to), "to": to}
         await self.send(live.frame_text(feed.epoch, to, "gap", body))
         self.sent = to
 
     async def pump(self, feed: Feed) -> None:
-        """Sends what is offered, in order, each number once, until cancelled."""
+        """Send queued frames in order, each number once, until cancelled."""
         queue, loop = self._queue, asyncio.get_running_loop()
         while True:
             while queue:
@@ -75,7 +69,7 @@ class Client:
                 if seq > self.sent:
                     await self._send({"type": "websocket.send", "text": text})
                     self.sent = seq
-                elif seq < 0 and -seq > self.sent:  # a heartbeat, see `Hub._beat`
+                elif seq < 0 and -seq > self.sent:  # a heartbeat, see `Hub._send_heartbeats`
                     await self._send({"type": "websocket.send", "text": text})
             if self._overflowed:
                 self._overflowed = False
@@ -86,9 +80,7 @@ class Client:
 
 
 class Feed:
-    """One topic in this process: who listens, and the number up to which everybody has been offered
-    everything.
-    """
+    """One topic in this process: its clients, and the number up to which they were offered all."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -96,15 +88,13 @@ class Feed:
         self.clients: set[Client] = set()
         self.epoch = ""
         self.head = 0
-        self.announced = 0  # highest number heard of
+        self.announced = 0  # highest number seen
         self.ready = asyncio.Event()
         self.subscribed = asyncio.Event()
         self.sync: asyncio.Task[None] | None = None
 
-    def hear(self, epoch: str, seq: int, text: str) -> None:
-        """A frame from Redis: passed on when it is the next one, else a reason to read the
-        database.
-        """
+    def receive(self, epoch: str, seq: int, text: str) -> None:
+        """Offer a frame from Redis if it is the next one, else read the database."""
         self.announced = max(self.announced, seq)
         if not self.ready.is_set() or self.sync is not None:
             return
@@ -114,16 +104,17 @@ class Feed:
             self.catch_up()
 
     def catch_up(self) -> None:
+        """Start reading missing frames from the database, unless already running."""
         if self.sync is None and self.ready.is_set():
             self.sync = asyncio.create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Reads and offers what is missing until it has everything that was announced."""
+        """Read and offer missing frames until all announced ones are offered."""
         try:
             while True:
                 now = await head_of(self.topic)
                 if now.epoch != self.epoch:
-                    self._begin_anew(now)
+                    self._restart(now)
                     return
                 rows = await frames_after(self.topic, self.head, live.REPLAY_LIMIT)
                 if (
@@ -141,19 +132,19 @@ class Feed:
                     self.announced = self.head
                     return
         except Exception:
-            log.exception("live topic %s not read, trying again in a second", self.topic)
+            log.exception("could not read live topic %s, retrying in a second", self.topic)
         finally:
             self.sync = None
 
     def skip_to(self, seq: int) -> None:
-        """What lies between is pruned or too much to replay: everybody gets a gap."""
+        """Offer a gap up to `seq`: frames between are pruned or too many to replay."""
         if seq <= self.head:
             return
         text = live.frame_text(self.epoch, seq, "gap", {"from": self.head + 1, "to": seq})
         self._offer(seq, text)
 
-    def _begin_anew(self, now: live.Head) -> None:
-        """The topic has another epoch: numbers count anew, so every page starts over."""
+    def _restart(self, now: live.Head) -> None:
+        """Restart at a new epoch: numbers start from 1 and every page refetches."""
         first = self.epoch == ""
         self.epoch, self.head, self.announced = now.epoch, 0, now.seq
         for client in self.clients:
@@ -170,4 +161,5 @@ class Feed:
 
 
 def heartbeat(feed: Feed) -> str:
+    """Return a heartbeat frame with the feed's head."""
     return live.frame_text(feed.epoch, feed.head, "heartbeat", "{}")

@@ -1,0 +1,1 @@
+"""Text of pages: headlines, events, numbers, logs, Markdown."""

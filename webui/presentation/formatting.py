@@ -1,4 +1,4 @@
-"""Numbers, ages and plans as people read them. Pure functions; knows no page and no database."""
+"""Formats numbers, ages and plans for display. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 DASH = "–"
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else, booleans included."""
+    """Return a finite number as float; None for anything else, booleans included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 
 
 def quantity(value: Any, digits: int = 3) -> str:
-    """A count or rate with a metric suffix, `digits` significant: 1234567 → 1.23M."""
+    """Format a count or rate with a metric suffix and `digits` digits: 1234567 → 1.23M."""
     real = number(value)
     if real is None:
         return DASH
@@ -29,7 +31,7 @@ def quantity(value: Any, digits: int = 3) -> str:
 
 
 def memory(value: Any) -> str:
-    """Bytes in the binary unit that fits: 1.50 GiB."""
+    """Format bytes in a binary unit: 1.50 GiB."""
     real = number(value)
     if real is None:
         return DASH
@@ -40,13 +42,13 @@ def memory(value: Any) -> str:
 
 
 def percent(value: Any) -> str:
-    """A fraction as per cent: 0.4312 → 43.1%."""
+    """Format a fraction as percent: 0.4312 → 43.1%."""
     real = number(value)
     return DASH if real is None else f"{_significant(100 * real, 3)}%"
 
 
 def duration(value: Any) -> str:
-    """Seconds as the two largest units that matter: 7500 → 2 h 05 min."""
+    """Format seconds in their two largest units: 7500 → 2 h 05 min."""
     real = number(value)
     if real is None or real < 0:
         return DASH
@@ -65,10 +67,9 @@ def duration(value: Any) -> str:
 
 
 def seconds(value: Any, digits: int = 3) -> str:
-    """A time that is predicted or compared: three digits from microseconds to a minute, then as
-    `duration`.
+    """Format a predicted or compared time: three digits up to a minute, then like `duration`.
 
-    More `digits` tell close times apart: they stay seconds up to a thousand.
+    With more `digits`, times up to 1000 s stay in seconds, so close values differ.
     """
     real = number(value)
     if real is None:
@@ -84,34 +85,30 @@ def seconds(value: Any, digits: int = 3) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago, in one unit: 42 s ago, 3 min ago, 5 h ago, 2 d ago."""
-    whole = max(0, round(seconds))
-    if whole < 3:
-        return "now"
+    """Format an age in one unit: 42 s ago, 3 min ago, 5 h ago, 2 d ago."""
+    rounded = max(0, round(seconds))
+    if rounded < 3:
+        return _("now")
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if whole >= size:
-            return f"{whole // size} {unit} ago"
-    return f"{whole} s ago"
+        if rounded >= size:
+            return _("%(age)s ago") % {"age": f"{rounded // size} {unit}"}
+    return _("%(age)s ago") % {"age": f"{rounded} s"}
 
 
 def count(value: int, noun: str, plural: str = "") -> str:
-    """1 run, 2 runs."""
+    """Return "1 run" or "2 runs"."""
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
 
 
 def listed(parts: Sequence[str]) -> str:
-    """a, b and c."""
-    return (
-        parts[0]
-        if len(parts) == 1
-        else ", ".join(parts[:-1]) + " and " + parts[-1]
-        if parts
-        else ""
-    )
+    """Join as "a, b and c"."""
+    if len(parts) < 2:
+        return "".join(parts)
+    return _("%(items)s and %(last)s") % {"items": ", ".join(parts[:-1]), "last": parts[-1]}
 
 
-def plan_words(plan: Mapping[str, Any]) -> tuple[list[str], str]:
-    """A plan's axes that are larger than one, its ZeRO stage and flags; and its precision."""
+def plan_parts(plan: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return a plan's parallel axes larger than one with its flags, and its precision."""
     axes = [
         f"{axis}{plan[axis]}"
         for axis in ("dp", "tp", "pp", "cp", "ep")
@@ -125,22 +122,26 @@ def plan_words(plan: Mapping[str, Any]) -> tuple[list[str], str]:
         axes.append(f"rc-{plan['recompute']}")
     if plan.get("offload") not in (None, "none"):
         axes.append(f"off-{plan['offload']}")
-    return axes or ["1 device"], str(plan.get("precision") or "")
+    return axes or [_("1 device")], str(plan.get("precision") or "")
 
 
-def plan_sentence(plan: Mapping[str, Any]) -> str:
-    """The same plan in full words, for a tooltip and for a person who reads with their ears."""
-    names = {"dp": "data", "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
+def describe_plan(plan: Mapping[str, Any]) -> str:
+    """Describe a plan in full words, for tooltips and screen readers."""
+    names = {
+        "dp": _("data parallel %(size)s"),
+        "tp": _("tensor parallel %(size)s"),
+        "pp": _("pipeline parallel %(size)s"),
+        "cp": _("context parallel %(size)s"),
+        "ep": _("expert parallel %(size)s"),
+    }
     parts = [
-        f"{word} parallel {plan[axis]}"
-        for axis, word in names.items()
-        if int(plan.get(axis) or 1) > 1
+        text % {"size": plan[axis]} for axis, text in names.items() if int(plan.get(axis) or 1) > 1
     ]
     if plan.get("zero"):
-        parts.append(f"ZeRO stage {plan['zero']}")
+        parts.append(_("ZeRO stage %(stage)s") % {"stage": plan["zero"]})
     parts.append(f"{plan.get('precision', 'fp32')}")
     if plan.get("global_batch_size"):
-        parts.append(f"{plan['global_batch_size']} sequences a step")
+        parts.append(_("%(count)s sequences per step") % {"count": plan["global_batch_size"]})
     return ", ".join(parts)
 
 

@@ -1,133 +1,152 @@
-"""The headline of runs that answer: how a served model keeps up, how far a file of prompts is, what
-a judgement found.
+"""Headlines of inference runs: serve, generate and evaluate.
 
-Pure functions of plain numbers, as `sentences`, whose other half this is.
+Pure functions of plain numbers; `run_headlines` calls them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from webui.presentation import formatting
 
 if TYPE_CHECKING:
     from webui.presentation.run_headlines import RunFacts
 
-TOLD: Final = frozenset({"serve", "generate", "evaluate"})
+KINDS: Final = frozenset({"serve", "generate", "evaluate"})
 ADVICE: Final = {
-    "out_of_memory": (
-        "Fewer sequences at once, fewer cache blocks or quantised weights would need less."
+    "out_of_memory": gettext_noop(
+        "Try fewer concurrent sequences, fewer cache blocks or quantized weights."
     ),
-    "numerics": "fp32 or bf16 usually helps; the logs show where it began.",
-    "preempted": "Retry goes on with what is not answered yet.",
-    "lost": "Its node went silent: retry begins again on another.",
+    "numerics": gettext_noop("fp32 or bf16 usually helps; the logs show where it began."),
+    "preempted": gettext_noop("Retry continues with the prompts that have no answer yet."),
+    "lost": gettext_noop("The node stopped responding: retry starts again on another node."),
 }
 
 
 def running(facts: RunFacts) -> str:
+    """Describe the progress of a running inference run."""
     if facts.kind == "serve":
         return _serving(facts)
     if facts.kind == "generate":
-        done, of = facts.answered or (0, None)
-        if not done:
-            return "Loading its model; no line is answered yet."
-        far = (
-            f"Answered {done:,} of {of:,} lines"
-            if of
-            else f"Answered {formatting.count(done, 'line')}"
-        )
-        togo = ""
-        if of and facts.runtime_s and 0 < done < of:
-            togo = f", done in about {formatting.duration(facts.runtime_s / done * (of - done))}"
-        return f"{far}{_rate(facts)}{togo}."
-    judged = formatting.number(facts.summary.get("inference/answered"))
-    return (
-        f"Judged {formatting.count(round(judged), 'line')}{_rate(facts)}."
-        if judged
-        else "Loading model and data."
-    )
+        return _generating(facts)
+    evaluated = round(formatting.number(facts.summary.get("inference/answered")) or 0)
+    if not evaluated:
+        return _("Loading model and data.")
+    text = ngettext("Evaluated %(count)s example", "Evaluated %(count)s examples", evaluated)
+    return text % {"count": f"{evaluated:,}"} + _rate(facts) + "."
+
+
+def _generating(facts: RunFacts) -> str:
+    done, total = facts.answered or (0, None)
+    if not done:
+        return _("Loading the model; no answer yet.")
+    if not total:
+        return _answers(done) + _rate(facts) + "."
+    text = _("Generated %(done)s of %(total)s answers") % {
+        "done": f"{done:,}",
+        "total": f"{total:,}",
+    }
+    text += _rate(facts)
+    if facts.runtime_s and 0 < done < total:
+        left = formatting.duration(facts.runtime_s / done * (total - done))
+        text += _(", ETA %(time)s") % {"time": left}
+    return text + "."
 
 
 def _serving(facts: RunFacts) -> str:
-    if facts.standing == "draining":
-        return "Ends what it has begun, and takes no new requests."
-    if facts.standing != "serving":
-        return "Loading its model; it serves in a moment."
-    now, waits = (
+    if facts.phase == "draining":
+        return _("Draining: running requests finish, new requests are refused.")
+    if facts.phase != "serving":
+        return _("Loading the model; it will serve in a moment.")
+    active, waiting = (
         formatting.number(facts.summary.get(f"inference/{name}")) for name in ("running", "waiting")
     )
-    first, pace = (
+    first, per_token = (
         formatting.number(facts.summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
     )
-    if first is None and not now:
-        return "Serves, and waits for its first request."
-    load = (
-        f"{formatting.count(round(now), 'answer')} on the way" if now else "nothing to do just now"
-    )
-    queue = f", {round(waits):,} waiting" if waits else ""
-    speed = [
-        f"first token after {formatting.seconds(first)}" if first else "",
-        f"{formatting.seconds(pace)} a token" if pace else "",
-    ]
-    said = ", then ".join(part for part in speed if part)
-    return (
-        f"Serves: {load}{queue}"
-        + (f"; {said}" if said else "")
-        + (_rate(facts) if now else "")
-        + "."
-    )
+    if first is None and not active:
+        return _("Serving; no request yet.")
+    count = round(active or 0)
+    load = _("Serving: idle")
+    if count:
+        load = ngettext(
+            "Serving: %(count)s request running", "Serving: %(count)s requests running", count
+        ) % {"count": f"{count:,}"}
+    if waiting:
+        load += _(", %(count)s waiting") % {"count": f"{round(waiting):,}"}
+    latency = []
+    if first:
+        latency.append(_("time to first token %(time)s") % {"time": formatting.seconds(first)})
+    if per_token:
+        latency.append(_("%(time)s per token") % {"time": formatting.seconds(per_token)})
+    text = load + (f"; {', '.join(latency)}" if latency else "")
+    return text + (_rate(facts) if active else "") + "."
 
 
 def finished(facts: RunFacts) -> str:
-    took = f" in {formatting.duration(facts.runtime_s)}" if facts.runtime_s else ""
+    """Describe the result of a finished inference run."""
+    time = _(" in %(time)s") % {"time": formatting.duration(facts.runtime_s)}
+    time = time if facts.runtime_s else ""
     if facts.kind == "generate":
         done = facts.answered[0] if facts.answered else None
-        return f"Answered {formatting.count(done, 'line') if done else 'every line'}{took}{_rate(facts)}."
+        return (_answers(done) if done else _("Generated all answers")) + time + _rate(facts) + "."
     if facts.kind == "evaluate":
-        found = [
+        metrics = [
             f"{name.replace('_', ' ')} {formatting.quantity(value, 4)}"
             for name, value in (facts.metrics or {}).items()
         ]
-        return f"Judged{took}: {formatting.listed(found[:4])}." if found else f"Judged{took}."
-    return (
-        f"Served{f' for {formatting.duration(facts.runtime_s)}' if facts.runtime_s else ''}, and "
-        "was asked to end."
-    )
+        text = _("Evaluated") + time
+        return f"{text}: {formatting.listed(metrics[:4])}." if metrics else f"{text}."
+    if not facts.runtime_s:
+        return _("Stopped on request.")
+    return _("Served for %(time)s, then stopped on request.") % {
+        "time": formatting.duration(facts.runtime_s)
+    }
 
 
 def stopping(facts: RunFacts) -> str:
+    """Describe an inference run that releases its devices."""
     if facts.kind == "serve":
-        return "Ends what it has begun and leaves its devices; it takes no new requests."
-    return f"It is leaving its devices; {_kept(facts)}."
+        return _("Stopping: running requests finish, new requests are refused.")
+    return _("Stopping; %(results)s.") % {"results": _saved(facts)}
 
 
 def paused(facts: RunFacts) -> str:
+    """Describe a paused inference run."""
     if facts.kind == "serve":
-        return "Paused: it serves again, at another address of its node, once it is resumed."
-    return f"Paused; {_kept(facts)}. Resume goes on after that."
+        return _("Paused. After Resume it serves again, at another address of its node.")
+    return _("Paused; %(results)s. Resume continues from there.") % {"results": _saved(facts)}
 
 
 def cancelled(facts: RunFacts, reason: str) -> str:
+    """Describe a cancelled inference run."""
     if facts.kind == "serve":
-        ran = (
-            f"Served for {formatting.duration(facts.runtime_s)}; stopped"
-            if facts.runtime_s
-            else "Stopped before it served"
-        )
-        return f"{ran}{f': {reason[:1].lower()}{reason[1:]}' if reason else ''}."
-    return (
-        f"Cancelled; {_kept(facts)}."
-        if facts.answered
-        else f"Cancelled{f': {reason}' if reason else ''}."
-    )
+        text = _("Stopped before it served")
+        if facts.runtime_s:
+            time = formatting.duration(facts.runtime_s)
+            text = _("Served for %(time)s; stopped") % {"time": time}
+        return f"{text}{f': {reason[:1].lower()}{reason[1:]}' if reason else ''}."
+    if facts.answered:
+        return _("Cancelled; %(results)s.") % {"results": _saved(facts)}
+    return _("Cancelled") + (f": {reason}." if reason else ".")
 
 
-def _kept(facts: RunFacts) -> str:
+def _answers(count: int) -> str:
+    text = ngettext("Generated %(count)s answer", "Generated %(count)s answers", count)
+    return text % {"count": f"{count:,}"}
+
+
+def _saved(facts: RunFacts) -> str:
     if facts.kind == "generate" and facts.answered:
-        return f"{formatting.count(facts.answered[0], 'answer')} stay"
-    return "what is done stays"
+        count = facts.answered[0]
+        text = ngettext("%(count)s answer is saved", "%(count)s answers are saved", count)
+        return text % {"count": f"{count:,}"}
+    return _("completed results are saved")
 
 
 def _rate(facts: RunFacts) -> str:
     speed = formatting.number(facts.summary.get("inference/tokens_per_s"))
-    return f", {formatting.quantity(speed)} tokens/s" if speed else ""
+    return _(", %(count)s tokens/s") % {"count": formatting.quantity(speed)} if speed else ""

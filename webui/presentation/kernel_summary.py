@@ -1,6 +1,6 @@
-"""Which kernels a run's first step chose, and why, in words.
+"""Describes which kernels a run's first step selected, and why.
 
-Pure: knows the event's data, not where it is stored.
+Pure functions of the event's data. Does not depend on how events are stored.
 """
 
 from __future__ import annotations
@@ -8,50 +8,52 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from webui.presentation import formatting
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
 
 EVENT: Final = "kernels_chosen"
 _OPERATIONS: Final = {
     "adamw": "AdamW",
-    "apply_rope": "rotary positions",
-    "attention_varlen": "attention within documents",
-    "cross_entropy": "head and loss",
-    "int4_matmul": "int4 product",
-    "int8_matmul": "int8 product",
-    "fp8_matmul": "fp8 product",
+    "apply_rope": gettext_noop("rotary position embedding"),
+    "attention_varlen": gettext_noop("variable-length attention"),
+    "cross_entropy": gettext_noop("LM head and loss"),
+    "int4_matmul": gettext_noop("int4 matmul"),
+    "int8_matmul": gettext_noop("int8 matmul"),
+    "fp8_matmul": gettext_noop("fp8 matmul"),
     "layer_norm": "LayerNorm",
-    "linear_cross_entropy": "head's product and loss",
-    "mla_decode": "latent attention, decode",
-    "paged_attention": "paged attention",
+    "linear_cross_entropy": gettext_noop("LM head matmul and loss"),
+    "mla_decode": gettext_noop("latent attention, decode"),
+    "paged_attention": gettext_noop("paged attention"),
     "rms_norm": "RMSNorm",
     "swiglu": "SwiGLU",
-    "write_kv": "keys and values to the cache",
+    "write_kv": gettext_noop("KV cache write"),
 }
-_RAN: Final = {
-    "own": "own kernel",
+_BACKENDS: Final = {
+    "own": gettext_noop("Orrery kernel"),
     "cudnn": "cuDNN",
-    "flash": "torch, FlashAttention",
-    "efficient": "torch, memory-efficient",
-    "math": "torch, block by block",
+    "flash": gettext_noop("torch, FlashAttention"),
+    "efficient": gettext_noop("torch, memory-efficient"),
+    "math": gettext_noop("torch, math"),
     "torch": "torch",
-    "reference": "reference formula",
+    "reference": gettext_noop("reference implementation"),
 }
 _RUNTIME: Final = {
-    "gpu": "own kernels can run on this GPU",
-    "interpret": "own kernels run in Triton's interpreter",
-    "reference": "own kernels cannot run here",
+    "gpu": gettext_noop("Orrery kernels can run on this GPU"),
+    "interpret": gettext_noop("Orrery kernels run in Triton's interpreter"),
+    "reference": gettext_noop("Orrery kernels cannot run here"),
 }
 
 
 def table(data: Mapping[str, Any]) -> dict[str, Any]:
-    """`{says, rows: [{op, call, ran, own, reason}], versions, more}`; a row a kind of call, in
-    order of first use.
+    """Return `{summary, rows: [{op, call, backend, own, reason}], versions, more}`.
+
+    One row per kind of call, in order of first use.
     """
     rows = [
         {
-            "op": operation(str(row.get("op"))),
+            "op": operation_title(str(row.get("op"))),
             "call": str(row.get("call") or ""),
-            "ran": _RAN.get(str(row.get("backend")), str(row.get("backend"))),
+            "backend": _(_BACKENDS.get(str(row.get("backend")), str(row.get("backend")))),
             "own": row.get("backend") == "own",
             "reason": str(row.get("reason") or ""),
         }
@@ -60,32 +62,42 @@ def table(data: Mapping[str, Any]) -> dict[str, Any]:
     versions = [f"{name} {data[name]}" for name in ("torch", "triton") if data.get(name)]
     more = int(data.get("left_out") or 0)
     return {
-        "says": f"{sentence(data)}.",
+        "summary": f"{summarize(data)}.",
         "rows": rows,
         "versions": ", ".join(versions),
         "more": more,
     }
 
 
-def sentence(data: Mapping[str, Any]) -> str:
-    """ "4 of 6 operations run by own kernels on sm_90", without a full stop."""
+def summarize(data: Mapping[str, Any]) -> str:
+    """Return "Orrery kernels run 4 of 6 operations on sm_90", without a full stop."""
     if data.get("fused") is False:
-        return "Formulas run step by step in plain torch, as the run asks; no kernel was chosen"
+        return _("Fused kernels are off: all operations run in plain PyTorch")
     ops = {str(row.get("op")) for row in _operations(data)}
     own = {str(row.get("op")) for row in _operations(data) if row.get("backend") == "own"}
-    where = f" on {data['arch']}" if data.get("runtime") == "gpu" and data.get("arch") else ""
-    runtime = _RUNTIME.get(str(data.get("runtime")), "")
     if not own:
-        return f"torch's kernels run {formatting.count(len(ops), 'operation')}" + (
-            f": {runtime}" if runtime else ""
-        )
-    return f"Own kernels run {len(own)} of {formatting.count(len(ops), 'operation')}{where}"
+        text = ngettext(
+            "PyTorch kernels run %(count)s operation",
+            "PyTorch kernels run all %(count)s operations",
+            len(ops),
+        ) % {"count": len(ops)}
+        runtime = _RUNTIME.get(str(data.get("runtime")), "")
+        return text + (f": {_(runtime)}" if runtime else "")
+    text = ngettext(
+        "Orrery kernels run %(own)s of %(count)s operation",
+        "Orrery kernels run %(own)s of %(count)s operations",
+        len(ops),
+    ) % {"own": len(own), "count": len(ops)}
+    if data.get("runtime") == "gpu" and data.get("arch"):
+        text += _(" on %(arch)s") % {"arch": data["arch"]}
+    return text
 
 
-def operation(name: str) -> str:
-    return _OPERATIONS.get(name, name.replace("_", " "))
+def operation_title(name: str) -> str:
+    """Return the readable name of an operation."""
+    return _(_OPERATIONS.get(name, name.replace("_", " ")))
 
 
 def _operations(data: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    found = data.get("operations")
-    return [row for row in found if isinstance(row, Mapping)] if isinstance(found, list) else []
+    rows = data.get("operations")
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []

@@ -1,4 +1,4 @@
-"""Equal log lines of several ranks as one, and the level a line speaks with. Pure."""
+"""Groups equal log lines of several ranks and detects each line's level. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any, Final
 
 LEVELS: Final = ("debug", "info", "warning", "error")
-WINDOW: Final = 200  # lines back that an equal one of another rank may lie
-WIDTH: Final = 400  # characters shown of a line
+WINDOW: Final = 200  # how many lines back a line may be merged with an equal one
+WIDTH: Final = 400  # characters shown per line
 
 _ERROR = re.compile(
     r"\b(error|exception|traceback|fatal|critical|out of "
@@ -26,8 +26,8 @@ _RANK = re.compile(r"\brank[ =:]?\d+|\[\d+\]", re.I)
 
 
 @dataclass(slots=True)
-class Folded:
-    """A line and the ranks that wrote it; `text` is the first one's."""
+class LogGroup:
+    """A line and the ranks that wrote it; `text` is that of the first rank."""
 
     attempt: int
     ranks: list[int]
@@ -38,18 +38,16 @@ class Folded:
 
     @property
     def who(self) -> str:
-        """0, or 0–3, or 0, 2, or "supervisor"."""
-        return ranks_words(self.ranks)
+        """Return the ranks as "0", "0–3", "0, 2" or "supervisor"."""
+        return format_ranks(self.ranks)
 
 
-def fold(lines: Iterable[Any]) -> list[Folded]:
-    """Lines in order; one that another rank wrote too within the last `WINDOW` is joined, clocks
-    and ranks aside.
-    """
-    made: list[Folded] = []
-    open_: dict[tuple[int, str], Folded] = {}
+def group_lines(lines: Iterable[Any]) -> list[LogGroup]:
+    """Merge equal lines of different ranks within the last `WINDOW`, ignoring clocks and ranks."""
+    groups: list[LogGroup] = []
+    open_: dict[tuple[int, str], LogGroup] = {}
     for line in lines:
-        key = (line.attempt, plain(line.text))
+        key = (line.attempt, normalize(line.text))
         before = open_.get(key)
         if (
             before is not None
@@ -59,7 +57,7 @@ def fold(lines: Iterable[Any]) -> list[Folded]:
         ):
             before.ranks.append(line.rank)
             continue
-        found = Folded(
+        group = LogGroup(
             line.attempt,
             [line.rank],
             line.seq,
@@ -67,14 +65,15 @@ def fold(lines: Iterable[Any]) -> list[Folded]:
             _PREFIX.sub("", line.text)[:WIDTH],
             level(line.text),
         )
-        made.append(found)
-        open_[key] = found
+        groups.append(group)
+        open_[key] = group
         if len(open_) > WINDOW:
             del open_[next(iter(open_))]
-    return made
+    return groups
 
 
 def level(text: str) -> str:
+    """Return debug, info, warning or error."""
     head = text[:WIDTH]
     return (
         "error"
@@ -87,12 +86,13 @@ def level(text: str) -> str:
     )
 
 
-def plain(text: str) -> str:
-    """The line without what differs between ranks that say the same: its clock and their number."""
+def normalize(text: str) -> str:
+    """Remove what differs between ranks in equal lines: timestamps and rank numbers."""
     return _RANK.sub("rank", _TIMESTAMP.sub("", text))
 
 
-def ranks_words(ranks: Iterable[int]) -> str:
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Format ranks as ranges: "0–2, 7"; the launcher's lines (rank -1) as "supervisor"."""
     ordered = sorted(set(ranks))
     if ordered and ordered[0] < 0:
         return "supervisor"
@@ -107,9 +107,7 @@ def ranks_words(ranks: Iterable[int]) -> str:
     )
 
 
-def first_cause(lines: Iterable[Folded]) -> Folded | None:
-    """The first line that names an exception, else the first error: what to read before its echoes
-    elsewhere.
-    """
+def first_cause(lines: Iterable[LogGroup]) -> LogGroup | None:
+    """Return the first line that names an exception, else the first error."""
     errors = [line for line in lines if line.level == "error"]
     return next((line for line in errors if _NAMED.match(line.text)), errors[0] if errors else None)

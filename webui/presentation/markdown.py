@@ -1,6 +1,4 @@
-"""Markdown of people's notes as HTML that cannot hurt: raw HTML stays text, links carry safe
-schemes only.
-"""
+"""Renders users' Markdown notes as safe HTML: raw HTML is escaped, links use safe schemes only."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from markdown_it import MarkdownIt
 
 @lru_cache(maxsize=1)
 def _parser() -> MarkdownIt:
-    # "commonmark" would let raw HTML through; images would call other hosts
+    # "commonmark" would pass raw HTML through; images would load from other hosts
     return MarkdownIt("js-default", {"html": False, "linkify": False}).disable("image")
 
 
-def rendered(text: str) -> SafeString:
-    """Headings begin one level below the page's own."""
+def render_markdown(text: str) -> SafeString:
+    """Render Markdown; its headings start below the page's own two levels."""
     parser = _parser()
     tokens = parser.parse(text)
     for token in tokens:

@@ -1,7 +1,6 @@
-"""What every tab of a run's page shares: the run, its newest numbers, its events, its headline. At
-most seven queries.
+"""Data that all tabs of a run page share: the run, newest metrics, events and headline.
 
-Knows selectors of runs and telemetry; knows no markup.
+Costs at most seven queries. Does not depend on markup.
 """
 
 from __future__ import annotations
@@ -10,20 +9,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from orchestrator.common import clock, live
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
-from orchestrator.runs.outputs import endpoint, evaluation_results, generated_answers
+from orchestrator.runs.outputs import endpoint as endpoints
+from orchestrator.runs.outputs import evaluation_results, generated_answers
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts.axes import per_step
-from webui.presentation import event_messages as moments
-from webui.presentation import formatting, run_headlines
+from webui.presentation import event_messages, formatting, run_headlines
+from webui.presentation.event_messages import EventMessage
 
 ANSWERING: Final = ("serve", "generate", "evaluate")
 EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
-# tabs of runs that answer
-_OF_KIND: Final = {
+# tabs of inference runs
+_INFERENCE_TABS: Final = {
     "chat": "serve",
     "requests": "serve",
     "cache": "serve",
@@ -32,38 +35,40 @@ _OF_KIND: Final = {
 }
 _NUMERICS: Final = ("loss_scale", "grad_norm", "grad_underflow/", "moe/")
 TAB_TITLES: Final = {
-    "benchmark": "Results",
-    "chat": "Chat",
-    "answers": "Answers",
-    "evaluation": "Results",
-    "summary": "Summary",
-    "requests": "Requests",
-    "cache": "Cache",
-    "performance": "Performance",
-    "memory": "Memory",
-    "numerics": "Numerics",
-    "system": "System",
-    "logs": "Logs",
-    "checkpoints": "Checkpoints and artifacts",
-    "config": "Config",
-    "history": "History",
+    "benchmark": gettext_noop("Results"),
+    "chat": gettext_noop("Chat"),
+    "answers": gettext_noop("Answers"),
+    "evaluation": gettext_noop("Results"),
+    "summary": gettext_noop("Summary"),
+    "requests": gettext_noop("Requests"),
+    "cache": gettext_noop("Cache"),
+    "performance": gettext_noop("Performance"),
+    "memory": gettext_noop("Memory"),
+    "numerics": gettext_noop("Numerics"),
+    "system": gettext_noop("System"),
+    "logs": gettext_noop("Logs"),
+    "checkpoints": gettext_noop("Checkpoints and artifacts"),
+    "config": gettext_noop("Config"),
+    "history": gettext_noop("History"),
 }
 
 
 def read(*, user: Any, id: int) -> Facts:
-    """Raises Refusal 404 for a run that is not there or not this person's to see."""
-    return of(run=runs.run_get(user=user, id=id), user=user)
+    """Read a run's facts. Raises Refusal 404 if it is missing or not visible to the user."""
+    return facts_for(run=runs.run_get(user=user, id=id), user=user)
 
 
-def of(*, run: Any, user: Any) -> Facts:
-    # the topic's head is read first: points that arrive while the page is made come again as
-    # frames, and count once
+def facts_for(*, run: Any, user: Any) -> Facts:
+    """Return the facts of a run that the user may see."""
+    # read the topic's head first: points that arrive meanwhile come again as frames, counted once
     epoch, seq = live.heads([f"run:{run.pk}"]).get(f"run:{run.pk}", ("", 0))
     return Facts(run=run, user=user, epoch=epoch, seq=seq, latest=telemetry.latest(run=run))
 
 
 @dataclass(frozen=True)
 class Facts:
+    """A run as `user` sees it; `epoch` and `seq` are the live topic's position."""
+
     run: Any
     user: Any
     epoch: str
@@ -72,38 +77,43 @@ class Facts:
 
     @property
     def names(self) -> list[str]:
+        """Names of the run's metrics."""
         return sorted(self.latest)
 
     @cached_property
-    def moments(self) -> list[moments.Moment]:
-        """Newest first."""
-        found = runs.events_of(run=self.run, limit=EVENTS, newest=True, without=moments.DRAWN)
-        return [moments.moment(event) for event in reversed(found)]
+    def events(self) -> list[EventMessage]:
+        """The run's events, newest first."""
+        rows = runs.events_of(
+            run=self.run, limit=EVENTS, newest=True, without=event_messages.NOT_LISTED
+        )
+        return [event_messages.event_message(event) for event in reversed(rows)]
 
     @cached_property
     def per_step(self) -> dict[str, float]:
+        """Tokens and FLOPs per step, if known."""
         return per_step(self.run.spec, self.run.plan)
 
     @property
     def plan(self) -> dict[str, Any]:
-        """As resolved, else as submitted; empty where there is none or it is left open."""
+        """The plan as resolved, else as submitted; empty if there is none or it is "auto"."""
         plan = self.run.plan or self.run.spec.get("plan")
         return plan if isinstance(plan, dict) else {}
 
     @cached_property
     def may_manage(self) -> bool:
+        """Whether the user may act on the run."""
         return services.may_manage(self.run, self.user)
 
     def tabs(self) -> list[tuple[str, str]]:
-        """Those that have something to show for this run."""
+        """`(name, title)` of the tabs that have content for this run."""
         names, kind = self.latest, self.run.kind
         trains = kind in ("train", "script")
-        # its steps are of many plans: curves of time and memory would mix them
+        # steps of a benchmark belong to many plans: curves of time and memory would mix them
         if kind == "benchmark":
             own = ("benchmark", "summary", "logs", "config", "history")
-            return [(name, title) for name, title in TAB_TITLES.items() if name in own]
+            return [(name, _(title)) for name, title in TAB_TITLES.items() if name in own]
         shown = {
-            **{name: kind == of for name, of in _OF_KIND.items()},
+            **{name: kind == owner for name, owner in _INFERENCE_TABS.items()},
             "benchmark": False,
             "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
             "memory": kind != "external" or any(name.startswith("memory/") for name in names),
@@ -111,11 +121,12 @@ class Facts:
             "system": kind in ANSWERING or any(name.startswith("device/") for name in names),
             "checkpoints": kind not in ("external", "serve"),
         }
-        return [(name, title) for name, title in TAB_TITLES.items() if shown.get(name, True)]
+        return [(name, _(title)) for name, title in TAB_TITLES.items() if shown.get(name, True)]
 
-    def sentence(self, *, trending: bool) -> str:
-        """`trending` reads the loss curve, five queries more: told by the pulse that follows each
-        page at once.
+    def headline(self, *, trending: bool) -> str:
+        """Return the run's headline.
+
+        `trending` reads the loss curve (five more queries); the page's first pulse adds it.
         """
         run, now = self.run, clock.now()
         ended = run.ended or now
@@ -138,44 +149,48 @@ class Facts:
             if isinstance(last, int | float) and run.state == "running"
             else None,
             predicted_mfu=(run.prediction or {}).get("mfu"),
-            standing=self.standing.phase if self.standing is not None else "",
-            answered=generated_answers.counted(run) if generated_answers.is_here(run) else None,
+            phase=self.endpoint.phase if self.endpoint is not None else "",
+            answered=generated_answers.count_answers(run)
+            if generated_answers.is_available(run)
+            else None,
             metrics=self.evaluated.metrics if self.evaluated is not None else None,
         )
         return run_headlines.run_headline(facts)
 
     @cached_property
-    def standing(self) -> endpoint.Standing | None:
-        """Where a serve run answers; None for others."""
-        return endpoint.standing(run=self.run) if self.run.kind == "serve" else None
+    def endpoint(self) -> endpoints.EndpointStatus | None:
+        """The endpoint status of a serve run; None for other kinds."""
+        return endpoints.status(run=self.run) if self.run.kind == "serve" else None
 
     @cached_property
     def evaluated(self) -> Any:
-        """What an evaluate run found, once it has; None for others."""
+        """The results of an evaluate run; None before they exist and for other kinds."""
         return evaluation_results.evaluated(run=self.run) if self.run.kind == "evaluate" else None
 
     def progress(self) -> float | None:
-        """A fraction of the steps asked for, or of the lines to answer."""
-        if generated_answers.is_here(self.run):
-            done, lines = generated_answers.counted(self.run)
+        """The fraction of requested steps or prompts that is done."""
+        if generated_answers.is_available(self.run):
+            done, lines = generated_answers.count_answers(self.run)
             return min(1.0, done / lines) if lines else None
         step, steps = self.run.summary.get("step"), self.run.summary.get("steps")
         return min(1.0, step / steps) if step is not None and steps else None
 
     def head(self, *, trending: bool = False) -> dict[str, Any]:
-        """The template's words for what stands above the tabs."""
+        """Return the template context of the part above the tabs."""
         run, done = self.run, self.progress()
         return {
             "run": run,
             "plan": run.plan or run.spec.get("plan"),
-            "sentence": self.sentence(trending=trending and run.state == "running"),
+            "sentence": self.headline(trending=trending and run.state == "running"),
             "progress": f"{100 * done:.1f}" if done is not None else "",
             "actions": actions(run) if self.may_manage else [],
             "may_manage": self.may_manage,
-            "moments": self.moments[:SHOWN_EVENTS],
-            "more_moments": len(self.moments) > SHOWN_EVENTS,
+            "events": self.events[:SHOWN_EVENTS],
+            "more_events": len(self.events) > SHOWN_EVENTS,
             "marks": [
-                found.mark(self.per_step) for found in self.moments if moments.on_charts(found)
+                event.mark(self.per_step)
+                for event in self.events
+                if event_messages.shown_on_charts(event)
             ],
             "epoch": self.epoch,
             "seq": self.seq,
@@ -188,7 +203,7 @@ class Facts:
         }
 
     def source(self) -> dict[str, Any]:
-        """What the page's script needs to fetch and place points."""
+        """Return what the page's script needs to fetch and place points."""
         run = self.run
         return {
             "id": run.pk,
@@ -204,51 +219,41 @@ class Facts:
 
 
 def actions(run: Any) -> list[dict[str, str]]:
-    """What can be done now, the likeliest first: {name, label, style, says}."""
-    state, ours = run.state, run.kind != "external"
-    offered = []
+    """Return the available actions, the likeliest first: `{name, label, style, description}`."""
+    state, managed, inference = run.state, run.kind != "external", run.kind in ANSWERING
+    available = []
     if state == "paused":
-        offered.append(_action("resume", "Resume", "primary", "goes on from the newest checkpoint"))
-    if state in ("failed", "cancelled") and ours:
-        offered.append(
-            _action("retry", "Retry", "primary", "queues it again, from its newest checkpoint")
-        )
+        description = _("Continue from the newest checkpoint")
+        available.append(_action("resume", _("Resume"), "primary", description))
+    if state in ("failed", "cancelled") and managed:
+        description = _("Queue the run again, from its newest checkpoint")
+        available.append(_action("retry", _("Retry"), "primary", description))
     if state == "running" and run.kind == "train":
-        offered.append(
-            _action("checkpoint", "Checkpoint now", "", "saves a checkpoint at the next step")
+        description = _("Save a checkpoint at the next step")
+        available.append(_action("checkpoint", _("Checkpoint now"), "", description))
+        description = _("Profile the next step with torch.profiler and save it as an artifact")
+        available.append(_action("profile", _("Profile now"), "", description))
+        description = _("Record the next step's memory allocations and save them as an artifact")
+        available.append(_action("memory-snapshot", _("Memory snapshot"), "", description))
+    if state in ("queued", "starting", "running") and managed:
+        description = (
+            _("Finish running requests, then release the devices")
+            if inference
+            else _("Save a checkpoint, then release the devices")
         )
-        offered.append(
-            _action(
-                "profile", "Profile now", "", "torch's profiler over the next step, as artifacts"
-            )
-        )
-        says = "what holds memory in the next step, as artifacts"
-        offered.append(_action("memory-snapshot", "Memory snapshot", "", says))
-    if state in ("queued", "starting", "running") and ours:
-        says = (
-            "ends what it has begun and leaves"
-            if run.kind in ANSWERING
-            else "saves a checkpoint and leaves"
-        )
-        offered.append(_action("pause", "Pause", "", f"{says} its devices"))
-    if ours:
-        offered.append(_action("clone", "Clone", "", "submits the same spec as a new run"))
+        available.append(_action("pause", _("Pause"), "", description))
+    if managed:
+        description = _("Submit the same spec as a new run")
+        available.append(_action("clone", _("Clone"), "", description))
     if state not in run_headlines.ENDED and not (state == "stopping" and run.requested == "cancel"):
-        label, says = (
-            ("Stop", "ends it; what it has begun may end")
-            if run.kind == "serve"
-            else ("Cancel", "ends it")
-        )
-        offered.append(
-            _action(
-                "cancel",
-                label,
-                "danger",
-                says if run.kind in ANSWERING else f"{says}; checkpoints stay",
-            )
-        )
-    return offered
+        label, description = _("Cancel"), _("End the run; its checkpoints are kept")
+        if run.kind == "serve":
+            label, description = _("Stop"), _("End the run; running requests may finish")
+        elif inference:
+            description = _("End the run")
+        available.append(_action("cancel", label, "danger", description))
+    return available
 
 
-def _action(name: str, label: str, style: str, says: str) -> dict[str, str]:
-    return {"name": name, "label": label, "style": style, "says": says}
+def _action(name: str, label: str, style: str, description: str) -> dict[str, str]:
+    return {"name": name, "label": label, "style": style, "description": description}

@@ -1,4 +1,4 @@
-"""The first line of a page, in words: is the fleet well, how is this run.
+"""Headlines of pages: the state of the fleet and of a run, in one line.
 
 Pure functions of plain numbers.
 """
@@ -10,19 +10,18 @@ from dataclasses import dataclass, field
 from statistics import fmean, pvariance
 from typing import Any, Final
 
-from webui.presentation import formatting
-from webui.presentation import inference_headlines as answering
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
 
-STALE_S: Final = 30.0  # a step that takes longer than this and ten usual ones is told
+from webui.presentation import formatting, inference_headlines
+
+STALE_S: Final = 30.0  # a step that takes longer than this and ten usual ones is reported
 ENDED: Final = frozenset({"finished", "failed", "cancelled"})
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the headline is made of.
-
-    Times in seconds, `loss_curve` a short curve of the loss, oldest first.
-    """
+    """Input of a run's headline: times in seconds, `loss_curve` oldest first."""
 
     state: str
     kind: str = "train"
@@ -36,14 +35,14 @@ class RunFacts:
     runtime_s: float | None = None
     last_point_s: float | None = None  # age of the newest point
     predicted_mfu: float | None = None
-    standing: str = ""  # of a serve run: waiting, loading, serving, draining, ended
-    answered: tuple[int, int | None] | None = None  # of a generate run: lines, of so many
+    phase: str = ""  # of a serve run: waiting, loading, serving, draining, ended
+    answered: tuple[int, int | None] | None = None  # of a generate run: done, total
     metrics: Mapping[str, float] | None = None  # of an evaluate run
 
 
 def run_headline(facts: RunFacts) -> str:
-    """How the run is doing, in one sentence or two."""
-    teller = {
+    """Describe the state of a run in one or two sentences."""
+    describe = {
         "queued": _queued,
         "starting": _starting,
         "running": _running,
@@ -53,12 +52,13 @@ def run_headline(facts: RunFacts) -> str:
         "failed": _failed,
         "cancelled": _cancelled,
     }[facts.state]
-    return teller(facts)
+    return describe(facts)
 
 
 def trend(curve: Sequence[float]) -> str:
-    """falling, flat or rising: the last third against the third before, beyond noise; empty for a
-    short curve.
+    """Return falling, flat or rising; empty for a short curve.
+
+    Compares the last third with the third before it, beyond the noise of both.
     """
     third = len(curve) // 3
     if third < 3:
@@ -66,8 +66,10 @@ def trend(curve: Sequence[float]) -> str:
     last, before = curve[-third:], curve[-2 * third : -third]
     late, early = fmean(last), fmean(before)
     error = ((pvariance(last) + pvariance(before)) / third) ** 0.5
-    least = 0.004 * abs(early) + 2.5 * error
-    return "falling" if late < early - least else "rising" if late > early + least else "flat"
+    threshold = 0.004 * abs(early) + 2.5 * error
+    return (
+        "falling" if late < early - threshold else "rising" if late > early + threshold else "flat"
+    )
 
 
 def overview(
@@ -79,135 +81,155 @@ def overview(
     waiting_devices: int,
     troubles: Sequence[str],
 ) -> str:
-    """ "3 of 4 devices busy, 1 run, nothing waits, nothing wrong." """
+    """Return "3 of 4 devices busy, 1 run, none waiting, no problems."."""
     if not devices:
-        return (
+        return _(
             "No node has joined yet, so nothing can run. Start an agent with a join token."
-            + _wrong(troubles, " ")
-        )
-    waits = "nothing waits"
-    if waiting:
-        waits = f"{waiting:,} {'waits' if waiting == 1 else 'wait'}" + (
-            f" for {formatting.count(waiting_devices, 'device')}" if waiting_devices else ""
-        )
+        ) + _problems(troubles)
     parts = [
-        f"{busy:,} of {formatting.count(devices, 'device')} busy",
-        formatting.count(runs, "run") if runs else "no runs of yours" if busy else "no runs",
-        waits,
-        "nothing wrong" if not troubles else "",
+        ngettext("%(busy)s of %(count)s device busy", "%(busy)s of %(count)s devices busy", devices)
+        % {"busy": f"{busy:,}", "count": f"{devices:,}"}
     ]
-    return ", ".join(part for part in parts if part) + "." + _wrong(troubles, " ")
+    if runs:
+        parts.append(ngettext("%(count)s run", "%(count)s runs", runs) % {"count": f"{runs:,}"})
+    else:
+        parts.append(_("none of your runs") if busy else _("no runs"))
+    if waiting and waiting_devices:
+        parts.append(
+            ngettext(
+                "%(waiting)s waiting for %(count)s device",
+                "%(waiting)s waiting for %(count)s devices",
+                waiting_devices,
+            )
+            % {"waiting": f"{waiting:,}", "count": f"{waiting_devices:,}"}
+        )
+    else:
+        parts.append(_("%(count)s waiting") % {"count": f"{waiting:,}" if waiting else _("none")})
+    if not troubles:
+        parts.append(_("no problems"))
+    return ", ".join(parts) + "." + _problems(troubles)
 
 
 def health(*, troubles: Sequence[str]) -> str:
-    return (
-        "Everything answers."
-        if not troubles
-        else " ".join(_sentence(trouble) for trouble in troubles)
-    )
+    """Describe the health of the control plane."""
+    return _("All components respond.") if not troubles else _problems(troubles).strip()
 
 
 def _queued(facts: RunFacts) -> str:
-    again = f" (attempt {facts.attempt} ended)" if facts.attempt else ""
+    text = _("Waiting")
+    if facts.attempt:
+        text = _("Waiting (attempt %(attempt)s ended)") % {"attempt": facts.attempt}
     reason = facts.wait_reason.rstrip(".")
-    if reason.lower().startswith("waits "):
-        return f"Waits{again} {reason[6:]}."
-    return f"Waits{again}: {_lower(reason) or 'the scheduler has not looked at it yet'}."
+    if reason.lower().startswith(("waits ", "waiting ")):
+        return f"{text} {reason.split(' ', 1)[1]}."
+    return f"{text}: {_lower(reason) or _('the scheduler has not looked at it yet')}."
 
 
 def _starting(facts: RunFacts) -> str:
-    return f"Starting on {formatting.count(facts.devices, 'device')}" + (
-        f", attempt {facts.attempt}." if facts.attempt > 1 else "."
-    )
+    text = ngettext(
+        "Starting on %(count)s device", "Starting on %(count)s devices", facts.devices
+    ) % {"count": f"{facts.devices:,}"}
+    if facts.attempt > 1:
+        text += _(", attempt %(attempt)s") % {"attempt": facts.attempt}
+    return text + "."
 
 
 def _running(facts: RunFacts) -> str:
-    if facts.kind in answering.TOLD:
-        return answering.running(facts)
+    if facts.kind in inference_headlines.KINDS:
+        return inference_headlines.running(facts)
     if facts.summary.get("step") is None:
-        return "Running; no step has been logged yet."
-    parts = [_progress(facts)] if facts.kind == "benchmark" else _now(facts)
+        return _("Running; no step logged yet.")
+    parts = [_progress(facts)]
+    if facts.kind != "benchmark":
+        parts += [_loss(facts), _speed(facts), _mfu(facts)]
     eta = formatting.number(facts.summary.get("eta_s"))
     if eta is not None and eta > 0:
-        parts.append(f"done in about {formatting.duration(eta)}")
-    said = formatting.listed([part for part in parts if part])
-    return _capital(said) + "." + _stale(facts)
-
-
-def _now(facts: RunFacts) -> list[str]:
-    return [_progress(facts), _loss(facts), _speed(facts), _mfu(facts)]
+        parts.append(_("ETA %(time)s") % {"time": formatting.duration(eta)})
+    return _capital(", ".join(part for part in parts if part)) + "." + _stale(facts)
 
 
 def _stopping(facts: RunFacts) -> str:
-    if facts.kind in answering.TOLD:
-        return answering.stopping(facts)
-    why = {
-        "pause": "It saves a checkpoint and leaves its devices",
-        "cancel": "It was cancelled and is leaving its devices",
-    }
-    return (
-        f"{why.get(facts.requested, 'It is leaving its devices')}; it was at "
-        f"{_progress(facts) or 'its start'}."
-    )
+    if facts.kind in inference_headlines.KINDS:
+        return inference_headlines.stopping(facts)
+    text = {
+        "pause": _("Pausing: it saves a checkpoint and releases its devices"),
+        "cancel": _("Cancelling: it releases its devices"),
+    }.get(facts.requested, _("Stopping: it releases its devices"))
+    progress = _progress(facts)
+    return text + (_("; last: %(progress)s.") % {"progress": progress} if progress else ".")
 
 
 def _paused(facts: RunFacts) -> str:
-    if facts.kind in answering.TOLD:
-        return answering.paused(facts)
-    return (
-        f"Paused at {_progress(facts) or 'its start'}. Resume goes on from the newest checkpoint."
-    )
+    if facts.kind in inference_headlines.KINDS:
+        return inference_headlines.paused(facts)
+    progress = _progress(facts)
+    text = _("Paused before its first step.")
+    if progress:
+        text = _("Paused at %(progress)s.") % {"progress": progress}
+    return text + " " + _("Resume continues from the newest checkpoint.")
 
 
 def _finished(facts: RunFacts) -> str:
-    if facts.kind in answering.TOLD:
-        return answering.finished(facts)
-    done = (
-        formatting.count(int(facts.summary.get("step") or 0), "step")
-        if facts.summary.get("step")
-        else "its work"
-    )
-    took = f" in {formatting.duration(facts.runtime_s)}" if facts.runtime_s else ""
+    if facts.kind in inference_headlines.KINDS:
+        return inference_headlines.finished(facts)
+    step = int(facts.summary.get("step") or 0)
+    took = ""
+    if facts.runtime_s:
+        took = _(" in %(time)s") % {"time": formatting.duration(facts.runtime_s)}
+    steps = ngettext("%(count)s step", "%(count)s steps", step) % {"count": f"{step:,}"}
     if facts.kind == "benchmark":  # its newest numbers are those of one variant
-        return f"Measured its variants{took}: {done} in all."
+        text = _("Benchmark finished%(took)s") % {"took": took}
+        return text + (_(": %(steps)s in total.") % {"steps": steps} if step else ".")
+    text = (_("Finished %(steps)s") % {"steps": steps} if step else _("Finished")) + took
     parts = [
         part
         for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts))
         if part
     ]
-    return f"Finished {done}{took}" + (f": {formatting.listed(parts)}." if parts else ".")
+    return text + (f": {', '.join(parts)}." if parts else ".")
 
 
 def _failed(facts: RunFacts) -> str:
-    ending = facts.exit or {}
-    where = ending.get("step") or facts.summary.get("step")
-    if facts.kind in answering.TOLD:  # steps of an engine say nothing to anybody
-        where = None
-    rank = f" on rank {ending['rank']}" if ending.get("rank") is not None else ""
-    reason = str(ending.get("reason") or "no reason was told").rstrip(".")
-    said = f"Failed{f' at step {where:,}' if isinstance(where, int) else ''}{rank}: {reason}."
-    advice = {**_ADVICE, **answering.ADVICE} if facts.kind in answering.TOLD else _ADVICE
-    return f"{said} {advice.get(str(ending.get('class')), 'Look at the logs, then retry.')}"
+    details = facts.exit or {}
+    inference = facts.kind in inference_headlines.KINDS
+    # step numbers of an inference engine mean nothing to users
+    step = None if inference else details.get("step") or facts.summary.get("step")
+    text = _("Failed")
+    if isinstance(step, int):
+        text += _(" at step %(step)s") % {"step": f"{step:,}"}
+    if details.get("rank") is not None:
+        text += _(" on rank %(rank)s") % {"rank": details["rank"]}
+    reason = str(details.get("reason") or _("no reason was reported")).rstrip(".")
+    advice = {**_ADVICE, **inference_headlines.ADVICE} if inference else _ADVICE
+    default = gettext_noop("See the logs, then retry.")
+    return f"{text}: {reason}. {_(advice.get(str(details.get('class')), default))}"
 
 
 def _cancelled(facts: RunFacts) -> str:
     reason = str((facts.exit or {}).get("reason") or "").rstrip(".")
-    if facts.kind in answering.TOLD:
-        return answering.cancelled(facts, reason)
-    at = _progress(facts)
-    return f"Cancelled{f' at {at}' if at else ''}" + (f": {_lower(reason)}." if reason else ".")
+    if facts.kind in inference_headlines.KINDS:
+        return inference_headlines.cancelled(facts, reason)
+    progress = _progress(facts)
+    text = _("Cancelled")
+    if progress:
+        text = _("Cancelled at %(progress)s") % {"progress": progress}
+    return text + (f": {_lower(reason)}." if reason else ".")
 
 
 _ADVICE: Final = {
-    "user_error": "Correct the cause, then clone or retry.",
-    "out_of_memory": (
-        "A smaller micro-batch, more recomputation or a higher ZeRO stage would need less."
+    "user_error": gettext_noop("Fix the cause, then clone or retry."),
+    "out_of_memory": gettext_noop(
+        "A smaller micro-batch, more recomputation or a higher ZeRO stage needs less memory."
     ),
-    "numerics": "A lower learning rate or bf16 usually helps; the events show the first bad step.",
-    "hang": "Look at the slowest rank's last lines, then retry.",
-    "infrastructure": "The machine, not the program, failed: retry.",
-    "preempted": "Retry goes on from the newest checkpoint.",
-    "lost": "Its node went silent: retry goes on from the newest checkpoint.",
+    "numerics": gettext_noop(
+        "A lower learning rate or bf16 usually helps; the events show the first bad step."
+    ),
+    "hang": gettext_noop("See the last lines of the slowest rank, then retry."),
+    "infrastructure": gettext_noop("The machine failed, not the program: retry."),
+    "preempted": gettext_noop("Retry continues from the newest checkpoint."),
+    "lost": gettext_noop(
+        "The node stopped responding: retry continues from the newest checkpoint."
+    ),
 }
 
 
@@ -215,10 +237,10 @@ def _progress(facts: RunFacts) -> str:
     step, steps = facts.summary.get("step"), facts.summary.get("steps")
     if step is None:
         return ""
-    of = " of all its variants" if facts.kind == "benchmark" else ""
-    if not steps:
-        return f"step {step:,}{of}"
-    return f"step {step:,} of {steps:,}{of}"
+    text = _("step %(step)s") % {"step": f"{step:,}"}
+    if steps:
+        text = _("step %(step)s of %(steps)s") % {"step": f"{step:,}", "steps": f"{steps:,}"}
+    return text + (_(" over all variants") if facts.kind == "benchmark" else "")
 
 
 def _loss(facts: RunFacts, trending: bool = True) -> str:
@@ -226,29 +248,38 @@ def _loss(facts: RunFacts, trending: bool = True) -> str:
         return ""
     loss = formatting.number(facts.summary["loss"])
     if loss is None:
-        return "the loss is no longer a finite number"
-    going = trend(facts.loss_curve) if trending else ""
-    return f"loss {loss:.3f}" + (f" and {going}" if going else "")
+        return _("the loss is not finite")
+    direction = trend(facts.loss_curve) if trending else ""
+    text = _("loss %(value)s") % {"value": f"{loss:.3f}"}
+    return text + (f" ({_(_TRENDS[direction])})" if direction else "")
+
+
+_TRENDS: Final = {
+    "falling": gettext_noop("falling"),
+    "flat": gettext_noop("flat"),
+    "rising": gettext_noop("rising"),
+}
 
 
 def _validation(facts: RunFacts) -> str:
     loss = formatting.number(facts.summary.get("val_loss"))
-    return f"validation {loss:.3f}" if loss is not None else ""
+    return _("validation loss %(value)s") % {"value": f"{loss:.3f}"} if loss is not None else ""
 
 
 def _speed(facts: RunFacts) -> str:
     speed = formatting.number(facts.summary.get("tokens_per_s"))
-    return f"{formatting.quantity(speed)} tokens/s" if speed else ""
+    return _("%(count)s tokens/s") % {"count": formatting.quantity(speed)} if speed else ""
 
 
 def _mfu(facts: RunFacts) -> str:
     mfu = formatting.number(facts.summary.get("mfu"))
     if mfu is None:
         return ""
+    text = _("MFU %(value)s") % {"value": formatting.percent(mfu)}
     predicted = formatting.number(facts.predicted_mfu)
-    return f"MFU {formatting.percent(mfu)}" + (
-        f" ({formatting.percent(predicted)} predicted)" if predicted else ""
-    )
+    if predicted:
+        text += _(" (%(value)s predicted)") % {"value": formatting.percent(predicted)}
+    return text
 
 
 def _stale(facts: RunFacts) -> str:
@@ -260,15 +291,11 @@ def _stale(facts: RunFacts) -> str:
     usual = step_time or (STALE_S / 10 if speed else 0)
     if age is None or age < max(STALE_S, 10 * usual):
         return ""
-    return f" No step for {formatting.duration(age)}: it may hang."
+    return " " + _("No step for %(time)s: the run may hang.") % {"time": formatting.duration(age)}
 
 
-def _wrong(troubles: Sequence[str], before: str) -> str:
-    return before + " ".join(_sentence(trouble) for trouble in troubles) if troubles else ""
-
-
-def _sentence(text: str) -> str:
-    return _capital(text).rstrip(".") + "."
+def _problems(troubles: Sequence[str]) -> str:
+    return "".join(f" {_capital(trouble).rstrip('.')}." for trouble in troubles)
 
 
 def _capital(text: str) -> str:
@@ -276,6 +303,6 @@ def _capital(text: str) -> str:
 
 
 def _lower(text: str) -> str:
-    """The first letter small, unless the word is a name or a shortening."""
+    """Lower the first letter, unless the first word is a name or an abbreviation."""
     head = text.split(" ", 1)[0]
     return text[:1].lower() + text[1:] if head[1:].islower() or len(head) == 1 else text

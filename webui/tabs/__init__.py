@@ -1,3 +1,1 @@
-"""What each tab of the run page adds: one module per tab, `content(facts, request)` → template
-words.
-"""
+"""Tabs of the run page: one module per tab; `content(facts, request)` returns its context."""

@@ -1,4 +1,4 @@
-"""Chat tab: talk to a served model, and the same call by curl and by OpenAI's own client."""
+"""Chat tab of a serve run: a chat box, and the same call by curl and OpenAI's Python client."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    standing = facts.standing
-    assert standing is not None
+    """Return the template context of the tab."""
+    status = facts.endpoint
+    assert status is not None
     base = request.build_absolute_uri(f"/serve/{facts.run.pk}/v1")
-    told = standing.serving
-    model = told.model if told is not None else facts.run.model_name
-    chats = told.chat if told is not None else True
+    serving = status.serving
+    model = serving.model if serving is not None else facts.run.model_name
+    has_template = serving.chat if serving is not None else True
     return {
-        "standing": standing,
-        "again": f"/runs/new/?like={facts.run.pk}",
+        "endpoint": status,
+        "restart_url": f"/runs/new/?like={facts.run.pk}",
         "base": base,
         "model": model,
-        "chats": chats,
-        "context": told.context if told is not None else None,
-        "curl": curl(base, model, chats),
-        "python": python(base, model, chats),
-        "talk": {
+        "has_template": has_template,
+        "context": serving.context if serving is not None else None,
+        "curl": curl(base, model, has_template),
+        "python": python(base, model, has_template),
+        "chat": {
             "url": f"/serve/{facts.run.pk}/v1",
             "model": model,
-            "chat": chats,
-            "phase": standing.phase,
+            "chat": has_template,
+            "phase": status.phase,
             "phase_url": f"/runs/{facts.run.pk}/engine/phase/",
         },
         "source": facts.source(),
@@ -39,37 +40,37 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 
 
 def phase(facts: Facts) -> dict[str, Any]:
-    """For a page that waits for the server."""
-    standing = facts.standing
-    return (
-        {"phase": standing.phase, "says": standing.message}
-        if standing is not None
-        else {"phase": "ended", "says": ""}
-    )
+    """Return `{phase, message}` for a page that waits for the server."""
+    status = facts.endpoint
+    if status is None:
+        return {"phase": "ended", "message": ""}
+    return {"phase": status.phase, "message": status.message}
 
 
-def curl(base: str, model: str, chats: bool) -> str:
-    address = "chat/completions" if chats else "completions"
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
-    if not chats:
-        asked = {"prompt": "To be, or not", "max_tokens": 64}
-    body = json.dumps({"model": model, **asked, "stream": True})
+def curl(base: str, model: str, has_template: bool) -> str:
+    """Return a curl command: chat completions if the model has a chat template."""
+    path = "chat/completions" if has_template else "completions"
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    if not has_template:
+        prompt = {"prompt": "To be, or not", "max_tokens": 64}
+    body = json.dumps({"model": model, **prompt, "stream": True})
     return (
-        f"curl -N {shlex.quote(f'{base}/{address}')} \\\n"
+        f"curl -N {shlex.quote(f'{base}/{path}')} \\\n"
         '  -H "Authorization: Bearer $ORRERY_TOKEN" \\\n'
         '  -H "Content-Type: application/json" \\\n'
         f"  -d {shlex.quote(body)}"
     )
 
 
-def python(base: str, model: str, chats: bool) -> str:
+def python(base: str, model: str, has_template: bool) -> str:
+    """Return the same call with OpenAI's Python client."""
     lines = [
         "import os",
         "from openai import OpenAI",
         "",
         f'client = OpenAI(base_url={json.dumps(base)}, api_key=os.environ["ORRERY_TOKEN"])',
     ]
-    if chats:
+    if has_template:
         lines += [
             "answer = client.chat.completions.create(",
             f"    model={json.dumps(model)},",

@@ -1,6 +1,4 @@
-"""Checkpoints and artifacts tab: what the run has saved and left behind, and the ways to go back to
-it.
-"""
+"""Checkpoints and artifacts tab: what the run saved, with fork and rewind."""
 
 from __future__ import annotations
 
@@ -14,11 +12,12 @@ from webui.presentation.run_headlines import ENDED
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    found = list(runs.checkpoints_of(run=facts.run, kept=False)[:200])
-    kept = [each.step for each in found if each.deleted is None]
+    """Return the template context of the tab."""
+    rows = list(runs.checkpoints_of(run=facts.run, retained=False)[:200])
+    available = [row.step for row in rows if row.deleted is None]
     return {
-        "checkpoints": found,
-        "kept": kept,
+        "checkpoints": rows,
+        "available": available,
         "rewindable": facts.may_manage
         and (facts.run.state in ENDED or facts.run.state == "paused"),
         "steps": (facts.run.spec.get("train") or {}).get("steps") or 0,

@@ -1,4 +1,4 @@
-"""Config tab: what was asked for, what it was resolved to, and where it ran."""
+"""Config tab: the submitted spec, the resolved plan and the placement."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the tab."""
     run = facts.run
     newest = runs.attempts_of(run=run).first()
     return {

@@ -18,9 +18,9 @@ from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
 from workers.contracts.wire.serving_reports import (
+    EngineSnapshot,
     EngineState,
     RequestStats,
-    EngineSnapshot,
     Summary,
 )
 

@@ -1,4 +1,4 @@
-"""Results tab of an evaluate run: each metric with what it means, and the lines that went worst."""
+"""Results tab of an evaluate run: metrics with their meaning, and the lowest-scoring examples."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from typing import Any, Final
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.outputs import evaluation_results
@@ -15,74 +17,79 @@ from webui.presentation.run_headlines import ENDED
 
 _WORST: Final = 20
 _LONGEST: Final = 600
-# metric → (title, unit, which way is better, what it means)
-MEANS: Final = {
+# metric → (title, unit, lower or higher is better, meaning)
+METRICS: Final = {
     "loss": (
-        "Loss",
+        gettext_noop("Loss"),
         "nats/token",
-        "lower",
-        "the mean surprise of a token, given all before it in its window",
+        gettext_noop("lower"),
+        gettext_noop("mean negative log-likelihood per token, given its window"),
     ),
     "perplexity": (
-        "Perplexity",
+        gettext_noop("Perplexity"),
         "",
-        "lower",
-        "among how many equally likely tokens the model as good as hesitates",
+        gettext_noop("lower"),
+        gettext_noop("exp(loss): the effective number of equally likely next tokens"),
     ),
     "bits_per_byte": (
-        "Bits a byte",
+        gettext_noop("Bits per byte"),
         "bits",
-        "lower",
-        "the same surprise by bytes: comparable between tokenizers",
+        gettext_noop("lower"),
+        gettext_noop("loss per byte of text: comparable between tokenizers"),
     ),
     "accuracy": (
-        "Accuracy",
+        gettext_noop("Accuracy"),
         "share",
-        "higher",
-        "questions whose right choice is the likeliest as a whole",
+        gettext_noop("higher"),
+        gettext_noop("questions whose correct choice has the highest likelihood"),
     ),
     "accuracy_norm": (
-        "Accuracy by bytes",
+        gettext_noop("Normalized accuracy"),
         "share",
-        "higher",
-        "the same, likelihoods divided by each choice's length",
+        gettext_noop("higher"),
+        gettext_noop("accuracy with likelihoods divided by each choice's length"),
     ),
     "bleu": (
         "BLEU",
-        "of 100",
-        "higher",
-        "runs of one to four words shared with references, over all answers",
+        gettext_noop("of 100"),
+        gettext_noop("higher"),
+        gettext_noop("n-grams of one to four words shared with the references, over all answers"),
     ),
     "chrf": (
         "chrF",
-        "of 100",
-        "higher",
-        "runs of characters shared with references, over all answers",
+        gettext_noop("of 100"),
+        gettext_noop("higher"),
+        gettext_noop("character n-grams shared with the references, over all answers"),
     ),
     "rouge1": (
         "ROUGE-1",
         "share",
-        "higher",
-        "words shared with the nearest reference, F measure, mean over answers",
+        gettext_noop("higher"),
+        gettext_noop("words shared with the nearest reference, mean F1 over answers"),
     ),
-    "rouge2": ("ROUGE-2", "share", "higher", "pairs of words shared with the nearest reference"),
+    "rouge2": (
+        "ROUGE-2",
+        "share",
+        gettext_noop("higher"),
+        gettext_noop("word pairs shared with the nearest reference"),
+    ),
     "rougeL": (
         "ROUGE-L",
         "share",
-        "higher",
-        "the longest common sequence of words with the nearest reference",
+        gettext_noop("higher"),
+        gettext_noop("longest common word sequence with the nearest reference"),
     ),
     "exact_match": (
-        "Exact match",
+        gettext_noop("Exact match"),
         "share",
-        "higher",
-        "answers that are one of their references to the letter",
+        gettext_noop("higher"),
+        gettext_noop("answers identical to one of their references"),
     ),
 }
-_BY: Final = {
-    "loss": "loss",
-    "right": "right choice",
-    "exact_match": "exact match",
+_RANKED_BY: Final = {
+    "loss": gettext_noop("loss"),
+    "right": gettext_noop("correctness"),
+    "exact_match": gettext_noop("exact match"),
     "rougeL": "ROUGE-L",
     "rouge1": "ROUGE-1",
     "rouge2": "ROUGE-2",
@@ -90,73 +97,87 @@ _BY: Final = {
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    told = facts.evaluated
-    path = evaluation_results.lines_file(run=facts.run, told=told) if told is not None else None
+    """Return the template context of the tab."""
+    results = facts.evaluated
+    path = (
+        evaluation_results.lines_file(run=facts.run, evaluation=results)
+        if results is not None
+        else None
+    )
     worst = evaluation_results.worst(path, limit=_WORST) if path is not None else []
     return {
-        "rows": [row(name, value) for name, value in told.metrics.items()]
-        if told is not None
+        "rows": [row(name, value) for name, value in results.metrics.items()]
+        if results is not None
         else [],
-        "worst": [line(each) for each in worst],
-        "worst_by": _BY.get(worst[0].by, worst[0].by) if worst else "",
-        "facts": about(told) if told is not None else [],
+        "worst": [example(entry) for entry in worst],
+        "worst_by": _(_RANKED_BY.get(worst[0].by, worst[0].by)) if worst else "",
+        "facts": describe(results) if results is not None else [],
         "answered": any(
-            each.told.get("answer") is not None or each.by == "right" for each in worst
+            entry.results.get("answer") is not None or entry.by == "right" for entry in worst
         ),
-        "files": [(file, _plain(file.name)) for file in runs.artifacts_of(run=facts.run)[:20]],
-        "waits": facts.run.state not in ENDED,
+        "files": [(file, _short_name(file.name)) for file in runs.artifacts_of(run=facts.run)[:20]],
+        "waiting": facts.run.state not in ENDED,
         "source": facts.source(),
     }
 
 
-def _plain(name: str) -> str:
-    """Artifacts of a node carry their attempt in front."""
+def _short_name(name: str) -> str:
+    """Remove the attempt prefix of a node's artifact."""
     return re.sub(r"^attempt-\d+-", "", name)
 
 
 def row(name: str, value: float) -> dict[str, str]:
-    title, unit, better, means = MEANS.get(name, (name.replace("_", " "), "", "", ""))
+    """Return a metric with its meaning."""
+    title, unit, better, meaning = METRICS.get(name, (name.replace("_", " "), "", "", ""))
     shown = formatting.percent(value) if unit == "share" else formatting.quantity(value, 4)
     return {
-        "title": title,
+        "title": _(title),
         "value": shown,
-        "unit": "" if unit == "share" else unit,
-        "better": better,
-        "means": means,
+        "unit": "" if unit == "share" or not unit else _(unit),
+        "better": _(better) if better else "",
+        "meaning": _(meaning) if meaning else "",
     }
 
 
-def line(each: evaluation_results.Line) -> dict[str, str]:
-    told = each.told
+def example(entry: evaluation_results.Line) -> dict[str, str]:
+    """Return one evaluated example."""
+    data = entry.row
     shown = (
-        formatting.quantity(each.value, 4)
-        if each.by == "loss"
-        else "wrong"
-        if each.by == "right"
-        else formatting.percent(each.value)
+        formatting.quantity(entry.value, 4)
+        if entry.by == "loss"
+        else _("wrong")
+        if entry.by == "right"
+        else formatting.percent(entry.value)
     )
-    said = told.get("answer")
-    if said is None and each.by == "right":
-        said = f"chose {told.get('chosen')}"
-    tokens = told.get("tokens")
+    answer = data.get("answer")
+    if answer is None and entry.by == "right":
+        answer = _("chose %(choice)s") % {"choice": data.get("chosen")}
+    tokens = data.get("tokens")
     return {
-        "id": str(each.id),
+        "id": str(entry.id),
         "value": shown,
-        "answer": str(said)[:_LONGEST] if said is not None else "",
+        "answer": str(answer)[:_LONGEST] if answer is not None else "",
         "tokens": f"{tokens:,}" if isinstance(tokens, int) else "",
     }
 
 
-def about(told: Any) -> list[tuple[str, str]]:
-    found = [("Model", told.model), ("Lines", f"{told.lines:,}")]
-    if told.quantize:
-        found.append(("Weights", told.quantize))
-    if told.tokens:
-        found.append(("Tokens", formatting.quantity(told.tokens)))
-    if told.input:
-        found.append(("Input", told.input))
-    if told.window:
-        found.append(("Windows", f"{told.window:,} tokens, moving on by {told.stride:,}"))
-    if told.seconds:
-        found.append(("Took", formatting.duration(told.seconds)))
-    return found
+def describe(results: Any) -> list[tuple[str, str]]:
+    """Return `(name, value)` pairs of how the run was evaluated."""
+    pairs = [(_("Model"), results.model), (_("Examples"), f"{results.lines:,}")]
+    if results.quantize:
+        pairs.append((_("Weights"), results.quantize))
+    if results.tokens:
+        pairs.append((_("Tokens"), formatting.quantity(results.tokens)))
+    if results.input:
+        pairs.append((_("Input"), results.input))
+    if results.window:
+        pairs.append(
+            (
+                _("Window"),
+                _("%(size)s tokens, stride %(stride)s")
+                % {"size": f"{results.window:,}", "stride": f"{results.stride:,}"},
+            )
+        )
+    if results.seconds:
+        pairs.append((_("Duration"), formatting.duration(results.seconds)))
+    return pairs

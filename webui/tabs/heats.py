@@ -1,8 +1,6 @@
-"""The run page's heat maps: arrival skew by rank, fp16 underflow by layer, expert loads. Read apart
-from the page.
+"""Heat maps of the run page: arrival skew, gradients, weights, underflow, expert loads.
 
-Knows which curves make which map; reads one curve a row, so that the page itself waits for none of
-them.
+Each reads one curve per row, so the page loads them separately.
 """
 
 from __future__ import annotations
@@ -12,21 +10,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts.heat import COLUMNS, ROWS, Heat, Mark, Strip, heat
 from webui.charts.heat_summary import (
-    experts_now,
     gradients_summary,
     loads_summary,
+    newest_loads,
     norm,
     since_first,
     skew_summary,
     underflow_summary,
     weights_summary,
 )
-from webui.charts.ranks import places
+from webui.charts.ranks import describe_places
 from webui.presentation import event_messages, formatting
 from webui.presentation.run_facts import Facts
 
@@ -36,32 +35,30 @@ WEIGHTS: Final = "weight_norm/"
 UNDERFLOW: Final = "grad_underflow/"
 LOADS: Final = "moe/load/"
 STALLS: Final = ("straggler", "hang")
-_POINTS: Final = 4 * COLUMNS  # a curve's points: buckets keep their extremes
+_POINTS: Final = 4 * COLUMNS  # points per curve; buckets keep their extremes
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A heat map with its card's words; `heat` None where nothing was told yet, which `empty` then
-    says.
-    """
+class HeatCard:
+    """A heat map with its card's text; `heat` is None without data, then `empty` explains why."""
 
-    of: str
+    name: str
     title: str
-    what: str
+    description: str
     heat: Heat | None
     empty: str
     layers: list[int] | None = None
     layer: int | None = None
 
 
-def content(facts: Facts, request: HttpRequest) -> Shown | None:
-    """The map named `of`, None for another name."""
+def content(facts: Facts, request: HttpRequest) -> HeatCard | None:
+    """Return the heat map named by `of`; None for an unknown name."""
     make = MAPS.get(request.GET.get("of", ""))
     return make(facts, request) if make else None
 
 
-def offered(facts: Facts, names: Iterable[str]) -> list[str]:
-    """Of these maps the ones this run has curves for."""
+def available(facts: Facts, names: Iterable[str]) -> list[str]:
+    """Return those of the named maps that the run has data for."""
     has = {
         "skew": SKEW in facts.latest,
         "gradients": any(name.startswith(GRADIENTS) for name in facts.latest),
@@ -73,7 +70,7 @@ def offered(facts: Facts, names: Iterable[str]) -> list[str]:
     return [name for name in names if has[name]]
 
 
-def _skew(facts: Facts, request: HttpRequest) -> Shown:
+def _skew(facts: Facts, request: HttpRequest) -> HeatCard:
     newest = {
         rank: values[SKEW]
         for rank, values in telemetry.latest_by_rank(run=facts.run).items()
@@ -82,132 +79,147 @@ def _skew(facts: Facts, request: HttpRequest) -> Shown:
     stalls = [
         event for event in runs.events_of(run=facts.run, types=STALLS, limit=200, newest=True)
     ]
-    told = {event.rank for event in stalls if event.rank is not None}
-    # those that were told as slow first, then those that are late now
-    chosen = sorted(sorted(newest, key=lambda rank: (rank not in told, -newest[rank], rank))[:ROWS])
+    reported = {event.rank for event in stalls if event.rank is not None}
+    # ranks reported as slow first, then the latest ones
+    chosen = sorted(
+        sorted(newest, key=lambda rank: (rank not in reported, -newest[rank], rank))[:ROWS]
+    )
     attempt = next(iter(runs.attempts_of(run=facts.run)[:1]), None)
-    where = places(attempt.placement if attempt else [], facts.plan)
+    where = describe_places(attempt.placement if attempt else [], facts.plan)
     strips = [
         _strip(
-            facts, SKEW, f"rank {rank}", rank=rank, place=where[rank] if rank < len(where) else ""
+            facts,
+            SKEW,
+            _("rank %(rank)s") % {"rank": rank},
+            rank=rank,
+            place=where[rank] if rank < len(where) else "",
         )
         for rank in chosen
     ]
-    found = [event_messages.moment(event) for event in stalls]
-    marks = [Mark(each.step, each.text, each.kind) for each in found if each.step is not None]
-    drawn = heat(
+    messages = [event_messages.event_message(event) for event in stalls]
+    marks = [Mark(item.step, item.text, item.kind) for item in messages if item.step is not None]
+    chart = heat(
         strips,
-        says=formatting.seconds,
+        format=formatting.seconds,
         summary=skew_summary(strips, facts.latest.get("step_time_s")),
         marks=marks,
         left_out=len(newest) - len(chosen),
     )
-    what = "how long after the first rank of its stage each came to the step's first reduction"
-    return Shown(
+    description = _(
+        "delay of each rank's arrival at the first reduction of a step, within its stage"
+    )
+    return HeatCard(
         "skew",
-        "Who comes late",
-        what,
-        drawn,
-        "A run of several ranks tells this with its first logged step.",
+        _("Arrival skew by rank"),
+        description,
+        chart,
+        _("Runs with several ranks report this with their first logged step."),
     )
 
 
-def _gradients(facts: Facts, request: HttpRequest) -> Shown:
+def _gradients(facts: Facts, request: HttpRequest) -> HeatCard:
     strips, left_out = _by_layer(facts, GRADIENTS)
-    drawn = heat(
-        strips, says=norm, summary=gradients_summary(strips), scale="orders", left_out=left_out
+    chart = heat(
+        strips, format=norm, summary=gradients_summary(strips), scale="orders", left_out=left_out
     )
-    what = "each layer's gradient norm before clipping, coloured by its order of magnitude"
-    return Shown(
+    description = _("gradient norm of each layer before clipping, colored by order of magnitude")
+    return HeatCard(
         "gradients",
-        "Gradient norm by layer",
-        what,
-        drawn,
-        "Training runs tell this with a logged step.",
+        _("Gradient norm by layer"),
+        description,
+        chart,
+        _("Training runs report this with each logged step."),
     )
 
 
-def _weights(facts: Facts, request: HttpRequest) -> Shown:
-    """Against each layer's first norm: the norms themselves lie apart by the layers' sizes, and
-    hardly move.
-    """
+def _weights(facts: Facts, request: HttpRequest) -> HeatCard:
+    """Relative to each layer's first norm: absolute norms hardly change."""
     strips, left_out = _by_layer(facts, WEIGHTS)
     grown = [since_first(strip) for strip in strips]
-    drawn = heat(
-        grown, says=_times, summary=weights_summary(strips), scale="even", left_out=left_out
+    chart = heat(
+        grown, format=_times, summary=weights_summary(strips), scale="even", left_out=left_out
     )
-    what = "each layer's weight norm over its first one; 1 is unchanged"
-    return Shown(
+    description = _("weight norm of each layer relative to its first value; 1 is unchanged")
+    return HeatCard(
         "weights",
-        "Weight norm by layer",
-        what,
-        drawn,
-        "Training runs tell this every tenth logged step.",
+        _("Weight norm by layer"),
+        description,
+        chart,
+        _("Training runs report this with every tenth logged step."),
     )
 
 
-def _underflow(facts: Facts, request: HttpRequest) -> Shown:
+def _underflow(facts: Facts, request: HttpRequest) -> HeatCard:
     strips, left_out = _by_layer(facts, UNDERFLOW)
-    drawn = heat(
-        strips, says=formatting.percent, summary=underflow_summary(strips), left_out=left_out
+    chart = heat(
+        strips, format=formatting.percent, summary=underflow_summary(strips), left_out=left_out
     )
-    what = "share of each layer's gradient entries that fp16 rounds to zero"
-    return Shown("underflow", "Gradients lost to underflow", what, drawn, "Runs in fp16 tell this.")
+    description = _("share of gradient entries of each layer that fp16 rounds to zero")
+    return HeatCard(
+        "underflow", _("Gradient underflow"), description, chart, _("fp16 runs report this.")
+    )
 
 
-def _loads(facts: Facts, request: HttpRequest) -> Shown:
-    """Layers by experts, in the newest step: one picture of the whole model, without reading a
-    curve.
-    """
-    by_layer = experts_now(facts.latest)
+def _loads(facts: Facts, request: HttpRequest) -> HeatCard:
+    """Layers by experts in the newest step; reads no curve."""
+    by_layer = newest_loads(facts.latest)
     strips = [
-        Strip(f"layer {layer}", sorted(row), [row[expert] for expert in sorted(row)])
+        Strip(
+            _("layer %(layer)s") % {"layer": layer},
+            sorted(row),
+            [row[expert] for expert in sorted(row)],
+        )
         for layer, row in list(by_layer.items())[:ROWS]
     ]
-    drawn = heat(
+    chart = heat(
         strips,
-        says=_times,
+        format=_times,
         summary=loads_summary(by_layer),
         scale="even",
-        across="expert",
+        across=_("expert"),
         columns=4 * COLUMNS,
         left_out=max(0, len(by_layer) - ROWS),
     )
-    what = "each expert's share of its layer's tokens in the newest step; 1 is even"
-    return Shown("loads", "Expert loads, now", what, drawn, "Models with experts tell this.")
+    description = _("tokens per expert in the newest step, relative to an even share; 1 is even")
+    return HeatCard(
+        "loads", _("Current expert loads"), description, chart, _("MoE models report this.")
+    )
 
 
-def _experts(facts: Facts, request: HttpRequest) -> Shown:
+def _experts(facts: Facts, request: HttpRequest) -> HeatCard:
     """The experts of one layer over the steps."""
-    by_layer = experts_now(facts.latest)
-    wanted = request.GET.get("layer", "")
+    by_layer = newest_loads(facts.latest)
+    selected = request.GET.get("layer", "")
     layer = (
-        int(wanted) if wanted.isdecimal() and int(wanted) in by_layer else next(iter(by_layer), 0)
+        int(selected)
+        if selected.isdecimal() and int(selected) in by_layer
+        else next(iter(by_layer), 0)
     )
     experts = sorted(by_layer.get(layer, {}))
     strips = [
-        _strip(facts, f"{LOADS}{layer}/{expert}", f"expert {expert}") for expert in _spread(experts)
+        _strip(facts, f"{LOADS}{layer}/{expert}", _("expert %(expert)s") % {"expert": expert})
+        for expert in _spread(experts)
     ]
-    drawn = heat(
+    chart = heat(
         strips,
-        says=_times,
-        summary=loads_summary({layer: by_layer.get(layer, {})}, of_steps=True),
+        format=_times,
+        summary=loads_summary({layer: by_layer.get(layer, {})}),
         scale="even",
         left_out=max(0, len(experts) - ROWS),
     )
-    what = "each expert's share of the layer's tokens, step by step; 1 is even"
-    return Shown(
+    description = _("tokens per expert and step, relative to an even share; 1 is even")
+    return HeatCard(
         "experts",
-        f"Experts of layer {layer}",
-        what,
-        drawn,
-        "Models with experts tell this.",
+        _("Experts of layer %(layer)s") % {"layer": layer},
+        description,
+        chart,
+        _("MoE models report this."),
         list(by_layer),
         layer,
     )
 
 
-MAPS: Final[dict[str, Callable[[Facts, HttpRequest], Shown]]] = {
+MAPS: Final[dict[str, Callable[[Facts, HttpRequest], HeatCard]]] = {
     "skew": _skew,
     "gradients": _gradients,
     "weights": _weights,
@@ -220,14 +232,12 @@ MAPS: Final[dict[str, Callable[[Facts, HttpRequest], Shown]]] = {
 def _strip(
     facts: Facts, series: str, name: str, *, rank: int | None = None, place: str = ""
 ) -> Strip:
-    found = telemetry.series(run=facts.run, name=series, rank=rank, points=_POINTS)
-    return Strip(name, found.x, found.y, place)
+    curve = telemetry.series(run=facts.run, name=series, rank=rank, points=_POINTS)
+    return Strip(name, curve.x, curve.y, place)
 
 
 def _by_layer(facts: Facts, prefix: str) -> tuple[list[Strip], int]:
-    """A row a layer in order of depth, between embedding and head where those are told; and how
-    many are left out.
-    """
+    """One row per layer from embedding to head, and the number of rows left out."""
     ends = {"embedding": -1, "head": 1}
     names = sorted(
         (name.removeprefix(prefix) for name in facts.latest if name.startswith(prefix)),

@@ -1,6 +1,4 @@
-"""The part of a run's page that tells which kernels run, and why: of the newest attempt that told
-it.
-"""
+"""Kernels card of a run page: which kernels the newest reporting attempt selected, and why."""
 
 from __future__ import annotations
 
@@ -12,6 +10,6 @@ from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts) -> dict[str, Any] | None:
-    """None before the first step."""
-    told = runs.events_of(run=facts.run, types=[EVENT], limit=1, newest=True)
-    return table(told[0].data) if told else None
+    """Return the kernel table; None before the first step."""
+    events = runs.events_of(run=facts.run, types=[EVENT], limit=1, newest=True)
+    return table(events[0].data) if events else None

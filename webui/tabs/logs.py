@@ -1,6 +1,4 @@
-"""Logs tab: the newest lines, those that several ranks wrote alike folded into one, the first cause
-marked.
-"""
+"""Logs tab: the newest lines, equal lines of several ranks grouped, the first error marked."""
 
 from __future__ import annotations
 
@@ -9,28 +7,29 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.presentation.log_grouping import LEVELS, first_cause, fold
+from webui.presentation.log_grouping import LEVELS, first_cause, group_lines
 from webui.presentation.run_facts import Facts
 
 LINES: Final = 300
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the tab."""
     q, level = request.GET.get("q", "").strip()[:200], request.GET.get("level", "")
-    wanted = request.GET.get("rank", "")
-    rank = int(wanted) if wanted.lstrip("-").isdecimal() else None
+    selected = request.GET.get("rank", "")
+    rank = int(selected) if selected.lstrip("-").isdecimal() else None
     lines = telemetry.logs_newest(run=facts.run, rank=rank, q=q or None, limit=LINES)
-    folded = fold(lines)
+    groups = group_lines(lines)
     return {
         "lines": [
             line
-            for line in folded
+            for line in groups
             if level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
         ],
-        "first_cause": first_cause(folded),
+        "first_cause": first_cause(groups),
         "q": q,
         "level": level,
-        "rank": wanted,
+        "rank": selected,
         "ranks": range(max(facts.run.devices, 1)),
         "full": len(lines) == LINES,
         "source": facts.source(),

@@ -1,10 +1,11 @@
-"""Memory tab: what holds a rank's memory over time, and how ranks differ."""
+"""Memory tab: memory of a rank by category over time, and by rank."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts import panels
@@ -14,9 +15,10 @@ from webui.tabs import predicted
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the tab."""
     by_rank = telemetry.memory_by_rank(run=facts.run)
-    wanted = request.GET.get("rank", "")
-    rank = int(wanted) if wanted.isdecimal() and int(wanted) in by_rank else None
+    selected = request.GET.get("rank", "")
+    rank = int(selected) if selected.isdecimal() and int(selected) in by_rank else None
     parts = [
         part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())
     ]
@@ -31,6 +33,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "ranks": sorted(by_rank),
         "rank": min(by_rank, default=0) if rank is None else rank,
         "parts": parts,
+        "part_titles": [panels.memory_title(part) for part in parts],
         "rows": rows(by_rank, parts),
         "offloaded": any(values.get("offloaded") for values in by_rank.values()),
         "source": facts.source(),
@@ -38,8 +41,8 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 
 
 def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[str, Any]]:
-    """Per rank a bar of its categories against the largest sum, with the same numbers in words."""
-    made = []
+    """Return one bar per rank: its categories in percent of the largest sum, and as text."""
+    result = []
     sums = {rank: sum(values.get(part, 0.0) for part in parts) for rank, values in by_rank.items()}
     full = max([*sums.values(), 1.0])
     for rank, values in sorted(by_rank.items())[:64]:
@@ -49,11 +52,15 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
         cells = [formatting.memory(values.get(part)) for part in parts]
         capacity = values.get("capacity")
         share = (
-            f"{formatting.percent(sums[rank] / capacity)} of {formatting.memory(capacity)}"
+            _("%(share)s of %(capacity)s")
+            % {
+                "share": formatting.percent(sums[rank] / capacity),
+                "capacity": formatting.memory(capacity),
+            }
             if capacity
             else ""
         )
-        made.append(
+        result.append(
             {
                 "rank": rank,
                 "bar": bar,
@@ -63,4 +70,4 @@ def rows(by_rank: dict[int, dict[str, float]], parts: list[str]) -> list[dict[st
                 "offloaded": formatting.memory(values.get("offloaded")),
             }
         )
-    return made
+    return result

@@ -1,4 +1,4 @@
-"""Numerics tab: does the precision hold, do gradients reach every layer, are experts in balance?"""
+"""Numerics tab: overflows, gradient and weight norms per layer, expert balance."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from webui.charts import panels
-from webui.charts.numerics import numerics_sentence
+from webui.charts.numerics import summarize_numerics
 from webui.presentation import event_messages
 from webui.presentation.run_facts import Facts
 from webui.tabs import heats
 
 EVENTS: Final = ("loss_scale_changed", "overflow_skipped_step", "non_finite")
-_READ: Final = 1000  # newest, counted for the sentence
+_READ: Final = 1000  # newest events that the summary counts
 _SHOWN: Final = 60
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    events = runs.events_of(run=facts.run, types=EVENTS, limit=_READ, newest=True)
-    found = [event_messages.moment(event) for event in reversed(events)]
+    """Return the template context of the tab."""
+    rows = runs.events_of(run=facts.run, types=EVENTS, limit=_READ, newest=True)
+    events = [event_messages.event_message(row) for row in reversed(rows)]
     return {
         "panels": [panel.to_dict() for panel in panels.numerics(facts.names)],
-        "says": numerics_sentence(
-            [(event.type, event.data) for event in events],
+        "summary": summarize_numerics(
+            [(row.type, row.data) for row in rows],
             facts.latest,
             precision=str(facts.plan.get("precision") or ""),
-            full=len(events) == _READ,
+            truncated=len(rows) == _READ,
         ),
-        "odd": next((moment for moment in found if moment.type == "non_finite"), None),
-        "told": found[:_SHOWN],
-        "told_of": len(found),
-        "heats": heats.offered(facts, ("gradients", "weights", "underflow", "loads", "experts")),
+        "non_finite": next((event for event in events if event.type == "non_finite"), None),
+        "events": events[:_SHOWN],
+        "event_count": len(events),
+        "heats": heats.available(facts, ("gradients", "weights", "underflow", "loads", "experts")),
         "source": facts.source(),
     }

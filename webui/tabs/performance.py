@@ -1,6 +1,4 @@
-"""Performance tab: where a step's time goes, what ranks send, how the pipeline runs, who holds the
-others up.
-"""
+"""Performance tab: step time breakdown, communication, pipeline timeline and slow ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +16,14 @@ from webui.presentation.run_facts import Facts
 from webui.tabs import heats, kernels, predicted
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
-_TOLD: Final = 4  # stalls in words above the charts
-# sampled steps that are read: of the newest, some ranks may still be on their way
+_SHOWN_STALLS: Final = 4  # listed above the charts
+# sampled steps to read: some ranks may not have reported the newest yet
 _STEPS: Final = 3
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
-    found = telemetry.latest_by_rank(run=facts.run)
+    """Return the template context of the tab."""
+    latest = telemetry.latest_by_rank(run=facts.run)
     return {
         "panels": [
             panel.to_dict()
@@ -37,27 +36,27 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "calls": measured_communication.calls(
             facts.latest, (facts.run.prediction or {}).get("collectives")
         ),
-        "stalls": [moment for moment in facts.moments if moment.type in heats.STALLS][:_TOLD],
-        "heats": heats.offered(facts, ("skew",)),
-        "spread": spread(found, [name for name in PER_RANK if name in facts.latest]),
+        "stalls": [event for event in facts.events if event.type in heats.STALLS][:_SHOWN_STALLS],
+        "heats": heats.available(facts, ("skew",)),
+        "spread": spread(latest, [name for name in PER_RANK if name in facts.latest]),
         "kernels": kernels.content(facts),
         "source": facts.source(),
     }
 
 
 def timeline(facts: Facts) -> dict[str, Any]:
-    """`{timeline, pipeline}`: a sampled step above its prediction, or the prediction alone before
-    one is sampled.
-    """
+    """Return `{timeline, pipeline}`: a sampled step vs prediction, else the latter."""
     stages = int(facts.plan.get("pp") or 1)
     if stages < 2:
         return {"timeline": None, "pipeline": None}
-    told = runs.events_of(
+    events = runs.events_of(
         run=facts.run, types=["pipeline_timeline"], limit=_STEPS * stages, newest=True
     )
-    foreseen = timeline_of_run(facts.run, whole=bool(told))
-    found = measured_pipeline.beside([event.data for event in told], foreseen)
+    predicted_timeline = timeline_of_run(facts.run, whole=bool(events))
+    measured = measured_pipeline.compare([event.data for event in events], predicted_timeline)
     return {
-        "timeline": found,
-        "pipeline": pipeline(foreseen) if foreseen and found is None else None,
+        "timeline": measured,
+        "pipeline": pipeline(predicted_timeline)
+        if predicted_timeline and measured is None
+        else None,
     }

@@ -1,12 +1,12 @@
-"""What performance and memory tab share: the run's prediction beside what is measured, and levels
-for the charts.
-"""
+"""Predicted vs measured numbers of a run, for the performance and memory tabs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final
+
+from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import outcome
 from webui.charts import predicted_vs_measured
@@ -21,63 +21,69 @@ _MEMORY: Final = "memory/"
 
 
 def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, Any] | None:
-    """`{rows, summary, …}`, rows of memory or of everything else; None for a run without
-    prediction.
+    """Return rows of memory or of all other metrics; None for a run without prediction.
 
-    `measured` reads the curves, some thirty queries: asked for by the page once it is there.
+    `measured` reads the curves (about thirty queries); the page requests it after loading.
     """
     predicted = facts.run.prediction
-    # that has a table of its own, beside the requests
+    # serving predictions are shown on the Requests tab
     if not predicted or predicted.get("kind") == "serving":
         return None
-    found = [each.to_dict() for each in outcome.comparisons(run=facts.run)] if measured else []
-    known = {item["metric"] for item in found}
-    found += [
-        item for item in predicted_vs_measured.foreseen(predicted) if item["metric"] not in known
+    compared = [item.to_dict() for item in outcome.comparisons(run=facts.run)] if measured else []
+    known = {item["metric"] for item in compared}
+    compared += [
+        item
+        for item in predicted_vs_measured.predicted_metrics(predicted)
+        if item["metric"] not in known
     ]
     rows = [
-        row for row in predicted_vs_measured.rows(found) if row.metric.startswith(_MEMORY) == memory
+        row
+        for row in predicted_vs_measured.rows(compared)
+        if row.metric.startswith(_MEMORY) == memory
     ]
-    says, mood = phrases.verdict(predicted)
+    verdict, mood = phrases.verdict(predicted)
     query = planner_query(facts.run.spec, {"plan": facts.run.plan, "prediction": predicted})
     return {
         "rows": rows,
-        "summary": predicted_vs_measured.summary(rows)
-        if measured
-        else "Reading what was measured…",
-        "waits": not measured,
+        "summary": predicted_vs_measured.summary(rows) if measured else _("Loading measurements…"),
+        "waiting": not measured,
         "part": "memory" if memory else "performance",
         "link": query,
-        "verdict": says,
+        "verdict": verdict,
         "mood": mood,
         "calibration": predicted.get("calibration") or "",
         "assumed": bool(predicted.get("assumed")),
         "device": predicted.get("device") or "",
         "time": time.waterfall(predicted),
         "treemap": plan_memory.treemap(predicted["memory"], with_free=False),
-        "memory_says": plan_memory.summary(predicted["memory"]),
+        "memory_summary": plan_memory.summary(predicted["memory"]),
     }
 
 
 def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> list[Panel]:
-    """The charts with their predictions as dashed levels, in the colour of what they predict."""
+    """Add predictions to the charts as dashed lines in the color of their metric."""
     if not prediction:
         return list(panels)
-    foreseen = predicted_vs_measured.foreseen(prediction)
-    values = {item["metric"]: item["predicted"] for item in foreseen}
-    of = {item["metric"]: f", {item['of']}" for item in foreseen if item.get("of")}
-    made = []
+    metrics = predicted_vs_measured.predicted_metrics(prediction)
+    values = {item["metric"]: item["predicted"] for item in metrics}
+    conditions = {
+        item["metric"]: f", {item['condition']}" for item in metrics if item.get("condition")
+    }
+    result = []
     for panel in panels:
         levels = [
             Level(
-                f"{line.label} predicted{of.get(line.name, '')}", line.hue, float(values[line.name])
+                _("%(metric)s predicted") % {"metric": _(line.label)}
+                + conditions.get(line.name, ""),
+                line.hue,
+                float(values[line.name]),
             )
             for line in panel.series
             if line.name in values and panel.kind != "stack"
         ]
         if panel.id == "step_split" and "step_time_s" in values:
-            levels = [Level("step predicted", "time", float(values["step_time_s"]))]
+            levels = [Level(_("predicted step time"), "time", float(values["step_time_s"]))]
         if panel.id == "memory" and "memory/allocated_bytes" in values:
-            levels = [Level("peak predicted", "text-2", float(values["memory/allocated_bytes"]))]
-        made.append(replace(panel, levels=tuple(levels)))
-    return made
+            levels = [Level(_("predicted peak"), "text-2", float(values["memory/allocated_bytes"]))]
+        result.append(replace(panel, levels=tuple(levels)))
+    return result

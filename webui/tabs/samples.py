@@ -1,38 +1,38 @@
-"""What the model wrote after the same prompts at one checkpoint after the other, to be read beside
-each other.
-"""
+"""Sample texts that the model generated at its checkpoints, compared per prompt."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
 
-from orchestrator.runs.outputs.text_samples import Written, samples_of, samples_told
-from webui.presentation import formatting
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from orchestrator.runs.outputs.text_samples import StepSamples, has_samples, samples_of
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
 
-_SHOWN: Final = 6  # steps; the others on request
-_MOST: Final = 60  # of those that are read
+_SHOWN: Final = 6  # steps per prompt; the others are folded
+_MOST: Final = 60  # checkpoints read
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
+    """One generated text; `ended` if the model emitted its end token."""
+
     step: str
     text: str
     ended: bool
 
     @property
     def lines(self) -> list[str]:
-        """Shown in one with marks between: a model that has learned little writes many empty ones."""
+        """Lines of the text, shown on one line with marks between them."""
         return self.text.split("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One prompt with what was written after it, newest first: some steps spread over all, then the
-    rest.
-    """
+    """One prompt with its texts, newest first: some steps spread over all, then the rest."""
 
     prompt: str
     shown: list[Text]
@@ -40,57 +40,55 @@ class Lane:
 
     @property
     def lines(self) -> list[str]:
+        """Lines of the prompt."""
         return self.prompt.split("\n")
 
     @property
     def rows(self) -> int:
-        """Of the grid that lanes share: the prompt, texts, and what is folded."""
+        """Rows of the shared grid: prompt, texts, folded texts."""
         return len(self.shown) + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """`in_ids`: texts are token ids, since the run's token files name no tokenizer."""
+    """`in_ids`: texts are token ids, because the run's token files name no tokenizer."""
 
     lanes: list[Lane]
-    says: str
+    summary: str
     in_ids: bool = False
 
 
 def expected(facts: Facts) -> bool:
-    """Whether the run was told to write texts, or writes some because it keeps checkpoints; of
-    programs that Orrery
-    knows nothing of, whether they have."""
+    """Whether the run generates samples: by its spec, or because it already has."""
     if facts.run.kind in ("external", "script"):
-        return samples_told(run=facts.run)
+        return has_samples(run=facts.run)
     train = facts.run.spec.get("train") or {}
-    asked = train.get("samples")
-    return bool(asked or train.get("checkpoint")) and (asked or {}).get("count", 3) > 0
+    samples = train.get("samples")
+    return bool(samples or train.get("checkpoint")) and (samples or {}).get("count", 3) > 0
 
 
 def content(facts: Facts) -> Samples:
-    found = samples_of(run=facts.run)[-_MOST:]
-    if not found:
-        return Samples([], _nothing(facts))
-    newest = found[-1].told
+    """Return the run's samples."""
+    rows = samples_of(run=facts.run)[-_MOST:]
+    if not rows:
+        return Samples([], _empty(facts))
+    newest = rows[-1].content
     lanes = [
-        _lane(place, each.prompt if each.prompt is not None else _ids(each.prompt_ids), found)
-        for place, each in enumerate(newest.samples)
+        _lane(place, item.prompt if item.prompt is not None else _ids(item.prompt_ids), rows)
+        for place, item in enumerate(newest.samples)
     ]
-    return Samples(lanes, _says(found), in_ids=newest.samples[0].text is None)
+    return Samples(lanes, _summary(rows), in_ids=newest.samples[0].text is None)
 
 
-def _lane(place: int, prompt: str, found: list[Written]) -> Lane:
-    """A prompt keeps its place; where an earlier attempt had another one there, its texts are left
-    out.
-    """
-    newest = found[-1].told.samples[place].prompt_ids
+def _lane(place: int, prompt: str, rows: list[StepSamples]) -> Lane:
+    """One prompt's texts; texts of an earlier attempt's other prompt are left out."""
+    newest = rows[-1].content.samples[place].prompt_ids
     texts = []
-    for each in reversed(found):
-        here = each.told.samples[place] if place < len(each.told.samples) else None
-        if here is not None and here.prompt_ids == newest:
-            text = here.text if here.text is not None else _ids(here.token_ids)
-            texts.append(Text(f"{each.told.step:,}", text, here.ended))
+    for row in reversed(rows):
+        sample = row.content.samples[place] if place < len(row.content.samples) else None
+        if sample is not None and sample.prompt_ids == newest:
+            text = sample.text if sample.text is not None else _ids(sample.token_ids)
+            texts.append(Text(f"{row.content.step:,}", text, sample.ended))
     if len(texts) <= _SHOWN + 1:
         return Lane(prompt, texts, [])
     chosen = {round(place * (len(texts) - 1) / (_SHOWN - 1)) for place in range(_SHOWN)}
@@ -101,35 +99,34 @@ def _lane(place: int, prompt: str, found: list[Written]) -> Lane:
     )
 
 
-def _says(found: list[Written]) -> str:
-    newest = found[-1].told
-    longest = max(len(each.token_ids) for each in newest.samples)
-    how = "" if newest.temperature is None else _how(newest.temperature)
-    says = f"What the model writes after the same words, {formatting.count(longest, 'token')} long{how}: "
-    says += f"{len(found)} checkpoints, the newest of " if len(found) > 1 else ""
-    says += f"step {newest.step:,}"
-    return says + (
-        ". Cut short, since writing may take 2% of the time at most." if newest.cut_short else "."
-    )
+def _summary(rows: list[StepSamples]) -> str:
+    newest = rows[-1].content
+    longest = max(len(sample.token_ids) for sample in newest.samples)
+    text = ngettext("Up to %(count)s token", "Up to %(count)s tokens", longest) % {
+        "count": f"{longest:,}"
+    }
+    if newest.temperature == 0:
+        text += _(", greedy")
+    elif newest.temperature is not None:
+        text += _(", temperature %(value)s") % {"value": f"{newest.temperature:g}"}
+    text += ngettext("; %(count)s checkpoint", "; %(count)s checkpoints", len(rows)) % {
+        "count": len(rows)
+    }
+    text += _(", newest at step %(step)s.") % {"step": f"{newest.step:,}"}
+    if newest.cut_short:
+        text += " " + _("Truncated: sampling may take at most 2% of the training time.")
+    return text
 
 
-def _how(temperature: float) -> str:
-    return (
-        ", the likeliest token each time"
-        if temperature == 0
-        else f", drawn at temperature {temperature:g}"
-    )
-
-
-def _nothing(facts: Facts) -> str:
+def _empty(facts: Facts) -> str:
     if facts.run.state in ENDED:
-        return "No texts were written: the run ended before its first checkpoint."
+        return _("No samples: the run ended before its first checkpoint.")
     train: dict[str, Any] = facts.run.spec.get("train") or {}
     every = (train.get("checkpoint") or {}).get("every_steps") or (
         200 if train.get("checkpoint") is not None else None
     )
     first = min(every or train.get("steps") or 0, train.get("steps") or 0)
-    return f"The first texts come after step {first:,}, written by the model as it is then."
+    return _("The first samples follow after step %(step)s.") % {"step": f"{first:,}"}
 
 
 def _ids(ids: list[int]) -> str:

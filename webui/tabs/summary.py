@@ -1,32 +1,34 @@
-"""Summary tab: is it learning, is it fast, will it finish."""
+"""Summary tab: tiles and charts of loss, throughput, MFU and memory; events; samples."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from webui.charts import panels
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.tabs import predicted, samples
 
-# metric → (title, unit words, hue)
+# metric → (title, unit, hue)
 TILES: Final = (
-    ("loss", "Loss", "", "loss"),
-    ("val_loss", "Validation loss", "", "loss-2"),
-    ("tokens_per_s", "Throughput", "tokens/s", "throughput"),
-    ("mfu", "MFU", "", "mfu"),
-    ("grad_norm", "Gradient norm", "", "grad"),
-    ("step_time_s", "Step time", "", "time"),
-    ("memory/allocated_bytes", "Memory", "", "mem-params"),
-    ("inference/tokens_per_s", "Generated", "tokens/s", "throughput"),
-    ("inference/ttft_s", "First token", "", "time"),
-    ("inference/tpot_s", "Per token", "", "time-2"),
-    ("inference/running", "Running", "", "throughput"),
-    ("inference/kv_blocks_used", "Cache blocks", "", "mem-kv_cache"),
+    ("loss", gettext_noop("Loss"), "", "loss"),
+    ("val_loss", gettext_noop("Validation loss"), "", "loss-2"),
+    ("tokens_per_s", gettext_noop("Throughput"), "tokens/s", "throughput"),
+    ("mfu", gettext_noop("MFU"), "", "mfu"),
+    ("grad_norm", gettext_noop("Gradient norm"), "", "grad"),
+    ("step_time_s", gettext_noop("Step time"), "", "time"),
+    ("memory/allocated_bytes", gettext_noop("Memory"), "", "mem-params"),
+    ("inference/tokens_per_s", gettext_noop("Generated"), "tokens/s", "throughput"),
+    ("inference/ttft_s", gettext_noop("Time to first token"), "", "time"),
+    ("inference/tpot_s", gettext_noop("Time per token"), "", "time-2"),
+    ("inference/running", gettext_noop("Running"), "", "throughput"),
+    ("inference/kv_blocks_used", gettext_noop("Cache blocks"), "", "mem-kv_cache"),
 )
-USUAL: Final = {
+DEFAULT_TILES: Final = {
     "train": ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s"),
     "script": ("loss", "tokens_per_s"),
     "external": ("loss", "tokens_per_s"),
@@ -42,6 +44,7 @@ USUAL: Final = {
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the tab."""
     names = facts.names
     return {
         "tiles": tiles(facts),
@@ -58,23 +61,23 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
 
 
 def tiles(facts: Facts) -> list[dict[str, str]]:
-    """Those whose metric the run has; the usual ones before its first point."""
-    usual = USUAL.get(facts.run.kind, ())
+    """Return tiles of the run's metrics; the defaults before its first point."""
+    defaults = DEFAULT_TILES.get(facts.run.kind, ())
     return [
         {
             "name": name,
-            "title": title,
+            "title": _(title),
             "unit": unit,
             "hue": hue,
-            "value": shown(name, facts.latest.get(name)),
+            "value": format_metric(name, facts.latest.get(name)),
         }
         for name, title, unit, hue in TILES
-        if name in facts.latest or (not facts.latest and name in usual)
+        if name in facts.latest or (not facts.latest and name in defaults)
     ]
 
 
-def shown(name: str, value: float | None) -> str:
-    """A metric's value in its words, the same as the browser's format.js."""
+def format_metric(name: str, value: float | None) -> str:
+    """Format a metric's value, like `shown` in `static/webui/js/run.js`."""
     if value is None:
         return formatting.DASH
     if name == "mfu":

@@ -1,6 +1,4 @@
-"""System tab: how busy, hot and hungry the devices are; of runs that answer, which kernels run on
-them.
-"""
+"""System tab: device utilization, power and temperature; kernels of inference runs."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from webui.tabs import kernels
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the tab."""
     return {
         "panels": [panel.to_dict() for panel in panels.system(facts.names)],
         "kernels": kernels.content(facts) if facts.run.kind in ANSWERING else None,

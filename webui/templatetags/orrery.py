@@ -1,8 +1,4 @@
-"""Template tags: links that exist, state badges, plan glyphs, empty states, and numbers as people
-read them.
-
-Knows words and markup; reads no data of its own.
-"""
+"""Template tags of all pages: links, state badges, plan glyphs, empty states, numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from django.urls import NoReverseMatch, reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
 
 from webui.presentation import formatting
 
@@ -23,7 +20,7 @@ register = template.Library()
 
 @register.simple_tag
 def page_url(name: str, *args: Any) -> str:
-    """The page's address, empty where this installation has no such page."""
+    """Return a page's URL; empty if this installation has no such page."""
     try:
         return reverse(name, args=args)
     except NoReverseMatch:
@@ -32,7 +29,7 @@ def page_url(name: str, *args: Any) -> str:
 
 @register.simple_tag(takes_context=True)
 def nav_link(context: dict[str, Any], name: str, title: str, keys: str) -> str:
-    """A link of the main navigation with its keys, marked when it leads to the page shown."""
+    """Return a link of the main navigation with its keys; marks the current page."""
     url = page_url(name)
     if not url:
         return ""
@@ -51,50 +48,52 @@ def nav_link(context: dict[str, Any], name: str, title: str, keys: str) -> str:
 
 @register.simple_tag
 def menu_link(name: str, title: str) -> str:
+    """Return a link, or nothing if the page does not exist."""
     url = page_url(name)
     return format_html('<a href="{}">{}</a>', url, title) if url else ""
 
 
 @register.simple_tag
 def state_badge(state: str, live: bool = False) -> SafeString:
-    """A state by colour, shape and word; `live` lets the page's socket change it."""
+    """Show a state by color, shape and text; `live` allows updates by the page's socket."""
     mark = mark_safe(' data-live="state"') if live else ""
     return format_html(
         '<span class="state state-{0}"{1}><svg aria-hidden="true"><use href="#state-{0}"/></svg>'
-        "<span>{0}</span></span>",
+        "<span>{2}</span></span>",
         state,
         mark,
+        _(state),
     )
 
 
 @register.simple_tag
 def plan_glyph(plan: Any) -> SafeString:
-    """A plan as compact words: dp4·tp2·z1 bf16."""
+    """Show a plan in short form: dp4·tp2·z1 bf16."""
     if not isinstance(plan, dict):
         return format_html('<span class="glyph">{}</span>', plan or "–")
-    axes, rest = formatting.plan_words(plan)
+    axes, rest = formatting.plan_parts(plan)
     dot = mark_safe("<i>·</i>")
     body = format_html_join(dot, "<b>{}</b>", ((axis,) for axis in axes))
     return format_html(
-        '<span class="glyph" title="{}">{} {}</span>', formatting.plan_sentence(plan), body, rest
+        '<span class="glyph" title="{}">{} {}</span>', formatting.describe_plan(plan), body, rest
     )
 
 
 @register.inclusion_tag("webui/parts/empty.html")
 def empty(title: str, text: str = "", url: str = "", label: str = "") -> dict[str, str]:
-    """What a page or card says when there is nothing yet, with what to do first."""
+    """Show an empty state with the next action."""
     return {"title": title, "text": text, "url": url, "label": label}
 
 
 @register.simple_tag
-def ago(moment: datetime | None) -> str:
-    """`<time>` with an age that the page keeps fresh."""
-    if moment is None:
+def ago(time: datetime | None) -> str:
+    """Return `<time>` with an age that the page's script updates."""
+    if time is None:
         return "–"
-    age = formatting.age((timezone.now() - moment).total_seconds())
+    age = formatting.age((timezone.now() - time).total_seconds())
     return format_html(
         '<time datetime="{0}" title="{0}" data-ago>{1}</time>',
-        moment.isoformat(timespec="seconds"),
+        time.isoformat(timespec="seconds"),
         age,
     )
 
@@ -107,13 +106,14 @@ def quantity(value: Any, digits: int = 3) -> str:
 
 @register.filter
 def breakable(name: str) -> SafeString:
-    """`plan.micro_batch_size` with places where a narrow column may break it."""
+    """Allow line breaks after `.`, `_` and `/`."""
     parts = re.split(r"(?<=[._/])(?=.)", str(name))
     return format_html_join(mark_safe("<wbr>"), "{}", ((part,) for part in parts))
 
 
 @register.filter
 def gib(value: Any) -> str:
+    """Format bytes in binary units."""
     return formatting.memory(value)
 
 
@@ -125,10 +125,11 @@ def duration(value: Any) -> str:
 
 @register.filter
 def percent(value: Any) -> str:
+    """Format a fraction as percent."""
     return formatting.percent(value)
 
 
 @register.filter
-def words_of(text: str) -> list[str]:
-    """A template's list of words."""
+def split_words(text: str) -> list[str]:
+    """Split a template's text at spaces."""
     return text.split()

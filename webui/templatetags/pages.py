@@ -1,7 +1,4 @@
-"""Template tags of lists and forms: moments to come, run numbers as links, parts and hues.
-
-Knows words and markup.
-"""
+"""Template tags of lists and forms: countdowns, run links, shares and hues."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from django import template
 from django.utils import timezone
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString, mark_safe
+from django.utils.translation import gettext as _
 
 from webui.presentation import formatting
 
@@ -23,27 +21,29 @@ _RUN = re.compile(r"\br(\d{1,18})\b")
 
 @register.filter
 def run_links(text: Any) -> SafeString:
-    """A reason's `r12` as a link to run 12."""
+    """Replace `r12` in a reason with a link to run 12."""
     return mark_safe(_RUN.sub(r'<a href="/runs/\1/">run \1</a>', conditional_escape(text or "")))
 
 
 @register.simple_tag
-def until(moment: datetime) -> SafeString:
-    """How long until then; the moment itself as the title."""
-    seconds = (moment - timezone.now()).total_seconds()
-    says = "any moment" if seconds < 5 else f"in {formatting.duration(seconds)}"
+def until(time: datetime) -> SafeString:
+    """Return the time left as `<time>`."""
+    seconds = (time - timezone.now()).total_seconds()
+    text = _("now")
+    if seconds >= 5:
+        text = _("in %(time)s") % {"time": formatting.duration(seconds)}
     return format_html(
-        '<time datetime="{0}" title="{0}">{1}</time>', moment.isoformat(timespec="seconds"), says
+        '<time datetime="{0}" title="{0}">{1}</time>', time.isoformat(timespec="seconds"), text
     )
 
 
 @register.simple_tag
-def since(moment: datetime | None) -> SafeString | str:
-    """How long it lasts already."""
-    if moment is None:
+def since(time: datetime | None) -> SafeString | str:
+    """Return the elapsed time as `<time>`."""
+    if time is None:
         return formatting.DASH
-    seconds = max(0.0, (timezone.now() - moment).total_seconds())
-    start = moment.isoformat(timespec="seconds")
+    seconds = max(0.0, (timezone.now() - time).total_seconds())
+    start = time.isoformat(timespec="seconds")
     return format_html(
         '<time datetime="{0}" title="since {0}">{1}</time>',
         start,
@@ -53,11 +53,12 @@ def since(moment: datetime | None) -> SafeString | str:
 
 @register.filter
 def memory_of(used: Any, total: Any) -> str:
-    """`3.1 of 80 GiB`, or what is known of it."""
+    """Return `3.1 GiB of 80 GiB`, or the known one of both."""
     if used is None:
         return formatting.memory(total) if total else formatting.DASH
     return (
-        f"{formatting.memory(used)} of {formatting.memory(total)}"
+        _("%(used)s of %(total)s")
+        % {"used": formatting.memory(used), "total": formatting.memory(total)}
         if total
         else formatting.memory(used)
     )
@@ -65,24 +66,24 @@ def memory_of(used: Any, total: Any) -> str:
 
 @register.filter
 def part(value: Any, of: Any = 1) -> float:
-    """`value` as per cent of `of`, 0 to 100; 0 where either is not known."""
-    real, whole = formatting.number(value), formatting.number(of)
-    return min(100.0, max(0.0, 100 * real / whole)) if real is not None and whole else 0.0
+    """Return `value` in percent of `of`, 0 to 100; 0 if either is unknown."""
+    real, total = formatting.number(value), formatting.number(of)
+    return min(100.0, max(0.0, 100 * real / total)) if real is not None and total else 0.0
 
 
 @register.filter
 def css(value: Any) -> str:
-    """A number as style sheets read it, whatever the language of the page."""
+    """Format a number for CSS, independent of the locale."""
     return f"{float(value):.3f}".rstrip("0").rstrip(".")
 
 
 @register.filter
 def hue(run: int) -> int:
-    """One of eight colours, the same for a run everywhere; 0 for runs of others."""
+    """Return one of eight colors, stable per run; 0 for hidden runs."""
     return run % 8 + 1 if run else 0
 
 
 @register.filter
 def plain(value: Any) -> str:
-    """Lists as words with commas, everything else as it is."""
+    """Join lists with commas; other values as text."""
     return ", ".join(str(item) for item in value) if isinstance(value, list) else str(value)

@@ -1,7 +1,4 @@
-"""What every page passes: a login, and a refusal told as a page or a message.
-
-Knows no domain word.
-"""
+"""Access to pages: login, roles, and refusals as pages or messages."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.shortcuts import redirect, render
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
 
 from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common.errors import Refusal, forbidden
@@ -23,18 +21,14 @@ View = Callable[..., HttpResponseBase]
 
 
 class PageRequest(HttpRequest):
-    """What a view behind `page` gets: somebody is logged in; `htmx` tells whether only a part of it
-    is asked for.
-    """
+    """Request of a logged-in user; `htmx` is true if only a part of the page is requested."""
 
     user: Any
     htmx: Any
 
 
 def page(view: View) -> View:
-    """A page for people who are logged in; a service's refusal becomes a page that says what to do
-    next.
-    """
+    """Decorate a view: requires a login, and shows a service's Refusal as a page."""
 
     @login_required
     @functools.wraps(view)
@@ -48,35 +42,40 @@ def page(view: View) -> View:
 
 
 def refused(request: HttpRequest, refusal: Refusal) -> HttpResponse:
+    """Render a refusal as a page with its status."""
     response = render(request, "webui/refusal.html", {"refusal": refusal}, status=refusal.status)
     if refusal.retry_after_s is not None:
         response["Retry-After"] = str(refusal.retry_after_s)
     return response
 
 
-def may(user: Any, role: Role) -> bool:
+def has_role(user: Any, role: Role) -> bool:
+    """Whether the user has at least this role."""
     return bool(user.is_superuser or at_least(user.role, role))
 
 
-def demand(user: Any, role: Role, what: str) -> None:
-    """Raises Refusal 403 where the person's role is less than `role`; `what` completes the
-    sentence.
-    """
-    if not may(user, role):
+def require_role(user: Any, role: Role, what: str) -> None:
+    """Raise Refusal 403 unless the user has at least `role`; `what` names the page or action."""
+    if not has_role(user, role):
         raise forbidden(
-            f"{what} is for roles from {role.value} upwards; you are {user.role}. Ask an "
-            "administrator."
+            _(
+                "%(what)s requires the role %(required)s or higher; you have %(role)s. Ask an "
+                "administrator."
+            )
+            % {"what": what, "required": role.value, "role": user.role}
         )
 
 
-def done(request: HttpRequest, says: str, where: str, *args: Any) -> HttpResponseRedirect:
-    """Back to a page, with a sentence on it."""
-    messages.success(request, says)
+def redirect_with_message(
+    request: HttpRequest, message: str, where: str, *args: Any
+) -> HttpResponseRedirect:
+    """Redirect to a page and show a success message there."""
+    messages.success(request, message)
     return redirect(where, *args)
 
 
-def back(request: HttpRequest, otherwise: str) -> str:
-    """Where the form says it came from, if that is ours; a named address otherwise."""
+def next_url(request: HttpRequest, otherwise: str) -> str:
+    """Return the form's `next` URL if it is on this site, else `otherwise`."""
     target = request.POST.get("next", "")
     if url_has_allowed_host_and_scheme(
         target, {request.get_host()}, require_https=request.is_secure()
@@ -86,8 +85,8 @@ def back(request: HttpRequest, otherwise: str) -> str:
 
 
 def field_errors(refusal: Refusal) -> dict[str, list[dict[str, str]]]:
-    """A refusal's errors by field, a leading `spec.` left out."""
-    found: dict[str, list[dict[str, str]]] = {}
+    """Group a refusal's errors by field, without a leading `spec.`."""
+    by_field: dict[str, list[dict[str, str]]] = {}
     for item in refusal.errors:
-        found.setdefault(item["field"].removeprefix("spec."), []).append(item)
-    return found
+        by_field.setdefault(item["field"].removeprefix("spec."), []).append(item)
+    return by_field

@@ -1,6 +1,4 @@
-"""One's own account: who I am, password, tokens; for administrators people, the audit log and the
-settings.
-"""
+"""Account pages: profile, password, tokens; for administrators users, audit log and settings."""
 
 from __future__ import annotations
 
@@ -14,16 +12,30 @@ from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.roles import SCOPES, Role, scopes_of
-from orchestrator.common.errors import Refusal, not_found
-from webui.views.access import PageRequest, demand, done, field_errors, may, page
+from orchestrator.common.errors import Refusal, missing_object
+from webui.views.access import (
+    PageRequest,
+    field_errors,
+    has_role,
+    page,
+    redirect_with_message,
+    require_role,
+)
 
-LIFETIMES = (("30", "30 days"), ("90", "90 days"), ("365", "a year"), ("", "until revoked"))
+LIFETIMES = (
+    ("30", gettext_noop("30 days")),
+    ("90", gettext_noop("90 days")),
+    ("365", gettext_noop("1 year")),
+    ("", gettext_noop("no expiry")),
+)
 SECRET = {"secret_key", "database_url", "redis_url"}
 AUDIT_PAGE = 100
 
@@ -31,6 +43,7 @@ AUDIT_PAGE = 100
 @page
 @require_GET
 def account(request: PageRequest) -> HttpResponse:
+    """Show the user's role, scopes and teams."""
     user = request.user
     return render(
         request, "webui/account.html", {"teams": user.teams.all(), "scopes": scopes_of(user.role)}
@@ -41,15 +54,16 @@ def account(request: PageRequest) -> HttpResponse:
 @page
 @require_http_methods(["GET", "POST"])
 def password(request: PageRequest) -> HttpResponse:
+    """Change the password; other sessions are logged out."""
     form = PasswordChangeForm(request.user, data=request.POST or None)
     if request.method == "POST" and form.is_valid():
         first = request.user.must_change_password
         services.password_change(user=request.user, password=form.cleaned_data["new_password1"])
         update_session_auth_hash(request, request.user)
-        if first:  # the file that told the first password tells a wrong one now
+        if first:  # the file with the temporary password is outdated now
             (settings.ENV.home / "first-login").unlink(missing_ok=True)
-        return done(
-            request, "Your password is changed. Other sessions of yours are logged out.", "account"
+        return redirect_with_message(
+            request, _("Password changed. Your other sessions are logged out."), "account"
         )
     return render(
         request, "webui/password.html", {"form": form}, status=422 if form.errors else 200
@@ -60,13 +74,15 @@ def password(request: PageRequest) -> HttpResponse:
 @never_cache
 @require_http_methods(["GET", "POST"])
 def tokens(request: PageRequest) -> HttpResponse:
-    """The list, and the making of one: its text stands in the answer to that POST and nowhere else."""
+    """List tokens and create one; its text is only in the response to that POST."""
     user, status = request.user, 200
     context: dict[str, Any] = {
-        "lifetimes": LIFETIMES,
-        "wanted": request.POST,
+        "lifetimes": [(days, _(label)) for days, label in LIFETIMES],
+        "typed": request.POST,
         "url": request.build_absolute_uri("/"),
-        "scopes": [(scope, _SCOPE_SAYS[scope], SCOPES[scope]) for scope in scopes_of(user.role)],
+        "scopes": [
+            (scope, _(_SCOPE_DESCRIPTIONS[scope]), SCOPES[scope]) for scope in scopes_of(user.role)
+        ],
     }
     if request.method == "POST":
         days = request.POST.get("days", "")
@@ -81,7 +97,7 @@ def tokens(request: PageRequest) -> HttpResponse:
                 expires=expires,
                 by=user,
             )
-            context |= {"made": token, "text": text}
+            context |= {"created": token, "text": text}
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
             status = refusal.status
@@ -92,13 +108,14 @@ def tokens(request: PageRequest) -> HttpResponse:
 @page
 @require_POST
 def token_revoke(request: PageRequest, id: int) -> HttpResponse:
+    """Revoke a token of the user."""
     token = selectors.token_get(user=request.user, id=id)
     if token is None:
-        raise not_found("token", id)
+        raise missing_object("token", id)
     services.token_revoke(token=token, by=request.user)
-    return done(
+    return redirect_with_message(
         request,
-        f"The token {token.name} is revoked. Programs that use it are refused from now on.",
+        _("Token %(name)s is revoked; requests with it are refused.") % {"name": token.name},
         "tokens",
     )
 
@@ -106,7 +123,7 @@ def token_revoke(request: PageRequest, id: int) -> HttpResponse:
 @page
 @require_GET
 def audit(request: PageRequest) -> HttpResponse:
-    """Keyset by id; everyone sees what they did themselves, admins everything."""
+    """Show the audit log, paged by id: admins see all entries, others their own."""
     entries = selectors.audit_entries(user=request.user)
     action, before = request.GET.get("action", "").strip(), request.GET.get("before", "")
     if action:
@@ -119,7 +136,7 @@ def audit(request: PageRequest) -> HttpResponse:
         "entries": rows[:AUDIT_PAGE],
         "older": older,
         "action": action,
-        "all": may(request.user, Role.ADMIN),
+        "all": has_role(request.user, Role.ADMIN),
     }
     return render(request, "webui/audit.html", context)
 
@@ -127,10 +144,11 @@ def audit(request: PageRequest) -> HttpResponse:
 @page
 @require_http_methods(["GET", "POST"])
 def people(request: PageRequest) -> HttpResponse:
-    demand(request.user, Role.ADMIN, "The list of people")
+    """List users and add one."""
+    require_role(request.user, Role.ADMIN, _("The list of users"))
     context: dict[str, Any] = {
-        "roles": [(role.value, _ROLE_SAYS[role]) for role in Role],
-        "wanted": request.POST,
+        "roles": [(role.value, _(_ROLE_DESCRIPTIONS[role])) for role in Role],
+        "typed": request.POST,
     }
     if request.method == "POST":
         name = request.POST.get("username", "").strip()
@@ -142,8 +160,10 @@ def people(request: PageRequest) -> HttpResponse:
                 must_change_password=True,
                 by=request.user,
             )
-            return done(
-                request, f"{name} can log in now and is asked to choose another password.", "people"
+            return redirect_with_message(
+                request,
+                _("%(name)s can log in now and must choose a new password.") % {"name": name},
+                "people",
             )
         except Refusal as refusal:
             context |= {"refusal": refusal, "errors": field_errors(refusal)}
@@ -155,19 +175,24 @@ def people(request: PageRequest) -> HttpResponse:
 @page
 @require_POST
 def role_set(request: PageRequest, username: str) -> HttpResponse:
-    demand(request.user, Role.ADMIN, "Changing roles")
+    """Set a user's role."""
+    require_role(request.user, Role.ADMIN, _("Changing roles"))
     person = selectors.user_get(username)
     if person is None:
-        raise not_found("person", username)
+        raise missing_object("person", username)
     services.user_role_set(user=person, role=request.POST.get("role", ""), by=request.user)
-    return done(request, f"{person.username} is {person.role} now.", "people")
+    return redirect_with_message(
+        request,
+        _("%(name)s now has the role %(role)s.") % {"name": person.username, "role": person.role},
+        "people",
+    )
 
 
 @page
 @require_GET
 def installation(request: PageRequest) -> HttpResponse:
-    """The settings in force. Secrets are told as given or made, never shown."""
-    demand(request.user, Role.OPERATOR, "The settings page")
+    """Show the settings; of secrets only whether they are set."""
+    require_role(request.user, Role.OPERATOR, _("The settings page"))
     env, rows = settings.ENV, []
     for item in fields(env):
         value = getattr(env, item.name)
@@ -176,39 +201,41 @@ def installation(request: PageRequest) -> HttpResponse:
             if item.name in ("database_url", "redis_url")
             else f"ORRERY_{item.name.upper()}"
         )
-        given = value != item.default
-        shown = ("given" if value else "not given") if item.name in SECRET else _plain(value)
+        is_set = value != item.default
+        shown = (_("set") if value else _("not set")) if item.name in SECRET else _plain(value)
         rows.append(
             {
                 "name": name,
                 "value": shown,
-                "given": given,
-                "says": item.metadata["message"].replace("`", ""),
+                "is_set": is_set,
+                "description": item.metadata["message"].replace("`", ""),
             }
         )
     return render(
-        request, "webui/settings.html", {"rows": rows, "changed": sum(row["given"] for row in rows)}
+        request,
+        "webui/settings.html",
+        {"rows": rows, "changed": sum(row["is_set"] for row in rows)},
     )
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _("yes") if value else _("no")
     if isinstance(value, tuple):
-        return ", ".join(str(item) for item in value) or "none"
-    return str(value) or "none"
+        return ", ".join(str(item) for item in value) or _("none")
+    return str(value) or _("none")
 
 
-_SCOPE_SAYS = {
-    "read": "see runs, nodes and series",
-    "runs": "submit and manage runs",
-    "ingest": "send points, events and logs",
-    "fleet": "drain nodes, let nodes join",
-    "admin": "people, audit log",
+_SCOPE_DESCRIPTIONS = {
+    "read": gettext_noop("read runs, nodes and metrics"),
+    "runs": gettext_noop("submit and manage runs"),
+    "ingest": gettext_noop("send points, events and logs"),
+    "fleet": gettext_noop("drain and add nodes"),
+    "admin": gettext_noop("users and audit log"),
 }
-_ROLE_SAYS = {
-    Role.VIEWER: "sees what the team shares",
-    Role.SUBMITTER: "and submits and manages own runs",
-    Role.OPERATOR: "and manages everybody's runs and the nodes",
-    Role.ADMIN: "and people and settings",
+_ROLE_DESCRIPTIONS = {
+    Role.VIEWER: gettext_noop("can view the runs of their teams"),
+    Role.SUBMITTER: gettext_noop("can also submit and manage their own runs"),
+    Role.OPERATOR: gettext_noop("can also manage all runs and nodes"),
+    Role.ADMIN: gettext_noop("can also manage users and settings"),
 }

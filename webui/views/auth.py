@@ -1,4 +1,4 @@
-"""Logging in and out. Knows passwords only as Django's own check does."""
+"""Login and logout pages; passwords are checked by Django."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from django.contrib.auth.forms import AuthenticationForm
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render, resolve_url
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
@@ -22,6 +23,7 @@ from webui import login_limit
 @never_cache
 @require_http_methods(["GET", "POST"])
 def log_in(request: HttpRequest) -> HttpResponse:
+    """Show the login form; log in on POST, with a limit on wrong passwords."""
     target = _target(request)
     if request.user.is_authenticated:
         return redirect(target)
@@ -31,8 +33,8 @@ def log_in(request: HttpRequest) -> HttpResponse:
         name, address = request.POST.get("username", ""), _address(request)
         try:
             login_limit.check(name, address)
-        except Refusal as found:
-            refusal, status = found, found.status
+        except Refusal as error:
+            refusal, status = error, error.status
         else:
             if form.is_valid():
                 user = form.get_user()
@@ -43,8 +45,10 @@ def log_in(request: HttpRequest) -> HttpResponse:
                 if user.must_change_password:
                     messages.warning(
                         request,
-                        "You came in with the first password. Choose one of your own under "
-                        "Account, Password.",
+                        _(
+                            "You logged in with a temporary password. Choose your own under "
+                            "Account, Password."
+                        ),
                     )
                 return redirect(target)
             login_limit.failed(name, address)
@@ -69,26 +73,27 @@ def log_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def log_out(request: HttpRequest) -> HttpResponse:
+    """Log out and return to the login page."""
     logout(request)
-    messages.info(request, "You are logged out.")
+    messages.info(request, _("You are logged out."))
     return redirect("login")
 
 
 def _target(request: HttpRequest) -> str:
-    wanted = request.POST.get("next") or request.GET.get("next", "")
+    target = request.POST.get("next") or request.GET.get("next", "")
     if url_has_allowed_host_and_scheme(
-        wanted, {request.get_host()}, require_https=request.is_secure()
+        target, {request.get_host()}, require_https=request.is_secure()
     ):
-        return wanted
+        return target
     return resolve_url(settings.LOGIN_REDIRECT_URL)
 
 
 def _first_login() -> bool:
-    """Whether nobody has replaced the password that the first start made; its file goes with it."""
+    """Whether the password of the first start is still in use; its file is deleted with it."""
     return bool((settings.ENV.home / "first-login").exists())
 
 
 def _address(request: HttpRequest) -> str:
-    """The caller's address; behind a TLS proxy of ours the one that it appended last."""
+    """The client's address; behind our TLS proxy the last forwarded one."""
     forwarded = request.headers.get("X-Forwarded-For", "") if settings.ENV.behind_https else ""
     return forwarded.rsplit(",", 1)[-1].strip() or str(request.META.get("REMOTE_ADDR") or "")

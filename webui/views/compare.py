@@ -1,6 +1,4 @@
-"""Compare page: up to twenty runs of any kind side by side, what each reached and where their specs
-differ.
-"""
+"""Compare page: metrics and spec differences of up to twenty runs of any kind."""
 
 from __future__ import annotations
 
@@ -10,26 +8,27 @@ from typing import Any, Final
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import invalid
 from orchestrator.runs import selectors
 from orchestrator.runs.outputs import endpoint, evaluation_results
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts.run_comparison import MEASURES, Measure, differing, reached
+from webui.charts.run_comparison import MEASURES, Measure, compare_metrics, compare_specs
 from webui.presentation import formatting
-from webui.tabs.evaluation import MEANS
+from webui.tabs.evaluation import METRICS
 from webui.views.access import PageRequest, page
 
 MOST: Final = 20
-# a median says more than the newest
+# compared by their median over steps
 _STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s")
 
 
 @page
 @require_GET
 def compare(request: PageRequest) -> HttpResponse:
-    """`?runs=12,14,15`: the first is the one that the others are measured against."""
+    """Compare `?runs=12,14,15`; differences are relative to the first."""
     ids = list(
         dict.fromkeys(
             part.strip() for part in request.GET.get("runs", "").split(",") if part.strip()
@@ -42,59 +41,59 @@ def compare(request: PageRequest) -> HttpResponse:
             "?runs=12,14",
         )
     runs = [selectors.run_get(user=request.user, id=id) for id in ids]
-    numbers = [numbers_of(run) for run in runs]
-    judged = [
-        Measure(f"judged/{name}", title, unit, better, means)
-        for name, (title, unit, better, means) in MEANS.items()
+    numbers = [metrics_of(run) for run in runs]
+    evaluated = [
+        Measure(f"evaluated/{name}", title, unit, better, meaning)
+        for name, (title, unit, better, meaning) in METRICS.items()
     ]
     kinds = sorted({run.kind for run in runs})
-    rows = reached([*judged, *MEASURES], numbers)
+    rows = compare_metrics([*evaluated, *MEASURES], numbers)
     context = {
         "runs": runs,
         "rows": rows,
-        "differs": differing([_spec(run) for run in runs]),
+        "differs": compare_specs([_spec(run) for run in runs]),
         "sentence": _sentence(runs, kinds),
         "ids": ",".join(ids),
     }
     return render(request, "webui/compare.html", context)
 
 
-def numbers_of(run: Any) -> dict[str, float]:
-    """What a run of any kind reached, by the names of `MEASURES` and `judged/…`."""
+def metrics_of(run: Any) -> dict[str, float]:
+    """Return a run's metrics by the names of `MEASURES` and `evaluated/…`."""
     latest = telemetry.latest(run=run)
-    found = {
-        each.name: latest[each.name]
-        for each in MEASURES
-        if formatting.number(latest.get(each.name)) is not None
+    metrics = {
+        measure.name: latest[measure.name]
+        for measure in MEASURES
+        if formatting.number(latest.get(measure.name)) is not None
     }
     for name in _STEADY:
         if name in latest:
             values = [
                 y for y in telemetry.series(run=run, name=name, points=500).y if y == y and y > 0
             ]
-            found |= {name: median(values)} if values else {}
-    told = endpoint.summary_of(run=run) if run.kind == "serve" else None
-    if told is not None and told.requests:
-        found["requests"] = float(told.requests)
-        for name, percentiles in (("ttft", told.ttft_s), ("tpot", told.tpot_s)):
-            found |= {f"{name}_{share}": value for share, value in (percentiles or {}).items()}
+            metrics |= {name: median(values)} if values else {}
+    served = endpoint.summary_of(run=run) if run.kind == "serve" else None
+    if served is not None and served.requests:
+        metrics["requests"] = float(served.requests)
+        for name, percentiles in (("ttft", served.ttft_s), ("tpot", served.tpot_s)):
+            metrics |= {f"{name}_{share}": value for share, value in (percentiles or {}).items()}
     elif run.kind in (
         "serve",
         "generate",
-    ):  # under way, or killed: the median of what it told now and then
+    ):  # running or killed: the median over its logged points
         for name in ("ttft", "tpot"):
             if formatting.number(latest.get(f"inference/{name}_s")) is not None:
-                found[f"{name}_p50"] = median(
+                metrics[f"{name}_p50"] = median(
                     telemetry.series(run=run, name=f"inference/{name}_s", points=500).y
                 )
-    if run.kind == "evaluate" and (judged := evaluation_results.evaluated(run=run)) is not None:
-        found = {name: value for name, value in found.items() if name not in judged.metrics}
-        found |= {f"judged/{name}": value for name, value in judged.metrics.items()}
+    if run.kind == "evaluate" and (results := evaluation_results.evaluated(run=run)) is not None:
+        metrics = {name: value for name, value in metrics.items() if name not in results.metrics}
+        metrics |= {f"evaluated/{name}": value for name, value in results.metrics.items()}
     if run.started and run.devices:
-        found["device_hours"] = (
+        metrics["device_hours"] = (
             run.devices * ((run.ended or timezone.now()) - run.started).total_seconds() / 3600
         )
-    return found
+    return metrics
 
 
 def _spec(run: Any) -> dict[str, Any]:
@@ -102,11 +101,15 @@ def _spec(run: Any) -> dict[str, Any]:
 
 
 def _sentence(runs: list[Any], kinds: list[str]) -> str:
-    what = (
-        f"{formatting.count(len(runs), f'{kinds[0]} run')}"
-        if len(kinds) == 1
-        else formatting.count(len(runs), "run")
-    )
+    first = runs[0]
     if len(runs) == 1:
-        return f"One {runs[0].kind} run: add others by their boxes in the list of runs."
-    return f"{what} beside each other; differences are against run {runs[0].pk}, {runs[0].name}."
+        return _("One %(kind)s run. Select more runs in the list of runs to compare.") % {
+            "kind": first.kind
+        }
+    kind = f"{kinds[0]} " if len(kinds) == 1 else ""
+    return _("%(count)s %(kind)sruns; differences are relative to run %(id)s, %(name)s.") % {
+        "count": len(runs),
+        "kind": kind,
+        "id": first.pk,
+        "name": first.name,
+    }

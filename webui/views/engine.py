@@ -1,6 +1,4 @@
-"""Parts of a serve run's page that change by the second: its requests, its cache, whether it serves
-yet.
-"""
+"""Polled parts of a serve run's page: requests, cache and phase."""
 
 from __future__ import annotations
 
@@ -17,10 +15,11 @@ PARTS = {"requests": engine.requests, "cache": engine.cache}
 
 @page
 def part(request: HttpRequest, id: int, name: str) -> HttpResponse:
+    """Render one live part of the page; `phase` returns JSON."""
     facts = run_facts.read(user=request.user, id=id)
     if facts.run.kind != "serve" or name not in (*PARTS, "phase"):
         raise invalid(
-            "part", f"run {id} has no {name!r} that moves", "a serve run's requests or cache"
+            "part", f"run {id} has no live part {name!r}", "a serve run's requests or cache"
         )
     if name == "phase":
         return JsonResponse(chat.phase(facts))

@@ -1,7 +1,4 @@
-"""Experiments: a question, the runs that answer it, and the best so far.
-
-Reads selectors, writes by services.
-"""
+"""Experiment pages: hypothesis, notes, runs and the best result."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from typing import Any
 
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods
 
 from orchestrator.accounts.roles import Role
@@ -19,8 +18,8 @@ from orchestrator.common.errors import Refusal, forbidden
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
 from webui.presentation import formatting
-from webui.presentation.markdown import rendered
-from webui.views.access import PageRequest, done, field_errors, may, page
+from webui.presentation.markdown import render_markdown
+from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 from webui.views.runs import row
 
 SHOWN = 100
@@ -29,21 +28,30 @@ RUNS = 200  # of an experiment, newest first
 
 @dataclass(frozen=True)
 class Best:
-    """The lowest value that a run of the experiment reached; validation counts before training
-    loss.
-    """
+    """The lowest loss of an experiment's runs; validation loss if there is any."""
 
     run: Any
     metric: str
     value: float
 
+    @property
+    def title(self) -> str:
+        """Readable name of the metric."""
+        return metric_title(self.metric)
+
+
+def metric_title(metric: str) -> str:
+    """Return the readable name of a loss metric."""
+    return _("validation loss") if metric == "val_loss" else _("loss")
+
 
 @page
 @require_GET
 def experiments(request: PageRequest) -> HttpResponse:
+    """List experiments with their best results."""
     q = request.GET.get("q", "").strip()
-    found = selectors.experiments_visible_to(user=request.user)
-    shown: list[Any] = list((found.filter(name__icontains=q) if q else found)[:SHOWN])
+    visible = selectors.experiments_visible_to(user=request.user)
+    shown: list[Any] = list((visible.filter(name__icontains=q) if q else visible)[:SHOWN])
     runs = selectors.runs_visible_to(user=request.user).filter(
         experiment_id__in=[item.pk for item in shown]
     )
@@ -67,19 +75,22 @@ def experiments(request: PageRequest) -> HttpResponse:
 @page
 @require_GET
 def experiment(request: PageRequest, id: int) -> HttpResponse:
+    """Show an experiment and its runs."""
     item = selectors.experiment_get(user=request.user, id=id)
     runs = selectors.run_list(user=request.user, experiment=item.pk, limit=RUNS)
     sparks = telemetry.sparkline(run_ids=[run.pk for run in runs], name="loss")
     lowest = best_values(runs, sparks)
     best = best_of(runs, lowest)
-    rows = [{**row(run, sparks.get(run.pk, [])), "low": lowest.get(run.pk)} for run in runs]
+    rows = [
+        {**row(run, sparks.get(run.pk, [])), "lowest": _lowest(lowest.get(run.pk))} for run in runs
+    ]
     context = {
         "item": item,
         "rows": rows,
         "best": best,
         "sentence": sentence(runs, best),
-        "notes": rendered(item.notes),
-        "may_edit": item.owner_id == request.user.pk or may(request.user, Role.OPERATOR),
+        "notes": render_markdown(item.notes),
+        "may_edit": item.owner_id == request.user.pk or has_role(request.user, Role.OPERATOR),
         "more": len(runs) == RUNS,
         "may_create": _may_create(request),
     }
@@ -89,24 +100,32 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
 @page
 @require_http_methods(["GET", "POST"])
 def create(request: PageRequest) -> HttpResponse:
+    """Create an experiment."""
     if request.method == "POST":
         try:
-            made = services.experiment_create(
+            created = services.experiment_create(
                 owner=request.user, **_typed(request, "name", "hypothesis", "notes")
             )
         except Refusal as refusal:
             return _form(request, refusal=refusal)
-        return done(request, f"{made.name} is there. Submit its first run.", "experiment", made.pk)
+        return redirect_with_message(
+            request,
+            _("Experiment %(name)s created. Submit its first run.") % {"name": created.name},
+            "experiment",
+            created.pk,
+        )
     return _form(request)
 
 
 @page
 @require_http_methods(["GET", "POST"])
 def edit(request: PageRequest, id: int) -> HttpResponse:
+    """Edit the hypothesis and notes of an experiment."""
     item = selectors.experiment_get(user=request.user, id=id)
-    if item.owner_id != request.user.pk and not may(request.user, Role.OPERATOR):
+    if item.owner_id != request.user.pk and not has_role(request.user, Role.OPERATOR):
         raise forbidden(
-            f"{item.name} belongs to {item.owner.username}; its owner and operators edit it."
+            _("%(name)s belongs to %(owner)s; only its owner and operators can edit it.")
+            % {"name": item.name, "owner": item.owner.username}
         )
     if request.method == "POST":
         try:
@@ -115,54 +134,58 @@ def edit(request: PageRequest, id: int) -> HttpResponse:
             )
         except Refusal as refusal:
             return _form(request, item=item, refusal=refusal)
-        return done(request, "Saved.", "experiment", item.pk)
+        return redirect_with_message(request, _("Saved."), "experiment", item.pk)
     return _form(request, item=item)
 
 
 def best_values(
     runs: Iterable[Any], losses: dict[int, list[float]]
 ) -> dict[int, tuple[str, float]]:
-    """`{run: (metric, lowest value)}`: of `val_loss` where a run has it, else of `loss`; small
-    curves keep extremes.
-    """
+    """Return `{run: (metric, lowest value)}` of `val_loss`, else of `loss`."""
     validated = telemetry.sparkline(run_ids=[run.pk for run in runs], name="val_loss")
-    found: dict[int, tuple[str, float]] = {}
+    lowest: dict[int, tuple[str, float]] = {}
     for metric, curves in (("loss", losses), ("val_loss", validated)):
         for id, values in curves.items():
             finite = [value for value in values if math.isfinite(value)]
             if finite:
-                found[id] = (metric, min(finite))
-    return found
+                lowest[id] = (metric, min(finite))
+    return lowest
 
 
 def best_of(runs: Iterable[Any], lowest: dict[int, tuple[str, float]]) -> Best | None:
-    """The run with the lowest validation loss; with the lowest training loss where none was
-    validated.
-    """
+    """Return the run with the lowest validation loss, else the lowest training loss."""
     known = [(run, *lowest[run.pk]) for run in runs if run.pk in lowest]
-    validated = [one for one in known if one[1] == "val_loss"]
+    validated = [entry for entry in known if entry[1] == "val_loss"]
     if not known:
         return None
-    run, metric, value = min(validated or known, key=lambda one: one[2])
+    run, metric, value = min(validated or known, key=lambda entry: entry[2])
     return Best(run, metric, value)
 
 
 def sentence(runs: list[Any], best: Best | None) -> str:
+    """Summarize an experiment in one sentence."""
     if not runs:
-        return "No run has tried to answer it yet."
-    alive = sum(run.state in ("starting", "running", "stopping") for run in runs)
-    text = formatting.count(len(runs), "run") + (f", {alive} in flight" if alive else "")
+        return _("No runs yet.")
+    active = sum(run.state in ("starting", "running", "stopping") for run in runs)
+    text = ngettext("%(count)s run", "%(count)s runs", len(runs)) % {"count": f"{len(runs):,}"}
+    if active:
+        text += _(", %(count)s active") % {"count": active}
     if best is None:
-        return f"{text}; no loss is known yet."
-    what = "validation loss" if best.metric == "val_loss" else "loss"
-    return (
-        f"{text}; best so far: {what} {formatting.quantity(best.value, 4)} by run {best.run.pk} "
-        f"{best.run.name}."
-    )
+        return text + _("; no loss logged yet.")
+    return text + _("; best so far: %(metric)s %(value)s by run %(id)s %(name)s.") % {
+        "metric": best.title,
+        "value": formatting.quantity(best.value, 4),
+        "id": best.run.pk,
+        "name": best.run.name,
+    }
+
+
+def _lowest(entry: tuple[str, float] | None) -> tuple[str, float] | None:
+    return (metric_title(entry[0]), entry[1]) if entry else None
 
 
 def _may_create(request: PageRequest) -> bool:
-    return may(request.user, Role.SUBMITTER)
+    return has_role(request.user, Role.SUBMITTER)
 
 
 def _typed(request: PageRequest, *names: str) -> dict[str, str]:

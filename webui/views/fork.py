@@ -1,7 +1,4 @@
-"""The form that forks a run at a kept step: a few fields and a merge patch over its spec.
-
-Decides nothing itself.
-"""
+"""Fork page: starts a new run from a checkpoint, with changed fields or a JSON merge patch."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
 
 from orchestrator.common.errors import Refusal, invalid
@@ -23,52 +21,57 @@ FIELDS = ("name", "steps", "lr", "plan", "changes")
 @page
 @require_http_methods(["GET", "POST"])
 def fork(request: PageRequest, id: int) -> HttpResponse:
-    """GET shows the form for `?step=`, the newest kept by default; POST forks, or shows what is
-    wrong with it.
-    """
+    """GET shows the form for `?step=` (default: the newest checkpoint); POST forks the run."""
     run = selectors.run_get(user=request.user, id=id)
-    kept = list(dict.fromkeys(selectors.checkpoints_of(run=run).values_list("step", flat=True)))
+    checkpoints = list(
+        dict.fromkeys(selectors.checkpoints_of(run=run).values_list("step", flat=True))
+    )
     if request.method == "GET":
-        wanted = request.GET.get("step", "")
-        step = int(wanted) if wanted.isdecimal() and int(wanted) in kept else next(iter(kept), None)
-        return render(request, "webui/fork.html", _context(run, kept, step, _start(run)))
-    shown = {name: request.POST.get(name, "") for name in FIELDS}
+        requested = request.GET.get("step", "")
+        step = (
+            int(requested)
+            if requested.isdecimal() and int(requested) in checkpoints
+            else next(iter(checkpoints), None)
+        )
+        return render(request, "webui/fork.html", _context(run, checkpoints, step, _defaults(run)))
+    values = {name: request.POST.get(name, "") for name in FIELDS}
     step_text = request.POST.get("step", "")
     step = int(step_text) if step_text.isdecimal() else -1
     try:
-        made = services.run_fork(
+        new = services.run_fork(
             run=run,
             by=request.user,
             step=step,
-            changes=changes_of(shown, _start(run), run.spec.get("plan")),
-            name=shown["name"].strip() or None,
+            changes=changes_of(values, _defaults(run), run.spec.get("plan")),
+            name=values["name"].strip() or None,
             force=bool(request.POST.get("force")),
         )
     except Refusal as refusal:
-        context = _context(run, kept, step, shown, refusal=refusal)
+        context = _context(run, checkpoints, step, values, refusal=refusal)
         return render(request, "webui/fork.html", context, status=refusal.status)
     messages.success(
-        request, f"This is run {made.pk}; it goes on from step {step:,} of run {run.pk}."
+        request,
+        _("Run %(id)s continues from step %(step)s of run %(source)s.")
+        % {"id": new.pk, "step": f"{step:,}", "source": run.pk},
     )
-    return redirect("run", made.pk)
+    return redirect("run", new.pk)
 
 
-def changes_of(shown: dict[str, str], start: dict[str, str], plan: Any = None) -> dict[str, Any]:
-    """The merge patch that the form asks for: its text, and over it the fields that were changed.
-    The plan in its field
-    is a whole one: what it leaves out of the parent's `plan` goes back to its default.
+def changes_of(values: dict[str, str], start: dict[str, str], plan: Any = None) -> dict[str, Any]:
+    """Return the form's merge patch: its JSON, overlaid with the changed fields.
 
-    Raises Refusal 422 about the field that cannot be read.
+    The plan field is complete: keys of the parent's `plan` that it omits return to their defaults.
+    Raises Refusal 422 that names the invalid field.
     """
-    changes = _object("changes", shown["changes"])
-    if shown["steps"].strip() != start["steps"]:
-        changes.setdefault("train", {})["steps"] = _number("steps", shown["steps"], int)
-    if shown["lr"].strip() != start["lr"]:
+    changes = _object("changes", values["changes"])
+    if values["steps"].strip() != start["steps"]:
+        changes.setdefault("train", {})["steps"] = _number("steps", values["steps"], int)
+    if values["lr"].strip() != start["lr"]:
         changes.setdefault("train", {}).setdefault("optimizer", {})["lr"] = _number(
-            "lr", shown["lr"], float
+            "lr", values["lr"], float
         )
-    if shown["plan"].strip() and shown["plan"].strip() != start["plan"]:
-        text = shown["plan"].strip()
+    if values["plan"].strip() and values["plan"].strip() != start["plan"]:
+        text = values["plan"].strip()
         before = plan if isinstance(plan, dict) else {}
         changes["plan"] = (
             "auto"
@@ -78,8 +81,8 @@ def changes_of(shown: dict[str, str], start: dict[str, str], plan: Any = None) -
     return changes
 
 
-def _start(run: Any) -> dict[str, str]:
-    """The fields as the parent has them."""
+def _defaults(run: Any) -> dict[str, str]:
+    """The parent's values."""
     train, plan = run.spec.get("train") or {}, run.spec.get("plan")
     lr = (train.get("optimizer") or {}).get("lr")
     return {
@@ -93,27 +96,27 @@ def _start(run: Any) -> dict[str, str]:
 
 def _context(
     run: Any,
-    kept: list[int],
+    checkpoints: list[int],
     step: int | None,
-    shown: dict[str, str],
+    values: dict[str, str],
     refusal: Refusal | None = None,
 ) -> dict[str, Any]:
     errors = field_errors(refusal) if refusal else {}
-    places = {"steps": "train.steps", "lr": "train.optimizer.lr"}
+    paths = {"steps": "train.steps", "lr": "train.optimizer.lr"}
     named = {
-        name: errors.get(name, []) + errors.get(places.get(name, "-"), [])
+        name: errors.get(name, []) + errors.get(paths.get(name, "-"), [])
         for name in (*FIELDS, "step")
     }
-    told = {id(item) for some in named.values() for item in some}
-    others = [item for some in errors.values() for item in some if id(item) not in told]
+    listed = {id(item) for some in named.values() for item in some}
+    other_errors = [item for some in errors.values() for item in some if id(item) not in listed]
     return {
         "run": run,
-        "kept": kept,
+        "checkpoints": checkpoints,
         "step": step,
-        "shown": shown,
+        "values": values,
         "refusal": refusal,
         "errors": named,
-        "others": others,
+        "other_errors": other_errors,
         "misfits": refusal is not None and refusal.type == "plan-does-not-fit",
     }
 
@@ -122,14 +125,14 @@ def _object(field: str, text: str) -> dict[str, Any]:
     if not text.strip():
         return {}
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(
-            field, f"the JSON cannot be read: {error}", '{"train": {"clip_norm": 1.0}}'
+            field, _("invalid JSON: %(error)s") % {"error": error}, '{"train": {"clip_norm": 1.0}}'
         ) from None
-    if not isinstance(found, dict):
-        raise invalid(field, "it is not an object in braces", '{"train": {"clip_norm": 1.0}}')
-    return found
+    if not isinstance(value, dict):
+        raise invalid(field, _("must be a JSON object"), '{"train": {"clip_norm": 1.0}}')
+    return value
 
 
 def _number(field: str, text: str, kind: Any) -> Any:
@@ -137,5 +140,7 @@ def _number(field: str, text: str, kind: Any) -> Any:
         return kind(text.strip())
     except ValueError:
         raise invalid(
-            field, f"{text.strip()!r} is not a number", "400" if kind is int else "0.001"
+            field,
+            _("%(text)r is not a number") % {"text": text.strip()},
+            "400" if kind is int else "0.001",
         ) from None

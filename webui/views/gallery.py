@@ -1,7 +1,4 @@
-"""The gallery: every chart and part in every state, drawn from numbers made here.
-
-A switch to see inside.
-"""
+"""Gallery page: every chart and component in every state, from generated data."""
 
 from __future__ import annotations
 
@@ -23,14 +20,15 @@ from webui.views.access import page
 from workers.contracts.wire.node_messages import RunState
 
 POINTS = 400
-NOW = datetime(2026, 1, 15, 14, 30, tzinfo=UTC)  # the same picture every day
+NOW = datetime(2026, 1, 15, 14, 30, tzinfo=UTC)  # reproducible
 
 
 @page
 def gallery(request: HttpRequest) -> HttpResponse:
+    """Show the gallery."""
     shown = [
         *panels.summary([name for name in curves() if name != "odd"], "train"),
-        _odd(),
+        _non_finite(),
         _empty(),
         *panels.system(["device/power_w"]),
         panels.STEP_SPLIT,
@@ -41,9 +39,9 @@ def gallery(request: HttpRequest) -> HttpResponse:
     context = {
         "states": [str(state) for state in RunState],
         "plans": PLANS,
-        "sentences": [run_headlines.run_headline(facts) for facts in FACTS],
-        "marks": [devices.mark(**one) for one in _devices()],
-        "days": week.week(_held(), devices=8, now=NOW),
+        "headlines": [run_headlines.run_headline(facts) for facts in HEADLINE_FACTS],
+        "marks": [devices.mark(**device) for device in _devices()],
+        "days": week.week(_allocations(), devices=8, now=NOW),
         "spread": spread(
             {
                 0: {"step_time_s": 0.21, "mfu": 0.4},
@@ -70,7 +68,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
 
 
 def curves() -> dict[str, dict[str, Any]]:
-    """Series answers as the API gives them, each with what makes its chart interesting."""
+    """Return series responses like the API's, with noise, spikes and gaps."""
     steps = list(range(1, 4 * POINTS + 1, 4))
     ripple = [math.sin(step * 0.7) * math.cos(step * 0.13) for step in steps]
     loss = [
@@ -81,7 +79,7 @@ def curves() -> dict[str, dict[str, Any]]:
         12_400 + 260 * wave - (3_900 if 600 < step < 640 else 0)
         for step, wave in zip(steps, ripple, strict=True)
     ]
-    made: dict[str, list[Any]] = {
+    values: dict[str, list[Any]] = {
         "loss": loss,
         "tokens_per_s": speed,
         "mfu": [value / 29_000 for value in speed],
@@ -104,53 +102,55 @@ def curves() -> dict[str, dict[str, Any]]:
         "device/power_w": [520 + 90 * wave for wave in ripple],
     }
     split = {"data": 0.03, "forward": 0.29, "backward": 0.5, "optimizer": 0.06, "other": 0.02}
-    step_s = made["step_time_s"]
-    made |= {f"time/{part}_s": [share * value for value in step_s] for part, share in split.items()}
-    made["comm/exposed_s"] = [
+    step_s = values["step_time_s"]
+    values |= {
+        f"time/{part}_s": [share * value for value in step_s] for part, share in split.items()
+    }
+    values["comm/exposed_s"] = [
         0.1 * value * (1 + 0.5 * wave) for value, wave in zip(step_s, ripple, strict=True)
     ]
-    made["comm/all_reduce_bytes"] = [3.1e8] * len(steps)
-    made["comm/all_gather_bytes"] = [9e7] * len(steps)
-    made["comm/bytes"] = [4e8] * len(steps)
-    made["moe/max_violation"] = [
+    values["comm/all_reduce_bytes"] = [3.1e8] * len(steps)
+    values["comm/all_gather_bytes"] = [9e7] * len(steps)
+    values["comm/bytes"] = [4e8] * len(steps)
+    values["moe/max_violation"] = [
         0.3 + 2 * math.exp(-step / 200) + 0.1 * abs(wave)
         for step, wave in zip(steps, ripple, strict=True)
     ]
-    made["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
+    values["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
     for i, part in enumerate(panels.MEMORY_PARTS):
-        made[f"memory/{part}_bytes"] = [
+        values[f"memory/{part}_bytes"] = [
             (2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple
         ]
-    found = {
+    series = {
         name: {"x": steps, "y": values, "total_points": len(values), "rank": 0}
-        for name, values in made.items()
+        for name, values in values.items()
     }
-    found["val_loss"] = {
+    series["val_loss"] = {
         "x": steps[24::25],
         "y": [value + 0.05 for value in loss[24::25]],
         "total_points": 16,
         "rank": 0,
     }
-    found["loss"] |= {
+    series["loss"] |= {
         "low": [value - 0.12 for value in loss],
         "high": [value + 0.16 for value in loss],
         "total_points": 160_000,
     }
-    return found
+    return series
 
 
-def _odd() -> panels.Panel:
+def _non_finite() -> panels.Panel:
     return panels.Panel(
         "odd", "Not finite", "", (panels.Line("odd", "marked on the axis", "loss"),)
     )
 
 
 def _empty() -> panels.Panel:
-    return panels.Panel("empty", "Empty", "", (panels.Line("never", "nothing", "loss"),))
+    return panels.Panel("empty", "Empty", "", (panels.Line("never", "none", "loss"),))
 
 
 def _marks() -> list[dict[str, Any]]:
-    told = [
+    events = [
         (400, "good", "Checkpoint saved at step 400"),
         (801, "event", "Loss scale 65,536 → 32,768"),
         (1200, "bad", "Rank 1 exited"),
@@ -165,7 +165,7 @@ def _marks() -> list[dict[str, Any]]:
             "kind": kind,
             "text": text,
         }
-        for step, kind, text in told
+        for step, kind, text in events
     ]
 
 
@@ -184,10 +184,10 @@ PLANS: list[dict[str, Any]] = [
     {"dp": 8, "ep": 4, "zero": 3, "offload": "optimizer", "precision": "fp8"},
 ]
 
-FACTS: list[run_headlines.RunFacts] = [
+HEADLINE_FACTS: list[run_headlines.RunFacts] = [
     run_headlines.RunFacts(
         "queued",
-        wait_reason="Waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min",
+        wait_reason="waits for 4 devices; 2 are free, and run 11 holds the others for about 5 min",
     ),
     run_headlines.RunFacts("starting", devices=2, attempt=1),
     run_headlines.RunFacts("running"),
@@ -258,7 +258,7 @@ def _devices() -> list[dict[str, Any]]:
     ]
 
 
-def _held() -> list[week.Held]:
+def _allocations() -> list[week.Held]:
     return [
         week.Held(
             NOW - timedelta(days=day, hours=hours), NOW - timedelta(days=day), 0.2 + 0.04 * day

@@ -1,6 +1,4 @@
-"""What the engine tells of a run, made up: heat maps, pipeline timelines and collectives for the
-gallery.
-"""
+"""Generated engine data for the gallery: heat maps, samples, pipeline timelines, collectives."""
 
 from __future__ import annotations
 
@@ -22,43 +20,44 @@ from webui.charts.heat_summary import (
     weights_summary,
 )
 from webui.presentation import formatting
-from webui.tabs.heats import Shown
+from webui.tabs.heats import HeatCard
 from webui.tabs.samples import Lane, Samples, Text
 
 STEPS: Final = range(1, 601)
 
 
 def gallery_context() -> dict[str, Any]:
-    wild = Random(7)  # the same picture every day
+    """Return the engine part of the gallery's context."""
+    random = Random(7)  # reproducible
     return {
         "heats": [
-            _skew(wild),
-            _many_ranks(wild),
-            _underflow(wild),
-            _loads(wild),
-            _experts(wild),
-            _gradients(wild),
-            _weights(wild),
-            _odd(),
-            _nothing(),
+            _skew(random),
+            _many_ranks(random),
+            _underflow(random),
+            _loads(random),
+            _experts(random),
+            _gradients(random),
+            _weights(random),
+            _non_finite(),
+            _empty(),
         ],
         "samples": [
-            _written(),
-            _written_in_ids(),
-            Samples([], "The first texts come after step 200."),
+            _samples(),
+            _samples_in_ids(),
+            Samples([], "The first samples follow after step 200."),
         ],
-        "timelines": [_timeline(1.08), _timeline(9.0), _unforeseen()],
-        "calls": [_calls(1.02), _calls(1.6), _uncounted()],
+        "timelines": [_timeline(1.08), _timeline(9.0), _without_prediction()],
+        "calls": [_calls(1.02), _calls(1.6), _calls_without_prediction()],
     }
 
 
-def _skew(wild: Random) -> Shown:
+def _skew(random: Random) -> HeatCard:
     strips = [
         Strip(
             f"rank {rank}",
             STEPS,
             [
-                abs(wild.gauss(0.004, 0.002)) + (0.06 if rank == 5 and 280 < step < 460 else 0.0)
+                abs(random.gauss(0.004, 0.002)) + (0.06 if rank == 5 and 280 < step < 460 else 0.0)
                 for step in STEPS
             ],
             f"node n{1 + rank // 4}, stage {rank // 4}",
@@ -66,77 +65,77 @@ def _skew(wild: Random) -> Shown:
         for rank in range(8)
     ]
     marks = [
-        Mark(300, "Slow rank 5 (n2, stage 1) at step 300: 87% of the time the others wait for it"),
+        Mark(300, "Slow rank 5 (n2, stage 1) at step 300: other ranks wait for it 87% of the time"),
         Mark(470, "No progress for 31 s on rank 2", "bad"),
     ]
-    drawn = heat(
-        strips, says=formatting.seconds, summary=skew_summary(strips[:6], 0.4), marks=marks
+    chart = heat(
+        strips, format=formatting.seconds, summary=skew_summary(strips[:6], 0.4), marks=marks
     )
-    return Shown(
-        "skew", "Who comes late", "how long after the first rank of its stage each came", drawn, ""
+    return HeatCard(
+        "skew", "Arrival skew by rank", "delay of each rank within its stage", chart, ""
     )
 
 
-def _many_ranks(wild: Random) -> Shown:
+def _many_ranks(random: Random) -> HeatCard:
     strips = [
         Strip(
             f"rank {rank}",
             STEPS,
-            [abs(wild.gauss(0.01 + 0.03 * (rank // 8 == 3), 0.004)) for _ in STEPS],
+            [abs(random.gauss(0.01 + 0.03 * (rank // 8 == 3), 0.004)) for _ in STEPS],
             f"node n{rank // 8}, stage {rank // 32}",
         )
         for rank in range(64)
     ]
-    drawn = heat(strips, says=formatting.seconds, summary=skew_summary(strips, 0.4), left_out=192)
-    return Shown("skew-64", "Who comes late, of 256", "one node's network is slow", drawn, "")
+    chart = heat(strips, format=formatting.seconds, summary=skew_summary(strips, 0.4), left_out=192)
+    return HeatCard("skew-64", "Arrival skew of 256 ranks", "one node's network is slow", chart, "")
 
 
-def _underflow(wild: Random) -> Shown:
+def _underflow(random: Random) -> HeatCard:
     strips = [
         Strip(
             f"layer {layer:02}",
             STEPS,
             [
-                max(0.0, 0.02 * layer + 0.1 * math.exp(-step / 90) + wild.gauss(0, 0.01))
+                max(0.0, 0.02 * layer + 0.1 * math.exp(-step / 90) + random.gauss(0, 0.01))
                 for step in STEPS
             ],
         )
         for layer in range(12)
     ]
-    drawn = heat(strips, says=formatting.percent, summary=underflow_summary(strips))
-    return Shown(
+    chart = heat(strips, format=formatting.percent, summary=underflow_summary(strips))
+    return HeatCard(
         "underflow",
-        "Gradients lost to underflow",
+        "Gradient underflow",
         "share of each layer's gradient entries",
-        drawn,
+        chart,
         "",
     )
 
 
-def _loads(wild: Random) -> Shown:
-    by_layer = {layer: {e: wild.gammavariate(6, 1 / 6) for e in range(32)} for layer in range(6)}
+def _loads(random: Random) -> HeatCard:
+    by_layer = {layer: {e: random.gammavariate(6, 1 / 6) for e in range(32)} for layer in range(6)}
     by_layer[2] |= {7: 4.2, 8: 0.0}
     strips = [
         Strip(f"layer {layer}", list(row), list(row.values())) for layer, row in by_layer.items()
     ]
-    drawn = heat(
-        strips, says=_times, summary=loads_summary(by_layer), scale="even", across="expert"
+    chart = heat(
+        strips, format=_times, summary=loads_summary(by_layer), scale="even", across="expert"
     )
-    return Shown(
-        "loads", "Expert loads, now", "each expert's share of its layer's tokens", drawn, ""
+    return HeatCard(
+        "loads", "Current expert loads", "each expert's share of its layer's tokens", chart, ""
     )
 
 
-def _experts(wild: Random) -> Shown:
+def _experts(random: Random) -> HeatCard:
     strips = []
     for expert in range(8):
-        away = wild.uniform(-1.6, 1.6)
-        curve = [2 ** (away * math.exp(-step / 150) + wild.gauss(0, 0.1)) for step in STEPS]
+        away = random.uniform(-1.6, 1.6)
+        curve = [2 ** (away * math.exp(-step / 150) + random.gauss(0, 0.1)) for step in STEPS]
         strips.append(Strip(f"expert {expert}", STEPS, curve))
     now = {0: {expert: strip.y[-1] for expert, strip in enumerate(strips)}}
-    drawn = heat(strips, says=_times, summary=loads_summary(now, of_steps=True), scale="even")
-    return Shown(
-        "experts", "Experts of layer 0", "step by step; 1 is even", drawn, "", [0, 1, 2, 3], 0
+    chart = heat(strips, format=_times, summary=loads_summary(now), scale="even")
+    return HeatCard(
+        "experts", "Experts of layer 0", "step by step; 1 is even", chart, "", [0, 1, 2, 3], 0
     )
 
 
@@ -144,41 +143,43 @@ def _layers() -> list[str]:
     return ["embedding", *(f"layer {layer:02}" for layer in range(12)), "head"]
 
 
-def _gradients(wild: Random) -> Shown:
+def _gradients(random: Random) -> HeatCard:
     strips = [
         Strip(
             name,
             STEPS,
             [
-                10 ** (-0.25 * (13 - depth)) * math.exp(wild.gauss(0, 0.3) + 2 / step)
+                10 ** (-0.25 * (13 - depth)) * math.exp(random.gauss(0, 0.3) + 2 / step)
                 for step in STEPS
             ],
         )
         for depth, name in enumerate(_layers())
     ]
-    drawn = heat(strips, says=norm, summary=gradients_summary(strips), scale="orders")
-    return Shown("gradients", "Gradient norm by layer", "fading towards the embedding", drawn, "")
+    chart = heat(strips, format=norm, summary=gradients_summary(strips), scale="orders")
+    return HeatCard(
+        "gradients", "Gradient norm by layer", "vanishing towards the embedding", chart, ""
+    )
 
 
-def _weights(wild: Random) -> Shown:
+def _weights(random: Random) -> HeatCard:
     strips = [
         Strip(
             name,
             STEPS[::10],
-            [20 * (1 + wild.uniform(0.2, 2.5) * depth / 13 * step / 600) for step in STEPS[::10]],
+            [20 * (1 + random.uniform(0.2, 2.5) * depth / 13 * step / 600) for step in STEPS[::10]],
         )
         for depth, name in enumerate(_layers())
     ]
-    drawn = heat(
-        [since_first(each) for each in strips],
-        says=_times,
+    chart = heat(
+        [since_first(strip) for strip in strips],
+        format=_times,
         summary=weights_summary(strips),
         scale="even",
     )
-    return Shown("weights", "Weight norm by layer", "over its first; 1 is unchanged", drawn, "")
+    return HeatCard("weights", "Weight norm by layer", "over its first; 1 is unchanged", chart, "")
 
 
-def _written() -> Samples:
+def _samples() -> Samples:
     texts = {
         "First Citizen:\nBefore we": [
             " proceed any further, hear me speak.\n\nAll:",
@@ -192,7 +193,7 @@ def _written() -> Samples:
         ],
         "Nor nothing in": [" your letters but the truth.", " the the the the the the", ""],
     }
-    steps, older = ("2,400", "1,200", "200"), [Text("800", "an older one", False)]
+    steps, older = ("2,400", "1,200", "200"), [Text("800", "an older text", False)]
     lanes = [
         Lane(
             prompt,
@@ -201,43 +202,39 @@ def _written() -> Samples:
         )
         for place, (prompt, some) in enumerate(texts.items())
     ]
-    says = (
-        "What the model writes after the same words, 40 tokens long, drawn at temperature 0.8: "
-        "4 checkpoints"
-    )
-    return Samples(lanes, f"{says}, the newest of step 2,400.")
+    return Samples(lanes, "Up to 40 tokens, temperature 0.8; 4 checkpoints, newest at step 2,400.")
 
 
-def _written_in_ids() -> Samples:
+def _samples_in_ids() -> Samples:
     return Samples(
         [Lane("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])],
-        "Of step 200.",
+        "Step 200.",
         in_ids=True,
     )
 
 
-def _odd() -> Shown:
+def _non_finite() -> HeatCard:
     curve = [0.01] * 40 + [math.nan] * 3 + [0.02] * 20
-    drawn = heat(
+    chart = heat(
         [Strip("layer 0", range(len(curve)), curve)],
-        says=formatting.percent,
-        summary="Three steps are no numbers.",
+        format=formatting.percent,
+        summary="Three steps are not finite.",
     )
-    return Shown("odd", "Not finite", "what is not a number has a colour of its own", drawn, "")
+    return HeatCard("odd", "Not finite", "non-finite values have their own color", chart, "")
 
 
-def _nothing() -> Shown:
-    drawn: Heat | None = heat([], says=formatting.seconds, summary="")
-    return Shown(
+def _empty() -> HeatCard:
+    chart: Heat | None = heat([], format=formatting.seconds, summary="")
+    return HeatCard(
         "empty",
-        "Nothing yet",
-        "an empty place",
-        drawn,
-        "A run of several ranks tells this with its first step.",
+        "No data yet",
+        "an empty card",
+        chart,
+        "Runs with several ranks report this with their first logged step.",
     )
 
 
-def _foreseen() -> dict[str, Any]:
+def _predicted() -> dict[str, Any]:
     ran = simulate(
         "zbv",
         4,
@@ -251,22 +248,22 @@ def _foreseen() -> dict[str, Any]:
     return timeline(ran, 8)
 
 
-def _told(factor: float) -> list[dict[str, Any]]:
-    """Ranks' own words for a step that went as foreseen, only `factor` times as long and less even."""
-    foreseen, wild = _foreseen(), Random(3)
+def _reports(factor: float) -> list[dict[str, Any]]:
+    """Reports of a step `factor` times as long as predicted, with some jitter."""
+    predicted, random = _predicted(), Random(3)
     kinds = {"F": "F", "B": "I", "W": "W"}
-    found = []
-    for rank in range(foreseen["devices"]):
+    reports = []
+    for rank in range(predicted["devices"]):
         actions: list[list[Any]] = []
-        for row in (row for row in foreseen["rows"] if row["device"] == rank):
+        for row in (row for row in predicted["rows"] if row["device"] == rank):
             start, end = row["start_s"] * factor, row["end_s"] * factor
-            late = (end - start) * wild.uniform(0, 0.25)
+            late = (end - start) * random.uniform(0, 0.25)
             where = [row["stage"], row["micro_batch"]]
             actions += [
                 ["recv", *where, start, start + late],
                 [kinds[row["kind"]], *where, start + late, end],
             ]
-        found.append(
+        reports.append(
             {
                 "step": 40,
                 "stages": 8,
@@ -276,19 +273,19 @@ def _told(factor: float) -> list[dict[str, Any]]:
                 "bubble_fraction": 0.14 + 0.01 * rank,
             }
         )
-    return found
+    return reports
 
 
-def _timeline(factor: float) -> measured_pipeline.Beside | None:
-    return measured_pipeline.beside(_told(factor), _foreseen())
+def _timeline(factor: float) -> measured_pipeline.TimelineComparison | None:
+    return measured_pipeline.compare(_reports(factor), _predicted())
 
 
-def _unforeseen() -> measured_pipeline.Beside | None:
-    return measured_pipeline.beside(_told(1.0)[:3], None)
+def _without_prediction() -> measured_pipeline.TimelineComparison | None:
+    return measured_pipeline.compare(_reports(1.0)[:3], None)
 
 
 def _calls(factor: float) -> measured_communication.Calls | None:
-    foreseen = {
+    predicted = {
         "all_reduce_bytes": 3.1e9,
         "all_gather_bytes": 0.9e9,
         "reduce_scatter_bytes": 0.9e9,
@@ -296,13 +293,13 @@ def _calls(factor: float) -> measured_communication.Calls | None:
     }
     latest = {
         f"comm/{name}": value * (factor if "gather" in name else 1.0)
-        for name, value in foreseen.items()
+        for name, value in predicted.items()
     }
     more = {"comm/bytes": sum(latest.values()), "comm/exposed_s": 0.021, "step_time_s": 0.31}
-    return measured_communication.calls(latest | more, foreseen)
+    return measured_communication.calls(latest | more, predicted)
 
 
-def _uncounted() -> measured_communication.Calls | None:
+def _calls_without_prediction() -> measured_communication.Calls | None:
     return measured_communication.calls({"comm/bytes": 2e8, "comm/all_to_all_bytes": 2e8}, None)
 
 

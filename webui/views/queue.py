@@ -1,7 +1,4 @@
-"""The queue: who waits for what, why, and when it may start.
-
-Decides nothing; priority is changed by a service.
-"""
+"""Queue page: waiting runs with reasons and estimated starts; sets priorities."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from typing import Any
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.common import live
@@ -18,16 +17,18 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
 from orchestrator.scheduling import selectors
 from webui.presentation import formatting
-from webui.views.access import PageRequest, done, page
+from webui.views.access import PageRequest, page, redirect_with_message
 
 
 @page
 @require_GET
 def queue(request: PageRequest) -> HttpResponse:
+    """Show the queue, or only its rows for an htmx request."""
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     entries = selectors.queue_visible_to(user=request.user)
     rows = [
-        {"entry": entry, "mine": services.may_manage(entry.run, request.user)} for entry in entries
+        {"entry": entry, "may_manage": services.may_manage(entry.run, request.user)}
+        for entry in entries
     ]
     context = {"rows": rows, "sentence": sentence(entries), "head": {"epoch": epoch, "seq": seq}}
     if request.htmx:
@@ -38,30 +39,37 @@ def queue(request: PageRequest) -> HttpResponse:
 @page
 @require_POST
 def priority(request: PageRequest, id: int) -> HttpResponse:
+    """Set a run's priority."""
     run = runs.run_get(user=request.user, id=id)
     text = request.POST.get("priority", "").strip()
     try:
         value = int(text)
     except ValueError:
-        raise invalid(
-            "priority", f"{text!r} is not a whole number", "0, or more to go first"
-        ) from None
+        raise invalid("priority", f"{text!r} is not an integer", "0, or a higher number") from None
     services.run_update(run=run, by=request.user, priority=value)
     if request.htmx:
         return redirect("queue")
-    return done(request, f"Run {run.pk} has priority {value} now.", "queue")
+    return redirect_with_message(
+        request,
+        _("Run %(id)s now has priority %(value)s.") % {"id": run.pk, "value": value},
+        "queue",
+    )
 
 
 def sentence(entries: list[Any]) -> str:
+    """Summarize the queue in one sentence."""
     if not entries:
-        return "Nobody waits; a run that is submitted now starts as soon as its devices are free."
+        return _("No runs are waiting; a new run starts as soon as its devices are free.")
     first = entries[0]
     devices = sum(entry.run.devices for entry in entries)
-    text = (
-        f"{formatting.count(len(entries), 'run waits', 'runs wait')} for "
-        f"{formatting.count(devices, 'device')} in all"
-    )
+    runs_text = ngettext("%(count)s run waits", "%(count)s runs wait", len(entries)) % {
+        "count": f"{len(entries):,}"
+    }
+    text = runs_text + ngettext(
+        " for %(count)s device in total", " for %(count)s devices in total", devices
+    ) % {"count": f"{devices:,}"}
     if first.may_start is not None:
         wait = (first.may_start - timezone.now()).total_seconds()
-        text += f"; the next may start {'any moment' if wait < 5 else 'in ' + formatting.duration(wait)}"
+        when = _("now") if wait < 5 else _("in %(time)s") % {"time": formatting.duration(wait)}
+        text += _("; the next may start %(when)s") % {"when": when}
     return text + "."

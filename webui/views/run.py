@@ -1,7 +1,4 @@
-"""A run's page: reads the run once, then what the open tab shows.
-
-`pulse` is what changes while one looks.
-"""
+"""Run page: reads the run once, then the data of the open tab; `pulse` returns live updates."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ from webui.tabs import (
 )
 from webui.views.access import page
 
-# tab → what it adds to the page; a tab without anything to show is left out by `run_facts.tabs`
+# tab -> function that returns its context; `Facts.tabs` omits tabs without content
 TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "benchmark": benchmark.content,
     "chat": chat.content,
@@ -59,11 +56,12 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
 
 @page
 def run(request: HttpRequest, id: int) -> HttpResponse:
+    """Show the run page with one tab."""
     facts = run_facts.read(user=request.user, id=id)
     tabs = facts.tabs()
     first = tabs[0][0]
-    wanted = request.GET.get("tab", first)
-    tab = wanted if wanted in {name for name, _ in tabs} else first
+    requested = request.GET.get("tab", first)
+    tab = requested if requested in {name for name, title in tabs} else first
     context = {
         **facts.head(),
         **TABS[tab](facts, request),
@@ -75,29 +73,29 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
 
 
 @page
-def beside(request: HttpRequest, id: int) -> HttpResponse:
-    """The prediction beside what is measured by now, as a part of the page."""
+def comparison(request: HttpRequest, id: int) -> HttpResponse:
+    """Render the predicted vs measured part of the page."""
     facts = run_facts.read(user=request.user, id=id)
-    found = predicted.content(facts, memory=request.GET.get("part") == "memory", measured=True)
-    context = {"predicted": found, "run": facts.run, "may_manage": facts.may_manage}
+    rows = predicted.content(facts, memory=request.GET.get("part") == "memory", measured=True)
+    context = {"predicted": rows, "run": facts.run, "may_manage": facts.may_manage}
     return render(request, "webui/run/predicted.html", context)
 
 
 @page
 def heat(request: HttpRequest, id: int) -> HttpResponse:
-    """One heat map as a part of the page, which asks for it once it stands."""
+    """Render one heat map, which the page requests after loading."""
     facts = run_facts.read(user=request.user, id=id)
-    shown = heats.content(facts, request)
-    if shown is None:
+    card = heats.content(facts, request)
+    if card is None:
         raise invalid(
             "of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS)
         )
-    return render(request, "webui/run/heat.html", {"shown": shown, "run": facts.run})
+    return render(request, "webui/run/heat.html", {"card": card, "run": facts.run})
 
 
 @page
-def texts(request: HttpRequest, id: int) -> HttpResponse:
-    """What the model wrote at its checkpoints as a part of the page."""
+def sample_texts(request: HttpRequest, id: int) -> HttpResponse:
+    """Render the sample texts of the model's checkpoints."""
     facts = run_facts.read(user=request.user, id=id)
     return render(
         request, "webui/run/samples.html", {"samples": samples.content(facts), "run": facts.run}
@@ -106,19 +104,17 @@ def texts(request: HttpRequest, id: int) -> HttpResponse:
 
 @page
 def timeline(request: HttpRequest, id: int) -> HttpResponse:
-    """The newest sampled step of the pipeline as a part of the page; nothing (204) where none is
-    sampled.
-    """
+    """Render the newest sampled pipeline step; 204 without one."""
     facts = run_facts.read(user=request.user, id=id)
-    found = performance.timeline(facts)["timeline"]
-    if found is None:
+    timeline = performance.timeline(facts)["timeline"]
+    if timeline is None:
         return HttpResponse(status=204)
-    return render(request, "webui/run/timeline.html", {"timeline": found, "run": facts.run})
+    return render(request, "webui/run/timeline.html", {"timeline": timeline, "run": facts.run})
 
 
 @page
 def pulse(request: HttpRequest, id: int) -> HttpResponse:
-    """The headline's parts as markup, and the marks on charts, for a page that is open."""
+    """Return the headline, its parts as markup, and the chart marks of an open page."""
     facts = run_facts.read(user=request.user, id=id)
     head = facts.head(trending=True)
     parts = {

@@ -1,4 +1,4 @@
-"""The buttons of a run's page: each a POST that calls one service and comes back with a sentence."""
+"""Actions of the run page: each POST calls one service and redirects with a message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_POST
 
 from orchestrator.common.errors import Refusal, invalid
@@ -21,7 +23,7 @@ from webui.views.access import page
 @require_POST
 @page
 def act(request: HttpRequest, id: int) -> HttpResponse:
-    """`action` names what to do; a refusal is told on the page one came from."""
+    """Run the POST's `action`; a refusal becomes a message on the run's page."""
     run = selectors.run_get(user=_user(request), id=id)
     action = ACTIONS.get(request.POST.get("action", ""))
     if action is None:
@@ -29,12 +31,12 @@ def act(request: HttpRequest, id: int) -> HttpResponse:
             "action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS)
         )
     try:
-        shown, says = action(run, request)
+        shown, message = action(run, request)
     except Refusal as refusal:
         messages.error(request, refusal.detail)
         shown = run
     else:
-        messages.success(request, says)
+        messages.success(request, message)
     return redirect("run", shown.pk)
 
 
@@ -43,35 +45,34 @@ def _user(request: HttpRequest) -> Any:
 
 
 def _simple(
-    service: Callable[..., Any], says: str
+    service: Callable[..., Any], message: str
 ) -> Callable[[Any, HttpRequest], tuple[Any, str]]:
     def do(run: Any, request: HttpRequest) -> tuple[Any, str]:
-        return service(run=run, by=_user(request)), says
+        return service(run=run, by=_user(request)), _(message)
 
     return do
 
 
 def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
-    made = services.run_clone(run=run, by=_user(request))
-    return made, f"This is run {made.pk}, a clone of run {run.pk}."
+    new = services.run_clone(run=run, by=_user(request))
+    return new, _("Run %(id)s, a clone of run %(source)s.") % {"id": new.pk, "source": run.pk}
 
 
 def _rewind(run: Any, request: HttpRequest) -> tuple[Any, str]:
     step = request.POST.get("step", "")
     if not step.isdecimal():
         raise invalid("step", f"{step!r} is not a step", "the step of a checkpoint")
-    made = services.run_rewind(run=run, by=_user(request), step=int(step))
-    return made, f"Rewound; it goes on from step {int(step):,}."
+    new = services.run_rewind(run=run, by=_user(request), step=int(step))
+    return new, _("Rewound; the run continues from step %(step)s.") % {"step": f"{int(step):,}"}
 
 
 def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
     try:
         priority = int(request.POST.get("priority", ""))
     except ValueError:
-        raise invalid("priority", "it is a whole number", "0") from None
-    return services.run_update(
-        run=run, by=_user(request), priority=priority
-    ), f"Priority is {priority} now."
+        raise invalid("priority", "not an integer", "0") from None
+    changed = services.run_update(run=run, by=_user(request), priority=priority)
+    return changed, _("Priority is now %(value)s.") % {"value": priority}
 
 
 def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
@@ -79,19 +80,17 @@ def _notes(run: Any, request: HttpRequest) -> tuple[Any, str]:
     changed = services.run_update(
         run=run, by=_user(request), tags=tags, notes=request.POST.get("notes", "")
     )
-    return changed, "Notes and tags are saved."
+    return changed, _("Notes and tags saved.")
 
 
 def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
-    """Fits the device's default calibration anew with this run, or begins one; predictions rest on
-    it from now on.
-    """
+    """Refit the device's default calibration with this run, or create one."""
     lines = outcome.measurement_lines(run=run)
     if isinstance(lines, str):
         raise invalid("run", lines, "training runs that logged their steps, or benchmarks")
     device = str((run.prediction or {}).get("device") or "cpu")
     known = planner.calibration_default(device=device)
-    made = planner_services.calibration_add(
+    new = planner_services.calibration_add(
         by=_user(request),
         name=known.name if known else f"{device}, measured here",
         measurements=lines,
@@ -101,25 +100,35 @@ def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
     )
     return (
         run,
-        f"Predictions for {device} rest on {made.name} now, fitted to {made.rows} measured run(s).",
+        _("Predictions for %(device)s now use %(name)s, fitted to %(count)s measured runs.")
+        % {"device": device, "name": new.name, "count": new.rows},
     )
 
 
 ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
-    "cancel": _simple(services.run_cancel, "Asked to stop; its checkpoints stay."),
-    "pause": _simple(services.run_pause, "Asked to save a checkpoint and leave its devices."),
-    "resume": _simple(services.run_resume, "Queued again; it goes on from its newest checkpoint."),
-    "retry": _simple(services.run_retry, "Queued for another attempt."),
+    "cancel": _simple(services.run_cancel, gettext_noop("Cancelling; checkpoints are kept.")),
+    "pause": _simple(
+        services.run_pause,
+        gettext_noop("Pausing: the run saves a checkpoint and releases its devices."),
+    ),
+    "resume": _simple(
+        services.run_resume,
+        gettext_noop("Queued again; the run continues from its newest checkpoint."),
+    ),
+    "retry": _simple(services.run_retry, gettext_noop("Queued for another attempt.")),
     "profile": _simple(
         services.run_profile,
-        "Asked for a profile of the next step; an event tells when it is saved.",
+        gettext_noop("Profile of the next step requested; an event reports when it is saved."),
     ),
     "memory-snapshot": _simple(
         services.run_memory_snapshot,
-        "Asked what holds memory in the next step; an event tells when it is saved.",
+        gettext_noop(
+            "Memory snapshot of the next step requested; an event reports when it is saved."
+        ),
     ),
     "checkpoint": _simple(
-        services.run_checkpoint, "Asked for a checkpoint; an event tells when it is saved."
+        services.run_checkpoint,
+        gettext_noop("Checkpoint requested; an event reports when it is saved."),
     ),
     "clone": _clone,
     "rewind": _rewind,

@@ -1,7 +1,4 @@
-"""The runs list: what ran, what runs, what was it worth.
-
-Reads selectors, calls services for the chosen rows.
-"""
+"""Runs list with filters, live rows and actions on selected runs."""
 
 from __future__ import annotations
 
@@ -12,6 +9,8 @@ from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.common import live
@@ -21,7 +20,7 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.presentation import formatting
 from webui.presentation.run_facts import ANSWERING
-from webui.views.access import PageRequest, back, page
+from webui.views.access import PageRequest, next_url, page
 from webui.views.compare import MOST as COMPARED
 from workers.contracts.specs.run import KINDS
 
@@ -32,15 +31,19 @@ BULK = 200
 @page
 @require_GET
 def runs(request: PageRequest) -> HttpResponse:
-    """Keyset by id, newest first; the counts are of everything the person may see, not of the page."""
+    """List runs, newest first, paged by id; counts cover all visible runs, not only the page."""
     filters = RunFilters.read(request.GET)
-    # before the rows are read: frames repeat, never miss
+    # read before the rows: frames may repeat but are never missed
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     visible = selectors.runs_visible_to(user=request.user)
-    found = selectors.run_list(
-        user=request.user, before_id=filters.before, limit=PAGE + 1, within=visible, **filters.asked
+    matches = selectors.run_list(
+        user=request.user,
+        before_id=filters.before,
+        limit=PAGE + 1,
+        within=visible,
+        **filters.active,
     )
-    rows, older = found[:PAGE], found[PAGE - 1].pk if len(found) > PAGE else None
+    rows, older = matches[:PAGE], matches[PAGE - 1].pk if len(matches) > PAGE else None
     counts = selectors.state_counts(user=request.user, within=visible)
     sparks = telemetry.sparkline(
         run_ids=[run.pk for run in rows if run.kind not in ANSWERING], name="loss"
@@ -57,7 +60,7 @@ def runs(request: PageRequest) -> HttpResponse:
         "sentence": sentence(counts),
         "kinds": KINDS,
         "chips": filters.state_chips(counts),
-        "asked": filters.asked_chips(),
+        "active_chips": filters.active_chips(),
         "mine": filters.url(owner="" if filters.owner == "me" else "me"),
         "here": request.get_full_path(),
         "head": {"epoch": epoch, "seq": seq},
@@ -69,12 +72,10 @@ def runs(request: PageRequest) -> HttpResponse:
 @page
 @require_POST
 def bulk(request: PageRequest) -> HttpResponse:
-    """Compares the chosen runs, or cancels or tags them one by one; those that refuse are told by
-    name.
-    """
-    ids = [int(one) for one in request.POST.getlist("run") if one.isdecimal()][:BULK]
+    """Compare, cancel or tag the selected runs; refusals are reported per run."""
+    ids = [int(text) for text in request.POST.getlist("run") if text.isdecimal()][:BULK]
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "").strip()
-    done, refused = 0, []
+    done, refused = 0, list[str]()
     if action == "compare" and ids:
         return redirect(
             f"{reverse('runs-compare')}?runs={','.join(map(str, sorted(ids[:COMPARED])))}"
@@ -84,8 +85,8 @@ def bulk(request: PageRequest) -> HttpResponse:
             "action", f"{action!r} is not possible for several runs", "compare, cancel or tag"
         )
     if action == "tag" and not 1 <= len(tag) <= 60:
-        messages.error(request, "Type the tag, 1 to 60 characters, before you press Tag.")
-        return redirect(back(request, "runs"))
+        messages.error(request, _("Enter a tag of 1 to 60 characters first."))
+        return redirect(next_url(request, "runs"))
     for id in ids if action != "compare" else ():
         try:
             run = selectors.run_get(user=request.user, id=id)
@@ -97,21 +98,24 @@ def bulk(request: PageRequest) -> HttpResponse:
             done += 1
         except Refusal as refusal:
             refused.append(f"{id}: {refusal.detail}")
-    did = "asked to end" if action == "cancel" else f"tagged {tag}"
-    if done:
-        messages.success(request, f"{formatting.count(done, 'run')} {did}.")
-    for says in refused[:5]:
-        messages.error(request, says)
+    if done and action == "cancel":
+        text = ngettext("Cancelling %(count)s run.", "Cancelling %(count)s runs.", done)
+        messages.success(request, text % {"count": done})
+    elif done:
+        text = ngettext("Tagged %(count)s run %(tag)s.", "Tagged %(count)s runs %(tag)s.", done)
+        messages.success(request, text % {"count": done, "tag": tag})
+    for message in refused[:5]:
+        messages.error(request, message)
     if not ids:
-        messages.warning(request, "Choose runs by their boxes first.")
-    return redirect(back(request, "runs"))
+        messages.warning(request, _("Select runs first."))
+    return redirect(next_url(request, "runs"))
 
 
 def row(run: Any, spark: list[float]) -> dict[str, Any]:
-    """A run as its line shows it; what is not known yet is None."""
+    """Return a run as its table row; unknown values are None."""
     summary = run.summary or {}
     ended = run.ended or timezone.now()
-    held_s = (ended - run.started).total_seconds() if run.started and run.devices else None
+    allocated_s = (ended - run.started).total_seconds() if run.started and run.devices else None
     steps = summary.get("steps") or ((run.spec.get("train") or {}).get("steps"))
     step = summary.get("step")
     return {
@@ -123,44 +127,48 @@ def row(run: Any, spark: list[float]) -> dict[str, Any]:
         "steps": steps,
         "part": round(100 * step / steps, 1) if step and steps else None,
         "spark": ",".join(f"{value:.5g}" for value in spark),
-        "device_hours": run.devices * held_s / 3600 if held_s is not None else None,
-        "answers": answers(run.kind, summary),
+        "device_hours": run.devices * allocated_s / 3600 if allocated_s is not None else None,
+        "serving": serving_metrics(run.kind, summary),
         "tags": [item.name for item in run.tags.all()],
         "alive": run.state in LIVE_STATES,
     }
 
 
-def answers(kind: str, summary: dict[str, Any]) -> dict[str, str] | None:
-    """What stands in the places of loss and MFU for runs that answer: how soon, how fast, how many
-    tokens a second.
-    """
+def serving_metrics(kind: str, summary: dict[str, Any]) -> dict[str, str] | None:
+    """Return latency and speed, which inference runs show in place of loss and MFU."""
     if kind not in ANSWERING:
         return None
-    first, pace = (
+    first, per_token = (
         formatting.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
     )
-    told = [
-        f"first {formatting.seconds(first, 2)}" if first else "",
-        f"{formatting.seconds(pace, 2)}/token" if pace else "",
+    latencies = [
+        f"TTFT {formatting.seconds(first, 2)}" if first else "",
+        f"TPOT {formatting.seconds(per_token, 2)}" if per_token else "",
     ]
     speed = formatting.number(summary.get("inference/tokens_per_s"))
     return {
-        "latency": " · ".join(part for part in told if part),
-        "speed": f"{formatting.quantity(speed)} tok/s" if speed is not None else "",
+        "latency": " · ".join(part for part in latencies if part),
+        "speed": f"{formatting.quantity(speed)} tokens/s" if speed is not None else "",
     }
 
 
 def sentence(counts: dict[str, int]) -> str:
-    """What runs, what waits, what came of the rest, in one line."""
+    """Summarize runs by state in one sentence."""
     if not counts:
-        return "Nothing ran here yet."
-    running = counts.get("running", 0) + counts.get("starting", 0) + counts.get("stopping", 0)
-    parts = [f"{formatting.count(running, 'run')} in flight" if running else "nothing in flight"]
+        return _("No runs yet.")
+    active = counts.get("running", 0) + counts.get("starting", 0) + counts.get("stopping", 0)
+    parts = [
+        ngettext("%(count)s active run", "%(count)s active runs", active) % {"count": f"{active:,}"}
+        if active
+        else _("No active runs")
+    ]
     if counts.get("queued"):
-        parts.append(f"{counts['queued']:,} waiting")
+        parts.append(_("%(count)s waiting") % {"count": f"{counts['queued']:,}"})
     if counts.get("paused"):
-        parts.append(f"{counts['paused']:,} paused")
+        parts.append(_("%(count)s paused") % {"count": f"{counts['paused']:,}"})
     ended = {name: counts.get(name, 0) for name in ("finished", "failed", "cancelled")}
-    told = formatting.listed([f"{count:,} {name}" for name, count in ended.items() if count])
-    text = ", ".join(parts) + (f"; {told} before that." if told else ".")
-    return text[0].upper() + text[1:]
+    text = ", ".join(parts)
+    if any(ended.values()):
+        listed = [f"{count:,} {_(name)}" for name, count in ended.items() if count]
+        text += f"; {formatting.listed(listed)}"
+    return text + "."

@@ -1,18 +1,17 @@
-// The chat box of a served model: OpenAI's API as any program would call it, streamed, with a stop and its speed.
-// Knows the server's events and the page's parts by id; what a message means is the model's.
+// Chat box of a served model: calls the OpenAI-compatible API with streaming, stop and speed.
 import { announce } from "./page.js";
 import { duration, quantity } from "./format.js";
 
-const ASK_AGAIN_MS = 1500;
-const talk = JSON.parse(document.getElementById("chat-talk").textContent);
+const RETRY_MS = 1500;
+const config = JSON.parse(document.getElementById("chat-config").textContent);
 const part = (id) => document.getElementById(id);
 const form = part("chat-form"), text = part("chat-text"), log = part("chat-log"), numbers = part("chat-numbers");
-const kept = `orrery-chat-${talk.url}`;
+const storageKey = `orrery-chat-${config.url}`;
 let messages = [], stopping = null;
 
 if (form) {
   restore();
-  if (talk.phase === "serving") start();
+  if (config.phase === "serving") start();
   else waitForServer();
 }
 
@@ -34,21 +33,21 @@ function start() {
     log.replaceChildren();
     part("chat-none").hidden = false;
     numbers.textContent = "\u00a0";
-    keep();
+    save();
     text.focus();
   });
 }
 
-/** Until it serves, its phase is asked for; then the page is made anew, with what is typed kept by the browser. */
+/** Polls the phase until the server is ready, then reloads the page. */
 async function waitForServer() {
   for (;;) {
-    await new Promise((done) => setTimeout(done, ASK_AGAIN_MS));
+    await new Promise((done) => setTimeout(done, RETRY_MS));
     if (document.hidden) continue;
-    const answer = await fetch(talk.phase_url).catch(() => null);
+    const answer = await fetch(config.phase_url).catch(() => null);
     if (!answer?.ok) continue;
-    const told = await answer.json();
-    if (told.phase !== talk.phase && (told.phase === "serving" || told.phase === "ended")) return location.reload();
-    if (part("chat-waits")) part("chat-waits").textContent = told.says;
+    const status = await answer.json();
+    if (status.phase !== config.phase && (status.phase === "serving" || status.phase === "ended")) return location.reload();
+    if (part("chat-waiting")) part("chat-waiting").textContent = status.message;
   }
 }
 
@@ -62,24 +61,24 @@ function show(role, content) {
   return item;
 }
 
-async function send(asked) {
+async function send(prompt) {
   text.value = "";
-  messages.push({ role: "user", content: asked });
-  show("user", asked);
-  const item = show("assistant", talk.chat ? "" : asked), began = performance.now();
+  messages.push({ role: "user", content: prompt });
+  show("user", prompt);
+  const item = show("assistant", config.chat ? "" : prompt), began = performance.now();
   item.classList.add("waits");
   busy(new AbortController());
-  let said = "", tokens = 0, first = 0, usage = null, failed = "";
+  let output = "", tokens = 0, first = 0, usage = null, failed = "";
   try {
-    for await (const event of answer(asked, stopping.signal)) {
+    for await (const event of answer(prompt, stopping.signal)) {
       usage = event.usage ?? usage;
-      const choice = event.choices?.[0], piece = choice?.delta?.content ?? choice?.text ?? "";
-      if (!piece) continue;
+      const choice = event.choices?.[0], chunk = choice?.delta?.content ?? choice?.text ?? "";
+      if (!chunk) continue;
       first ||= performance.now();
       tokens += 1;
-      said += piece;
+      output += chunk;
       const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
-      item.textContent = (talk.chat ? "" : asked) + said;
+      item.textContent = (config.chat ? "" : prompt) + output;
       if (follows) log.scrollTop = log.scrollHeight;
       numbers.textContent = speed(first - began, performance.now() - first, tokens, null);
     }
@@ -89,44 +88,44 @@ async function send(asked) {
   }
   item.classList.remove("waits");
   if (first) numbers.textContent = speed(first - began, performance.now() - first, usage?.completion_tokens ?? tokens, usage);
-  if (failed && !said) {
+  if (failed && !output) {
     item.className = "failed";
     item.textContent = failed;
     messages.pop();
-    text.value ||= asked;
+    text.value ||= prompt;
   } else {
     if (failed) show("failed", failed);
-    messages.push({ role: "assistant", content: said });
-    announce(said ? `It answered: ${said.slice(0, 300)}` : "It answered nothing.");
+    messages.push({ role: "assistant", content: output });
+    announce(output ? `Answer: ${output.slice(0, 300)}` : "Empty answer.");
   }
-  keep();
+  save();
   busy(null);
   text.focus();
 }
 
-/** The events of the stream, each parsed. Throws what the server refuses in its own words. */
-async function* answer(asked, signal) {
+/** Yields the parsed events of the stream; throws the server's error message. */
+async function* answer(prompt, signal) {
   const number = (id) => Number(part(id).value.replace(",", "."));
   const system = part("chat-system")?.value.trim();
   const body = {
-    model: talk.model, stream: true, stream_options: { include_usage: true }, temperature: number("chat-temperature"),
+    model: config.model, stream: true, stream_options: { include_usage: true }, temperature: number("chat-temperature"),
     top_p: number("chat-top-p"), max_tokens: number("chat-most"),
-    ...(talk.chat ? { messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] } : { prompt: asked }),
+    ...(config.chat ? { messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] } : { prompt }),
   };
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
-  const reply = await fetch(`${talk.url}/${talk.chat ? "chat/completions" : "completions"}`, {
+  const reply = await fetch(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
     method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
   }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server cannot be reached. Try again."); });
   if (!reply.ok) {
-    const told = await reply.json().catch(() => null);
-    throw new Error(told?.error?.message ?? `The server answered ${reply.status}.`);
+    const failure = await reply.json().catch(() => null);
+    throw new Error(failure?.error?.message ?? `The server returned ${reply.status}.`);
   }
-  const words = new TextDecoder();
+  const decoder = new TextDecoder();
   let rest = "";
   for (const reader = reply.body.getReader(); ;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const lines = (rest + words.decode(value, { stream: true })).split("\n");
+    const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
     rest = lines.pop();
     for (const line of lines) {
       if (!line.startsWith("data:")) continue;
@@ -141,8 +140,8 @@ async function* answer(asked, signal) {
 
 function speed(first, rest, tokens, usage) {
   const rate = tokens > 1 && rest > 0 ? `${quantity((tokens - 1) / (rest / 1000))} tokens/s` : "";
-  const read = usage ? `${usage.prompt_tokens.toLocaleString("en-US")} tokens read` : "";
-  return [`first token after ${duration(first / 1000)}`, rate, `${tokens.toLocaleString("en-US")} tokens`, read].filter(Boolean).join(" · ");
+  const read = usage ? `${usage.prompt_tokens.toLocaleString("en-US")} prompt tokens` : "";
+  return [`time to first token ${duration(first / 1000)}`, rate, `${tokens.toLocaleString("en-US")} tokens`, read].filter(Boolean).join(" · ");
 }
 
 function busy(controller) {
@@ -151,11 +150,11 @@ function busy(controller) {
   part("chat-stop").hidden = !controller;
 }
 
-function keep() {
-  try { sessionStorage.setItem(kept, JSON.stringify(messages)); } catch { /* lasts for this page then */ }
+function save() {
+  try { sessionStorage.setItem(storageKey, JSON.stringify(messages)); } catch { /* kept for this page only */ }
 }
 
 function restore() {
-  try { messages = JSON.parse(sessionStorage.getItem(kept)) ?? []; } catch { messages = []; }
-  for (const each of messages) show(each.role, each.content);
+  try { messages = JSON.parse(sessionStorage.getItem(storageKey)) ?? []; } catch { messages = []; }
+  for (const message of messages) show(message.role, message.content);
 }

@@ -16,14 +16,14 @@ function show(field, row, column) {
   field.dataset.column = column;
   const [from, to] = cells.edges[column].map((value) => value.toLocaleString("en-US"));
   const place = from === to ? `${cells.across} ${from}` : `${cells.across}s ${from}–${to}, ${cells.of}`;
-  figure.querySelector("[data-heat-says]").textContent = `${cells.names[row]}, ${place}: ${cells.says[row][column] ?? "nothing told"}`;
+  figure.querySelector("[data-heat-text]").textContent = `${cells.names[row]}, ${place}: ${cells.text[row][column] ?? "no data"}`;
   mark.hidden = false;
   mark.style.cssText = `left:${(100 * column) / columns}%;top:${(100 * row) / rows}%;width:${100 / columns}%;height:${100 / rows}%`;
 }
 
 function hide(field) {
   field.querySelector(".heat-cell").hidden = true;
-  field.closest("figure").querySelector("[data-heat-says]").textContent = "\u00a0";
+  field.closest("figure").querySelector("[data-heat-text]").textContent = "\u00a0";
 }
 
 document.addEventListener("pointermove", (event) => {

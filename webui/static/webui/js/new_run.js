@@ -1,5 +1,4 @@
-// The new-run form: fields and JSON in step both ways, sections by kind, the server's problems beside their fields.
-// What is right or wrong the server says; this file only places it.
+// New-run form: syncs fields and JSON, shows sections by kind, places the server's problems next to their fields.
 import { specOf, valuesOf } from "./spec_form.js";
 import { announce } from "./page.js";
 
@@ -12,43 +11,43 @@ const fieldOf = (path) => form.querySelector(`[data-field="${CSS.escape(path)}"]
 const control = (path) => form.elements[path];
 
 function values() {
-  const found = { kind: control("kind").value };
+  const result = { kind: control("kind").value };
   for (const section of table.sections)
     for (const field of section.fields) {
       const element = control(field.path);
-      found[field.path] = element.type === "checkbox" ? (element.checked ? "on" : "") : element.value;
+      result[field.path] = element.type === "checkbox" ? (element.checked ? "on" : "") : element.value;
     }
-  return found;
+  return result;
 }
 
 function parsed() {
   try {
     const spec = JSON.parse(json.value);
-    if (spec === null || typeof spec !== "object" || Array.isArray(spec)) throw new Error("a spec is an object in braces");
+    if (spec === null || typeof spec !== "object" || Array.isArray(spec)) throw new Error("the spec must be a JSON object");
     return [spec, ""];
   } catch (error) {
-    return [null, `This is not JSON yet: ${error.message}`];
+    return [null, `Invalid JSON: ${error.message}`];
   }
 }
 
-function sayJson(error) {
+function showJsonError(error) {
   jsonError.hidden = !error;
   jsonError.textContent = error;
   json.setAttribute("aria-invalid", String(Boolean(error)));
-  document.getElementById("json-state").textContent = error ? "the form waits for valid JSON" : "in step with the form";
+  document.getElementById("json-state").textContent = error ? "waiting for valid JSON" : "synced with the form";
   form.elements.from.value = error ? "json" : "form";
 }
 
 function fromForm() {
   const [base] = parsed();
   json.value = JSON.stringify(specOf(values(), base ?? {}, table), null, 2);
-  sayJson("");
+  showJsonError("");
   show();
 }
 
 function fromJson() {
   const [spec, error] = parsed();
-  sayJson(error);
+  showJsonError(error);
   if (!spec) return;
   const found = valuesOf(spec, table);
   setChoice(control("kind"), found.kind);
@@ -62,13 +61,13 @@ function fromJson() {
   show();
 }
 
-/** A value that the list lacks becomes a choice of it, so that nothing typed in the JSON is lost. */
+/** Adds a value that the list lacks, so nothing typed in the JSON is lost. */
 function setChoice(select, value) {
   if (![...select.options].some((option) => option.value === value)) select.add(new Option(value, value));
   select.value = value;
 }
 
-/** Shows what belongs to the kind, the plan's and the data's choice. */
+/** Shows the fields of the selected kind, plan and data. */
 function show() {
   const kind = control("kind").value;
   for (const section of form.querySelectorAll("[data-section]")) {
@@ -91,14 +90,14 @@ function show() {
   }
 }
 
-/** Ticks write the words of the field that they stand in. */
+/** Checkboxes write the comma-separated value of their field. */
 function fromTick(tick) {
   const ticks = tick.closest("[data-ticks]");
   const chosen = [...ticks.querySelectorAll("[data-tick]:checked")].map((each) => each.value);
   document.getElementById(ticks.dataset.ticks).value = chosen.join(", ");
 }
 
-/** Puts the answer's problems beside the fields they name, or the nearest field above. */
+/** Shows problems next to the fields they name, or at the nearest parent field. */
 function place() {
   for (const old of form.querySelectorAll("[data-placed]")) old.remove();
   for (const element of form.querySelectorAll('[aria-invalid="true"]')) if (element !== json) element.removeAttribute("aria-invalid");
@@ -131,11 +130,11 @@ form.addEventListener("input", (event) => {
 });
 document.addEventListener("htmx:afterSwap", (event) => {
   if (event.detail.target.id !== "verdict") return;
-  // the server's own words of a refused submit have done their duty once the form was checked again
+  // errors of the refused submit are outdated once the form is checked again
   for (const old of form.querySelectorAll('.field > .error[role="alert"]:not(#json-error)')) old.remove();
   place();
 });
-// a link of the problem list opens the field's fold and goes to it
+// a link of the problem list opens the field's section and focuses it
 document.getElementById("verdict").addEventListener("click", (event) => {
   const link = event.target.closest(".problems a");
   const element = link && document.getElementById(link.hash.slice(1));
@@ -149,5 +148,5 @@ addEventListener("keydown", (event) => {
 });
 
 fromJson();
-document.getElementById("submit-says").textContent = "Ctrl+Enter";
+document.getElementById("submit-hint").textContent = "Ctrl+Enter";
 document.getElementById("refusal")?.focus();

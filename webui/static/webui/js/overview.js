@@ -1,4 +1,4 @@
-/* The overview, live: run cards and device rings from fleet frames, everything else read again when something moved. */
+/* Live overview: updates run cards and device rings from fleet frames, and refetches the rest on changes. */
 import { duration, inUnit, parse, percent, quantity } from "./format.js";
 import { Live, showStatus } from "./live.js";
 import { scheduler } from "./scheduler.js";
@@ -8,7 +8,7 @@ import { extremes } from "./store.js";
 const PULSE_MS = 2000;
 const RING = 2 * Math.PI * 20;
 const { epoch, after } = document.body.dataset;
-const WORDS = {
+const FORMATS = {
   loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration,
   "inference/ttft_s": (v) => inUnit(v, "s"), "inference/tpot_s": (v) => inUnit(v, "s"),
   "inference/tokens_per_s": quantity, "inference/running": quantity,
@@ -33,10 +33,10 @@ window.orrery = { live, scheduler };
 function progress({ run, summary }) {
   const card = document.querySelector(`[data-run="${CSS.escape(String(run))}"]`);
   if (!card) return;
-  for (const [name, words] of Object.entries(WORDS))
+  for (const [name, format] of Object.entries(FORMATS))
     if (summary[name] !== undefined) {
-      const place = card.querySelector(`[data-n="${name}"]`);  // a run that answers has no loss, a training no first token
-      if (place) place.textContent = words(parse(summary[name]));
+      const place = card.querySelector(`[data-n="${name}"]`);  // inference runs have no loss, training runs no first token
+      if (place) place.textContent = format(parse(summary[name]));
     }
   if (summary.step && summary.steps) card.querySelector(".meter").style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
   const canvas = card.querySelector("canvas");
@@ -80,11 +80,11 @@ async function pulse() {
   draw();
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden) pulse(); });
-setInterval(() => { if (!document.hidden && performance.now() - last > 15000) pulse(); }, 5000); // ages of steps tell a hang
+setInterval(() => { if (!document.hidden && performance.now() - last > 15000) pulse(); }, 5000); // step ages show a hang
 
-const told = (event) => {
-  const mark = event.target.closest?.("[data-words]"), words = document.getElementById("device-words");
-  if (mark && words) words.textContent = mark.dataset.words;
+const describe = (event) => {
+  const mark = event.target.closest?.("[data-description]"), text = document.getElementById("device-description");
+  if (mark && text) text.textContent = mark.dataset.description;
 };
-document.addEventListener("pointerover", told);
-document.addEventListener("focusin", told);
+document.addEventListener("pointerover", describe);
+document.addEventListener("focusin", describe);

@@ -55,7 +55,7 @@ function onFrame(frame) {
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
     const hours = cell(row, "hours");
     if (frame.state === "running" && !hours.dataset.started) {
-      Object.assign(hours.dataset, { started: new Date().toISOString(), devices: hours.dataset.asked });
+      Object.assign(hours.dataset, { started: new Date().toISOString(), devices: hours.dataset.deviceCount });
       hours.classList.remove("none");
     }
   } else if (frame.type === "progress") setProgress(row, frame.summary ?? {});

@@ -39,23 +39,6 @@ def test_a_refusal_is_a_problem_document() -> None:
     assert conflict("Busy.", retry=True).retry_after_s == 1
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (2.5, "2.5 s"),
-        (59.4, "59 s"),
-        (60, "1 min"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 5 min"),
-        (273600, "3 d 4 h"),
-        (86400, "1 d"),
-    ],
-)
-def test_durations_have_two_units(seconds: float, text: str) -> None:
-    assert units.duration(seconds) == text
-
-
 def test_times_are_utc_with_a_z() -> None:
     time = datetime(2026, 1, 1, 1, 0, 3, tzinfo=timezone(timedelta(hours=1)))
     assert units.iso(time) == "2026-01-01T00:00:03Z"

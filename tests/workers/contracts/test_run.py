@@ -61,7 +61,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ),
         (
             {"model": {"path": "a", "package": "b"}},
-            "model: weights want exactly one of path and package",
+            "model: weights need exactly one of path and package",
         ),
         ({"plan": "automatic"}, "plan: 'automatic' is not one of 'auto'"),
         (

@@ -25,11 +25,11 @@ import torch
 
 from tests.bench.record import record
 from workers.contracts.specs.model import ModelSource
-from workers.inference.build import build
 from workers.inference.engine import Engine
-from workers.inference.load import Loaded, load
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits
+from workers.inference.engine_builder import build_engine
+from workers.inference.model_loading import LoadedModel, load_model
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
 from workers.models.hf.saving import save_hugging_face
 from workers.models.weights.locations import models_home
 from workers.models.weights.open import open_weights
@@ -45,8 +45,8 @@ def main(wanted: list[str]) -> int:
         print(f"{path} is not there; fetch it: python -m workers.models.fetch")
         return 2
     torch.set_num_threads(THREADS)
-    loaded = load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
-    parts: dict[str, Callable[[Loaded, Any], None]] = {
+    loaded = load_model(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
+    parts: dict[str, Callable[[LoadedModel, Any], None]] = {
         "answers": answers,
         "single": single,
         "throughput": throughput,
@@ -58,7 +58,7 @@ def main(wanted: list[str]) -> int:
     return 0
 
 
-def answers(loaded: Loaded, theirs: Any) -> None:
+def answers(loaded: LoadedModel, theirs: Any) -> None:
     """20 prompts, five of each length, so that nothing is padded."""
     count, lengths = 64, (8, 24, 48, 96)
     batches = [
@@ -80,7 +80,7 @@ def answers(loaded: Loaded, theirs: Any) -> None:
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
         )
         wanted += out[:, ids.shape[1] :].tolist()
-    equal = sum(list(each.new_tokens) == answer for each, answer in zip(added, wanted, strict=True))
+    equal = sum(list(each.output_tokens) == answer for each, answer in zip(added, wanted, strict=True))
     record(
         "inference",
         what=(
@@ -93,7 +93,7 @@ def answers(loaded: Loaded, theirs: Any) -> None:
     )
 
 
-def throughput(loaded: Loaded, theirs: Any) -> None:
+def throughput(loaded: LoadedModel, theirs: Any) -> None:
     given = requests()
     total = sum(count for _, count in given)
     ours_s, theirs_s, waste, equal = [], [], [], 0
@@ -110,7 +110,7 @@ def throughput(loaded: Loaded, theirs: Any) -> None:
         answers = padded(theirs, given)
         theirs_s.append(time.perf_counter() - began)
         equal = sum(
-            list(each.new_tokens) == answer for each, answer in zip(added, answers, strict=True)
+            list(each.output_tokens) == answer for each, answer in zip(added, answers, strict=True)
         )
     ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
     record(
@@ -134,7 +134,7 @@ def throughput(loaded: Loaded, theirs: Any) -> None:
     )
 
 
-def single(loaded: Loaded, theirs: Any) -> None:
+def single(loaded: LoadedModel, theirs: Any) -> None:
     prompt, count = requests()[0][0][:32], 48
     ours_s, theirs_s, same = [], [], True
     for turn in range(6):
@@ -150,7 +150,7 @@ def single(loaded: Loaded, theirs: Any) -> None:
         if turn:
             ours_s.append(mine)
             theirs_s.append((stamps[-1] - stamps[0]) / (count - 1))
-        same = same and list(request.new_tokens) == generated[0, len(prompt) :].tolist()
+        same = same and list(request.output_tokens) == generated[0, len(prompt) :].tolist()
     ratios = [b / a for a, b in zip(ours_s, theirs_s, strict=True)]
     record(
         "inference",
@@ -165,7 +165,7 @@ def single(loaded: Loaded, theirs: Any) -> None:
     )
 
 
-def prefix(loaded: Loaded, theirs: Any) -> None:
+def prefix(loaded: LoadedModel, theirs: Any) -> None:
     """16 requests that begin with the same 1,000 tokens and go on with 16 of their own: each while
     the earlier ones
     decode; then all at once."""
@@ -179,7 +179,7 @@ def prefix(loaded: Loaded, theirs: Any) -> None:
         ttft_s = []
         for prompt, count in given:
             request = engine.add(prompt, greedy(count))
-            while not request.new_tokens:
+            while not request.output_tokens:
                 engine.step()
             ttft_s.append(request.first_token_s - request.added_s)
         while engine.busy:
@@ -228,13 +228,13 @@ def requests() -> Given:
     ]
 
 
-def greedy(count: int) -> Sampling:
-    return Sampling(max_new_tokens=count, temperature=0, ignore_eos=True)
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, temperature=0, ignore_eos=True)
 
 
-def engine_of(loaded: Loaded, given: Given) -> Engine:
+def engine_of(loaded: LoadedModel, given: Given) -> Engine:
     blocks = sum(-(-(len(prompt) + count) // 8) for prompt, count in given) + 64
-    return build(loaded, blocks=blocks, limits=Limits(sequences=REQUESTS))
+    return build_engine(loaded, blocks=blocks, limits=Limits(sequences=REQUESTS))
 
 
 def wasted(engine: Engine) -> float:

@@ -23,11 +23,11 @@ import torch
 from tests.bench.record import record
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.run_bodies import SpeculateSpec
-from workers.inference.build import blocks_that_fit, build
 from workers.inference.engine import Engine
-from workers.inference.load import Loaded, load
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits
+from workers.inference.engine_builder import build_engine, count_available_blocks
+from workers.inference.model_loading import LoadedModel, load_model
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
 from workers.inference.speculate.setup import Drafting
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
@@ -76,9 +76,9 @@ def layers() -> None:
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
             parameter.copy_(kept[name])
-    drafting = Drafting(SpeculateSpec(tokens=6), Loaded(draft.requires_grad_(False), None, ()))
-    plain = engine(Loaded(copy.deepcopy(target), None, ()), None)
-    speculating = engine(Loaded(target, None, ()), drafting)
+    drafting = Drafting(SpeculateSpec(tokens=6), LoadedModel(draft.requires_grad_(False), None, ()))
+    plain = engine(LoadedModel(copy.deepcopy(target), None, ()), None)
+    speculating = engine(LoadedModel(target, None, ()), drafting)
     for count in (1, 4):
         prompts = [
             [
@@ -97,7 +97,7 @@ def lookup() -> None:
         print(f"{path} is not there; fetch it: python -m workers.models.fetch")
         return
     pair = [
-        load(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
+        load_model(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
         for _ in range(2)
     ]
     words = pair[0].words
@@ -149,19 +149,19 @@ def compare(
 def answered(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
     """Seconds from the first token of the last request on, and the answers."""
     requests = [
-        engine.add(prompt, Sampling(max_new_tokens=NEW, temperature=0)) for prompt in prompts
+        engine.add(prompt, SamplingParams(max_new_tokens=NEW, temperature=0)) for prompt in prompts
     ]
     while not all(len(each.tokens) > len(each.prompt) for each in requests):
         engine.step()
     began = time.perf_counter()
     while engine.busy:
         engine.step()
-    return time.perf_counter() - began, [list(each.new_tokens) for each in requests]
+    return time.perf_counter() - began, [list(each.output_tokens) for each in requests]
 
 
-def engine(loaded: Loaded, drafting: Drafting | None) -> Engine:
-    blocks_that_fit(loaded, drafting)  # lays weights out
-    return build(loaded, blocks=256, limits=Limits(), drafting=drafting)
+def engine(loaded: LoadedModel, drafting: Drafting | None) -> Engine:
+    count_available_blocks(loaded, drafting)  # lays weights out
+    return build_engine(loaded, blocks=256, limits=Limits(), drafting=drafting)
 
 
 def deep() -> Decoder:

@@ -1,6 +1,6 @@
-"""The engine: requests in, a token or more for each of them a step, until they end.
+"""The inference engine: `add` requests, `step` until they finish.
 
-Puts scheduler, runner and sampler together; knows no files and no network.
+Combines scheduler, runner and sampler; does not depend on files or the network.
 """
 
 from __future__ import annotations
@@ -12,48 +12,52 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from workers.inference.beams import Beams
 from workers.inference.constrain.guide import Guides
 from workers.inference.request import Request
 from workers.inference.runner import Runner
-from workers.inference.sampler import Drawn, Row
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Scheduler
+from workers.inference.sampling.beam_search import BeamSearch
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.sampling.sampler import Row, SampledToken
+from workers.inference.scheduling.scheduler import Scheduler
+from workers.inference.scheduling.step_plan import StepPlan
 from workers.inference.speculate.speculator import Speculator
 from workers.inference.speculate.verify import verified
-from workers.inference.step import StepPlan
-from workers.inference.stop_strings import GrowingText
+from workers.inference.text.stop_strings import IncrementalText
 
 
 @dataclass(slots=True)
-class Counts:
-    """Since the start: steps, and tokens computed of prompts and of answers, or found in the cache.
-    `decodes` are steps
-    of a request beyond its first token, `drafted` and `accepted` the drafted tokens in them."""
+class EngineCounts:
+    """Counts since the start: steps, and prompt and output tokens computed or found in the cache.
+
+    `decode_steps` counts requests times steps after their first token; `drafted` and `accepted`
+    the drafted tokens in them.
+    """
 
     steps: int = 0
     prompt_tokens: int = 0
-    new_tokens: int = 0
-    shared_tokens: int = 0
-    decodes: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    decode_steps: int = 0
     drafted: int = 0
     accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """A step under way: what drafts were drawn from, when it began, and its logits for the asking."""
+class StepInFlight:
+    """A step that the runner computes: call `logits` to wait for them."""
 
     plan: StepPlan
-    drawn_from: Mapping[Request, Tensor]
+    draft_probs: Mapping[Request, Tensor]  # distributions that drafts were drawn from
     began: float
     logits: Callable[[], Tensor]
 
 
 class Engine:
-    """`add` requests at any time, `step` while `busy`. `decode` turns ids to text, for stop
-    strings; a `speculator` has
-    several tokens computed a step."""
+    """`add` requests at any time, and call `step` while `busy`.
+
+    `decode` turns ids into text, for stop strings. A `speculator` drafts tokens, so that a step
+    yields several.
+    """
 
     def __init__(
         self,
@@ -68,150 +72,149 @@ class Engine:
         self.runner, self.scheduler, self.context = runner, scheduler, context
         self.speculator, self.guides = speculator, guides
         if speculator is not None:
-            scheduler.window = speculator.proposer.window(scheduler.window)
-            scheduler.read_twice = speculator.proposer.reads
-        self.counts = Counts()
+            tables = scheduler.tables
+            tables.window = speculator.proposer.window(tables.window)
+            tables.draft_reads_cache = speculator.proposer.reads
+        self.counts = EngineCounts()
         self._decode = decode
-        self._texts: dict[Request, GrowingText] = {}
-        self.beams = Beams(scheduler)
-        self._flights: deque[Flight] = deque()
+        self._texts: dict[Request, IncrementalText] = {}
+        self.beams = BeamSearch(scheduler)
+        self._in_flight: deque[StepInFlight] = deque()
         scheduler.groups = runner.depth
 
     @property
     def busy(self) -> bool:
+        """Whether any request is running or waiting."""
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     def add(
-        self, prompt: Sequence[int], sampling: Sampling, *, priority: int = 0, client: str = ""
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        priority: int = 0,
+        client: str = "",
     ) -> Request:
-        """The request, first of its `n` answers; one that would outgrow the context ends there, of
-        length. Higher
-        priority goes first; clients get equal shares of a queue.
+        """Queue a prompt; the request of the first of its `n` answers.
 
-        Raises ValueError for a prompt that the model cannot read or the cache cannot hold.
+        Higher priority goes first; clients get equal shares of a queue. An answer that reaches the
+        context ends with "length". Raises ValueError for a prompt or parameters that the model or
+        the cache cannot handle.
         """
-        check_prompt(prompt, context=self.context, vocab=self.runner.vocab)
-        if sampling.stop and self._decode is None:
-            raise ValueError(
-                "stop strings want a tokenizer, and this model came without one; use ends of ids"
-            )
-        wrong = next(
-            (each for each in sampling.logit_bias if not 0 <= each < self.runner.vocab), None
-        )
-        if wrong is not None:
-            raise ValueError(
-                f"logit_bias names the token id {wrong}; the model knows 0 to "
-                f"{self.runner.vocab - 1}"
-            )
-        room = min(sampling.max_new_tokens, self.context - len(prompt))
-        request = Request(
-            tuple(prompt), replace(sampling, max_new_tokens=room), priority=priority, client=client
-        )
+        self._check(prompt, sampling)
+        max_new_tokens = min(sampling.max_new_tokens, self.context - len(prompt))
+        params = replace(sampling, max_new_tokens=max_new_tokens)
+        request = Request(tuple(prompt), params, priority=priority, client=client)
         if sampling.constrained:
             if self.guides is None:
                 raise ValueError(
-                    "a form is of text, and this model came without a tokenizer; leave "
-                    "json_schema out"
+                    "json_schema, regex and grammar require a tokenizer; this model has none"
                 )
             request.guide = self.guides.open(sampling)
         self.scheduler.add(request)
         return request
 
     def step(self) -> list[Request]:
-        """Compute one step; the requests that got tokens, those that ended with their `finish`.
-        Where the runner takes
-        several at a time, more are begun before the oldest is waited for."""
-        while len(self._flights) < self.runner.depth and (flight := self._begun()) is not None:
-            self._flights.append(flight)
-        return self._landed(self._flights.popleft()) if self._flights else []
+        """Compute one step: schedule, run, postprocess. The requests that got tokens.
 
-    def _begun(self) -> Flight | None:
-        drawn_from: Mapping[Request, Tensor] = {}
-        if self.speculator is not None:
-            flying = self.scheduler.flying
-            self.speculator.wish([each for each in self.scheduler.running if each not in flying])
-        plan = self.scheduler.plan()
-        if not plan.slices:
-            return None
-        if self.speculator is not None:
-            plan, drawn_from = self.speculator.draft(plan)
-        return Flight(plan, drawn_from, time.perf_counter(), self.runner.start(plan))
+        Finished requests have `finish` set. A pipelined runner starts further steps before the
+        oldest is finished.
+        """
+        while len(self._in_flight) < self.runner.depth and (plan := self._schedule()) is not None:
+            self._in_flight.append(self._run(plan))
+        return self._postprocess(self._in_flight.popleft()) if self._in_flight else []
 
-    def _landed(self, flight: Flight) -> list[Request]:
-        plan, drawn_from, logits = flight.plan, flight.drawn_from, flight.logits()
-        decoding = {each.request for each in plan.slices if each.request.decodes}
+    def abort(self, request: Request) -> None:
+        """End a request and the other answers to its prompt.
+
+        Their blocks are freed at once, or after the step that they are in.
+        """
+        self.beams.abort(request.parent)
+        for other in [*self.scheduler.running, *self.scheduler.waiting]:
+            if other.parent == request.parent:
+                if other not in self.scheduler.in_flight_requests:
+                    self._finish(other)
+                other.finish = "aborted"
+                if self.speculator is not None:
+                    self.speculator.forget(other)
+
+    def _schedule(self) -> StepPlan | None:
+        """The plan of the next step, None if there is nothing to compute."""
+        if self.speculator is not None:
+            in_flight = self.scheduler.in_flight_requests
+            idle = [request for request in self.scheduler.running if request not in in_flight]
+            self.speculator.wish(idle)
+        plan = self.scheduler.schedule()
+        return plan if plan.scheduled else None
+
+    def _run(self, plan: StepPlan) -> StepInFlight:
+        """Start computing a step, after drafting."""
+        draft_probs: Mapping[Request, Tensor] = {}
+        if self.speculator is not None:
+            plan, draft_probs = self.speculator.draft(plan)
+        return StepInFlight(plan, draft_probs, time.perf_counter(), self.runner.start(plan))
+
+    def _postprocess(self, step: StepInFlight) -> list[Request]:
+        """Sample, append tokens, finish requests, update counts."""
+        plan, logits = step.plan, step.logits()
+        decoding = {part.request for part in plan.scheduled if part.request.is_decoding}
         self.counts.steps += 1
         self.counts.prompt_tokens += sum(
-            each.count for each in plan.slices if each.request not in decoding
+            part.count for part in plan.scheduled if part.request not in decoding
         )
-        self.scheduler.done(plan)
-        for each in plan.slices:
-            if each.request.finish is not None:  # aborted on the way
-                self._end(each.request)
-        groups, places = self._groups(plan, logits)
-        # of n answers several see one row, of beams a row is seen by none: as many places as rows
-        # is not all in order
-        in_order = places == list(range(len(logits)))
-        answers = verified(logits if in_order else logits[places], groups, drawn_from)
-        seconds = time.perf_counter() - flight.began
-        self.scheduler.took(plan, seconds)
+        self.scheduler.finish_step(plan)
+        for part in plan.scheduled:
+            if part.request.finish is not None:  # aborted during the step
+                self._finish(part.request)
+        groups, indices = self._rows_to_sample(plan, logits)
+        # a row may be used by several answers (n > 1) or by none (beams)
+        in_order = indices == list(range(len(logits)))
+        sampled = verified(logits if in_order else logits[indices], groups, step.draft_probs)
+        seconds = time.perf_counter() - step.began
+        self.scheduler.record_step_time(plan, seconds)
         requests = [group[0].request for group in groups]
         accepted: dict[Request, int] = {}
-        for request, drawn in zip(requests, answers, strict=True):
-            count = self._take(request, drawn)
+        for request, tokens in zip(requests, sampled, strict=True):
+            count = self._append_tokens(request, tokens)
             if request in decoding:
                 accepted[request] = count
-        self._count(plan, accepted)
-        for request in (found := self.beams.advance()):
-            self.counts.new_tokens += len(request.new_tokens)
+        self._count_drafts(plan, accepted)
+        for request in (beam_answers := self.beams.advance()):
+            self.counts.output_tokens += len(request.output_tokens)
         if self.speculator is not None:
             self.speculator.judge(plan, accepted, seconds=seconds)
             for request in requests:
                 if request.finish is not None:
                     self.speculator.forget(request)
-        return requests + found
+        return requests + beam_answers
 
-    def abort(self, request: Request) -> None:
-        """End a request and the other answers to its prompt; their blocks are free at once, or
-        after the step that they
-        are in."""
-        self.beams.abort(request.parent)
-        for each in [*self.scheduler.running, *self.scheduler.waiting]:
-            if each.parent == request.parent:
-                if each not in self.scheduler.flying:
-                    self._end(each)
-                each.finish = "aborted"
-                if self.speculator is not None:
-                    self.speculator.forget(each)
-
-    def _groups(self, plan: StepPlan, logits: Tensor) -> tuple[list[list[Row]], list[int]]:
-        """The rows where tokens are wanted, those of a request together, and which of the logits
-        they see.
-        """
+    def _rows_to_sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[list[Row]], list[int]]:
+        """The rows to sample, grouped by request, and the index of each row's logits."""
         groups: list[list[Row]] = []
-        places: list[int] = []
+        indices: list[int] = []
         first = 0
-        for each in plan.slices:
-            if each.request.finish is not None:
-                first += each.wants
-            elif each.samples and each.request.sampling.beams > 1:
-                self.beams.offer(each.request, logits[first])
+        for part in plan.scheduled:
+            request = part.request
+            if request.finish is not None:
+                first += part.num_logits
+            elif part.samples and request.sampling.beams > 1:
+                self.beams.add_logits(request, logits[first])
                 first += 1
-            elif each.samples:
-                here = range(first, first + each.wants)
-                groups.append([Row(each.request, ahead) for ahead in range(each.wants)])
-                places += here
-                for child in self._forked(each.request):
+            elif part.samples:
+                rows = range(first, first + part.num_logits)
+                groups.append([Row(request, ahead) for ahead in range(part.num_logits)])
+                indices += rows
+                for child in self._fork_answers(request):
                     groups.append([Row(child)])
-                    places += here
-                first += each.wants
-        return groups, places
+                    indices += rows
+                first += part.num_logits
+        return groups, indices
 
-    def _forked(self, request: Request) -> list[Request]:
-        """The other answers, at the moment when the prompt is computed."""
+    def _fork_answers(self, request: Request) -> list[Request]:
+        """The other answers to a prompt, created when the prompt is computed."""
         if len(request.tokens) > len(request.prompt):
             return []
-        self.counts.shared_tokens += request.shared_tokens
+        self.counts.cached_tokens += request.cached_tokens
         children = [
             Request(
                 request.prompt, request.sampling, answer, request.number, added_s=request.added_s
@@ -224,62 +227,79 @@ class Engine:
             self.scheduler.fork(request, children)
         return children
 
-    def _take(self, request: Request, drawn: Sequence[Drawn]) -> int:
-        """A step's tokens, up to where the request ends; how many of them were drafted."""
+    def _append_tokens(self, request: Request, tokens: Sequence[SampledToken]) -> int:
+        """Append a step's tokens until the request finishes; how many were accepted drafts."""
         now = time.perf_counter()
         request.first_token_s, request.last_token_s = request.first_token_s or now, now
-        taken = 0
-        for each in drawn:
-            self._append(request, each)
-            taken += 1
+        appended = 0
+        for token in tokens:
+            self._append(request, token)
+            appended += 1
             if request.finish is not None:
                 break
-        self.counts.new_tokens += taken
-        accepted = min(taken, len(drawn) - 1)
+        self.counts.output_tokens += appended
+        accepted = min(appended, len(tokens) - 1)
         self.scheduler.accept(request, accepted)
         if request.finish is not None:
-            self._end(request)
+            self._finish(request)
         return accepted
 
-    def _append(self, request: Request, drawn: Drawn) -> None:
-        asked = request.sampling
-        request.tokens.append(drawn.token)
-        if request.guide is not None:
-            request.guide.take(drawn.token)
-        if drawn.logprob is not None:
-            request.logprobs.append(drawn.logprob)
-            request.top_logprobs.append(drawn.top)
-        if drawn.token in asked.ends and not asked.ignore_eos:
+    def _append(self, request: Request, sampled: SampledToken) -> None:
+        params, guide = request.sampling, request.guide
+        request.tokens.append(sampled.token)
+        if guide is not None:
+            guide.take(sampled.token)
+        if sampled.logprob is not None:
+            request.logprobs.append(sampled.logprob)
+            request.top_logprobs.append(sampled.top)
+        if sampled.token in params.stop_token_ids and not params.ignore_eos:
             request.finish = "stop"
-        elif asked.stop and self._decode is not None:
-            text = self._texts.setdefault(request, GrowingText(self._decode, asked.stop))
-            request.finish = "stop" if text.add(drawn.token) else None
-        if request.finish is None and request.guide is not None and request.guide.complete:
-            request.finish = "length" if request.guide.lost else "stop"
-        if request.finish is None and len(request.new_tokens) >= asked.max_new_tokens:
+        elif params.stop and self._decode is not None:
+            text = self._texts.setdefault(request, IncrementalText(self._decode, params.stop))
+            request.finish = "stop" if text.add(sampled.token) else None
+        if request.finish is None and guide is not None and guide.complete:
+            request.finish = "length" if guide.lost else "stop"
+        if request.finish is None and len(request.output_tokens) >= params.max_new_tokens:
             request.finish = "length"
 
-    def _count(self, plan: StepPlan, accepted: Mapping[Request, int]) -> None:
-        for each in plan.slices:
-            each.request.drafted += each.drafts
-            each.request.accepted += accepted.get(each.request, 0)
-            self.counts.drafted += each.drafts
-        self.counts.decodes += len(accepted)
+    def _count_drafts(self, plan: StepPlan, accepted: Mapping[Request, int]) -> None:
+        for part in plan.scheduled:
+            part.request.drafted += part.num_drafts
+            part.request.accepted += accepted.get(part.request, 0)
+            self.counts.drafted += part.num_drafts
+        self.counts.decode_steps += len(accepted)
         self.counts.accepted += sum(accepted.values())
 
-    def _end(self, request: Request) -> None:
+    def _finish(self, request: Request) -> None:
         request.ended_s = time.perf_counter()
         self.scheduler.remove(request)
         self._texts.pop(request, None)
 
+    def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        vocab = self.runner.vocab
+        check_prompt(prompt, context=self.context, vocab=vocab)
+        if sampling.stop and self._decode is None:
+            raise ValueError(
+                "stop strings require a tokenizer and this model has none; use stop token ids"
+            )
+        wrong = next((token for token in sampling.logit_bias if not 0 <= token < vocab), None)
+        if wrong is not None:
+            raise ValueError(
+                f"logit_bias has the token id {wrong}; the model's ids are 0 to {vocab - 1}"
+            )
+
 
 def check_prompt(prompt: Sequence[int], *, context: int, vocab: int) -> None:
-    """Raises ValueError for one that is empty, too long, or holds ids that the model does not know."""
+    """Raises ValueError if it is empty, too long, or has ids outside the vocabulary."""
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token")
     if len(prompt) >= context:
-        message = f"the prompt has {len(prompt)} tokens, the model's context {context}"
-        raise ValueError(f"{message}; it must leave room for one more, try at most {context - 1}")
-    wrong = next((each for each in prompt if not 0 <= each < vocab), None)
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, the model's context is {context}; give at most "
+            f"{context - 1} to leave room for one new token"
+        )
+    wrong = next((token for token in prompt if not 0 <= token < vocab), None)
     if wrong is not None:
-        raise ValueError(f"the prompt holds the token id {wrong}; the model knows 0 to {vocab - 1}")
+        raise ValueError(
+            f"the prompt has the token id {wrong}; the model's ids are 0 to {vocab - 1}"
+        )

@@ -1,7 +1,6 @@
-"""Signs of life of an engine: a mark at every layer, so that a long prompt on a slow device does
-not look like a hang.
+"""Liveness marks of an engine: one per layer, so a long prompt does not look like a hang.
 
-Knows a decoder's blocks and a beacon; who looks at it is the launcher's.
+Writes to a beacon, which the launcher watches.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from workers.models.decoder import Decoder
 COMPUTES, IDLES = "forward", "idle"
 
 
-def show_layers(engine: Engine, beacon: Beacon) -> None:
-    """From now on; two microseconds a layer."""
+def mark_engine_layers(engine: Engine, beacon: Beacon) -> None:
+    """Mark every layer that the engine computes; 2 microseconds per layer."""
     mark_layers(engine.runner.decoder, beacon)
 
 
 def mark_layers(decoder: Decoder, beacon: Beacon) -> None:
-    """Of whatever is computed through it, and through copies of it."""
+    """Mark every layer that this decoder, or a copy of it, computes."""
     for block in decoder.blocks.values():
-        block.register_forward_pre_hook(lambda block, given: beacon.mark(COMPUTES))
+        block.register_forward_pre_hook(lambda block, args: beacon.mark(COMPUTES))

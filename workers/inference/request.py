@@ -1,7 +1,6 @@
-"""One request on its way: its tokens, its blocks of the cache, how far it is computed, why it
-ended.
+"""A request inside the engine: its tokens, its cache blocks, its progress, its finish reason.
 
-Plain state; `scheduler` moves it, `engine` adds tokens to it.
+State only; `scheduling` assigns blocks to it, `engine` appends tokens.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from workers.inference.blocks import block_key
 from workers.inference.constrain.guide import Guide
-from workers.inference.sampling import Sampling
+from workers.inference.kv_cache.block_pool import hash_block
+from workers.inference.sampling.parameters import SamplingParams
 
 FinishReason = Literal["stop", "length", "aborted"]
 _NUMBERS = itertools.count()
@@ -22,38 +21,33 @@ _NUMBERS = itertools.count()
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """`tokens` are prompt and answer; keys and values of the first `computed` are in `blocks`.
+    """One sequence. `tokens` are prompt and output; `blocks` hold the KV of the first `computed`.
 
-    `answer` is this one's place among the `n` of one prompt, `parent` the number of the request
-    that was added. `draft`
-    are tokens that may follow, of which the next step is to compute `wish`; `drafted` and
-    `accepted` count them. The
-    first `gone` blocks are given back, out of a sliding window; `arrival` is the scheduler's step
-    when it counts as
-    come.
+    `answer` is its index among the `n` answers to one prompt, `parent` the number of the request
+    that was added for that prompt.
     """
 
     prompt: tuple[int, ...]
-    sampling: Sampling
+    sampling: SamplingParams
     answer: int = 0
     parent: int = -1
     number: int = field(default_factory=lambda: next(_NUMBERS))
     tokens: list[int] = field(default_factory=list)
     priority: int = 0  # higher goes first
-    client: str = ""  # who asks
-    arrival: float = 0.0
+    client: str = ""
+    arrival: float = 0.0  # scheduler step, as the fair queue counts it
     blocks: list[int] = field(default_factory=list)
-    gone: int = 0
+    freed_blocks: int = 0  # first blocks that slid out of the attention window
     computed: int = 0
-    read: int = 0  # tokens that a draft model has read too
-    draft: list[int] = field(default_factory=list)
-    wish: int = 0
+    draft_computed: int = 0  # tokens whose KV the draft model has computed
+    draft: list[int] = field(default_factory=list)  # tokens that may follow
+    max_drafts: int = 0  # drafted tokens wanted in the next step
     drafted: int = 0
     accepted: int = 0
-    shared_tokens: int = 0  # of the prompt, found in the cache at the first admission
+    cached_tokens: int = 0  # of the prompt, found in the cache at the first admission
     preemptions: int = 0
     finish: FinishReason | None = None
-    guide: Guide | None = None  # where the answer keeps to a form
+    guide: Guide | None = None  # for constrained output
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     added_s: float = field(default_factory=time.perf_counter)
@@ -61,7 +55,7 @@ class Request:
     first_token_s: float = 0.0
     last_token_s: float = 0.0
     ended_s: float = 0.0
-    _keys: list[bytes] = field(default_factory=list)
+    _block_keys: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = self.tokens or list(self.prompt)
@@ -69,22 +63,24 @@ class Request:
             self.parent = self.number
 
     @property
-    def new_tokens(self) -> Sequence[int]:
+    def output_tokens(self) -> Sequence[int]:
+        """The tokens after the prompt."""
         return self.tokens[len(self.prompt) :]
 
     @property
     def pending(self) -> int:
-        """Tokens whose keys and values are not computed yet; 1 between two tokens of an answer."""
+        """Tokens whose keys and values are not computed yet; 1 while decoding."""
         return len(self.tokens) - self.computed
 
     @property
-    def decodes(self) -> bool:
+    def is_decoding(self) -> bool:
+        """Whether only its newest output token has to be computed."""
         return self.pending == 1 and len(self.tokens) > len(self.prompt)
 
-    def keys(self, blocks: int, block_size: int) -> list[bytes]:
-        """Of the first `blocks` blocks, all of which must be full; each is made once."""
-        while len(self._keys) < blocks:
-            first = len(self._keys) * block_size
-            before = self._keys[-1] if self._keys else b""
-            self._keys.append(block_key(before, self.tokens[first : first + block_size]))
-        return self._keys[:blocks]
+    def block_keys(self, blocks: int, block_size: int) -> list[bytes]:
+        """Hashes of the first `blocks` blocks, all of which must be full; computed once each."""
+        while len(self._block_keys) < blocks:
+            first = len(self._block_keys) * block_size
+            previous = self._block_keys[-1] if self._block_keys else b""
+            self._block_keys.append(hash_block(previous, self.tokens[first : first + block_size]))
+        return self._block_keys[:blocks]

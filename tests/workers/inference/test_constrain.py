@@ -14,8 +14,8 @@ from tests.workers.inference.test_engine import finished, model_of
 from tests.workers.inference.test_speculate import near, plain, speculating
 from workers.inference.constrain.guide import Guides
 from workers.inference.engine import Engine
-from workers.inference.sampling import Sampling
-from workers.inference.tokenizer import ByteWords
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.text.tokenizer import ByteTokenizer
 from workers.models.text.tokenizer import TextTokenizer
 
 BYTES = {"vocab": 258, "max_seq_len": 256}
@@ -34,12 +34,12 @@ SCHEMA: dict[str, Any] = {
 
 
 def guided(engine: Engine, ends: tuple[int, ...] = ()) -> Engine:
-    engine.guides = Guides(ByteWords(), ends, vocab=258)
+    engine.guides = Guides(ByteTokenizer(), ends, vocab=258)
     return engine
 
 
-def asked(seed: int, **more: Any) -> Sampling:
-    return Sampling(**{"max_new_tokens": 200, "seed": seed, "json_schema": SCHEMA, **more})
+def asked(seed: int, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_new_tokens": 200, "seed": seed, "json_schema": SCHEMA, **more})
 
 
 def test_answers_parse_and_validate_and_drafts_change_nothing():
@@ -51,24 +51,24 @@ def test_answers_parse_and_validate_and_drafts_change_nothing():
     engine = guided(speculating(decoder, near(decoder, **BYTES), blocks=500))
     drafted = finished(engine, given)
     assert engine.counts.accepted > 0
-    assert [each.new_tokens for each in looked] == [each.new_tokens for each in alone]
+    assert [each.output_tokens for each in looked] == [each.output_tokens for each in alone]
     for plainly, request in zip(alone, drafted, strict=True):
         assert request.finish == plainly.finish == "stop"
-        jsonschema.validate(json.loads(bytes(request.new_tokens)), SCHEMA)
-        assert not request.sampling.greedy or request.new_tokens == plainly.new_tokens
+        jsonschema.validate(json.loads(bytes(request.output_tokens)), SCHEMA)
+        assert not request.sampling.greedy or request.output_tokens == plainly.output_tokens
 
 
 def test_an_end_token_comes_where_the_form_is_complete_and_nowhere_else():
-    words = {"regex": r"[ab]{2,4}", "ends": (END,)}
-    given = [([seed + 1], Sampling(max_new_tokens=9, seed=seed, **words)) for seed in range(12)]
+    words = {"regex": r"[ab]{2,4}", "stop_token_ids": (END,)}
+    given = [([seed + 1], SamplingParams(max_new_tokens=9, seed=seed, **words)) for seed in range(12)]
     for request in finished(guided(plain(model_of(**BYTES)), (END,)), given):
-        text = bytes(each for each in request.new_tokens if each != END).decode()
+        text = bytes(each for each in request.output_tokens if each != END).decode()
         assert re.fullmatch("[ab]{2,4}", text) and request.finish == "stop"
     (request,) = finished(
         guided(plain(model_of(**BYTES))),
-        [([5], Sampling(grammar='start: "x" | "yes" start', max_new_tokens=60, seed=2))],
+        [([5], SamplingParams(grammar='start: "x" | "yes" start', max_new_tokens=60, seed=2))],
     )
-    assert re.fullmatch("(yes)*x", bytes(request.new_tokens).decode()) or request.finish == "length"
+    assert re.fullmatch("(yes)*x", bytes(request.output_tokens).decode()) or request.finish == "length"
 
 
 def test_a_models_own_tokenizer_joins_bytes_to_tokens():
@@ -80,8 +80,8 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
     words = TextTokenizer("here", loaded.get_vocab_size(), None, (0,), None, {}, loaded)
     engine = plain(model_of(vocab=340, max_seq_len=256), blocks=300)
     engine.guides = Guides(words, (0,), vocab=340)
-    for request in finished(engine, [([seed + 1], asked(seed, ends=(0,))) for seed in range(4)]):
-        jsonschema.validate(json.loads(words.decode(request.new_tokens)), SCHEMA)
+    for request in finished(engine, [([seed + 1], asked(seed, stop_token_ids=(0,))) for seed in range(4)]):
+        jsonschema.validate(json.loads(words.decode(request.output_tokens)), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
 def test_forms_that_cannot_be_met_are_told(form, message):
     engine = guided(plain(model_of(**BYTES)))
     with pytest.raises(ValueError, match=message):
-        engine.add([1], Sampling(**form))
+        engine.add([1], SamplingParams(**form))
     assert not engine.busy
     engine.guides = None
     with pytest.raises(ValueError, match="without a tokenizer"):
-        engine.add([1], Sampling(json_schema={}))
+        engine.add([1], SamplingParams(json_schema={}))
 
 
 @pytest.mark.parametrize("form", [{"regex": ""}, {"grammar": "start:"}])
 def test_an_answer_that_no_token_begins_is_refused(form):
-    Guides(ByteWords(), (END,), vocab=258).open(Sampling(**form))  # an end is such a token
+    Guides(ByteTokenizer(), (END,), vocab=258).open(SamplingParams(**form))  # an end is such a token
     with pytest.raises(
         ValueError, match="cannot be met: no token of this model begins such an answer"
     ):
-        Guides(ByteWords(), (), vocab=256).open(Sampling(**form))
+        Guides(ByteTokenizer(), (), vocab=256).open(SamplingParams(**form))

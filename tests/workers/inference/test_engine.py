@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from workers.contracts.specs.model import ModelSpec
-from workers.inference.blocks import BlockPool
-from workers.inference.cache import PagedCache, block_bytes
-from workers.inference.cpu_swap import Costs, HostBlocks
 from workers.inference.engine import Engine
+from workers.inference.kv_cache.block_pool import BlockPool
+from workers.inference.kv_cache.cpu_swap import CpuBlocks, SwapCosts
+from workers.inference.kv_cache.paged_cache import PagedCache, block_bytes
 from workers.inference.request import Request
 from workers.inference.runner import Runner
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits, Scheduler
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
+from workers.inference.scheduling.scheduler import Scheduler
 from workers.models.decoder import Decoder
 
 SWAP = 8
@@ -31,11 +32,11 @@ TINY = {
     "max_seq_len": 128,
 }
 MIXED = [
-    Sampling(max_new_tokens=9, temperature=0),
-    Sampling(max_new_tokens=14, seed=3),
-    Sampling(max_new_tokens=7, temperature=0.7, top_k=9, seed=4),
-    Sampling(max_new_tokens=20, temperature=1.3, top_p=0.8, seed=5, repetition_penalty=1.3),
-    Sampling(
+    SamplingParams(max_new_tokens=9, temperature=0),
+    SamplingParams(max_new_tokens=14, seed=3),
+    SamplingParams(max_new_tokens=7, temperature=0.7, top_k=9, seed=4),
+    SamplingParams(max_new_tokens=20, temperature=1.3, top_p=0.8, seed=5, repetition_penalty=1.3),
+    SamplingParams(
         max_new_tokens=11,
         min_p=0.1,
         seed=6,
@@ -107,9 +108,9 @@ def engine_of(
         decoder.spec, block_size=4, dtype=kept
     )
     scheduler = Scheduler(
-        BlockPool(**shape), Limits(**limits), window=decoder.spec.window, swap=HostBlocks(SWAP)
+        BlockPool(**shape), Limits(**limits), window=decoder.spec.window, swap=CpuBlocks(SWAP)
     )
-    scheduler.costs = Costs(block_s=1e-9, token_s=1.0)
+    scheduler.swapper.costs = SwapCosts(block_s=1e-9, token_s=1.0)
     return Engine(
         Runner(decoder, cache), scheduler, context=decoder.spec.max_seq_len, decode=spelled
     )
@@ -131,7 +132,7 @@ def prompts(count: int, vocab: int = 61) -> list[list[int]]:
     ]
 
 
-def finished(engine: Engine, given: list[tuple[list[int], Sampling]]) -> list[Request]:
+def finished(engine: Engine, given: list[tuple[list[int], SamplingParams]]) -> list[Request]:
     requests = [engine.add(*each) for each in given]
     ended: list[Request] = []
     while engine.busy:
@@ -157,18 +158,18 @@ def test_batched_is_unbatched_is_the_model_itself(shape):
     together = finished(engine_of(model_of(**SHAPES[shape]), step_tokens=24, sequences=6), given)
     alone_engine = engine_of(model_of(**SHAPES[shape]), sequences=1)
     alone = [finished(alone_engine, [each])[0] for each in given]
-    assert [each.new_tokens for each in together] == [each.new_tokens for each in alone]
-    assert [len(each.new_tokens) for each in together] == [
+    assert [each.output_tokens for each in together] == [each.output_tokens for each in alone]
+    assert [len(each.output_tokens) for each in together] == [
         asked.max_new_tokens for _, asked in given
     ]
     for (prompt, asked), request in zip(given, together, strict=True):
         if asked.greedy:
-            assert request.new_tokens == without_cache(plain, prompt, asked.max_new_tokens)
+            assert request.output_tokens == without_cache(plain, prompt, asked.max_new_tokens)
         if asked.logprobs:
-            ids = torch.tensor([[*prompt, *request.new_tokens]])
+            ids = torch.tensor([[*prompt, *request.output_tokens]])
             with torch.no_grad():
                 rows = plain(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
-            wanted = rows.gather(1, torch.tensor(request.new_tokens)[:, None])[:, 0]
+            wanted = rows.gather(1, torch.tensor(request.output_tokens)[:, None])[:, 0]
             torch.testing.assert_close(torch.tensor(request.logprobs), wanted, atol=1e-4, rtol=0)
 
 
@@ -176,22 +177,22 @@ def test_little_memory_preempts_and_changes_nothing():
     given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
     plenty = finished(engine_of(model_of(), sequences=8), given)
     scarce = engine_of(model_of(), blocks=15, sequences=8, watermark=0, step_tokens=16)
-    assert [each.new_tokens for each in finished(scarce, given)] == [
-        each.new_tokens for each in plenty
+    assert [each.output_tokens for each in finished(scarce, given)] == [
+        each.output_tokens for each in plenty
     ]
-    assert scarce.scheduler.preemptions > 0 and scarce.scheduler.swaps > 0
+    assert scarce.scheduler.preemption.count > 0 and scarce.scheduler.swapper.total > 0
 
 
 def test_an_int8_cache_is_near_and_no_row_depends_on_another():
-    asked = Sampling(max_new_tokens=10, temperature=0, logprobs=True)
+    asked = SamplingParams(max_new_tokens=10, temperature=0, logprobs=True)
     given = [(prompt, asked) for prompt in prompts(8)]
     exact = finished(engine_of(model_of()), given)
     alone = engine_of(model_of(), kept=torch.int8, sequences=1)
     together = finished(
         engine_of(model_of(), kept=torch.int8, blocks=22, step_tokens=16, watermark=0), given
     )
-    assert [each.new_tokens for each in together] == [
-        finished(alone, [each])[0].new_tokens for each in given
+    assert [each.output_tokens for each in together] == [
+        finished(alone, [each])[0].output_tokens for each in given
     ]
     off = [abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(exact, together, strict=True)]
     assert 0 < max(off) < 0.1
@@ -199,7 +200,7 @@ def test_an_int8_cache_is_near_and_no_row_depends_on_another():
 
 def test_answers_to_one_prompt_share_it_and_differ():
     engine = engine_of(model_of(), sequences=8)
-    asked = Sampling(max_new_tokens=12, seed=9, n=4)
+    asked = SamplingParams(max_new_tokens=12, seed=9, n=4)
     request = engine.add(prompts(8)[7], asked)
     ended: list[Request] = []
     peak = 0
@@ -207,59 +208,59 @@ def test_answers_to_one_prompt_share_it_and_differ():
         ended += [each for each in engine.step() if each.finish]
         peak = max(peak, engine.scheduler.pool.used)
     assert sorted(each.answer for each in ended) == [0, 1, 2, 3]
-    assert len({tuple(each.new_tokens) for each in ended}) == 4
+    assert len({tuple(each.output_tokens) for each in ended}) == 4
     assert peak <= 37 // 4 + 4 * 5, "the prompt's full blocks are there once"
     alone = finished(
-        engine_of(model_of()), [(list(request.prompt), Sampling(max_new_tokens=12, seed=9))]
+        engine_of(model_of()), [(list(request.prompt), SamplingParams(max_new_tokens=12, seed=9))]
     )[0]
-    assert next(each for each in ended if each.answer == 0).new_tokens == alone.new_tokens
+    assert next(each for each in ended if each.answer == 0).output_tokens == alone.output_tokens
 
 
 def test_ends_stop_strings_context_and_abort():
     decoder = model_of()
     prompt = prompts(3)[2]
-    plain = finished(engine_of(decoder), [(prompt, Sampling(max_new_tokens=20, temperature=0))])[
+    plain = finished(engine_of(decoder), [(prompt, SamplingParams(max_new_tokens=20, temperature=0))])[
         0
-    ].new_tokens
+    ].output_tokens
     end, stop = plain[4], spelled(plain[6:8])
     greedy = {"max_new_tokens": 20, "temperature": 0}
     first = plain.index(end) + 1
     asked = [
-        Sampling(**greedy, ends=(end,)),
-        Sampling(**greedy, ends=(end,), ignore_eos=True),
-        Sampling(**greedy, stop=(stop, "never")),
-        Sampling(**{**greedy, "max_new_tokens": 500}),
+        SamplingParams(**greedy, stop_token_ids=(end,)),
+        SamplingParams(**greedy, stop_token_ids=(end,), ignore_eos=True),
+        SamplingParams(**greedy, stop=(stop, "never")),
+        SamplingParams(**{**greedy, "max_new_tokens": 500}),
     ]
     engine = engine_of(model_of())
     ended, ignored, stopped, longest = finished(engine, [(prompt, each) for each in asked])
-    assert (ended.new_tokens, ended.finish) == (plain[:first], "stop")
-    assert (ignored.new_tokens, ignored.finish) == (plain, "length")
-    assert stopped.finish == "stop" and spelled(stopped.new_tokens).endswith(stop)
-    assert stopped.new_tokens == plain[: len(stopped.new_tokens)]
+    assert (ended.output_tokens, ended.finish) == (plain[:first], "stop")
+    assert (ignored.output_tokens, ignored.finish) == (plain, "length")
+    assert stopped.finish == "stop" and spelled(stopped.output_tokens).endswith(stop)
+    assert stopped.output_tokens == plain[: len(stopped.output_tokens)]
     assert len(longest.tokens) == 128 and longest.finish == "length"
     gone, kept = engine.add(prompt, asked[3]), engine.add(prompt, asked[1])
     engine.step()
     engine.abort(gone)
     while engine.busy:
         engine.step()
-    assert gone.finish == "aborted" and kept.new_tokens == plain and engine.scheduler.pool.used == 0
+    assert gone.finish == "aborted" and kept.output_tokens == plain and engine.scheduler.pool.used == 0
 
 
 @pytest.mark.parametrize(
     ("prompt", "asked", "message"),
     [
         ([], {}, "the prompt is empty"),
-        ([1] * 128, {}, "has 128 tokens, the model's context 128"),
-        ([1, 61], {}, "token id 61; the model knows 0 to 60"),
+        ([1] * 128, {}, "has 128 tokens, the model's context is 128"),
+        ([1, 61], {}, "token id 61; the model's ids are 0 to 60"),
         ([1], {"temperature": -1.0}, "temperature is -1.0"),
         ([1], {"temperature": float("nan")}, "temperature is nan"),
         ([1], {"top_p": 0.0}, "top_p is 0; it must be above 0"),
-        ([1], {"stop": ("",)}, "not empty"),
+        ([1], {"stop": ("",)}, "non-empty"),
     ],
 )
 def test_bad_requests_are_told(prompt, asked, message):
     with pytest.raises(ValueError, match=message):
-        engine_of(model_of()).add(prompt, Sampling(**asked))
+        engine_of(model_of()).add(prompt, SamplingParams(**asked))
 
 
 def test_dynamic_rotary_scaling_is_refused():

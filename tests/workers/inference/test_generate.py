@@ -96,7 +96,7 @@ def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
     assert done.returncode == -signal.SIGKILL, done.stderr
     cut = room.output.read_bytes()
     assert cut.endswith(b'"te') and 5 <= cut.count(b"\n") < 24
-    stepped = "workers.inference.metrics.Measure.stepped"
+    stepped = "workers.inference.metrics.EngineMetrics.step_finished"
     with monkeypatch.context() as patch:
         patch.setattr(stepped, lambda self: os.kill(os.getpid(), signal.SIGTERM))
         assert main(room.arguments) == 67
@@ -295,9 +295,9 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
         ([{"id": 1, "token_ids": [1.5]}], "token_ids must be a list of whole numbers"),
         ([{"id": 1, "messages": []}], "messages must be a list of {role, content}"),
         ([{"id": 1, "prompt": "a", "top_p": 2}], "top_p is 2; it must be a number from 0 to 1"),
-        ([{"id": 1, "prompt": "a" * 96}], "has 96 tokens, the model's context 96"),
+        ([{"id": 1, "prompt": "a" * 96}], "has 96 tokens, the model's context is 96"),
         ([{"id": 1, "prompt": ""}], "the prompt is empty"),
-        ([{"id": 1, "token_ids": [256]}], "the model knows 0 to 255"),
+        ([{"id": 1, "token_ids": [256]}], "the model's ids are 0 to 255"),
         ([{"id": 1, "messages": [{"role": "user", "content": "a"}]}], "no chat template"),
         (
             [{"id": 1, "prompt": "a", "json_schema": {"type": "tree"}}],

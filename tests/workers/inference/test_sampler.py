@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from workers.inference import sampler
 from workers.inference.request import Request
-from workers.inference.sampler import Row, at, weights
-from workers.inference.sampling import Sampling
+from workers.inference.sampling import sampler
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.sampling.sampler import Row, compute_weights, sample_at
 from workers.inference.speculate.verify import verified
-from workers.inference.stop_strings import GrowingText, until_stop
+from workers.inference.text.stop_strings import IncrementalText, truncate_at_stop
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -23,7 +23,7 @@ def drawn(
     draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any
 ) -> Counter[int]:
     rows = [
-        Row(Request(prompt, Sampling(seed=seed, **asked), tokens=[*prompt, *new]))
+        Row(Request(prompt, SamplingParams(seed=seed, **asked), tokens=[*prompt, *new]))
         for seed in range(draws)
     ]
     return Counter(
@@ -80,19 +80,19 @@ def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkey
     ]
     whole = 0
     for asked in asks:
-        rows = [Row(Request((0,), Sampling(seed=seed, **asked))) for seed in range(len(logits))]
-        few = weights(logits, rows)
+        rows = [Row(Request((0,), SamplingParams(seed=seed, **asked))) for seed in range(len(logits))]
+        few = compute_weights(logits, rows)
         alone = torch.cat(
-            [weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))]
+            [compute_weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))]
         )
         assert torch.equal(few, alone), "no row depends on its neighbours"
         with monkeypatch.context() as patch:
-            patch.setattr(sampler, "_LIKELIEST", 3000)
-            sorted_ = weights(logits, rows)
+            patch.setattr(sampler, "_CANDIDATES", 3000)
+            sorted_ = compute_weights(logits, rows)
         assert torch.equal(few > 0, sorted_ > 0)
         torch.testing.assert_close(few, sorted_, rtol=1e-13, atol=0)
         for uniform in torch.rand(50, generator=torch.Generator().manual_seed(2)).tolist():
-            assert at(few, [uniform] * len(rows)) == at(sorted_, [uniform] * len(rows))
+            assert sample_at(few, [uniform] * len(rows)) == sample_at(sorted_, [uniform] * len(rows))
         whole += int(((few > 0).sum(-1) >= 512).sum())
     assert whole, "some rows keep more than the few"
 
@@ -112,8 +112,8 @@ def test_penalties():
 
 
 def test_what_is_no_number_is_told():
-    with pytest.raises(ArithmeticError, match="no finite numbers"):
-        verified(torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), Sampling()))]], {})
+    with pytest.raises(ArithmeticError, match="not finite numbers"):
+        verified(torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), SamplingParams()))]], {})
 
 
 def test_stop_strings_across_tokens_and_half_characters():
@@ -122,8 +122,8 @@ def test_stop_strings_across_tokens_and_half_characters():
     def decode(ids):
         return bytes(ids).decode(errors="replace")
 
-    text = GrowingText(decode, ["s g", "nie"])
+    text = IncrementalText(decode, ["s g", "nie"])
     found = [text.add(each) for each in data]
     assert found.index(True) == data.index(b"s g") + 2 and text.text == "über — alles gut"
-    assert until_stop(text.text, ["gut", "s g"]) == "über — alle" and until_stop("a", []) == "a"
-    assert not any(GrowingText(decode, ["x"]).add(each) for each in json.dumps([1]).encode())
+    assert truncate_at_stop(text.text, ["gut", "s g"]) == "über — alle" and truncate_at_stop("a", []) == "a"
+    assert not any(IncrementalText(decode, ["x"]).add(each) for each in json.dumps([1]).encode())

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.inference.blocks import BlockPool, NoFreeBlock, block_key
-from workers.inference.cpu_swap import Costs, HostBlocks
+from workers.inference.kv_cache.block_pool import BlockPool, NoFreeBlock, hash_block
+from workers.inference.kv_cache.cpu_swap import CpuBlocks, SwapCosts
 from workers.inference.request import Request
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits, Scheduler
-from workers.inference.step import StepPlan
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.scheduling.policy import Limits
+from workers.inference.scheduling.scheduler import Scheduler
+from workers.inference.scheduling.step_plan import StepPlan
 
 
 class Fake:
@@ -35,10 +36,10 @@ class Fake:
     ) -> None:
         self.pool = BlockPool(blocks, page)
         self.scheduler = Scheduler(
-            self.pool, limits, window=window, swap=HostBlocks(swap) if swap else None
+            self.pool, limits, window=window, swap=CpuBlocks(swap) if swap else None
         )
-        self.scheduler.costs = Costs(block_s=1e-3, token_s=1.0)
-        self.scheduler.read_twice = reads
+        self.scheduler.swapper.costs = SwapCosts(block_s=1e-3, token_s=1.0)
+        self.scheduler.tables.draft_reads_cache = reads
         self.places: dict[int, list[tuple[int, ...] | None]] = {}
         self.window, self.drafts = window or 10**6, drafts
         self.cells: dict[int, list[tuple[int, ...] | None]] = {
@@ -49,23 +50,23 @@ class Fake:
     def step(self, draw: random.Random) -> StepPlan:
         ran = set(self.scheduler.running)
         for each in ran:
-            each.wish = (
-                draw.randint(0, each.sampling.max_new_tokens - len(each.new_tokens) - 1)
+            each.max_drafts = (
+                draw.randint(0, each.sampling.max_new_tokens - len(each.output_tokens) - 1)
                 if self.drafts
                 else 0
             )
-            each.draft = [draw.randrange(3) for _ in range(each.wish)]
-        plan = self.scheduler.plan()
+            each.draft = [draw.randrange(3) for _ in range(each.max_drafts)]
+        plan = self.scheduler.schedule()
         self.check_plan(plan, ran)
-        for block, place in plan.outs:
+        for block, place in plan.swap_outs:
             self.places[place] = list(self.cells[block])
-        for place, block in plan.ins:
+        for place, block in plan.swap_ins:
             self.cells[block] = list(self.places[place])
-        for each in plan.slices:
+        for each in plan.scheduled:
             if each.copy:
                 source, target = each.copy
                 self.cells[target] = list(self.cells[source])
-        for each in plan.slices:
+        for each in plan.scheduled:
             request = each.request
             for place in range(each.start, each.start + each.count):
                 # a key depends on all tokens before it, so a cell stands for the whole beginning
@@ -74,17 +75,17 @@ class Fake:
             for place in range(max(0, each.start + 1 - self.window), each.start + each.count):
                 held = self.cells[request.blocks[place // self.page]][place % self.page]
                 assert held == (*request.tokens, *request.draft)[: place + 1]
-        self.scheduler.done(plan)
-        for each in plan.slices:
-            if self.scheduler.read_twice:  # a draft model reads on at times, up to what is computed
+        self.scheduler.finish_step(plan)
+        for each in plan.scheduled:
+            if self.scheduler.tables.draft_reads_cache:  # a draft model reads on at times, up to what is computed
                 request = each.request
-                for place in range(max(0, request.read + 1 - self.window), request.computed):
-                    assert place >= request.gone * self.page, (
+                for place in range(max(0, request.draft_computed + 1 - self.window), request.computed):
+                    assert place >= request.freed_blocks * self.page, (
                         "what a draft model has still to read is given back"
                     )
-                request.read = draw.choice([request.read, request.computed])
+                request.draft_computed = draw.choice([request.draft_computed, request.computed])
             if each.samples:
-                self.answer(each.request, draw, draw.randint(0, each.drafts))
+                self.answer(each.request, draw, draw.randint(0, each.num_drafts))
         self.check_pool()
         return plan
 
@@ -101,17 +102,17 @@ class Fake:
             if not ends:
                 each.tokens.append(draw.randrange(3))
             self.scheduler.accept(each, accepted)
-            if ends or len(each.new_tokens) == each.sampling.max_new_tokens:
+            if ends or len(each.output_tokens) == each.sampling.max_new_tokens:
                 each.finish = "length"
                 self.scheduler.remove(each)
 
     def check_plan(self, plan: StepPlan, ran: set[Request]) -> None:
         assert plan.tokens <= self.limits.step_tokens
-        assert len({each.request for each in plan.slices}) == len(plan.slices)
+        assert len({each.request for each in plan.scheduled}) == len(plan.scheduled)
         assert len(self.scheduler.running) <= self.limits.sequences
-        decodes = [each.request.decodes for each in plan.slices if each.request in ran]
-        assert decodes == sorted(decodes, reverse=True), "decodes come first"
-        for each in plan.slices:
+        is_decoding = [each.request.is_decoding for each in plan.scheduled if each.request in ran]
+        assert is_decoding == sorted(is_decoding, reverse=True), "decodes come first"
+        for each in plan.scheduled:
             first, last = each.start // self.page, (each.start + each.count - 1) // self.page
             for block in each.request.blocks[first : last + 1]:
                 assert self.pool.references(block) == 1, "a shared block would be written to"
@@ -121,7 +122,7 @@ class Fake:
 
     def check_pool(self) -> None:
         held = Counter(
-            block for each in self.scheduler.running for block in each.blocks[each.gone :]
+            block for each in self.scheduler.running for block in each.blocks[each.freed_blocks :]
         )
         assert all(self.pool.references(block) == held[block] for block in range(self.pool.blocks))
         assert self.pool.used == len(held), "a block is lost"
@@ -156,7 +157,7 @@ def test_nothing_leaks_and_nothing_shared_is_written(
     todo = [
         Request(
             tuple(draw.randrange(2) for _ in range(length)),
-            Sampling(max_new_tokens=new, n=n),
+            SamplingParams(max_new_tokens=new, n=n),
             priority=draw.randint(0, priorities),
             client=draw.choice("abc"),
         )
@@ -169,11 +170,11 @@ def test_nothing_leaks_and_nothing_shared_is_written(
             fake.scheduler.add(added[-1])
         alive = [*fake.scheduler.running, *fake.scheduler.waiting]
         if alive and draw.random() < 0.05:
-            gone = draw.choice(alive)
-            fake.scheduler.remove(gone)
-            gone.finish = "aborted"
+            freed_blocks = draw.choice(alive)
+            fake.scheduler.remove(freed_blocks)
+            freed_blocks.finish = "aborted"
         busy = bool(fake.scheduler.running or fake.scheduler.waiting)
-        assert fake.step(draw).slices or not busy, "something goes on in every step"
+        assert fake.step(draw).scheduled or not busy, "something goes on in every step"
         if not (todo or fake.scheduler.running or fake.scheduler.waiting):
             break
     assert all(each.finish for each in added), "every request ends"
@@ -182,12 +183,12 @@ def test_nothing_leaks_and_nothing_shared_is_written(
 
 def test_a_long_prompt_goes_in_chunks_beside_decodes():
     fake, draw = Fake(64, 4, Limits(step_tokens=8, sequences=4)), random.Random(1)
-    short, long = (Request(tuple(range(n)), Sampling(max_new_tokens=10)) for n in (3, 30))
+    short, long = (Request(tuple(range(n)), SamplingParams(max_new_tokens=10)) for n in (3, 30))
     fake.scheduler.add(short)
     fake.step(draw)
     fake.scheduler.add(long)
     counts = [
-        [(each.request is short, each.count) for each in fake.step(draw).slices] for _ in range(5)
+        [(each.request is short, each.count) for each in fake.step(draw).scheduled] for _ in range(5)
     ]
     assert counts == [[(True, 1), (False, 7)]] * 4 + [[(True, 1), (False, 2)]]
 
@@ -196,31 +197,31 @@ def test_a_prefix_is_computed_once_and_the_longest_unused_is_overwritten_first()
     fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
     prompt = tuple(range(13))
     for wanted in (0, 12):
-        fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
+        fake.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
         fake.step(draw)
-        assert request.shared_tokens == wanted
+        assert request.cached_tokens == wanted
     # wants more than the empty ones
-    fake.scheduler.add(Request(tuple(range(50, 74)), Sampling(max_new_tokens=1)))
+    fake.scheduler.add(Request(tuple(range(50, 74)), SamplingParams(max_new_tokens=1)))
     fake.step(draw)
-    fake.scheduler.add(request := Request(prompt, Sampling(max_new_tokens=1)))
+    fake.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
     fake.step(draw)
-    assert request.shared_tokens == 8, "of a chain its end goes first"
+    assert request.cached_tokens == 8, "of a chain its end goes first"
 
 
 def test_what_several_begin_with_is_computed_once_when_they_come_together():
     fake, draw = Fake(64, 4, Limits(step_tokens=16, sequences=8)), random.Random(1)
     prompt = tuple(range(33))
-    requests = [Request((*prompt, 40 + each), Sampling(max_new_tokens=2)) for each in range(4)]
+    requests = [Request((*prompt, 40 + each), SamplingParams(max_new_tokens=2)) for each in range(4)]
     for each in requests:
         fake.scheduler.add(each)
     computed = 0
     while fake.scheduler.running or fake.scheduler.waiting:
         computed += sum(
             each.count
-            for each in fake.step(draw).slices
-            if each.count > 1 or not each.request.decodes
+            for each in fake.step(draw).scheduled
+            if each.count > 1 or not each.request.is_decoding
         )
-    assert computed <= 34 + 3 * 2 + 4 and [each.shared_tokens for each in requests] == [
+    assert computed <= 34 + 3 * 2 + 4 and [each.cached_tokens for each in requests] == [
         0,
         32,
         32,
@@ -232,39 +233,39 @@ def test_what_goes_to_cpu_memory_comes_back_where_that_is_cheaper():
     computed = {}
     for block_s in (1e-3, 100.0):
         fake, draw = Fake(12, 4, Limits(sequences=3, watermark=0), swap=16), random.Random(1)
-        fake.scheduler.costs = Costs(block_s, token_s=1.0)
+        fake.scheduler.swapper.costs = SwapCosts(block_s, token_s=1.0)
         for each in range(3):
-            fake.scheduler.add(Request((each,) * 13, Sampling(max_new_tokens=14)))
+            fake.scheduler.add(Request((each,) * 13, SamplingParams(max_new_tokens=14)))
         counts = []
         while fake.scheduler.running or fake.scheduler.waiting:
             counts.append(fake.step(draw).tokens)
         computed[block_s] = sum(counts)
-        assert (fake.scheduler.swaps > 0) == (block_s < 1) and fake.scheduler.preemptions > 0
+        assert (fake.scheduler.swapper.total > 0) == (block_s < 1) and fake.scheduler.preemption.count > 0
     assert computed[1e-3] < computed[100.0]
-    costs = Costs(block_s=0.1)
+    costs = SwapCosts(block_s=0.1)
     assert not costs.prefers_swap(16), "nothing is known of computing yet"
-    costs.computed(10, 1.0)
+    costs.record_prefill(10, 1.0)
     assert costs.prefers_swap(16) and not costs.prefers_swap(1)
 
 
 def test_priority_goes_first_preempts_lower_and_starves_none(monkeypatch):
     fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
-    low = [Request((each,) * 9, Sampling(max_new_tokens=5)) for each in range(2)]
-    high = Request((7,) * 17, Sampling(max_new_tokens=3), priority=1)
+    low = [Request((each,) * 9, SamplingParams(max_new_tokens=5)) for each in range(2)]
+    high = Request((7,) * 17, SamplingParams(max_new_tokens=3), priority=1)
     for each in low:
         fake.scheduler.add(each)
     fake.step(draw)
     fake.scheduler.add(high)
     plan = fake.step(draw)
-    assert high in [each.request for each in plan.slices] and plan.preempted == (low[1],)
+    assert high in [each.request for each in plan.scheduled] and plan.preempted == (low[1],)
     while not low[1].finish:
-        assert fake.step(draw).slices
+        assert fake.step(draw).scheduled
     assert high.finish
-    monkeypatch.setattr("workers.inference.scheduler.AGING_STEPS", 20)
+    monkeypatch.setattr("workers.inference.scheduling.policy.AGING_STEPS", 20)
     fake = Fake(8, 4, Limits(step_tokens=64, sequences=1, watermark=0))
-    fake.scheduler.add(patient := Request((1,) * 9, Sampling(max_new_tokens=5)))
+    fake.scheduler.add(patient := Request((1,) * 9, SamplingParams(max_new_tokens=5)))
     for number in range(60):
-        fake.scheduler.add(Request((number,) * 9, Sampling(max_new_tokens=2), priority=1))
+        fake.scheduler.add(Request((number,) * 9, SamplingParams(max_new_tokens=2), priority=1))
         fake.step(draw)
     assert patient.finish, "those that came 20 steps later no longer go before it"
 
@@ -274,7 +275,7 @@ def test_clients_share_a_full_engine_however_many_requests_each_sends():
 
     def asked(client: str, count: int, priority: int = 0) -> list[Request]:
         made = [
-            Request((1, 2, 3), Sampling(max_new_tokens=6), client=client, priority=priority)
+            Request((1, 2, 3), SamplingParams(max_new_tokens=6), client=client, priority=priority)
             for _ in range(count)
         ]
         for each in made:
@@ -312,7 +313,7 @@ def test_a_window_gives_back_what_it_has_passed():
         Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6),
         random.Random(1),
     )
-    fake.scheduler.add(request := Request((1,) * 9, Sampling(max_new_tokens=20)))
+    fake.scheduler.add(request := Request((1,) * 9, SamplingParams(max_new_tokens=20)))
     held = []
     while not request.finish:
         fake.step(draw)
@@ -322,14 +323,14 @@ def test_a_window_gives_back_what_it_has_passed():
 
 def test_what_cannot_run_alone_is_refused():
     scheduler = Scheduler(BlockPool(2, 4), Limits(sequences=2))
-    with pytest.raises(ValueError, match="want 3 blocks, the cache has 2"):
-        scheduler.add(Request((1,) * 5, Sampling(max_new_tokens=4)))
+    with pytest.raises(ValueError, match="needs 3 blocks, the cache has 2"):
+        scheduler.add(Request((1,) * 5, SamplingParams(max_new_tokens=4)))
     with pytest.raises(ValueError, match="n is 3"):
-        scheduler.add(Request((1,), Sampling(max_new_tokens=1, n=3)))
+        scheduler.add(Request((1,), SamplingParams(max_new_tokens=1, n=3)))
     pool = BlockPool(1, 4)
     pool.take()
     with pytest.raises(NoFreeBlock):
         pool.take()
     assert (
-        block_key(b"", [1, 2]) != block_key(b"", [2, 1]) != block_key(block_key(b"", [1]), [2, 1])
+        hash_block(b"", [1, 2]) != hash_block(b"", [2, 1]) != hash_block(hash_block(b"", [1]), [2, 1])
     )

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from tests.workers.inference.test_engine import MIXED, finished, model_of, prompts, spelled
-from workers.inference.blocks import BlockPool
-from workers.inference.cache import PagedCache
 from workers.inference.engine import Engine
+from workers.inference.kv_cache.block_pool import BlockPool
+from workers.inference.kv_cache.paged_cache import PagedCache
 from workers.inference.request import Request
 from workers.inference.runner import Runner
-from workers.inference.sampler import Row, adjusted, at, weights
-from workers.inference.sampling import Sampling
-from workers.inference.scheduler import Limits, Scheduler
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.sampling.sampler import Row, adjust_logits, compute_weights, sample_at
+from workers.inference.scheduling.policy import Limits
+from workers.inference.scheduling.scheduler import Scheduler
 from workers.inference.speculate.draft import ModelDraft
 from workers.inference.speculate.lengths import Lengths
 from workers.inference.speculate.ngram import NgramDraft
@@ -27,7 +28,7 @@ from workers.inference.speculate.speculator import Speculator
 from workers.inference.speculate.verify import verified
 from workers.models.decoder import Decoder
 
-GREEDY = Sampling(max_new_tokens=40, temperature=0)
+GREEDY = SamplingParams(max_new_tokens=40, temperature=0)
 
 
 def near(decoder: Decoder, by: float = 0.002, **more: Any) -> Decoder:
@@ -86,22 +87,22 @@ def test_greedy_and_looked_up_answers_are_the_plain_ones(way, adaptive):
     asked = [
         GREEDY,
         *asked,
-        Sampling(max_new_tokens=30, temperature=0, repetition_penalty=1.3, presence_penalty=0.4),
+        SamplingParams(max_new_tokens=30, temperature=0, repetition_penalty=1.3, presence_penalty=0.4),
     ]
     given = [(prompt, asked[number % len(asked)]) for number, prompt in enumerate(prompts(9))]
-    wanted = [each.new_tokens for each in finished(plain(model_of(), sequences=6), given)]
+    wanted = [each.output_tokens for each in finished(plain(model_of(), sequences=6), given)]
     draft = {"near": near(decoder), "far": near(decoder, 1.0), "looked-up": None}[way]
     engine = speculating(decoder, draft, adaptive=adaptive, sequences=6, step_tokens=40)
     found = finished(engine, given)
-    assert [each.new_tokens for each in found] == wanted
+    assert [each.output_tokens for each in found] == wanted
     assert engine.counts.accepted == sum(each.accepted for each in found)
     if way == "near" and not adaptive:
         assert engine.counts.accepted > 0.7 * engine.counts.drafted > 0
     scarce = speculating(
         decoder, draft, adaptive=adaptive, blocks=17, sequences=6, step_tokens=16, watermark=0
     )
-    assert [each.new_tokens for each in finished(scarce, given)] == wanted
-    assert scarce.scheduler.preemptions > 0
+    assert [each.output_tokens for each in finished(scarce, given)] == wanted
+    assert scarce.scheduler.preemption.count > 0
 
 
 @pytest.mark.parametrize(
@@ -110,41 +111,41 @@ def test_greedy_and_looked_up_answers_are_the_plain_ones(way, adaptive):
 def test_behind_a_window_blocks_are_given_back_beside_drafts(own):
     decoder = model_of(window=10)
     given = [(prompt, GREEDY) for prompt in prompts(4)]
-    wanted = [each.new_tokens for each in finished(plain(model_of(window=10)), given)]
+    wanted = [each.output_tokens for each in finished(plain(model_of(window=10)), given)]
     engine = speculating(decoder, None if own is None else near(decoder, window=own), sequences=4)
     requests, kept = [engine.add(*each) for each in given], []
     while engine.busy:
         engine.step()
         kept += [
-            len(each.blocks) - each.gone
+            len(each.blocks) - each.freed_blocks
             for each in engine.scheduler.running
             if len(each.tokens) > 30
         ]
-    assert [each.new_tokens for each in requests] == wanted and engine.counts.drafted
+    assert [each.output_tokens for each in requests] == wanted and engine.counts.drafted
     assert max(kept) <= 6, "a window, a draft, and the ends of both"
 
 
 def test_what_ends_an_answer_ends_it_inside_an_accepted_stretch():
     decoder = model_of()
     prompt = prompts(3)[2]
-    tokens = finished(plain(model_of()), [(prompt, GREEDY)])[0].new_tokens
+    tokens = finished(plain(model_of()), [(prompt, GREEDY)])[0].output_tokens
     for place in range(1, 12):
         stop = spelled(tokens[place : place + 2])
         asked = [
-            Sampling(max_new_tokens=place, temperature=0),
-            Sampling(max_new_tokens=40, temperature=0, ends=(tokens[place],)),
-            Sampling(max_new_tokens=40, temperature=0, stop=(stop,), logprobs=True, top_logprobs=2),
+            SamplingParams(max_new_tokens=place, temperature=0),
+            SamplingParams(max_new_tokens=40, temperature=0, stop_token_ids=(tokens[place],)),
+            SamplingParams(max_new_tokens=40, temperature=0, stop=(stop,), logprobs=True, top_logprobs=2),
         ]
         wanted = finished(plain(model_of()), [(prompt, each) for each in asked])
         found = finished(
             speculating(decoder, near(decoder, 0.0), tokens=7), [(prompt, each) for each in asked]
         )
         for one, other in zip(found, wanted, strict=True):
-            assert (one.new_tokens, one.finish) == (other.new_tokens, other.finish)
+            assert (one.output_tokens, one.finish) == (other.output_tokens, other.finish)
             assert [round(each, 4) for each in one.logprobs] == [
                 round(each, 4) for each in other.logprobs
             ]
-        assert [token for (token, _), _ in found[2].top_logprobs] == found[2].new_tokens
+        assert [token for (token, _), _ in found[2].top_logprobs] == found[2].output_tokens
         assert found[0].accepted > 0 or place < 3
 
 
@@ -166,7 +167,7 @@ def test_two_tokens_are_distributed_as_without_drafts(asked):
     )
     draft = torch.tensor([[0.2, 1.4, 0.3, -1.5, 0.0], [0.8, 0.0, 0.3, 0.8, -2.0]])
     draws = 2500
-    requests = [Request((0,), Sampling(seed=seed, **asked)) for seed in range(draws)]
+    requests = [Request((0,), SamplingParams(seed=seed, **asked)) for seed in range(draws)]
     drawn_from: dict[Request, Any] = {each: [] for each in requests}
     for place in range(2):
         _draft(draft[place], requests, drawn_from)
@@ -175,15 +176,15 @@ def test_two_tokens_are_distributed_as_without_drafts(asked):
     answers = verified(target.repeat(draws, 1), groups, drawn_from)
     for request, drawn in zip(requests, answers, strict=True):
         request.tokens += [each.token for each in drawn]
-    short = [each for each in requests if len(each.new_tokens) == 1]
+    short = [each for each in requests if len(each.output_tokens) == 1]
     for request, (each,) in zip(
         short,
         verified(target[1].expand(len(short), -1), [[Row(r)] for r in short], {}),
         strict=True,
     ):
         request.tokens.append(each.token)
-    found = Counter(tuple(each.new_tokens[:2]) for each in requests)
-    alone = [Request((0,), Sampling(seed=seed + draws, **asked)) for seed in range(draws)]
+    found = Counter(tuple(each.output_tokens[:2]) for each in requests)
+    alone = [Request((0,), SamplingParams(seed=seed + draws, **asked)) for seed in range(draws)]
     for place in range(2):
         for request, (each,) in zip(
             alone,
@@ -191,7 +192,7 @@ def test_two_tokens_are_distributed_as_without_drafts(asked):
             strict=True,
         ):
             request.tokens.append(each.token)
-    wanted = Counter(tuple(each.new_tokens) for each in alone)
+    wanted = Counter(tuple(each.output_tokens) for each in alone)
     assert 0.2 * draws < len(short) < 0.8 * draws
     off, freedom = 0.0, -1
     for pair in {*found, *wanted}:
@@ -211,10 +212,10 @@ def _go_on(logits_V: torch.Tensor, requests: list[Request]) -> None:
 
 def _draft(logits_V: torch.Tensor, requests: list[Request], drawn_from: dict[Request, Any]) -> None:
     rows = [Row(each, len(each.draft)) for each in requests]
-    shares = weights(adjusted(logits_V.expand(len(rows), -1), rows), rows)
+    shares = compute_weights(adjust_logits(logits_V.expand(len(rows), -1), rows), rows)
     shares /= shares.sum(-1, keepdim=True)
     for request, token, share in zip(
-        requests, at(shares, [r.uniform("draft") for r in rows]), shares, strict=True
+        requests, sample_at(shares, [r.uniform("draft") for r in rows]), shares, strict=True
     ):
         request.draft.append(token)
         drawn_from[request].append(share)
@@ -230,17 +231,17 @@ def test_drawn_answers_depend_on_their_seed_and_not_on_their_neighbours():
         finished(speculating(model_of(), near(decoder, 0.02), sequences=1), [each])[0]
         for each in given
     ]
-    assert [each.new_tokens for each in found] == [each.new_tokens for each in alone]
+    assert [each.output_tokens for each in found] == [each.output_tokens for each in alone]
     for request in found:
-        assert len(request.new_tokens) == request.sampling.max_new_tokens
-        assert len(request.logprobs) == (request.sampling.logprobs and len(request.new_tokens))
+        assert len(request.output_tokens) == request.sampling.max_new_tokens
+        assert len(request.logprobs) == (request.sampling.logprobs and len(request.output_tokens))
 
 
 def test_lengths_follow_what_pays():
     """A pass costs 10 ms and a token 0.1; a draft's pass costs what it is told."""
 
     def settled(draft_s: float, odds: float, lengths: Lengths, steps: int = 300) -> list[int]:
-        request, used, owed = Request((1,), Sampling()), [], 0.0
+        request, used, owed = Request((1,), SamplingParams()), [], 0.0
         for _ in range(steps):
             (length,) = lengths.of([request])
             used.append(length)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.workers.inference.test_engine import engine_of, finished
-from workers.inference.sampling import Sampling
+from workers.inference.sampling.parameters import SamplingParams
 from workers.models.decoder import Decoder
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
@@ -85,11 +85,11 @@ def test_twenty_greedy_answers_are_theirs(family, tmp_path):
     generator = torch.Generator().manual_seed(3)
     batches = [torch.randint(61, (5, length), generator=generator) for length in (2, 9, 17, 40)]
     given = [
-        (prompt, Sampling(max_new_tokens=NEW, temperature=0))
+        (prompt, SamplingParams(max_new_tokens=NEW, temperature=0))
         for ids in batches
         for prompt in ids.tolist()
     ]
-    ours = [each.new_tokens for each in finished(engine_of(decoder, blocks=700), given)]
+    ours = [each.output_tokens for each in finished(engine_of(decoder, blocks=700), given)]
     wanted = []
     for ids in batches:  # each of one length, so that nothing is padded
         with warnings.catch_warnings():
@@ -120,7 +120,7 @@ def test_beams_are_theirs(asked, tmp_path):
     fill_model(decoder, weights)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(10, 61, (10, 7), generator=generator)
-    sampling = Sampling(max_new_tokens=16, beams=4, n=3, ends=(5, 9), **asked)
+    sampling = SamplingParams(max_new_tokens=16, beams=4, n=3, stop_token_ids=(5, 9), **asked)
     engine = engine_of(decoder, blocks=60, sequences=9, step_tokens=12)
     requests = [engine.add(prompt, sampling) for prompt in ids.tolist()]
     ended: dict[int, list[Any]] = {}
@@ -143,7 +143,7 @@ def test_beams_are_theirs(asked, tmp_path):
         )
     wanted = answers[:, 7:].reshape(10, 3, -1).tolist()
     for request, three in zip(requests, wanted, strict=True):
-        assert [each.new_tokens for each in ended[request.number]] == [
+        assert [each.output_tokens for each in ended[request.number]] == [
             _until_end(each) for each in three
         ]
 

@@ -28,10 +28,10 @@ from workers.contracts.wire.serving_reports import (
 from workers.inference.backends import vllm
 from workers.inference.control import StopControl
 from workers.inference.liveness import COMPUTES, IDLES
-from workers.inference.server.http.admission import Gate
+from workers.inference.server.http.admission import Admission
 from workers.inference.server.http.listener import Listener, bind, is_loopback
 from workers.inference.server.http.routes import error_handlers, read_body
-from workers.inference.server.replicas.forwarding import Relay
+from workers.inference.server.replicas.forwarding import Upstream
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
@@ -57,32 +57,32 @@ class Backend:
     async def go(self, control: StopControl, *, host: str, port: int) -> Outcome:
         bound, inner = bind(host, port), _free_port()
         body, fence = self.run.serve, self.around.fence
-        gate = Gate(
+        admission = Admission(
             api_key=body.api_key,
-            house_key=None if fence is None else serve_key(fence),
-            open=is_loopback(host),
+            control_key=None if fence is None else serve_key(fence),
+            allow_anonymous=is_loopback(host),
             capacity=body.max_seqs + body.max_waiting,
         )
-        relay = Relay(f"http://127.0.0.1:{inner}", {})
+        upstream = Upstream(f"http://127.0.0.1:{inner}", {})
         words = vllm.command(self.run, self.weights, port=inner, name=self.name)
         child = await asyncio.create_subprocess_exec(*words)
-        listener = Listener(_app(gate, relay), bound)
+        listener = Listener(_app(admission, upstream), bound)
         began, served = time.monotonic(), _Counts()
         try:
-            if not await self._is_up(relay, child, control):
+            if not await self._is_up(upstream, child, control):
                 return Outcome("preempted", "asked to leave before the server was up")
             await listener.begin()
             at: tuple[str, int] = bound.getsockname()[:2]
-            await self._tell_serving(relay, at)
+            await self._tell_serving(upstream, at)
             while control.action is None:
                 _still_there(child)
-                await self._point(relay, served)
+                await self._point(upstream, served)
                 await asyncio.sleep(_LOOK_S)
-            gate.draining = True
-            self.recorder.event(DRAINING, running=gate.inside)
-            while gate.inside and time.monotonic() < control.deadline - 0.5:
+            admission.draining = True
+            self.recorder.event(DRAINING, running=admission.in_progress)
+            while admission.in_progress and time.monotonic() < control.deadline - 0.5:
                 await asyncio.sleep(_LOOK_S)
-            await self._point(relay, served, last=True)
+            await self._point(upstream, served, last=True)
             summary = Summary(
                 requests=served.requests,
                 prompt_tokens=int(served.before.get("prompt_tokens_total", 0)),
@@ -95,22 +95,22 @@ class Backend:
             )
         finally:
             await listener.end()
-            await relay.close()
+            await upstream.close()
             await _ended(child)
 
-    async def _is_up(self, relay: Relay, child: asyncio.subprocess.Process, control: StopControl) -> bool:
+    async def _is_up(self, upstream: Upstream, child: asyncio.subprocess.Process, control: StopControl) -> bool:
         """Loading takes as long as it takes; the launcher's patience is with a start."""
         while control.action is None:
             _still_there(child)
             with contextlib.suppress(httpx.HTTPError):
-                await relay.text("/health")
+                await upstream.get_text("/health")
                 return True
             await asyncio.sleep(2 * _LOOK_S)
         return False
 
-    async def _tell_serving(self, relay: Relay, at: tuple[str, int]) -> None:
-        card = (await relay.json("/v1/models"))["data"][0]
-        blocks = vllm.read_metrics(await relay.text("/metrics")).get("blocks", 1)
+    async def _tell_serving(self, upstream: Upstream, at: tuple[str, int]) -> None:
+        card = (await upstream.get_json("/v1/models"))["data"][0]
+        blocks = vllm.read_metrics(await upstream.get_text("/metrics")).get("blocks", 1)
         told = Serving(
             host=at[0],
             port=at[1],
@@ -123,13 +123,13 @@ class Backend:
         self.recorder.event(SERVING, **told.to_dict())
         print(f"serving {told.model} by vllm on http://{at[0]}:{at[1]}/v1", flush=True)
 
-    async def _point(self, relay: Relay, served: _Counts, *, last: bool = False) -> None:
+    async def _point(self, upstream: Upstream, served: _Counts, *, last: bool = False) -> None:
         """And a sign of life: of a program that tells its metrics no more there is none."""
         seconds = time.monotonic() - served.at
         if seconds < _POINT_S and not last:
             return
         try:
-            now = vllm.read_metrics(await relay.text("/metrics"))
+            now = vllm.read_metrics(await upstream.get_text("/metrics"))
         except httpx.HTTPError:
             return
         busy = now.get("num_requests_running", 0) > 0
@@ -149,17 +149,17 @@ class _Counts:
         self.before: dict[str, float] = {}
 
 
-def _app(gate: Gate, relay: Relay) -> Starlette:
+def _app(admission: Admission, upstream: Upstream) -> Starlette:
     async def passed(request: Request) -> Response:
-        gate.check_key(request.headers)
+        admission.check_key(request.headers)
         body = await read_body(request)
         with ExitStack() as held:
-            held.enter_context(gate.room(1))
-            return await relay.pass_on(request, body, ended=held.pop_all().close)
+            held.enter_context(admission.reserve(1))
+            return await upstream.forward(request, body, on_end=held.pop_all().close)
 
     async def health(request: Request) -> Response:
-        status = "draining" if gate.draining else "ok"
-        return JSONResponse({"status": status}, status_code=503 if gate.draining else 200)
+        status = "draining" if admission.draining else "ok"
+        return JSONResponse({"status": status}, status_code=503 if admission.draining else 200)
 
     return Starlette(
         routes=[

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from workers.inference.sampling import Sampling
+from workers.inference.sampling.parameters import SamplingParams
 
 # between two parts of JSON: a line break and an indent, but never blanks until the answer's room is
 # used up
 _WHITESPACE = r"[ \n]{0,12}"
 
 
-def grammar_of(asked: Sampling) -> str:
+def grammar_of(asked: SamplingParams) -> str:
     """Raises ValueError, naming the parameter, for a form that is malformed or that nothing meets."""
     from llguidance import LLMatcher
 
@@ -35,7 +35,7 @@ def grammar_of(asked: Sampling) -> str:
     return text
 
 
-def form_of(asked: Sampling) -> tuple[str, str]:
+def form_of(asked: SamplingParams) -> tuple[str, str]:
     """The parameter that says what the answer must look like, and what it says.
 
     Raises ValueError.

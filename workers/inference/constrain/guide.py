@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from workers.inference.constrain.grammar import form_of, grammar_of
-from workers.inference.sampling import Sampling
-from workers.inference.tokenizer import ByteWords, Words
+from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.text.tokenizer import ByteTokenizer, Tokenizer
 from workers.models.text.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class Guides:
     thread before.
     """
 
-    def __init__(self, words: Words | None, ends: Sequence[int], *, vocab: int) -> None:
+    def __init__(self, words: Tokenizer | None, ends: Sequence[int], *, vocab: int) -> None:
         self.words, self.ends, self.vocab = words, tuple(ends), vocab
         self._made: OrderedDict[tuple[str, str], Guide] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, asked: Sampling) -> Guide:
+    def open(self, asked: SamplingParams) -> Guide:
         """Raises ValueError for a form that is malformed or cannot be met, or a model whose tokens
         are not known.
         """
@@ -57,7 +57,7 @@ class Guides:
                     self._made.popitem(last=False)
         return known.copy()
 
-    def _new(self, asked: Sampling, name: str) -> Guide:
+    def _new(self, asked: SamplingParams, name: str) -> Guide:
         from llguidance import LLMatcher
 
         text = grammar_of(asked)
@@ -86,7 +86,7 @@ class Guides:
                 raise ValueError(
                     f"answers cannot be constrained with this tokenizer: {message}; leave it out"
                 ) from None
-        if isinstance(self.words, ByteWords):
+        if isinstance(self.words, ByteTokenizer):
             return LLTokenizer(TokenizerWrapper(_Bytes(self.ends[0] if self.ends else 256)))
         raise ValueError(
             "a form is of text, and this model came without a tokenizer; leave json_schema out"

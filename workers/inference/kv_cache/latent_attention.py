@@ -43,6 +43,7 @@ class PagedLatentAttention:
     def __call__(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
+        """The attention layer's output for `x` `[1, T, hidden]`."""
         attention, mla = self.attention, self.attention.mla
         metadata = self.cache.metadata
         assert metadata is not None and documents is None

@@ -149,6 +149,7 @@ class PagedAttention:
         scale: float | None = None,
         documents: Documents | None = None,
     ) -> Tensor:
+        """The attention output `[1, T, H * D]`."""
         metadata, keys, values = (
             self.cache.metadata,
             self.cache.keys[self.layer],

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server over an inference engine: requests to tickets, tickets to text."""
+"""The OpenAI-compatible server over an inference engine."""

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.inference.blocks import BlockPool
+from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.request import Request
 from workers.inference.runner import Runner
-from workers.inference.sampler import Row, adjusted, at, weights
+from workers.inference.sampling.sampler import Row, adjust_logits, compute_weights, sample_at
+from workers.inference.scheduling.step_plan import ScheduledTokens, StepPlan
 from workers.inference.speculate.proposal import Proposed
-from workers.inference.step import Slice, StepPlan
 
 _CATCH_UP = 2048  # tokens of a pass
 
@@ -50,8 +50,8 @@ class ModelDraft:
     def forget(self, request: Request) -> None:
         """Blocks are the pool's to forget."""
 
-    def propose(self, slices: Sequence[Slice], drafting: Sequence[Slice]) -> Proposed:
-        self._follow(slices)
+    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
+        self._follow(scheduled)
         if not drafting:
             return Proposed()
         left, first, late = _CATCH_UP, [], []
@@ -63,18 +63,18 @@ class ModelDraft:
             if not reaches:
                 late.append(each)
             if count:
-                first.append(Slice(each.request, known, count, wants=int(reaches)))
+                first.append(ScheduledTokens(each.request, known, count, num_logits=int(reaches)))
         passes: list[tuple[int, float]] = []
         shares: dict[Request, list[Tensor]] = {}
         for each in drafting:
             each.request.draft = []
         drafting = [each for each in drafting if each not in late]
-        for place in range(max((each.drafts for each in drafting), default=0)):
-            active = [each for each in drafting if each.drafts > place]
+        for place in range(max((each.num_drafts for each in drafting), default=0)):
+            active = [each for each in drafting if each.num_drafts > place]
             now = (
                 first
                 if not place
-                else [Slice(each.request, each.start + place, 1, wants=1) for each in active]
+                else [ScheduledTokens(each.request, each.start + place, 1, num_logits=1) for each in active]
             )
             began = time.perf_counter()
             self._pass(now, [each.request for each in active], shares)
@@ -88,65 +88,65 @@ class ModelDraft:
 
     def _pass(
         self,
-        slices: Sequence[Slice],
+        scheduled: Sequence[ScheduledTokens],
         requests: Sequence[Request],
         shares: dict[Request, list[Tensor]],
     ) -> None:
-        logits_SV = self.runner.run(StepPlan(tuple(slices)))
-        for each in slices:
+        logits_SV = self.runner.run(StepPlan(tuple(scheduled)))
+        for each in scheduled:
             self._fill(each)
         if not requests:
             return
         rows = [Row(request, len(request.draft)) for request in requests]
-        adjusted_SV = adjusted(logits_SV, rows)
+        adjusted_SV = adjust_logits(logits_SV, rows)
         tokens: list[int] = adjusted_SV.argmax(-1).tolist()
         drawn = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
         if drawn:
             asked = [rows[number] for number in drawn]
-            shares_SV = weights(adjusted_SV[drawn], asked)
+            shares_SV = compute_weights(adjusted_SV[drawn], asked)
             shares_SV /= shares_SV.sum(-1, keepdim=True)
-            found = at(shares_SV, [row.uniform("draft") for row in asked])
+            found = sample_at(shares_SV, [row.uniform("draft") for row in asked])
             for number, token, share_V in zip(drawn, found, shares_SV.unbind(), strict=True):
                 tokens[number] = token
                 shares.setdefault(requests[number], []).append(share_V)
         for request, token in zip(requests, tokens, strict=True):
             request.draft.append(token)
 
-    def _follow(self, slices: Sequence[Slice]) -> None:
+    def _follow(self, scheduled: Sequence[ScheduledTokens]) -> None:
         """What the step is about to write is not known here any more; what it copies is copied here
         too.
         """
         page = self.pool.block_size
         pairs = [
-            each.copy for each in slices if each.copy is not None and self._tokens_in(each.copy[0])
+            each.copy for each in scheduled if each.copy is not None and self._tokens_in(each.copy[0])
         ]
         self.runner.cache.copy(pairs)
         for source, target in pairs:
             self._filled[target] = (self.pool.uses(target), self._tokens_in(source))
-        for each in slices:
+        for each in scheduled:
             for place in range(each.start // page, -(-(each.start + each.count) // page)):
                 block = each.request.blocks[place]
                 kept = min(self._tokens_in(block), max(0, each.start - place * page))
                 self._filled[block] = (self.pool.uses(block), kept)
 
-    def _known(self, given: Slice) -> int:
+    def _known(self, given: ScheduledTokens) -> int:
         """Of the tokens before a slice those that are in this cache, from the first on without a
         gap.
         """
         page, known = self.pool.block_size, 0
         for place, block in enumerate(given.request.blocks[: -(-given.start // page)]):
-            held = page if place < given.request.gone else self._tokens_in(block)
+            held = page if place < given.request.freed_blocks else self._tokens_in(block)
             known += held
             if held < page:
                 break
         return min(known, given.start)
 
-    def _fill(self, given: Slice) -> None:
+    def _fill(self, given: ScheduledTokens) -> None:
         page, end = self.pool.block_size, given.start + given.count
         for place in range(given.start // page, -(-end // page)):
             block = given.request.blocks[place]
             self._filled[block] = (self.pool.uses(block), min(page, end - place * page))
-        given.request.read = end
+        given.request.draft_computed = end
 
     def _tokens_in(self, block: int) -> int:
         use, tokens = self._filled[block]

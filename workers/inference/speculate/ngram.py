@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.inference.request import Request
+from workers.inference.scheduling.step_plan import ScheduledTokens
 from workers.inference.speculate.proposal import Proposed
-from workers.inference.step import Slice
 
 # single tokens stand everywhere: what followed one of them is seldom what follows now
 _SHORTEST = 2
@@ -37,7 +37,7 @@ class NgramDraft:
         request.draft = text.after(request.tokens, self._sizes, most)
         return len(request.draft)
 
-    def propose(self, slices: Sequence[Slice], drafting: Sequence[Slice]) -> Proposed:
+    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
         return Proposed()
 
     def forget(self, request: Request) -> None:

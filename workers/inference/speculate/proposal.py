@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.inference.request import Request
-from workers.inference.step import Slice
+from workers.inference.scheduling.step_plan import ScheduledTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Proposer(Protocol):
     """`room` is asked before a step is planned, `propose` once it is: with all its slices, and
     those to be drafted.
 
-    One that `reads` requests' blocks says in `request.read` how many tokens of them it has read."""
+    One that `reads` requests' blocks says in `request.draft_computed` how many tokens of them it has read."""
 
     reads: bool
 
@@ -43,7 +43,7 @@ class Proposer(Protocol):
     def room(self, request: Request, most: int) -> int:
         """How many tokens it would draft, at most `most`."""
 
-    def propose(self, slices: Sequence[Slice], drafting: Sequence[Slice]) -> Proposed:
+    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
         """Fill in `request.draft` of those that are drafting."""
 
     def forget(self, request: Request) -> None:

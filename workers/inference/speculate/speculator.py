@@ -12,9 +12,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from workers.inference.request import Request
+from workers.inference.scheduling.step_plan import ScheduledTokens, StepPlan
 from workers.inference.speculate.lengths import Lengths
 from workers.inference.speculate.proposal import Proposer
-from workers.inference.step import Slice, StepPlan
 
 
 class Speculator:
@@ -36,25 +36,25 @@ class Speculator:
 
     def wish(self, running: Sequence[Request]) -> None:
         """How many tokens of each that decodes are to be drafted in the next step."""
-        decoding = [each for each in running if each.decodes and each.sampling.beams == 1]
+        decoding = [each for each in running if each.is_decoding and each.sampling.beams == 1]
         for request, length in zip(decoding, self.lengths.of(decoding), strict=True):
             # the last token of an answer needs no draft: a step brings one more than it accepts
-            most = min(length, request.sampling.max_new_tokens - len(request.new_tokens) - 1)
-            request.draft, request.wish = [], 0
+            most = min(length, request.sampling.max_new_tokens - len(request.output_tokens) - 1)
+            request.draft, request.max_drafts = [], 0
             if most > 0:
-                request.wish = self.proposer.room(request, most)
+                request.max_drafts = self.proposer.room(request, most)
 
     def draft(self, plan: StepPlan) -> tuple[StepPlan, Mapping[Request, Tensor]]:
         """The plan with every draft made, and what those that were drawn were drawn from."""
-        drafting = [each for each in plan.slices if each.drafts]
-        made = self.proposer.propose(plan.slices, drafting)
+        drafting = [each for each in plan.scheduled if each.num_drafts]
+        made = self.proposer.propose(plan.scheduled, drafting)
         for tokens, seconds in made.passes:
             self.lengths.draft.add(tokens, seconds)
         if made.late:
             plan = replace(
                 plan,
-                slices=tuple(
-                    _without(each) if each.request in made.late else each for each in plan.slices
+                scheduled=tuple(
+                    _without(each) if each.request in made.late else each for each in plan.scheduled
                 ),
             )
         return plan, made.drawn_from
@@ -64,12 +64,12 @@ class Speculator:
         took.
         """
         # prompts in the step: no measure of decoding
-        if all(each.request in accepted for each in plan.slices):
+        if all(each.request in accepted for each in plan.scheduled):
             self.lengths.target.add(plan.tokens, seconds)
-        for each in plan.slices:
-            if each.drafts:
+        for each in plan.scheduled:
+            if each.num_drafts:
                 self.lengths.judged(
-                    each.request, accepted=accepted[each.request], drafted=each.drafts
+                    each.request, accepted=accepted[each.request], drafted=each.num_drafts
                 )
 
     def forget(self, request: Request) -> None:
@@ -77,5 +77,5 @@ class Speculator:
         self.lengths.forget(request)
 
 
-def _without(given: Slice) -> Slice:
-    return replace(given, count=given.count - given.drafts, wants=1)
+def _without(given: ScheduledTokens) -> ScheduledTokens:
+    return replace(given, count=given.count - given.num_drafts, num_logits=1)

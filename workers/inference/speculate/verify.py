@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from workers.inference.request import Request
-from workers.inference.sampler import Drawn, Row, adjusted, at, chosen, told, weights
+from workers.inference.sampling.sampler import (
+    Row,
+    SampledToken,
+    adjust_logits,
+    attach_logprobs,
+    choose_tokens,
+    compute_weights,
+    sample_at,
+)
 
 
 def verified(
     logits_SV: Tensor, groups: Sequence[Sequence[Row]], drawn_from: Mapping[Request, Tensor]
-) -> list[list[Drawn]]:
+) -> list[list[SampledToken]]:
     """New tokens of each group, whose rows are a request's places one after the other: its draft as
     far as it is
     accepted, and one more.
@@ -33,14 +41,14 @@ def verified(
     distributed as p,
     but another token than the plain draw. The same request, seed and drafts give the same tokens.
 
-    p and q are what is left after bias, penalties, temperature and cuts. Raises ArithmeticError for
+    p and q are what is left after bias, penalties, temperature and cuts. Raises NumericsError for
     a row that holds no
     numbers.
     """
     rows = [row for group in groups for row in group]
     if not rows:
         return []
-    adjusted_SV = adjusted(logits_SV, rows)
+    adjusted_SV = adjust_logits(logits_SV, rows)
     tokens: list[list[int]] = [[] for _ in groups]
     plain: list[int] = []  # rows
     drafted: list[tuple[int, int]] = []  # group and its first row
@@ -53,7 +61,7 @@ def verified(
     if plain:
         some = len(plain) < len(rows)
         found = iter(
-            chosen(adjusted_SV[plain] if some else adjusted_SV, [rows[row] for row in plain])
+            choose_tokens(adjusted_SV[plain] if some else adjusted_SV, [rows[row] for row in plain])
         )
         skipped = {number for number, _ in drafted}
         for number, group in enumerate(groups):
@@ -69,7 +77,7 @@ def verified(
     ]
     some = len(kept) < len(rows)
     flat = [token for each in tokens for token in each]
-    answers = iter(told(logits_SV[kept] if some else logits_SV, [rows[row] for row in kept], flat))
+    answers = iter(attach_logprobs(logits_SV[kept] if some else logits_SV, [rows[row] for row in kept], flat))
     return [[next(answers) for _ in each] for each in tokens]
 
 
@@ -88,7 +96,7 @@ def _accepted(
     last_rows, left = [], []
     for number, first in drafted:
         group, request = groups[number], groups[number][0].request
-        p_SV = weights(adjusted_SV[first : first + len(group)], group)
+        p_SV = compute_weights(adjusted_SV[first : first + len(group)], group)
         p_SV /= p_SV.sum(-1, keepdim=True)
         q_SV, draft = drawn_from[request], request.draft[: len(group) - 1]
         ids = torch.tensor(draft, device=p_SV.device).unsqueeze(1)
@@ -103,6 +111,6 @@ def _accepted(
             rest_V = more_V if bool(more_V.sum() > 0) else rest_V  # equal but for rounding
         last_rows.append(group[count])
         left.append(rest_V)
-    finals = at(torch.stack(left), [row.uniform() for row in last_rows])
+    finals = sample_at(torch.stack(left), [row.uniform() for row in last_rows])
     for (number, _), token in zip(drafted, finals, strict=True):
         tokens[number].append(token)

@@ -1,6 +1,4 @@
-"""A model that no one trained, of 256 words with a chat template, and its serve run in a thread of
-this process.
-"""
+"""Fixtures: an untrained model with 256 words and a chat template, served in a thread."""
 
 from __future__ import annotations
 
@@ -60,9 +58,10 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Serving:
-    """A serve run in a thread a rank, each with a run directory of its own as on nodes of their
-    own; `ask` asks for its
-    end by control.json, `ended` gives its outcome."""
+    """A serve run, one thread per rank, each with its own run directory as on separate nodes.
+
+    `request_action` writes control.json, `wait` returns the outcome.
+    """
 
     def __init__(self, folder: Path, weights: Path, *, ranks: int = 1, **body: Any) -> None:
         self.folder = folder
@@ -80,9 +79,9 @@ class Serving:
         ]
         for thread in self._threads:
             thread.start()
-        told = self.event("serving")
-        self.url = f"http://{told['host']}:{told['port']}"
-        self.house = {KEY_HEADER: serve_key(FENCE)}
+        serving = self.event("serving")
+        self.url = f"http://{serving['host']}:{serving['port']}"
+        self.control_headers = {KEY_HEADER: serve_key(FENCE)}
         self.http = httpx.Client(base_url=self.url, timeout=90, trust_env=False)
 
     def _run(self, rank: int, ranks: int) -> None:
@@ -94,10 +93,10 @@ class Serving:
             "ORRERY_ATTEMPT": "1",
             "ORRERY_FENCE": FENCE,
         }
-        around = read_environment(self._folders[rank], env=env)
+        environment = read_environment(self._folders[rank], env=env)
         try:
             outcome: Outcome | BaseException = run_serve(
-                load_run(self.folder / "spec.json"), around
+                load_run(self.folder / "spec.json"), environment
             )
         except BaseException as error:
             outcome = error
@@ -105,19 +104,19 @@ class Serving:
             self.outcome = outcome
 
     def client(self, key: str = "any") -> openai.OpenAI:
-        found = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
-        self._clients.append(found)
-        return found
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=90)
+        self._clients.append(client)
+        return client
 
     def state(self) -> EngineState:
         return EngineState.model_validate(
-            self.http.get("/internal/state", headers=self.house).json()
+            self.http.get("/internal/state", headers=self.control_headers).json()
         )
 
-    def settled(self) -> EngineState:
-        """The state once nothing is on its way."""
+    def idle_state(self) -> EngineState:
+        """The state once no request is in progress."""
         return self.until(
-            lambda: found if not (found := self.state()).running + found.waiting else None
+            lambda: state if not (state := self.state()).running + state.waiting else None
         )
 
     def event(self, kind: str) -> dict[str, Any]:
@@ -131,11 +130,11 @@ class Serving:
         path = self._folders[rank] / f"rank-{rank}" / f"{name}.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def until(self, ask: Any, seconds: float = 90) -> Any:
+    def until(self, read: Any, seconds: float = 90) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if (found := ask()) is not None:
-                return found
+            if (value := read()) is not None:
+                return value
             if self.outcome is not None and not self._threads[0].is_alive():
                 break
             time.sleep(0.01)
@@ -143,13 +142,13 @@ class Serving:
             f"not within {seconds} s; outcome {self.outcome!r}, events {self.lines('events')}"
         )
 
-    def ask(self, action: str = "stop", *, grace_s: float = 10) -> None:
+    def request_action(self, action: str = "stop", *, grace_s: float = 10) -> None:
         for each in self._folders:
             (each / "control.json").write_text(
                 json.dumps({"action": action, "id": 1, "grace_s": grace_s})
             )
 
-    def ended(self) -> Outcome | BaseException | None:
+    def wait(self) -> Outcome | BaseException | None:
         for thread in self._threads:
             thread.join(90)
             assert not thread.is_alive()
@@ -159,24 +158,25 @@ class Serving:
 
 
 @contextmanager
-def asked(serving: Serving, body: dict[str, Any]) -> Iterator[socket.socket]:
-    """A completion is asked for, and whoever asked is gone at the end."""
+def open_request(serving: Serving, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """Send a completion request; the client disconnects at the end."""
     text = json.dumps(body)
     host, port = serving.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=90) as line:
-        line.sendall(
+    with socket.create_connection((host, int(port)), timeout=90) as connection:
+        connection.sendall(
             (
                 "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
                 f"{len(text)}\r\n\r\n{text}"
             ).encode()
         )
-        yield line
+        yield connection
 
 
 class Steps:
-    """The steps of all engines of this process: as they come, or one when a test says so. Meanwhile
-    an engine takes
-    requests, gives them up and tells its state, as between any two steps."""
+    """Lets all engines of this process step freely, or one step at a time.
+
+    A held engine still accepts and aborts requests and reports its state.
+    """
 
     def __init__(self) -> None:
         self._free, self._one = threading.Event(), threading.Semaphore(0)
@@ -185,47 +185,47 @@ class Steps:
     def hold(self) -> None:
         self._free.clear()
 
-    def one(self) -> None:
+    def allow_one(self) -> None:
         self._one.release()
 
-    def go(self) -> None:
+    def resume(self) -> None:
         self._free.set()
 
-    def may(self) -> bool:
+    def is_allowed(self) -> bool:
         return self._free.is_set() or self._one.acquire(timeout=0.002)
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    made, step = Steps(), Engine.step
+    created, step = Steps(), Engine.step
 
-    def when_it_may(engine: Engine) -> list[Request]:
-        return step(engine) if made.may() else []
+    def step_if_allowed(engine: Engine) -> list[Request]:
+        return step(engine) if created.is_allowed() else []
 
-    monkeypatch.setattr(Engine, "step", when_it_may)
-    yield made
-    made.go()
+    monkeypatch.setattr(Engine, "step", step_if_allowed)
+    yield created
+    created.resume()
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory, weights: Path) -> Iterator[Serving]:
-    made = Serving(
+    created = Serving(
         tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=60, kv_blocks=200
     )
-    yield made
-    made.ask()
-    made.ended()
+    yield created
+    created.request_action()
+    created.wait()
 
 
 @pytest.fixture
-def made(tmp_path: Path, weights: Path) -> Any:
-    found: list[Serving] = []
+def start_server(tmp_path: Path, weights: Path) -> Any:
+    servers: list[Serving] = []
 
-    def make(**body: Any) -> Serving:
-        found.append(Serving(tmp_path / f"run-{len(found)}", weights, **body))
-        return found[-1]
+    def start(**body: Any) -> Serving:
+        servers.append(Serving(tmp_path / f"run-{len(servers)}", weights, **body))
+        return servers[-1]
 
-    yield make
-    for each in found:
-        each.ask("stop", grace_s=0)
-        each.ended()
+    yield start
+    for server in servers:
+        server.request_action("stop", grace_s=0)
+        server.wait()

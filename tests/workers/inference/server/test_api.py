@@ -1,6 +1,4 @@
-"""The server as the real `openai` client sees it: answers, streams, scores, and every refusal by
-its class.
-"""
+"""The server through the real `openai` client: answers, streams, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -11,22 +9,22 @@ from typing import Any
 import openai
 import pytest
 
-from tests.workers.inference.server.conftest import asked
-from workers.inference.server.ticket import Ticket
+from tests.workers.inference.server.conftest import open_request
+from workers.inference.server.token_stream import TokenStream
 
 CHAT: list[Any] = [{"role": "user", "content": "w7 w9"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "extra_body": {"repetition_penalty": 3}}
 
 
-def test_a_stream_is_the_whole_answer_and_a_chat_its_template(serving):
+def test_stream_equals_complete_answer_and_chat_uses_template(serving):
     client = serving.client()
     assert [each.id for each in client.models.list()] == ["wordy"]
-    whole = client.completions.create(
+    complete = client.completions.create(
         model="wordy", prompt="w1 w7 w9 w2 w3", max_tokens=12, **GREEDY
     )
-    text = whole.choices[0].text
-    assert len(text.split()) == 12 and whole.choices[0].finish_reason == "length"
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 12)
+    text = complete.choices[0].text
+    assert len(text.split()) == 12 and complete.choices[0].finish_reason == "length"
+    assert (complete.usage.prompt_tokens, complete.usage.completion_tokens) == (5, 12)
     chunks = list(
         client.completions.create(
             model="wordy",
@@ -46,8 +44,8 @@ def test_a_stream_is_the_whole_answer_and_a_chat_its_template(serving):
     with client.chat.completions.create(
         model="wordy", messages=CHAT, max_tokens=12, stream=True, **GREEDY
     ) as stream:
-        said = [each.choices[0].delta for each in stream]
-    assert said[0].role == "assistant" and "".join(each.content or "" for each in said) == text
+        deltas = [each.choices[0].delta for each in stream]
+    assert deltas[0].role == "assistant" and "".join(each.content or "" for each in deltas) == text
     words = text.split()
     parts = [
         {
@@ -56,20 +54,22 @@ def test_a_stream_is_the_whole_answer_and_a_chat_its_template(serving):
         }
     ]
     stop = f"{words[5]} {words[6][:2]}"
-    for stream_it in (False, True):
-        got = client.chat.completions.create(
-            model="wordy", messages=parts, stop=stop, stream=stream_it, **GREEDY
+    for streamed in (False, True):
+        answer = client.chat.completions.create(
+            model="wordy", messages=parts, stop=stop, stream=streamed, **GREEDY
         )
-        shown = "".join(each.choices[0].delta.content or "" for each in got) if stream_it else None
-        shown = shown if stream_it else got.choices[0].message.content
-        assert shown == text[: text.index(stop)], "nothing of a stop string is ever shown"
+        shown = (
+            "".join(each.choices[0].delta.content or "" for each in answer) if streamed else None
+        )
+        shown = shown if streamed else answer.choices[0].message.content
+        assert shown == text[: text.index(stop)], "no part of a stop string is shown"
 
 
-def test_several_answers_seeds_and_scores(serving):
+def test_several_answers_seeds_and_logprobs(serving):
     client = serving.client()
-    asked: dict[str, Any] = {"model": "wordy", "max_tokens": 5, "seed": 3, "n": 2}
-    first = client.completions.create(prompt=["w1 w2", [5, 6, 7]], logprobs=2, **asked)
-    again = client.completions.create(prompt=["w1 w2", [5, 6, 7]], **asked)
+    options: dict[str, Any] = {"model": "wordy", "max_tokens": 5, "seed": 3, "n": 2}
+    first = client.completions.create(prompt=["w1 w2", [5, 6, 7]], logprobs=2, **options)
+    again = client.completions.create(prompt=["w1 w2", [5, 6, 7]], **options)
     assert [each.index for each in first.choices] == [0, 1, 2, 3]
     assert [each.text for each in first.choices] == [each.text for each in again.choices]
     assert len({each.text for each in first.choices}) == 4 and first.usage.prompt_tokens == 5
@@ -79,11 +79,16 @@ def test_several_answers_seeds_and_scores(serving):
         2 <= len(each) <= 3 for each in scores.top_logprobs
     )
     chat = client.chat.completions.create(
-        messages=CHAT, logprobs=True, top_logprobs=3, logit_bias={"77": 100}, temperature=0, **asked
+        messages=CHAT,
+        logprobs=True,
+        top_logprobs=3,
+        logit_bias={"77": 100},
+        temperature=0,
+        **options,
     )
     token = chat.choices[1].logprobs.content[0]
     assert token.token == "w77" and len(token.top_logprobs) == 3 and bytes(token.bytes) == b"w77"
-    echoed = client.completions.create(prompt="w8", echo=True, **{**asked, "n": 1})
+    echoed = client.completions.create(prompt="w8", echo=True, **{**options, "n": 1})
     assert echoed.choices[0].text.startswith("w8") and len(echoed.choices[0].text) > 2
 
 
@@ -120,13 +125,13 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = 
         openai.BadRequestError,
         None,
     ),
-    ({"extra_body": {"wish": 1}}, openai.BadRequestError, "wish"),
+    ({"extra_body": {"unknown": 1}}, openai.BadRequestError, "unknown"),
     ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
 ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_done_is_refused_as_openai_refuses_it(serving, stream):
+def test_unsupported_requests_get_openai_errors(serving, stream):
     client = serving.client()
     for wrong, kind, param in REFUSED:
         if stream and "stream_options" in wrong:
@@ -141,11 +146,11 @@ def test_what_cannot_be_done_is_refused_as_openai_refuses_it(serving, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model="wordy", prompt=[1, 256], stream=stream)
     assert caught.value.param == "prompt"
-    found = serving.settled()
-    assert found.used == 0 and found.map.count("1") == 0
+    state = serving.idle_state()
+    assert state.used == 0 and state.map.count("1") == 0
 
 
-def test_what_is_no_request_at_all(serving):
+def test_malformed_requests_get_errors(serving):
     for content in (b"{", b"[1]", b'{"prompt": NaN}', b"[" * 100_000, b"\xff", b""):
         answer = serving.http.post("/v1/completions", content=content)
         assert (
@@ -154,33 +159,32 @@ def test_what_is_no_request_at_all(serving):
     assert serving.http.get("/v1/engines").status_code == 404
     assert serving.http.get("/v1/completions").json()["error"]["code"] == "unknown_url"
     assert serving.http.get("/internal/state").status_code == 401, (
-        "the state is the control plane's alone"
+        "only the control plane may read the state"
     )
     assert serving.http.get("/health").json() == {"status": "ok"}
 
 
-def test_a_client_that_vanishes_leaves_nothing_behind(serving, steps):
+def test_disconnected_client_frees_everything(serving, steps):
     steps.hold()
     for number, stream in enumerate((True, False, True, False)):
         body = {"prompt": [number, 2, 3], "max_tokens": 240, "ignore_eos": True, "stream": stream}
-        with asked(serving, body) as line:
+        with open_request(serving, body) as connection:
             if stream:
-                assert b"200 OK" in line.recv(200)
-            serving.until(lambda: steps.one() or serving.state().used or None)
-        found = serving.settled()
-        assert found.used == 0
-    steps.go()
+                assert b"200 OK" in connection.recv(200)
+            serving.until(lambda: steps.allow_one() or serving.state().used or None)
+        assert serving.idle_state().used == 0
+    steps.resume()
     finishes = [each["finish"] for each in serving.lines("requests")][-4:]
     assert finishes == ["aborted"] * 4
-    serving.until(lambda: None if _kept(max_new_tokens=240) else True)
+    serving.until(lambda: None if _live_streams(max_new_tokens=240) else True)
 
 
-def _kept(*, max_new_tokens: int) -> list[Ticket]:
+def _live_streams(*, max_new_tokens: int) -> list[TokenStream]:
     # of other tests' clients
     with warnings.catch_warnings(action="ignore", category=ResourceWarning):
         gc.collect()
     return [
         each
         for each in gc.get_objects()
-        if type(each) is Ticket and each.sampling.max_new_tokens == max_new_tokens
+        if type(each) is TokenStream and each.request.sampling.max_new_tokens == max_new_tokens
     ]

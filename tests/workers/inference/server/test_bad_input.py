@@ -1,6 +1,4 @@
-"""Whatever a client sends: OpenAI's error, the right status, a server that goes on, and nothing
-kept or given away.
-"""
+"""Bad input to the server: OpenAI's error and status, nothing leaked, and the server goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from tests.workers.inference.server.conftest import TEMPLATE, Serving
 from tests.workers.inference.untrained import untrained_folder
 from workers.inference.main import main
 
-ASKED: dict[str, dict[str, Any]] = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "ab", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 2},
 }
@@ -72,7 +70,7 @@ VALUES = [
 
 @pytest.fixture(scope="module")
 def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A model whose tokens are bytes, by a tokenizer of its own and with a chat template."""
+    """A model with a byte-level tokenizer and a chat template."""
     weights = Path(tmp_path_factory.mktemp("secret")) / "bytewise"
     weights.mkdir()
     untrained_folder(weights)
@@ -82,16 +80,18 @@ def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     (weights / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": TEMPLATE, "eos_token": "!"})
     )
-    made = Serving(tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=8, kv_blocks=24)
-    yield made
-    made.ask()
-    assert made.ended().exit_class == "ok"  # type: ignore[union-attr]
+    created = Serving(
+        tmp_path_factory.mktemp("run"), weights, max_seqs=4, max_waiting=8, kv_blocks=24
+    )
+    yield created
+    created.request_action()
+    assert created.wait().exit_class == "ok"  # type: ignore[union-attr]
 
 
-def told(
+def send(
     serving: Serving, path: str, content: str | bytes | dict[str, Any]
 ) -> tuple[int, dict[str, Any]]:
-    """Status and error; an answer of 200 has none."""
+    """Status and error (none for 200)."""
     answer = serving.http.post(
         path, content=json.dumps(content) if isinstance(content, dict) else content
     )
@@ -100,26 +100,26 @@ def told(
         return 200, {}
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and len(error["message"]) <= 1000
-    assert "secret" not in error["message"], "where weights lie is no client's business"
+    assert "secret" not in error["message"], "clients must not see the path of the weights"
     return answer.status_code, error
 
 
-@pytest.mark.parametrize("path", ASKED)
-def test_absurd_values_of_every_field_are_told(bytewise, path):
+@pytest.mark.parametrize("path", BODIES)
+def test_absurd_values_of_every_field_get_errors(bytewise, path):
     for field in FIELDS:
         for value in VALUES:
-            status, error = told(bytewise, path, {**ASKED[path], field: value})
+            status, error = send(bytewise, path, {**BODIES[path], field: value})
             assert status in (200, 400, 404), (field, str(value)[:40], error)
-    assert told(bytewise, path, {**ASKED[path], "model": "gpt-9"})[1]["code"] == "model_not_found"
+    assert send(bytewise, path, {**BODIES[path], "model": "gpt-9"})[1]["code"] == "model_not_found"
     for field in ("echo", "stop", "model", "logit_bias", "response_format", "user"):
         for deep in (900, 960, 100_000):
-            body = json.dumps(ASKED[path])[:-1] + f', "{field}": {"[" * deep}{"]" * deep}}}'
-            assert told(bytewise, path, body)[0] in (200, 400, 404)
-    assert bytewise.settled().used == 0
+            body = json.dumps(BODIES[path])[:-1] + f', "{field}": {"[" * deep}{"]" * deep}}}'
+            assert send(bytewise, path, body)[0] in (200, 400, 404)
+    assert bytewise.idle_state().used == 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "param"),
+    ("fields", "param"),
     [
         ({"prompt": "a" * 96}, "prompt"),
         ({"prompt": [10**4000]}, "prompt"),
@@ -131,24 +131,27 @@ def test_absurd_values_of_every_field_are_told(bytewise, path):
             {"response_format": {"type": "json_schema", "json_schema": {"schema": None}}},
             "response_format",
         ),
-        ({"regex": "((a?){60}){60}a{60}"}, "regex"),  # its reader gives up at the first token
+        (
+            {"regex": "((a?){60}){60}a{60}"},
+            "regex",
+        ),  # exceeds the parser's limits at the first token
         ({"grammar": "start: start"}, "grammar"),
     ],
 )
-def test_what_would_harm_others_is_refused_by_name(bytewise, asked, param):
-    status, error = told(bytewise, "/v1/completions", {"prompt": "a", **asked})
+def test_expensive_requests_are_refused_by_name(bytewise, fields, param):
+    status, error = send(bytewise, "/v1/completions", {"prompt": "a", **fields})
     assert status == 400 and error["param"] == param, error
 
 
-def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise, monkeypatch):
-    """As where the reader's limits are reached in the middle of an answer."""
-    asked = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
+def test_guide_that_exceeds_its_limits_ends_only_its_answer(bytewise, monkeypatch):
+    """As if the parser's limits were reached in the middle of an answer."""
+    body = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
     monkeypatch.setattr(
         "workers.inference.constrain.guide.Guide.take",
         lambda self, token: setattr(self, "lost", True),
     )
-    assert told(bytewise, "/v1/completions", asked)[0] == 200
-    cut = bytewise.http.post("/v1/completions", json=asked).json()
+    assert send(bytewise, "/v1/completions", body)[0] == 200
+    cut = bytewise.http.post("/v1/completions", json=body).json()
     assert (cut["usage"]["completion_tokens"], cut["choices"][0]["finish_reason"]) == (1, "length")
     monkeypatch.undo()
     answer = bytewise.client().completions.create(
@@ -157,16 +160,16 @@ def test_a_form_that_grows_beyond_its_reader_ends_its_own_answer_alone(bytewise,
     assert set(answer.choices[0].text) <= set("ab") and len(answer.choices[0].text) == 9
 
 
-def test_a_template_that_refuses_does_not_say_where_it_lies(bytewise):
-    asked = {"messages": [{"role": "nobody", "content": "a"}]}
-    status, error = told(bytewise, "/v1/chat/completions", asked)
+def test_template_error_does_not_show_its_path(bytewise):
+    body = {"messages": [{"role": "nobody", "content": "a"}]}
+    status, error = send(bytewise, "/v1/chat/completions", body)
     assert (status, error["code"]) == (
         400,
         "chat_template",
     ) and "bytewise: its chat template" in error["message"]
 
 
-def test_bodies_that_are_none(bytewise):
+def test_malformed_bodies(bytewise):
     bodies = [
         b"",
         b"{",
@@ -180,42 +183,42 @@ def test_bodies_that_are_none(bytewise):
         json.dumps({"prompt": "a"}).encode("utf-16"),
     ]
     for body in bodies:
-        assert told(bytewise, "/v1/completions", body)[0] == 400, body[:20]
-    assert told(bytewise, "/v1/completions", b'{"prompt": "' + b"x" * (33 << 20) + b'"}')[0] == 413
-    for sent in (b"", b'{"prompt"'):  # and a client that goes before all of it has come
-        with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=90) as line:  # type: ignore[arg-type]
-            line.sendall(
+        assert send(bytewise, "/v1/completions", body)[0] == 400, body[:20]
+    assert send(bytewise, "/v1/completions", b'{"prompt": "' + b"x" * (33 << 20) + b'"}')[0] == 413
+    for sent in (b"", b'{"prompt"'):  # and clients that disconnect early
+        with socket.create_connection(tuple(bytewise.url[7:].split(":")), timeout=90) as connection:  # type: ignore[arg-type]
+            connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n" + sent
             )
-    assert bytewise.http.get("/health").json() == {"status": "ok"} and bytewise.settled().used == 0
+    assert (
+        bytewise.http.get("/health").json() == {"status": "ok"} and bytewise.idle_state().used == 0
+    )
 
 
-class Evil:
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
+class Malicious:
+    def __init__(self, path: str) -> None:
+        self.path = path
 
     def __reduce__(self) -> Any:
-        return open, (self.mark, "w")
+        return open, (self.path, "w")
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
         ("model.safetensors", "no whole safetensors file"),
-        ("config.json", "config.json is not JSON"),
+        ("config.json", "config.json is not"),
         ("tokenizer.json", "tokenizer.json cannot be read"),
         ("generation_config.json", "is not JSON"),
         ("model.gguf", "no whole GGUF file"),
         ("pytorch_model.bin", "is a pickle file"),
     ],
 )
-def test_a_pickle_in_the_place_of_weights_ends_the_run_and_is_not_run(
-    name, message, tmp_path, capsys
-):
+def test_pickle_instead_of_weights_is_refused_and_not_executed(name, message, tmp_path, capsys):
     weights = tmp_path / "weights"
     weights.mkdir()
     untrained_folder(weights)
-    (weights / name).write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
+    (weights / name).write_bytes(pickle.dumps(Malicious(str(tmp_path / "ran"))))
     if name == "pytorch_model.bin":
         (weights / "model.safetensors").unlink()
     path = weights / name if name == "model.gguf" else weights

@@ -1,13 +1,10 @@
-"""The routes: keys checked, bodies read, answers sent whole or by server-sent events, every error
-in OpenAI's shape.
+"""The routes: check keys, read bodies, send responses complete or as server-sent events.
 
-Knows HTTP; what an answer is, `desk` and `order` know. A client that goes away takes its request
-along.
+A client that disconnects cancels its request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -19,241 +16,217 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from workers.contracts.wire.serving_reports import (
-    REPLICA_STATS_PATH,
-    STATE_PATH,
-    EngineState,
-    ReplicaStats,
-)
-from workers.inference.server.http.disconnect import GONE, unless_gone
-from workers.inference.server.http.errors import ApiError
-from workers.inference.server.http.request_handler import Desk, Wish
-from workers.inference.server.http.schemas import event
-from workers.inference.server.observe.engine_state import merged
-from workers.inference.server.token_stream import Order
+from workers.contracts.wire.serving_reports import REPLICA_STATS_PATH, STATE_PATH, ReplicaStats
+from workers.inference.server.http.disconnect import CLIENT_CLOSED_REQUEST, cancel_on_disconnect
+from workers.inference.server.http.errors import ApiError, engine_error
+from workers.inference.server.http.request_handler import RequestHandler
+from workers.inference.server.http.request_parsing import ParsedRequest
+from workers.inference.server.http.schemas import server_sent_event
+from workers.inference.server.token_stream import TokenStream
 
-MOST_BYTES = 32 << 20  # of a body
+MAX_BODY_BYTES = 32 << 20
+
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_app(desk: Desk) -> Starlette:
+def create_app(handler: RequestHandler) -> Starlette:
     """The ASGI application."""
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": desk.models()})
+        return JSONResponse({"object": "list", "data": handler.models()})
 
     async def model(request: Request) -> Response:
-        desk.check_model(request.path_params["name"])
-        return JSONResponse(desk.models()[0])
+        handler.check_model(request.path_params["name"])
+        return JSONResponse(handler.models()[0])
 
     async def completions(request: Request) -> Response:
-        return await _answer(request, desk, chat=False)
+        return await _answer(request, handler, chat=False)
 
     async def chat(request: Request) -> Response:
-        return await _answer(request, desk, chat=True)
+        return await _answer(request, handler, chat=True)
 
     async def health(request: Request) -> Response:
-        broken, draining = desk.pump.broke.done(), desk.gate.draining
+        broken, draining = handler.engine.stopped.done(), handler.admission.draining
         status = "broken" if broken else "draining" if draining else "ok"
         return JSONResponse({"status": status}, status_code=200 if status == "ok" else 503)
 
     async def state(request: Request) -> Response:
-        desk.gate.check_key(request.headers, house_only=True)
+        handler.admission.check_key(request.headers, control_plane_only=True)
         try:
-            told = await state_of(desk)
+            return JSONResponse((await handler.state()).to_dict())
         except TimeoutError:
             raise ApiError(
-                "the present step takes long; ask again", status=503, retry_after_s=2.0
+                "the current step takes long; try again", status=503, retry_after_s=2.0
             ) from None
-        return JSONResponse(told.to_dict())
 
-    async def tally(request: Request) -> Response:
-        desk.gate.check_key(request.headers, house_only=True)
-        if desk.others is None:
+    async def replica_stats(request: Request) -> Response:
+        handler.admission.check_key(request.headers, control_plane_only=True)
+        if handler.replica_stats is None:
             raise HTTPException(404)
         body = await read_body(request)
         try:
-            desk.others.hear(ReplicaStats.model_validate_json(body))
+            handler.replica_stats.receive(ReplicaStats.model_validate_json(body))
         except ValueError as error:
-            raise ApiError(f"this is no replica's tally: {error}") from None
+            raise ApiError(f"the body is not valid replica statistics: {error}") from None
         return Response(status_code=204)
 
-    def keyed(
-        handler: Callable[[Request], Awaitable[Response]],
-    ) -> Callable[[Request], Awaitable[Response]]:
+    def with_key(endpoint: Endpoint) -> Endpoint:
         async def checked(request: Request) -> Response:
-            desk.gate.check_key(request.headers)
-            return await handler(request)
+            handler.admission.check_key(request.headers)
+            return await endpoint(request)
 
         return checked
 
     return Starlette(
         routes=[
-            Route("/v1/models", keyed(models)),
-            Route("/v1/models/{name:path}", keyed(model)),
-            Route("/v1/completions", keyed(completions), methods=["POST"]),
-            Route("/v1/chat/completions", keyed(chat), methods=["POST"]),
+            Route("/v1/models", with_key(models)),
+            Route("/v1/models/{name:path}", with_key(model)),
+            Route("/v1/completions", with_key(completions), methods=["POST"]),
+            Route("/v1/chat/completions", with_key(chat), methods=["POST"]),
             Route("/health", health),
             Route(STATE_PATH, state),
-            Route(REPLICA_STATS_PATH, tally, methods=["POST"]),
+            Route(REPLICA_STATS_PATH, replica_stats, methods=["POST"]),
         ],
         exception_handlers=error_handlers(),
     )
 
 
-async def _answer(request: Request, desk: Desk, *, chat: bool) -> Response:
+async def _answer(request: Request, handler: RequestHandler, *, chat: bool) -> Response:
     body = await read_body(request)
     try:
-        wish = await desk.read(_json(body), chat=chat)
+        parsed = await handler.parse(_json(body), chat=chat)
     except RecursionError:
-        raise ApiError("the request nests too deep; send a flatter one") from None
-    if desk.fleet is None:
-        return await _here(request, desk, wish)
-    if desk.gate.draining:
-        raise desk.gate.refusal()
-    replica = desk.fleet.choose(wish.prompts[0], wish.answers)
+        raise ApiError("the request is nested too deeply; send a flatter one") from None
+    if handler.router is None:
+        return await _answer_here(request, handler, parsed)
+    if handler.admission.draining:
+        raise handler.admission.draining_error()
+    replica = handler.router.route(parsed.prompts[0], parsed.answers)
 
-    def ended() -> None:
-        replica.inside -= wish.answers
+    def on_end() -> None:
+        replica.in_progress -= parsed.answers
 
-    if replica.relay is not None:
-        return await replica.relay.pass_on(
-            request, body, client=_client(request, desk), ended=ended
-        )
-    return await _here(request, desk, wish, ended)
+    if replica.upstream is not None:
+        client = _client(request, handler)
+        return await replica.upstream.forward(request, body, client=client, on_end=on_end)
+    return await _answer_here(request, handler, parsed, on_end)
 
 
-async def _here(
-    request: Request, desk: Desk, wish: Wish, ended: Callable[[], None] = lambda: None
+async def _answer_here(
+    request: Request,
+    handler: RequestHandler,
+    parsed: ParsedRequest,
+    on_end: Callable[[], None] = lambda: None,
 ) -> Response:
     try:
-        order = await desk.order(wish, _client(request, desk))
+        stream = await handler.submit(parsed, _client(request, handler))
     except BaseException:
-        ended()
+        on_end()
         raise
-    order.held.callback(ended)
-    if order.asked.stream:
-        return _Events(order)
+    stream.resources.callback(on_end)
+    if parsed.stream:
+        return _EventStream(stream)
     try:
-        return JSONResponse(await unless_gone(request, order.whole()))
+        return JSONResponse(await cancel_on_disconnect(request, stream.response()))
     except (ApiError, ClientDisconnect):
         raise
     except Exception as error:
-        raise _of_engine(error) from error
+        raise engine_error(error) from error
     finally:
-        order.close()
+        stream.close()
 
 
-def _client(request: Request, desk: Desk) -> str:
-    return desk.gate.client(
-        request.headers, request.client.host if request.client is not None else ""
-    )
+def _client(request: Request, handler: RequestHandler) -> str:
+    address = request.client.host if request.client is not None else ""
+    return handler.admission.client(request.headers, address)
 
 
-class _Events(StreamingResponse):
-    """`data: {...}` a chunk, `data: [DONE]` at the end; whatever happens, the order is closed."""
+class _EventStream(StreamingResponse):
+    """`data: {...}` per chunk, `data: [DONE]` at the end; always closes the token stream."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, stream: TokenStream) -> None:
         super().__init__(
-            _events(order), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+            _events(stream), media_type="text/event-stream", headers={"cache-control": "no-cache"}
         )
-        self.order = order
+        self.stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.order.close()
+            self.stream.close()
 
 
-async def _events(order: Order) -> AsyncIterator[bytes]:
+async def _events(stream: TokenStream) -> AsyncIterator[bytes]:
     try:
-        async for chunk in order.chunks():
-            yield event(chunk)
+        async for chunk in stream.response_chunks():
+            yield server_sent_event(chunk)
     except Exception as error:
-        told = error if isinstance(error, ApiError) else _of_engine(error)
-        yield event(told.body)
+        api_error = error if isinstance(error, ApiError) else engine_error(error)
+        yield server_sent_event(api_error.body)
         return
     yield b"data: [DONE]\n\n"
 
 
-async def state_of(desk: Desk) -> EngineState:
-    """Of all replicas that answer. Raises TimeoutError where the present step takes long."""
-    own = await desk.pump.state(draining=desk.gate.draining)
-    if desk.fleet is None:
-        return own
-    relays = [each.relay for each in desk.fleet.replicas if each.relay is not None]
-    others = await asyncio.gather(
-        *(each.json(STATE_PATH) for each in relays), return_exceptions=True
-    )
-    return merged(
-        [own, *(EngineState.model_validate(each) for each in others if isinstance(each, dict))]
-    )
-
-
 async def read_body(request: Request) -> bytes:
-    """Raises ApiError for one that is too large."""
-    pieces, size = [], 0
-    async for piece in request.stream():
-        size += len(piece)
-        if size > MOST_BYTES:
-            raise ApiError(f"the body is larger than {MOST_BYTES:,} bytes; send less", status=413)
-        pieces.append(piece)
-    return b"".join(pieces)
+    """The request's body. Raises ApiError if it is too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise ApiError(
+                f"the body is larger than {MAX_BODY_BYTES:,} bytes; send less", status=413
+            )
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _json(body: bytes) -> Any:
     try:
-        found = json.loads(body.decode("utf-8-sig"), parse_constant=_no_constant)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
         if b"\\u" in body:
-            # half a character is none: nobody could be told of it
-            json.dumps(found, ensure_ascii=False).encode()
-        return found
+            # reject lone surrogates: they cannot be encoded as UTF-8
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError) as error:
         raise ApiError(
             f"We could not parse the JSON body of your request: {str(error)[:200]}"
         ) from None
 
 
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _of_engine(error: Exception) -> ApiError:
-    message = (
-        f"the engine could not go on: {type(error).__name__}: {str(error)[:300]}; the run's "
-        "log tells more"
-    )
-    return ApiError(message, status=500, code="engine_error")
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not valid JSON")
 
 
 def error_handlers() -> dict[Any, Any]:
-    """For Starlette: whatever goes wrong is told in OpenAI's shape."""
+    """Exception handlers for Starlette: every error in OpenAI's shape."""
     return {
-        ApiError: _refused,
-        HTTPException: _no_route,
-        ClientDisconnect: _left,
-        Exception: _broken,
+        ApiError: _on_api_error,
+        HTTPException: _on_http_error,
+        ClientDisconnect: _on_disconnect,
+        Exception: _on_error,
     }
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
-async def _no_route(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = (
+    api_error = ApiError(
         f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, "
-        "/v1/completions and "
+        "/v1/completions and /v1/chat/completions",
+        status=error.status_code,
+        code="unknown_url",
     )
-    told = ApiError(f"{message}/v1/chat/completions", status=error.status_code, code="unknown_url")
-    return JSONResponse(told.body, status_code=told.status)
+    return JSONResponse(api_error.body, status_code=api_error.status)
 
 
-async def _left(request: Request, error: Exception) -> Response:
-    return Response(status_code=GONE)
+async def _on_disconnect(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
-async def _broken(request: Request, error: Exception) -> Response:
-    return JSONResponse(_of_engine(error).body, status_code=500)
+async def _on_error(request: Request, error: Exception) -> Response:
+    return JSONResponse(engine_error(error).body, status_code=500)

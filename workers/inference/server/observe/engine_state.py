@@ -1,8 +1,4 @@
-"""What an engine and its requests look like from outside: EngineState and RequestTold from live
-objects.
-
-Reads; changes nothing. Called in the engine's thread, between two steps.
-"""
+"""EngineState and RequestStats of a live engine, read in its thread between two steps."""
 
 from __future__ import annotations
 
@@ -13,22 +9,22 @@ from workers.contracts.wire.serving_reports import EngineState, RequestStats
 from workers.inference.engine import Engine
 from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.request import Request
-from workers.inference.server.observe.finished_requests import later
+from workers.inference.server.observe.finished_requests import shift_times
 
-_LISTED = 256  # requests of each kind in one state
+_MAX_LISTED = 256  # running requests in one state, and waiting ones
 
 
-def engine_state(
+def read_engine_state(
     engine: Engine,
     names: Mapping[int, str],
-    ended: Sequence[Request],
+    finished: Sequence[Request],
     *,
     since_s: float,
     draining: bool,
 ) -> EngineState:
-    """`names` are tickets by the number of a request's parent; times count from `since_s`."""
+    """`names` are prompt ids by the number of a request's parent; times count from `since_s`."""
     scheduler = engine.scheduler
-    live = [*scheduler.running[:_LISTED], *list(scheduler.waiting)[:_LISTED]]
+    live = [*scheduler.running[:_MAX_LISTED], *list(scheduler.waiting)[:_MAX_LISTED]]
     return EngineState(
         now_s=time.perf_counter() - since_s,
         running=len(scheduler.running),
@@ -38,43 +34,45 @@ def engine_state(
         used=scheduler.pool.used,
         map=block_map(scheduler.pool),
         requests=[
-            told(each, names.get(each.parent, ""), since_s=since_s) for each in (*live, *ended)
+            request_stats(request, names.get(request.parent, ""), since_s=since_s)
+            for request in (*live, *finished)
         ],
-        ended=len(ended),
+        ended=len(finished),
         draining=draining,
     )
 
 
-def merged(states: Sequence[EngineState]) -> EngineState:
-    """Several replicas' as one, by the clock of the first."""
+def merge_states(states: Sequence[EngineState]) -> EngineState:
+    """The states of several replicas as one, by the clock of the first."""
     first = states[0]
     requests = [
-        later(each, by_s=first.now_s - state.now_s) for state in states for each in state.requests
+        shift_times(request, by_s=first.now_s - state.now_s)
+        for state in states
+        for request in state.requests
     ]
     sums = {
-        name: sum(getattr(each, name) for each in states)
+        name: sum(getattr(state, name) for state in states)
         for name in ("running", "waiting", "blocks", "used", "ended")
     }
-    return first.model_copy(
-        update={**sums, "map": "".join(each.map for each in states), "requests": requests}
-    )
+    block_maps = "".join(state.map for state in states)
+    return first.model_copy(update={**sums, "map": block_maps, "requests": requests})
 
 
 def block_map(pool: BlockPool) -> str:
-    """A letter a block, as EngineState says."""
+    """One letter per block, as EngineState documents."""
     letters = []
     for block in range(pool.blocks):
-        held = pool.references(block)
+        references = pool.references(block)
         free = "k" if pool.is_sealed(block) else "."
-        letters.append(free if held == 0 else "1" if held == 1 else "s")
+        letters.append(free if references == 0 else "1" if references == 1 else "s")
     return "".join(letters)
 
 
-def told(request: Request, name: str, *, since_s: float) -> RequestStats:
-    """`name` is the ticket's; answers after the first have their number behind it."""
-    new = len(request.tokens) - len(request.prompt)
+def request_stats(request: Request, name: str, *, since_s: float) -> RequestStats:
+    """`name` is the prompt's id; answers after the first append their index to it."""
+    output = len(request.tokens) - len(request.prompt)
 
-    def at(clock_s: float) -> float | None:
+    def relative(clock_s: float) -> float | None:
         return max(0.0, clock_s - since_s) if clock_s else None
 
     if request.finish is not None:
@@ -82,18 +80,18 @@ def told(request: Request, name: str, *, since_s: float) -> RequestStats:
     elif not request.blocks:
         state = "waiting"
     else:
-        state = "decode" if new else "prefill"
+        state = "decode" if output else "prefill"
     return RequestStats.model_validate(
         {
             "id": f"{name}/{request.answer}" if request.answer else name,
             "state": state,
-            "added_s": at(request.added_s) or 0.0,
-            "admitted_s": at(request.admitted_s),
-            "first_token_s": at(request.first_token_s),
-            "ended_s": at(request.ended_s),
+            "added_s": relative(request.added_s) or 0.0,
+            "admitted_s": relative(request.admitted_s),
+            "first_token_s": relative(request.first_token_s),
+            "ended_s": relative(request.ended_s),
             "prompt_tokens": len(request.prompt),
-            "shared_tokens": request.shared_tokens,
-            "new_tokens": new,
+            "shared_tokens": request.cached_tokens,
+            "new_tokens": output,
             "max_new_tokens": request.sampling.max_new_tokens,
             "blocks": len(request.blocks),
             "preemptions": request.preemptions,

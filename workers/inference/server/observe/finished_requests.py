@@ -1,7 +1,6 @@
-"""All requests of a server that ended so far, as far as a summary needs them; other replicas'
-beside its own.
+"""Totals over all finished requests of a server, for the summary at its end.
 
-Counts; knows no engine and no files.
+Can merge the totals of other replicas.
 """
 
 from __future__ import annotations
@@ -11,31 +10,31 @@ from collections.abc import Iterable
 
 from workers.contracts.wire.serving_reports import ReplicaStats, RequestStats, Summary
 
-_REMEMBERED = 100_000  # latencies that percentiles are of: the newest
+_MAX_LATENCIES = 100_000  # the newest, for percentiles
 _LAST = 32  # requests that a summary lists
 
 
-class Ended:
-    """`add` each of this replica's; `merge` what another told of its own, once there is nothing
-    more to add.
-    """
+class FinishedRequests:
+    """`add` each finished request of this replica, then `merge` those of others."""
 
     def __init__(self) -> None:
         self._finishes: Counter[str] = Counter()
-        self._prompt = self._shared = self._new = 0
-        self._ttft_s: deque[float] = deque(maxlen=_REMEMBERED)
-        self._tpot_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._prompt = self._cached = self._output = 0  # tokens
+        self._ttft_s: deque[float] = deque(maxlen=_MAX_LATENCIES)
+        self._tpot_s: deque[float] = deque(maxlen=_MAX_LATENCIES)
         self._last: deque[RequestStats] = deque(maxlen=_LAST)
 
     @property
     def count(self) -> int:
+        """Finished requests."""
         return sum(self._finishes.values())
 
     def add(self, request: RequestStats) -> None:
+        """Count a finished request."""
         self._finishes[request.finish or "aborted"] += 1
         self._prompt += request.prompt_tokens
-        self._shared += request.shared_tokens
-        self._new += request.new_tokens
+        self._cached += request.shared_tokens
+        self._output += request.new_tokens
         self._last.append(request)
         first, last = request.first_token_s, request.ended_s
         if first is not None:
@@ -43,40 +42,39 @@ class Ended:
             if last is not None and request.new_tokens > 1:
                 self._tpot_s.append((last - first) / (request.new_tokens - 1))
 
-    def tally(self, *, rank: int, seconds: float) -> ReplicaStats:
-        """For the first of several replicas, `seconds` after this one's start."""
+    def replica_stats(self, *, rank: int, seconds: float) -> ReplicaStats:
+        """The totals for the first replica, `seconds` after this one's start."""
         return ReplicaStats(
             rank=rank,
             seconds=seconds,
             finishes=dict(self._finishes),
             prompt_tokens=self._prompt,
-            new_tokens=self._new,
-            shared_tokens=self._shared,
+            new_tokens=self._output,
+            shared_tokens=self._cached,
             ttft_s=list(self._ttft_s),
             tpot_s=list(self._tpot_s),
             last=list(self._last),
         )
 
-    def merge(self, told: ReplicaStats, *, seconds: float) -> None:
-        """Its times by the clock of this replica, whose start was `seconds` before it was told."""
-        self._finishes.update(told.finishes)
-        self._prompt += told.prompt_tokens
-        self._shared += told.shared_tokens
-        self._new += told.new_tokens
-        self._ttft_s.extend(told.ttft_s)
-        self._tpot_s.extend(told.tpot_s)
-        everybodys = [
-            *self._last,
-            *(later(each, by_s=seconds - told.seconds) for each in told.last),
-        ]
-        self._last = deque(sorted(everybodys, key=lambda each: each.ended_s or 0.0), maxlen=_LAST)
+    def merge(self, stats: ReplicaStats, *, seconds: float) -> None:
+        """Add another replica's totals, received `seconds` after this replica's start."""
+        self._finishes.update(stats.finishes)
+        self._prompt += stats.prompt_tokens
+        self._cached += stats.shared_tokens
+        self._output += stats.new_tokens
+        self._ttft_s.extend(stats.ttft_s)
+        self._tpot_s.extend(stats.tpot_s)
+        theirs = (shift_times(each, by_s=seconds - stats.seconds) for each in stats.last)
+        newest = sorted([*self._last, *theirs], key=lambda each: each.ended_s or 0.0)
+        self._last = deque(newest, maxlen=_LAST)
 
     def summary(self, *, seconds: float) -> Summary:
+        """The data of the event `served`."""
         return Summary(
             requests=self.count,
             prompt_tokens=self._prompt,
-            new_tokens=self._new,
-            shared_tokens=self._shared,
+            new_tokens=self._output,
+            shared_tokens=self._cached,
             seconds=seconds,
             ttft_s=percentiles(self._ttft_s),
             tpot_s=percentiles(self._tpot_s),
@@ -85,18 +83,20 @@ class Ended:
         )
 
 
-def later(request: RequestStats, *, by_s: float) -> RequestStats:
-    """By a clock that began so much earlier; never before its start."""
+def shift_times(request: RequestStats, *, by_s: float) -> RequestStats:
+    """The same request by a clock that started `by_s` earlier; times are at least 0."""
     times = {
         name: getattr(request, name)
         for name in ("added_s", "admitted_s", "first_token_s", "ended_s")
     }
-    moved = {name: max(0.0, at_s + by_s) for name, at_s in times.items() if at_s is not None}
-    return request.model_copy(update=moved)
+    shifted = {
+        name: max(0.0, time_s + by_s) for name, time_s in times.items() if time_s is not None
+    }
+    return request.model_copy(update=shifted)
 
 
 def percentiles(seconds: Iterable[float]) -> dict[str, float] | None:
-    """The least value that so many of a hundred do not exceed; None of nothing."""
+    """p50, p90 and p99 by nearest rank; None without values."""
     ordered = sorted(seconds)
     if not ordered:
         return None

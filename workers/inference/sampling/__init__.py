@@ -1,0 +1,1 @@
+"""Sampling: parameters of a request, logits to tokens, beam search."""

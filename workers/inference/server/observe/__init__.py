@@ -1,0 +1,1 @@
+"""What a server reports: engine state, snapshots, finished requests, metrics."""

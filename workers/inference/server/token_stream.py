@@ -1,0 +1,151 @@
+"""One client request in progress: output chunks from the engine in, response bodies out.
+
+All methods belong to the event loop's thread. `close` frees what the request holds, whatever
+happened to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+from workers.inference.server.detokenizer import Detokenizer
+from workers.inference.server.http.request_parsing import ParsedRequest
+from workers.inference.server.http.schemas import ResponseFormat, usage
+from workers.inference.server.output import OutputChunk
+from workers.inference.text.tokenizer import Tokenizer
+
+
+class TokenStream:
+    """The answers to all prompts of a request; `unfinished` counts answers to come.
+
+    `accepted` resolves before the first chunk, or raises the engine's error. Register what has to
+    be undone at the end in `resources`.
+    """
+
+    def __init__(
+        self,
+        request: ParsedRequest,
+        *,
+        model: str,
+        tokenizer: Tokenizer | None,
+        client: str = "",
+    ) -> None:
+        self.request, self.client = request, client
+        self.id = f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.resources = ExitStack()
+        self.unfinished = request.answers
+        self.cached_tokens = 0  # of all prompts; set by the engine's thread
+        self._queue: asyncio.Queue[OutputChunk | BaseException] = asyncio.Queue()
+        decode = None if tokenizer is None else tokenizer.decode
+        self._detokenizers = [
+            Detokenizer(decode, params)
+            for params in request.samplings
+            for _ in range(request.sampling.n)
+        ]
+
+        def token_text(token: int) -> str:
+            if tokenizer is None:
+                return f"token_id:{token}"
+            return tokenizer.decode([token], special=True)
+
+        self._format = ResponseFormat(
+            id=self.id,
+            created=int(time.time()),
+            model=model,
+            chat=request.chat,
+            with_logprobs=request.top_logprobs is not None,
+            with_token_ids=request.return_token_ids or tokenizer is None,
+            token_text=token_text,
+        )
+
+    def prompt_id(self, place: int) -> str:
+        """The id of one of its prompts in reports."""
+        return f"{self.id}/{place}" if place else self.id
+
+    def accept(self) -> None:
+        """The engine has queued all prompts."""
+        if not self.accepted.done():
+            self.accepted.set_result(None)
+
+    def put(self, chunk: OutputChunk) -> None:
+        """Deliver new output."""
+        self.unfinished -= chunk.finish is not None
+        self._queue.put_nowait(chunk)
+
+    def fail(self, error: BaseException) -> None:
+        """Deliver an error; no more chunks will come."""
+        self.unfinished = 0
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+            self.accepted.exception()  # marks it as retrieved: the client may have disconnected
+        self._queue.put_nowait(error)
+
+    def close(self) -> None:
+        """Release its resources."""
+        self.resources.close()
+
+    async def response(self) -> dict[str, Any]:
+        """The complete response. Raises the engine's error."""
+        answers = [OutputChunk(index) for index in range(len(self._detokenizers))]
+        async for chunk in self._chunks():
+            self._detokenizers[chunk.index].ids += chunk.token_ids
+            answers[chunk.index] = answers[chunk.index].joined(chunk)
+        texts = [
+            self._prefix(each.index) + self._detokenizers[each.index].text() for each in answers
+        ]
+        complete = [replace(each, text=text) for each, text in zip(answers, texts, strict=True)]
+        return self._format.complete(complete, self._usage())
+
+    async def response_chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The response as stream chunks. Raises the engine's error."""
+        shown: dict[int, int] = {}  # characters
+        always = self._format.with_logprobs or self._format.with_token_ids
+        async for chunk in self._chunks():
+            index, detokenizer = chunk.index, self._detokenizers[chunk.index]
+            text = detokenizer.add(chunk.token_ids) + (detokenizer.end() if chunk.finish else "")
+            if index not in shown:
+                text = self._prefix(index) + text
+                if self._format.chat:
+                    yield self._format.role_chunk(index)
+            if text or chunk.finish or always:
+                offset = shown.get(index, 0)
+                yield self._format.chunk(replace(chunk, text=text, offset=offset))
+            shown[index] = shown.get(index, 0) + len(text)
+        if self.request.include_usage:
+            yield self._format.usage_chunk(self._usage())
+
+    async def _chunks(self) -> AsyncIterator[OutputChunk]:
+        """Output until all answers are finished.
+
+        Joins what has arrived per answer: clients get fewer chunks if the engine is faster.
+        """
+        left = len(self._detokenizers)
+        while left:
+            arrived: dict[int, OutputChunk] = {}
+            while not arrived or not self._queue.empty():
+                item = await self._queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                earlier = arrived.get(item.index)
+                arrived[item.index] = item if earlier is None else earlier.joined(item)
+            for chunk in arrived.values():
+                left -= chunk.finish is not None
+                yield chunk
+
+    def _prefix(self, index: int) -> str:
+        """The text that an answer begins with: its prompt if it is echoed."""
+        return self.request.prefixes[index // self.request.sampling.n]
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(
+            prompt=sum(map(len, self.request.prompts)),
+            output=sum(len(each.ids) for each in self._detokenizers),
+            cached=self.cached_tokens,
+        )

@@ -16,7 +16,7 @@ from orchestrator.planner.store import selectors, services
 from webui.forms.forecast import planner_query
 from webui.planner import phrases
 from webui.planner.form import question
-from webui.views.access import PageRequest, done, page
+from webui.views.access import PageRequest, page, redirect_with_message
 
 SHOWN = 100
 
@@ -58,7 +58,7 @@ def save(request: PageRequest) -> HttpResponse:
         link=link if len(link) <= 2000 else "",
         devices=selectors.own_devices(user=request.user),
     )
-    return done(request, f"{name} is kept under Saved plans.", "planner-saved")
+    return redirect_with_message(request, f"{name} is kept under Saved plans.", "planner-saved")
 
 
 @page

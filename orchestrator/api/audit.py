@@ -1,4 +1,4 @@
-"""The audit log, newest first. For administrators; reads only."""
+"""GET audit: the audit log, for administrators."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ from django.http import HttpRequest
 from ninja import Router
 
 from orchestrator.accounts import selectors
-from orchestrator.api.http.auth import needs, user
-from orchestrator.api.http.pagination import Page, paged_query
-from orchestrator.api.schemas import AuditOut, PageOf
+from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.pagination import paginated
+from orchestrator.api.schemas import AuditOut
 
 router = Router(tags=["accounts"])
 
 
-@router.get(
-    "", response=PageOf[AuditOut], auth=needs("admin"), summary="Who did what, newest first"
-)
-def audit(
-    request: HttpRequest, page: Page, action: str | None = None, target: str | None = None
-) -> dict[str, Any]:
+@router.get("", response=list[AuditOut], auth=require_scope("admin"), summary="List audit entries")
+@paginated(name="audit", newest_first=True)
+def audit(request: HttpRequest, action: str | None = None, target: str | None = None) -> Any:
+    """Who did what, newest first. Filter by `action` (`run.cancel`) and `target` (`run:12`)."""
     rows = selectors.audit_entries(user=user(request)).order_by("-id")
     if action:
         rows = rows.filter(action=action)
     if target:
         rows = rows.filter(target=target)
-    return paged_query(rows, page, "audit", lambda entry: entry, newest_first=True)
+    return rows

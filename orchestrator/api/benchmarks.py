@@ -1,6 +1,4 @@
-"""What a benchmark run measured: its table of variants, and the devices' own collectives and
-products. Reads only.
-"""
+"""GET runs/{id}/benchmark: the variants that a benchmark measured, collectives, matrix products."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 from pydantic import Field
 
-from orchestrator.api.http.auth import needs
-from orchestrator.api.http.lookup import run_of
+from orchestrator.api.http.auth import require_scope
+from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.problems import invalid
 from orchestrator.runs.outputs.benchmark_table import benchmark_of
 
@@ -19,32 +17,36 @@ router = Router(tags=["runs"])
 
 
 class BenchmarkRow(Schema):
+    """One variant of a benchmark."""
+
     id: str
     technique: str
     name: str
     state: Literal["waiting", "measured", "failed"]
     message: str | None = Field(None, description="why it failed")
     plan: dict[str, Any] | None = None
-    step_time_s: float | None = Field(None, description="median over all timed steps of all turns")
+    step_time_s: float | None = Field(None, description="median over all timed steps of all rounds")
     low_s: float | None = Field(None, description="first quartile")
     high_s: float | None = Field(None, description="third quartile")
-    turns_s: list[float] | None = Field(None, description="median of each turn")
+    turns_s: list[float] | None = Field(None, description="median of each round")
     steps: int | None = None
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     mfu: float | None = None
     peak_bytes: float | None = Field(
-        None, description="fullest rank: the allocator's, or counted tensors on a CPU"
+        None, description="of the rank with the highest peak; on a CPU, the sum of its tensors"
     )
-    memory: dict[str, float] | None = Field(None, description="bytes by category of that rank")
-    loss: float | str | None = Field(None, description="of a turn's last step")
+    memory: dict[str, float] | None = Field(None, description="bytes of that rank by category")
+    loss: float | str | None = Field(None, description="at the last step of a round")
     deviation: float | str | None = Field(
-        None, description="largest relative difference of a step's loss to the base"
+        None, description="largest relative difference of a step's loss from the base"
     )
     against_base: dict[str, float] | None = Field(None, description="ratios to the base")
 
 
 class BenchmarkOut(Schema):
+    """The results of a benchmark run."""
+
     rows: list[BenchmarkRow]
     left_out: list[dict[str, str]] = Field(
         description="`{technique, name, reason}` of variants that are illegal"
@@ -63,12 +65,12 @@ class BenchmarkOut(Schema):
 @router.get(
     "/{int:id}/benchmark",
     response=BenchmarkOut,
-    auth=needs("read"),
-    summary="What a benchmark measured",
+    auth=require_scope("read"),
+    summary="Get benchmark results",
 )
 def benchmark(request: HttpRequest, id: int) -> Any:
-    """Grows while the run goes on: variants that were not reached are `waiting`."""
-    run = run_of(request, id)
+    """The measured variants. While the run continues, variants without result are `waiting`."""
+    run = get_run(request, id)
     if run.kind != "benchmark":
         raise invalid("id", f"run {run.pk} is a {run.kind} run", "a run of kind benchmark")
     return benchmark_of(run=run)

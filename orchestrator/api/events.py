@@ -1,7 +1,4 @@
-"""Events of all runs that the caller may see, newest first.
-
-One run's own are at `runs/{id}/events`.
-"""
+"""GET events: events of all runs that the caller may see, newest first."""
 
 from __future__ import annotations
 
@@ -10,27 +7,35 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.http.auth import needs, user
-from orchestrator.api.http.lookup import run_of
-from orchestrator.api.http.pagination import Page, after, paged
-from orchestrator.api.schemas import EventOut, PageOf
+from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.lookup import get_run
+from orchestrator.api.http.pagination import last_key, paginated
+from orchestrator.api.schemas import EventOut
 from orchestrator.runs import selectors
 
 router = Router(tags=["fleet"])
 
 
-@router.get(
-    "", response=PageOf[EventOut], auth=needs("read"), summary="What happened, newest first"
+@router.get("", response=list[EventOut], auth=require_scope("read"), summary="List events")
+@paginated(
+    name="events",
+    serialize=selectors.serialize_event,
+    newest_first=True,
+    pass_parameter="page",
 )
 def events(
-    request: HttpRequest, page: Page, type: str | None = None, run: int | None = None
-) -> dict[str, Any]:
-    """`type` takes one event type or several with commas between."""
-    rows = selectors.events_visible_to(
+    request: HttpRequest, type: str | None = None, run: int | None = None, **paging: Any
+) -> Any:
+    """Events of all runs that you may see, newest first.
+
+    `type` takes one event type or a comma-separated list. A run's own events are also at
+    `runs/{id}/events`, oldest first.
+    """
+    page = paging["page"]
+    return selectors.events_visible_to(
         user=user(request),
-        run=run_of(request, run) if run is not None else None,
+        run=get_run(request, run) if run is not None else None,
         types=type.split(",") if type else None,
-        before_id=after(page, "events"),
+        before_id=last_key(page, "events"),
         limit=page.limit + 1,
     )
-    return paged(rows, page, "events", lambda event: event.pk, selectors.event_answer)

@@ -1,7 +1,6 @@
-"""/health/: is everything alive? One line for people, the ages of each part for programs. Open to
-all, names no run.
+"""/health/: liveness of scheduler, Redis, ingest and nodes, open to everyone. Names no run.
 
-What it tells, scheduling gathers; 503 where a part that all depend on is dead.
+503 if a component that everything depends on is dead.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
 
-from orchestrator.api.http.responses import json_answer
+from orchestrator.api.http.responses import json_response
 from orchestrator.scheduling import selectors
 
 
@@ -25,13 +24,13 @@ def health(request: HttpRequest) -> HttpResponse:
     except DatabaseError as error:
         facts = {
             "ok": False,
-            "troubles": [f"the database does not answer ({type(error).__name__}); nothing works"],
+            "troubles": [f"the database does not answer ({type(error).__name__})"],
         }
-        return json_answer(facts, status=503, headers={"Cache-Control": "no-store"})
+        return json_response(facts, status=503, headers={"Cache-Control": "no-store"})
     status = 200 if facts["ok"] else 503
     if request.get_preferred_type(["application/json", "text/html"]) == "text/html":
         response = render(request, "webui/health.html", {"health": facts, **facts}, status=status)
     else:
-        response = json_answer(facts, status=status)
+        response = json_response(facts, status=status)
     response["Cache-Control"] = "no-store"
     return response

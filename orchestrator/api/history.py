@@ -1,7 +1,4 @@
-"""What a run did and left behind: attempts, events, checkpoints, artifacts, log lines.
-
-Reads only.
-"""
+"""A run's attempts, events, checkpoints, artifacts, samples and log lines. Reads only."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ from django.utils.http import content_disposition_header
 from ninja import Query, Router
 from pydantic import Field
 
-from orchestrator.api.http.auth import needs
-from orchestrator.api.http.lookup import LARGEST, run_of
-from orchestrator.api.http.pagination import Page, after, paged, paged_whole
-from orchestrator.api.http.problems import invalid, not_found, refuse
-from orchestrator.api.http.responses import streamed
+from orchestrator.api.http.auth import require_scope
+from orchestrator.api.http.lookup import MAX_ID, get_run
+from orchestrator.api.http.pagination import Page, last_key, paginated
+from orchestrator.api.http.problems import invalid, missing_object, refuse
+from orchestrator.api.http.responses import stream_response
 from orchestrator.api.schemas import (
     ArtifactOut,
     AttemptOut,
@@ -35,126 +32,136 @@ from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.base import Contract
 
 router = Router(tags=["runs"])
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 
 
 class Lines(Contract):
+    """Filters of log lines."""
+
     rank: Annotated[int | None, Field(ge=-1, description="-1: the supervisor's own lines")] = None
-    q: Annotated[str | None, Field(max_length=200, description="only lines that contain it")] = None
+    q: Annotated[
+        str | None, Field(max_length=200, description="only lines that contain this text")
+    ] = None
     after: Annotated[
-        str | None, Field(max_length=60, description="`cursor` or seq of the last line one has")
+        str | None, Field(max_length=60, description="`cursor` or seq of the last line received")
     ] = None
 
 
 @router.get(
     "/{int:id}/attempts",
-    response=PageOf[AttemptOut],
-    auth=needs("read"),
-    summary="Tries, oldest first",
+    response=list[AttemptOut],
+    auth=require_scope("read"),
+    summary="List attempts",
 )
-def attempts(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    rows = sorted(
-        selectors.attempts_of(run=run_of(request, id)), key=lambda attempt: attempt.number
-    )
-    return paged_whole(
-        rows, page, "attempts", lambda attempt: attempt.number, selectors.attempt_answer
-    )
+@paginated(
+    name="attempts",
+    key=lambda attempt: attempt.number,
+    serialize=selectors.serialize_attempt,
+)
+def attempts(request: HttpRequest, id: int) -> Any:
+    """The run's attempts, oldest first."""
+    rows = selectors.attempts_of(run=get_run(request, id))
+    return sorted(rows, key=lambda attempt: attempt.number)
 
 
 @router.get(
     "/{int:id}/events",
-    response=PageOf[EventOut],
-    auth=needs("read"),
-    summary="What happened, oldest first",
+    response=list[EventOut],
+    auth=require_scope("read"),
+    summary="List events of a run",
+)
+@paginated(
+    name="events",
+    key=lambda event: event.seq,
+    serialize=selectors.serialize_event,
+    pass_parameter="page",
 )
 def events(
-    request: HttpRequest, id: int, page: Page, type: str | None = None, after_seq: int = 0
-) -> dict[str, Any]:
-    """`type` takes one event type or several with commas between; `after_seq` starts behind an
-    event's `seq`.
+    request: HttpRequest, id: int, type: str | None = None, after_seq: int = 0, **paging: Any
+) -> Any:
+    """The run's events, oldest first.
+
+    `type` takes one event type or a comma-separated list; `after_seq` skips events up to that
+    `seq`.
     """
-    rows = selectors.events_of(
-        run=run_of(request, id),
-        after=after(page, "events") or min(after_seq, LARGEST),
+    page = paging["page"]
+    return selectors.events_of(
+        run=get_run(request, id),
+        after=last_key(page, "events") or min(after_seq, MAX_ID),
         limit=page.limit + 1,
         types=type.split(",") if type else None,
     )
-    return paged(list(rows), page, "events", lambda event: event.seq, selectors.event_answer)
 
 
 @router.get(
     "/{int:id}/checkpoints",
-    response=PageOf[CheckpointOut],
-    auth=needs("read"),
-    summary="Saved states",
+    response=list[CheckpointOut],
+    auth=require_scope("read"),
+    summary="List checkpoints",
 )
-def checkpoints(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    rows = sorted(
-        selectors.checkpoints_of(run=run_of(request, id)), key=lambda checkpoint: checkpoint.pk
-    )
-    return paged_whole(
-        rows, page, "checkpoints", lambda checkpoint: checkpoint.pk, selectors.checkpoint_answer
-    )
+@paginated(name="checkpoints", serialize=selectors.serialize_checkpoint)
+def checkpoints(request: HttpRequest, id: int) -> Any:
+    """The checkpoints that are still on disk, oldest first."""
+    return selectors.checkpoints_of(run=get_run(request, id)).order_by("pk")
 
 
 @router.get(
-    "/{int:id}/artifacts", response=PageOf[ArtifactOut], auth=needs("read"), summary="Files it left"
+    "/{int:id}/artifacts",
+    response=list[ArtifactOut],
+    auth=require_scope("read"),
+    summary="List artifacts",
 )
-def artifacts(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    rows = sorted(selectors.artifacts_of(run=run_of(request, id)), key=lambda artifact: artifact.pk)
-    return paged_whole(
-        rows, page, "artifacts", lambda artifact: artifact.pk, selectors.artifact_answer
-    )
+@paginated(name="artifacts", serialize=selectors.serialize_artifact)
+def artifacts(request: HttpRequest, id: int) -> Any:
+    """The files that the run produced, oldest first."""
+    return selectors.artifacts_of(run=get_run(request, id)).order_by("pk")
 
 
 @router.get(
     "/{int:id}/samples",
-    response=PageOf[SamplesOut],
-    auth=needs("read"),
-    summary="What its model wrote",
+    response=list[SamplesOut],
+    auth=require_scope("read"),
+    summary="List generated samples",
 )
-def samples(request: HttpRequest, id: int, page: Page) -> dict[str, Any]:
-    """Texts after the same prompts, by step: those of the newest attempt, and of what no rewind
-    gave up.
+@paginated(
+    name="samples",
+    key=lambda row: row.content.step,
+    serialize=lambda row: {**dict(row.content), "attempt": row.attempt, "time": row.time},
+)
+def samples(request: HttpRequest, id: int) -> Any:
+    """Generated continuations of fixed prompts, by step, without steps that were discarded.
+
+    A later attempt or a rewind discards the steps that it repeats.
     """
-    rows = samples_of(run=run_of(request, id))
-    return paged_whole(
-        rows,
-        page,
-        "samples",
-        lambda row: row.told.step,
-        lambda row: {**dict(row.told), "attempt": row.attempt, "time": row.time},
-    )
+    return samples_of(run=get_run(request, id))
 
 
 @router.get(
     "/{int:id}/artifacts/{int:artifact}/download",
-    auth=needs("read"),
-    summary="One of its files",
+    auth=require_scope("read"),
+    summary="Download an artifact",
     openapi_extra={"responses": {200: {"content": {"application/octet-stream": {}}}}},
 )
 def artifact_download(request: HttpRequest, id: int, artifact: int) -> HttpResponseBase:
-    found = next(
-        (item for item in selectors.artifacts_of(run=run_of(request, id)) if item.pk == artifact),
-        None,
-    )
-    if found is None:
-        raise not_found("artifact", artifact, f"/api/v1/runs/{id}/artifacts")
+    """The artifact's bytes. 409 if the file is on another machine."""
+    row = selectors.artifacts_of(run=get_run(request, id)).filter(pk=min(artifact, MAX_ID)).first()
+    if row is None:
+        raise missing_object("artifact", artifact, f"/api/v1/runs/{id}/artifacts")
     root = Path(settings.ENV.media_runs).resolve()
-    path = (root.parent / found.path).resolve()
+    path = (root.parent / row.path).resolve()
     if not path.is_relative_to(root) or not path.is_file():
         raise refuse(
             "file-elsewhere",
             "The file is not on this machine",
             409,
-            f"{found.name} lies at {found.path} in the data directory of the node that wrote it. "
-            "Fetch it there, or "
-            "let the nodes share the run directory (ORRERY_SHARED_RUNS).",
+            f"{row.name} is at {row.path} in the data directory of the node that wrote it. Fetch "
+            "it "
+            "there, or share the run directory between nodes (ORRERY_SHARED_RUNS).",
         )
-    response = streamed(request, _pieces(path), "application/octet-stream")
+    response = stream_response(request, _chunks(path), "application/octet-stream")
     response["Content-Length"] = str(path.stat().st_size)
     response["Content-Disposition"] = (
-        content_disposition_header(True, Path(found.name).name) or "attachment"
+        content_disposition_header(True, Path(row.name).name) or "attachment"
     )
     return response
 
@@ -162,31 +169,35 @@ def artifact_download(request: HttpRequest, id: int, artifact: int) -> HttpRespo
 @router.get(
     "/{int:id}/logs",
     response=PageOf[LogLine],
-    auth=needs("read"),
-    summary="Log lines in order of arrival",
+    auth=require_scope("read"),
+    summary="List log lines",
 )
 def logs(request: HttpRequest, id: int, page: Page, lines: Query[Lines]) -> dict[str, Any]:
-    """To follow a log, ask again with `after` set to the `cursor` of the last line."""
-    run = run_of(request, id)
-    asked = page.cursor or lines.after or ""
-    place, beyond = (None, min(int(asked), LARGEST)) if asked.isdecimal() else (asked or None, -1)
-    found: list[Any] = []
-    while len(found) <= page.limit:
+    """Log lines in order of arrival.
+
+    To follow a log, call again with `after` set to the `cursor` of the last line.
+    """
+    run = get_run(request, id)
+    start = page.cursor or lines.after or ""
+    by_seq = start.isdecimal()
+    cursor, min_seq = (None, min(int(start), MAX_ID)) if by_seq else (start or None, -1)
+    rows: list[Any] = []
+    while len(rows) <= page.limit:
         try:
-            part = telemetry.logs(
-                run=run, rank=lines.rank, q=lines.q, after=place, limit=page.limit + 1
+            batch = telemetry.logs(
+                run=run, rank=lines.rank, q=lines.q, after=cursor, limit=page.limit + 1
             )
         except ValueError as error:
-            raise invalid("after", str(error), "the cursor of the last line you have") from None
-        found += [line for line in part if line.seq > beyond]
-        if len(part) <= page.limit or beyond < 0:
+            raise invalid("after", str(error), "use the cursor of the last line") from None
+        rows += [line for line in batch if line.seq > min_seq]
+        if len(batch) <= page.limit or min_seq < 0:
             break
-        place = part[-1].cursor
-    items = found[: page.limit]
-    return {"items": items, "next_cursor": items[-1].cursor if len(found) > page.limit else None}
+        cursor = batch[-1].cursor
+    items = rows[: page.limit]
+    return {"items": items, "next_cursor": items[-1].cursor if len(rows) > page.limit else None}
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
+def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            yield piece
+        while chunk := file.read(_CHUNK):
+            yield chunk

@@ -48,7 +48,7 @@ class RequestsOut(Schema):
         description="current state of the engine; null if no server answers"
     )
     summary: Summary | None = Field(description="over all finished requests, after the run ended")
-    stood: EngineSnapshot | None = Field(
+    snapshot: EngineSnapshot | None = Field(
         description="the engine's last known state, if no server answers"
     )
 
@@ -117,7 +117,7 @@ def requests(request: HttpRequest, id: int) -> Any:
         "base_url": None if status.phase == "ended" else f"/serve/{run.pk}/v1",
         "state": state,
         "summary": endpoint.summary_of(run=run),
-        "stood": endpoint.last_snapshot(run=run) if state is None else None,
+        "snapshot": endpoint.last_snapshot(run=run) if state is None else None,
     }
 
 
@@ -125,9 +125,10 @@ def requests(request: HttpRequest, id: int) -> Any:
     "/{int:id}/results",
     response=ResultsOut,
     auth=require_scope("read"),
-    summary="What an evaluation found",
+    summary="Get evaluation results",
 )
 def results_(request: HttpRequest, id: int) -> Any:
+    """Metrics of an evaluate run and its lowest-scoring examples."""
     run = _get_run_of_kind(request, id, "evaluate")
     evaluation = results.evaluated(run=run)
     path = results.lines_file(run=run, evaluation=evaluation) if evaluation is not None else None

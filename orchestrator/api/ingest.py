@@ -261,7 +261,7 @@ def _validate_items(
             rejected.append(
                 {
                     "index": index,
-                    "message": "; ".join(str(found) for found in validation_problems(error)),
+                    "message": "; ".join(str(problem) for problem in validation_problems(error)),
                 }
             )
         except ValueError as error:

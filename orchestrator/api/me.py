@@ -1,4 +1,4 @@
-"""Who I am to this installation. Reads the caller only."""
+"""GET me: the authenticated caller."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.http.auth import caller, needs
+from orchestrator.api.http.auth import caller, require_scope
 from orchestrator.api.schemas import MeOut
 
 router = Router(tags=["accounts"])
 
 
-@router.get("", response=MeOut, auth=needs("read"), summary="The caller, with what they may do")
+@router.get("", response=MeOut, auth=require_scope("read"), summary="Get the caller")
 def me(request: HttpRequest) -> dict[str, Any]:
+    """The authenticated user with role, teams and the scopes of this call."""
     who = caller(request)
     return {
         "id": who.user.pk,

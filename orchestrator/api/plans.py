@@ -1,7 +1,4 @@
-"""Plans: estimate them, search for the best, hand them to another engine, keep them.
-
-The planner computes.
-"""
+"""Plans: estimate, search, export, save."""
 
 from __future__ import annotations
 
@@ -11,27 +8,27 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Router
 from pydantic import ConfigDict, Field
 
-from orchestrator.api.http.auth import needs, user
+from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
-from orchestrator.api.http.lookup import saved_plan_of
-from orchestrator.api.http.pagination import Page, paged_query
+from orchestrator.api.http.lookup import get_saved_plan
+from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import Invalid
-from orchestrator.api.http.responses import json_answer, packed
+from orchestrator.api.http.responses import gzip_if_large, json_response
 from orchestrator.api.schemas import (
     EstimateOut,
     ExportOut,
-    PageOf,
     SavedPlanOut,
     SearchOut,
     ServingOut,
 )
 from orchestrator.planner import user_api
-from orchestrator.planner.requests import BadRequest, folded
+from orchestrator.planner.plan_request import BadRequest
+from orchestrator.planner.request_parsing import nest_flat_fields
 from orchestrator.planner.store import selectors, services
 from workers.contracts.base import Contract
 
 router = Router(tags=["planner"])
-MOST_LINES = 2000
+MAX_LINES = 2000
 
 Model = Annotated[
     Any,
@@ -39,7 +36,7 @@ Model = Annotated[
 ]
 Cluster = Annotated[
     dict[str, Any] | None,
-    Field(description="a ClusterSpec; `device` may be one of your own, or a Device written out"),
+    Field(description="a ClusterSpec; `device` may be a user-defined name or a Device object"),
 ]
 Framework = Annotated[
     dict[str, Any] | str | None, Field(description="its name, or {name, switches…}")
@@ -51,27 +48,27 @@ CalibrationId = Annotated[
     int | str | None,
     Field(
         description=(
-            'number or name; the device\'s default one where it is left out, "none" for none'
+            'id or name; default: the device\'s default calibration; "none": no calibration'
         )
     ),
 ]
 Explain = Annotated[
     bool | str | list[str],
     Field(
-        description="true: a tree {name, value, unit, formula, inputs, source} in place of every "
-        "number, 2 MB a plan; "
-        "the name of a number, or several: their trees alone, under `explained`"
+        description="true: a tree {name, value, unit, formula, inputs, source} for every number, "
+        "2 MB "
+        "per plan; the name of one number or a list: their trees under `explained`"
     ),
 ]
 ExplainDepth = Annotated[
-    int | None, Field(description="levels of the trees; left out: down to what is given")
+    int | None, Field(description="levels of the trees; default: down to the inputs")
 ]
 
 
-class Scenery(Contract):
-    """What a plan is for.
+class PlanRequest(Contract):
+    """Model, cluster and workload of a plan.
 
-    Keys that start with `_` and `source` are ignored, other unknown keys refused by name.
+    `source` and keys that start with `_` are ignored; other unknown keys are refused by name.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -85,29 +82,35 @@ class Scenery(Contract):
     explain_depth: ExplainDepth = None
 
 
-class Estimate(Scenery):
-    """One request line, or several under `requests`."""
+class Estimate(PlanRequest):
+    """One request line, or a list under `requests`."""
 
     id: Any = None
     plan: Annotated[Any, Field(description='a ParallelPlan, or "auto"')] = None
-    requests: Annotated[list[Any] | None, Field(max_length=MOST_LINES)] = None
+    requests: Annotated[list[Any] | None, Field(max_length=MAX_LINES)] = None
 
 
-class Search(Scenery):
+class Search(PlanRequest):
+    """A search request."""
+
     fix: Annotated[
         dict[str, Any] | None,
-        Field(description="fields of a plan that are not to be chosen: {tp: 8, zero: [1, 3]}"),
+        Field(description="fixed fields of the plan: {tp: 8, zero: [1, 3]}"),
     ] = None
     objective: Annotated[str | None, Field(description="time, cost, memory or devices")] = None
-    top: Annotated[int | None, Field(ge=1, le=200, description="plans to answer with")] = None
+    top: Annotated[int | None, Field(ge=1, le=200, description="number of plans to return")] = None
 
 
-class Export(Scenery):
+class Export(PlanRequest):
+    """An export request."""
+
     plan: Annotated[Any, Field(description='a ParallelPlan, or "auto"')] = None
     engine: Annotated[str, Field(description="torchtitan, megatron, deepspeed or accelerate")]
 
 
 class Serving(Contract):
+    """A serving estimate request."""
+
     model_config = ConfigDict(extra="allow")
 
     model: Model = None
@@ -115,23 +118,28 @@ class Serving(Contract):
 
 
 class NewSavedPlan(Contract):
+    """A plan to save."""
+
     name: Annotated[str, Field(min_length=1, max_length=160)]
     line: Annotated[dict[str, Any], Field(description="a request line")]
     link: Annotated[str, Field(max_length=2000, description="the planner page that shows it")] = ""
 
 
 @router.post(
-    "/estimate", response=EstimateOut, auth=needs("read"), summary="Memory, time and cost of plans"
+    "/estimate",
+    response=EstimateOut,
+    auth=require_scope("read"),
+    summary="Estimate plans",
 )
 def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
-    """One line is answered by its answer; what cannot be read is 422. An illegal plan is answered
-    `ok: false`.
+    """Predicts memory, step time and cost of a plan.
 
-    `requests` are answered by `{"answers": [...]}` in their order, each by itself.
+    An unreadable request is 422; an illegal plan returns `ok: false`. With `requests`, returns
+    `{"answers": [...]}` in the same order; each request is answered on its own.
     """
     lines = [_line(body)] if body.requests is None else body.requests
     try:
-        told = user_api.estimate(
+        answers = user_api.estimate(
             user=user(request),
             lines=lines,
             calibration=body.calibration,
@@ -141,54 +149,57 @@ def estimate(request: HttpRequest, body: Estimate) -> HttpResponse:
         )
     except BadRequest as error:
         raise Invalid(error.problems) from None
-    return packed(request, json_answer(told[0] if body.requests is None else {"answers": told}))
+    return gzip_if_large(
+        request, json_response(answers[0] if body.requests is None else {"answers": answers})
+    )
 
 
-@router.post(
-    "/search", response=SearchOut, auth=needs("read"), summary="The best of all legal plans"
-)
+@router.post("/search", response=SearchOut, auth=require_scope("read"), summary="Search for plans")
 def search(request: HttpRequest, body: Search) -> HttpResponse:
-    """Enumerates, prunes, times and ranks; `pareto` are positions in `plans` that no other plan
-    beats in everything.
+    """Finds the best of all legal plans.
 
-    The command's words (`device`, `nodes`, `devices_per_node`, `seq_len`, `global_batch`, `tokens`)
-    do as well.
+    `pareto` lists positions in `plans` on the Pareto front. The command's options (`device`,
+    `nodes`, `devices_per_node`, `seq_len`, `global_batch`, `tokens`) are accepted as keys.
     """
     try:
-        told = user_api.search(
+        result = user_api.search(
             user=user(request),
-            request=folded(_line(body)),
+            request=nest_flat_fields(_line(body)),
             calibration=body.calibration,
             explain=body.explain,
             explain_depth=body.explain_depth,
         )
     except BadRequest as error:
         raise Invalid(error.problems) from None
-    return packed(request, json_answer(told))
+    return gzip_if_large(request, json_response(result))
 
 
 @router.post(
     "/export",
     response=ExportOut,
-    auth=needs("read"),
-    summary="A plan as another engine's configuration",
+    auth=require_scope("read"),
+    summary="Export a plan",
 )
 def export(request: HttpRequest, body: Export) -> HttpResponse:
+    """Returns the plan in the configuration format of another engine."""
     line = _line(body)
     engine = line.pop("engine")
     try:
-        return json_answer(user_api.export(user=user(request), line=line, engine=engine))
+        return json_response(user_api.export(user=user(request), line=line, engine=engine))
     except BadRequest as error:
         raise Invalid(error.problems) from None
 
 
 @router.post(
-    "/serving", response=ServingOut, auth=needs("read"), summary="What serving a model would reach"
+    "/serving",
+    response=ServingOut,
+    auth=require_scope("read"),
+    summary="Estimate serving",
 )
 def serving(request: HttpRequest, body: Serving) -> HttpResponse:
-    """KV cache, time to first token, time per token, tokens per second, largest concurrency."""
+    """Predicts KV cache, time to first token, time per token, tokens/s and maximum concurrency."""
     try:
-        return json_answer(
+        return json_response(
             user_api.serving(user=user(request), request=body.model_dump(exclude_unset=True))
         )
     except BadRequest as error:
@@ -196,42 +207,51 @@ def serving(request: HttpRequest, body: Serving) -> HttpResponse:
 
 
 @router.get(
-    "", response=PageOf[SavedPlanOut], auth=needs("read"), summary="Saved plans, newest first"
+    "",
+    response=list[SavedPlanOut],
+    auth=require_scope("read"),
+    summary="List saved plans",
 )
-def plan_list(request: HttpRequest, page: Page) -> dict[str, Any]:
-    rows = selectors.saved_plans_visible_to(user=user(request))
-    return paged_query(rows, page, "plans", selectors.saved_plan_answer, newest_first=True)
+@paginated(name="plans", serialize=selectors.serialize_saved_plan, newest_first=True)
+def plan_list(request: HttpRequest) -> Any:
+    """Saved plans that you may see, newest first."""
+    return selectors.saved_plans_visible_to(user=user(request))
 
 
-@router.post(
-    "", response={201: SavedPlanOut}, auth=needs("runs"), summary="Keep a plan under a name"
-)
+@router.post("", response={201: SavedPlanOut}, auth=require_scope("runs"), summary="Save a plan")
 @creates(SavedPlanOut, location="/api/v1/plans/{id}")
 def plan_save(request: HttpRequest, body: NewSavedPlan) -> Any:
-    who = user(request)
-    made = services.plan_save(
-        by=who,
+    """Saves a request line under a name."""
+    by = user(request)
+    saved = services.plan_save(
+        by=by,
         name=body.name,
         line=body.line,
         link=body.link,
-        devices=selectors.own_devices(user=who),
+        devices=selectors.own_devices(user=by),
     )
-    return selectors.saved_plan_answer(made)
+    return selectors.serialize_saved_plan(saved)
 
 
-@router.get("/{int:id}", response=SavedPlanOut, auth=needs("read"), summary="One saved plan")
+@router.get(
+    "/{int:id}", response=SavedPlanOut, auth=require_scope("read"), summary="Get a saved plan"
+)
 def plan(request: HttpRequest, id: int) -> Any:
-    return selectors.saved_plan_answer(saved_plan_of(request, id))
+    """One saved plan."""
+    return selectors.serialize_saved_plan(get_saved_plan(request, id))
 
 
-@router.delete("/{int:id}", response={204: None}, auth=needs("runs"), summary="Forget a saved plan")
+@router.delete(
+    "/{int:id}", response={204: None}, auth=require_scope("runs"), summary="Delete a saved plan"
+)
 def plan_delete(request: HttpRequest, id: int) -> HttpResponse:
-    services.plan_delete(plan=saved_plan_of(request, id), by=user(request))
+    """Deletes the saved plan."""
+    services.plan_delete(plan=get_saved_plan(request, id), by=user(request))
     return HttpResponse(status=204)
 
 
 def _line(body: Contract) -> dict[str, Any]:
-    found = body.model_dump(exclude_unset=True)
+    line = body.model_dump(exclude_unset=True)
     for key in ("calibration", "explain", "explain_depth", "requests"):
-        found.pop(key, None)
-    return found
+        line.pop(key, None)
+    return line

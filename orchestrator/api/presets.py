@@ -1,7 +1,4 @@
-"""What a spec may name: model presets, catalogued devices, data presets.
-
-Plain tables of the contracts.
-"""
+"""GET presets: the models, devices and data sets that a spec can name."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Any, get_args
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.http.auth import needs
+from orchestrator.api.http.auth import require_scope
 from orchestrator.api.schemas import PresetsOut
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.devices import DEVICES
@@ -23,10 +20,11 @@ router = Router(tags=["presets"])
 @router.get(
     "",
     response=PresetsOut,
-    auth=needs("read"),
-    summary="Models, devices and data that a spec may name",
+    auth=require_scope("read"),
+    summary="List presets",
 )
 def presets(request: HttpRequest) -> dict[str, Any]:
+    """Model presets, catalogue devices and data presets that a spec can name."""
     return {
         "models": [
             {"name": name, "parameters": parameter_count(spec).total, "spec": spec.to_dict()}
@@ -38,7 +36,7 @@ def presets(request: HttpRequest) -> dict[str, Any]:
 
 
 def data_presets() -> list[str]:
-    """The names that `data.preset` takes."""
+    """The values that `data.preset` accepts."""
     literal = next(
         kind
         for kind in get_args(DataSpec.model_fields["preset"].annotation)

@@ -1,7 +1,4 @@
-"""The queue: who waits for what, why, and when it may start.
-
-What the scheduler decided, told; decides nothing.
-"""
+"""GET queue: the waiting runs, each with its reason and estimated start."""
 
 from __future__ import annotations
 
@@ -10,26 +7,15 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from orchestrator.api.http.auth import needs, user
-from orchestrator.api.http.pagination import Page, paged_whole
-from orchestrator.api.schemas import PageOf, QueueOut
+from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.pagination import paginated
+from orchestrator.api.schemas import QueueOut
 from orchestrator.scheduling import selectors
 
 router = Router(tags=["fleet"])
 
 
-@router.get(
-    "",
-    response=PageOf[QueueOut],
-    auth=needs("read"),
-    summary="Waiting runs in order, each with its reason",
-)
-def queue(request: HttpRequest, page: Page) -> dict[str, Any]:
-    entries = selectors.queue_visible_to(user=user(request))
-    return paged_whole(entries, page, "queue", lambda entry: entry.position, _shape)
-
-
-def _shape(entry: Any) -> dict[str, Any]:
+def _serialize(entry: Any) -> dict[str, Any]:
     run = entry.run
     return {
         "run": str(run.pk),
@@ -43,3 +29,10 @@ def _shape(entry: Any) -> dict[str, Any]:
         "reason": entry.reason,
         "may_start": entry.may_start,
     }
+
+
+@router.get("", response=list[QueueOut], auth=require_scope("read"), summary="List the queue")
+@paginated(name="queue", key=lambda entry: entry.position, serialize=_serialize)
+def queue(request: HttpRequest) -> Any:
+    """Waiting runs in the order in which they start, each with its reason and estimated start."""
+    return selectors.queue_visible_to(user=user(request))

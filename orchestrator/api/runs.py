@@ -1,8 +1,4 @@
-"""Runs: submit, list, look, edit, act. What a run did and left behind is in `history`, its numbers
-in `series`.
-
-Reads input, calls one service or selector, shapes the answer; decides nothing.
-"""
+"""Runs: submit, list, get, edit, act. `history` has their output, `series` their metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +8,12 @@ from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 from pydantic import AliasChoices, Field
 
-from orchestrator.api.http.auth import needs, user
-from orchestrator.api.http.etags import check_version, tagged_answer, wanted_version
+from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.etags import check_version, etag_response, if_match_version
 from orchestrator.api.http.idempotency import creates
-from orchestrator.api.http.lookup import experiment_of, run_of
-from orchestrator.api.http.pagination import Page, after, paged
-from orchestrator.api.schemas import PageOf, RunOut
+from orchestrator.api.http.lookup import get_experiment, get_run
+from orchestrator.api.http.pagination import last_key, paginated
+from orchestrator.api.schemas import RunOut
 from orchestrator.runs import selectors, services
 from workers.contracts.base import Contract
 
@@ -26,29 +22,31 @@ LOCATION = "/api/v1/runs/{id}"
 
 
 class Submission(Contract):
-    name: Annotated[
-        str, Field(max_length=160, description="kind and model where it is left out")
-    ] = ""
+    """A run to submit."""
+
+    name: Annotated[str, Field(max_length=160, description="default: kind and model")] = ""
     experiment: Annotated[
-        int | str | None, Field(description="its name or number; a new name makes a new one")
+        int | str | None, Field(description="name or id; a new name creates the experiment")
     ] = None
     spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-contract": "RunSpec"})]
-    force: Annotated[
-        bool, Field(description="submit although the plan is predicted not to fit")
-    ] = False
+    force: Annotated[bool, Field(description="submit even if the plan is predicted not to fit")] = (
+        False
+    )
 
 
 class Filters(Contract):
-    state: Annotated[str | None, Field(description="one, or several with commas between")] = None
-    kind: Annotated[str | None, Field(description="one, or several with commas between")] = None
-    experiment: Annotated[str | None, Field(description="its name or number")] = None
+    """Filters of the list of runs."""
+
+    state: Annotated[str | None, Field(description="one or a comma-separated list")] = None
+    kind: Annotated[str | None, Field(description="one or a comma-separated list")] = None
+    experiment: Annotated[str | None, Field(description="name or id")] = None
     tag: str | None = None
     owner: Annotated[str | None, Field(description="a username; `me` is the caller")] = None
-    q: Annotated[str | None, Field(description="what name, notes or tags contain")] = None
+    q: Annotated[str | None, Field(description="text in name, notes, model or tags")] = None
 
 
 class RunChange(Contract):
-    """What is left out stays as it is."""
+    """The fields to change; omitted fields keep their values."""
 
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] | None = None
     tags: list[Annotated[str, Field(min_length=1, max_length=100)]] | None = None
@@ -56,73 +54,90 @@ class RunChange(Contract):
 
 
 class Clone(Contract):
+    """Changes to a cloned run."""
+
     spec: Annotated[
         dict[str, Any],
         Field(
             validation_alias=AliasChoices("spec", "changes"),
-            description="fields of the spec to replace; objects are merged",
+            description="changes to the spec, as a merge patch (RFC 7396)",
         ),
     ] = {}
 
 
 class Fork(Clone):
-    step: Annotated[int, Field(ge=0, description="of a checkpoint that this run keeps")]
+    """The checkpoint to fork from, and changes to the new run."""
+
+    step: Annotated[int, Field(ge=0, description="the step of a retained checkpoint")]
     name: Annotated[
-        str, Field(max_length=160, description="the parent's name and step where it is left out")
+        str, Field(max_length=160, description="default: the parent's name and the step")
     ] = ""
-    force: Annotated[bool, Field(description="fork although the plan is predicted not to fit")] = (
+    force: Annotated[bool, Field(description="fork even if the plan is predicted not to fit")] = (
         False
     )
 
 
 class Retry(Contract):
+    """Where the next attempt starts."""
+
     step: Annotated[
-        int | None, Field(ge=0, description="rewind to this checkpoint; the newest where left out")
+        int | None, Field(ge=0, description="rewind to this checkpoint; default: the newest")
     ] = None
 
 
-@router.post("", response={201: RunOut}, auth=needs("runs"), summary="Submit a run")
+@router.post("", response={201: RunOut}, auth=require_scope("runs"), summary="Submit a run")
 @creates(RunOut, location=LOCATION)
 def run_create(request: HttpRequest, body: Submission) -> Any:
-    """422 tells every wrong field, or what would make a plan fit that does not; nothing is created
-    then.
+    """Checks the spec, queues the run and returns it.
+
+    422 names every wrong field, or the nearest changes with which a plan would fit; nothing is
+    created then.
     """
     experiment: Any = body.experiment
     if isinstance(experiment, int):
-        experiment = experiment_of(request, experiment)
+        experiment = get_experiment(request, experiment)
     run = services.run_submit(
         owner=user(request),
-        name=body.name.strip() or _named_after(body.spec),
+        name=body.name.strip() or _default_name(body.spec),
         spec=body.spec,
         experiment=experiment or None,
         force=body.force,
     )
-    return selectors.run_answer(run)
+    return selectors.serialize_run(run)
 
 
-@router.get("", response=PageOf[RunOut], auth=needs("read"), summary="Runs, newest first")
-def run_list(request: HttpRequest, page: Page, filters: Query[Filters]) -> dict[str, Any]:
-    wanted = dict(filters)
+@router.get("", response=list[RunOut], auth=require_scope("read"), summary="List runs")
+@paginated(
+    name="runs",
+    serialize=selectors.serialize_run,
+    newest_first=True,
+    pass_parameter="page",
+)
+def run_list(request: HttpRequest, filters: Query[Filters], **paging: Any) -> Any:
+    """Runs that you may see, newest first."""
+    page, wanted = paging["page"], dict(filters)
     if filters.owner == "me":
         wanted["owner"] = user(request).get_username()
-    rows = selectors.run_list(
-        user=user(request), before_id=after(page, "runs"), limit=page.limit + 1, **wanted
+    return selectors.run_list(
+        user=user(request), before_id=last_key(page, "runs"), limit=page.limit + 1, **wanted
     )
-    return paged(rows, page, "runs", lambda run: run.pk, selectors.run_answer)
 
 
-@router.get("/{int:id}", response=RunOut, auth=needs("read"), summary="One run")
+@router.get("/{int:id}", response=RunOut, auth=require_scope("read"), summary="Get a run")
 def run_detail(request: HttpRequest, id: int) -> HttpResponse:
-    """Carries an ETag: for If-Match with PATCH, and If-None-Match to ask again at no cost."""
-    return _answer(request, run_of(request, id))
+    """One run, with an ETag for If-Match (PATCH) and If-None-Match (304 if unchanged)."""
+    return _response(request, get_run(request, id))
 
 
 @router.patch(
-    "/{int:id}", response=RunOut, auth=needs("runs"), summary="Change priority, tags or notes"
+    "/{int:id}",
+    response=RunOut,
+    auth=require_scope("runs"),
+    summary="Update a run",
 )
 def run_update(request: HttpRequest, id: int, body: RunChange) -> HttpResponse:
-    """With If-Match only if nobody else edited it since (412)."""
-    run, version = run_of(request, id), wanted_version(request)
+    """Changes priority, tags or notes. With If-Match: 412 if the run was edited since."""
+    run, version = get_run(request, id), if_match_version(request)
     check_version(version, run.version, f"Run {run.pk}")
     changed = services.run_update(
         run=run,
@@ -132,58 +147,77 @@ def run_update(request: HttpRequest, id: int, body: RunChange) -> HttpResponse:
         notes=body.notes,
         version=version,
     )
-    return _answer(request, changed)
+    return _response(request, changed)
 
 
-@router.post("/{int:id}/cancel", response=RunOut, auth=needs("runs"), summary="End the run")
+@router.post(
+    "/{int:id}/cancel", response=RunOut, auth=require_scope("runs"), summary="Cancel a run"
+)
 def run_cancel(request: HttpRequest, id: int) -> Any:
+    """Ends a waiting run at once; a running one stops first. Cancelling twice has no effect."""
     return _act(request, id, services.run_cancel)
 
 
 @router.post(
     "/{int:id}/pause",
     response=RunOut,
-    auth=needs("runs"),
-    summary="Checkpoint, stop, keep for later",
+    auth=require_scope("runs"),
+    summary="Pause a run",
 )
 def run_pause(request: HttpRequest, id: int) -> Any:
+    """Saves a checkpoint, releases the devices and pauses the run until it is resumed."""
     return _act(request, id, services.run_pause)
 
 
 @router.post(
-    "/{int:id}/resume", response=RunOut, auth=needs("runs"), summary="Queue a paused run again"
+    "/{int:id}/resume",
+    response=RunOut,
+    auth=require_scope("runs"),
+    summary="Resume a run",
 )
 def run_resume(request: HttpRequest, id: int) -> Any:
+    """Queues a paused run; it continues from its newest checkpoint."""
     return _act(request, id, services.run_resume)
 
 
 @router.post(
     "/{int:id}/retry",
     response=RunOut,
-    auth=needs("runs"),
-    summary="Queue an ended run for another attempt",
+    auth=require_scope("runs"),
+    summary="Retry a run",
 )
 def run_retry(request: HttpRequest, id: int, body: Retry | None = None) -> Any:
-    """With a step, rewinds: it goes on from that checkpoint, and what it did after it is given up."""
+    """Queues an ended run for another attempt, from its newest checkpoint.
+
+    With `step`, rewinds: continues from that checkpoint and discards the steps after it.
+    """
     if body is None or body.step is None:
         return _act(request, id, services.run_retry)
-    made = services.run_rewind(run=run_of(request, id), by=user(request), step=body.step)
-    return selectors.run_answer(made)
+    rewound = services.run_rewind(run=get_run(request, id), by=user(request), step=body.step)
+    return selectors.serialize_run(rewound)
 
 
 @router.post(
-    "/{int:id}/checkpoint", response=RunOut, auth=needs("runs"), summary="Save a checkpoint now"
+    "/{int:id}/checkpoint",
+    response=RunOut,
+    auth=require_scope("runs"),
+    summary="Save a checkpoint",
 )
 def run_checkpoint(request: HttpRequest, id: int) -> Any:
+    """Requests a checkpoint at the next step; a `checkpoint_saved` event reports it."""
     return _act(request, id, services.run_checkpoint)
 
 
 @router.post(
-    "/{int:id}/profile", response=RunOut, auth=needs("runs"), summary="Profile the next step"
+    "/{int:id}/profile",
+    response=RunOut,
+    auth=require_scope("runs"),
+    summary="Profile a step",
 )
 def run_profile(request: HttpRequest, id: int) -> Any:
-    """torch's profiler over one step, of a rank of each pipeline place: artifacts, and
-    `profile_saved` events.
+    """Profiles the next step with torch's profiler, on one rank per pipeline stage.
+
+    Produces artifacts and `profile_saved` events.
     """
     return _act(request, id, services.run_profile)
 
@@ -191,14 +225,14 @@ def run_profile(request: HttpRequest, id: int) -> Any:
 @router.post(
     "/{int:id}/memory-snapshot",
     response=RunOut,
-    auth=needs("runs"),
-    summary="See what holds memory",
+    auth=require_scope("runs"),
+    summary="Take a memory snapshot",
 )
 def run_memory_snapshot(request: HttpRequest, id: int) -> Any:
-    """Over one step, of a rank of each pipeline place: artifacts, and `memory_profile` events with
-    its peak by kind.
+    """Records what uses memory in the next step, on one rank per pipeline stage.
 
-    By torch's MemTracker on a CPU; on a GPU the allocator's counters, and its history for
+    Produces artifacts and `memory_profile` events with the peak by category. Uses torch's
+    MemTracker on a CPU; on a GPU the allocator's counters and its history for
     pytorch.org/memory_viz.
     """
     return _act(request, id, services.run_memory_snapshot)
@@ -207,39 +241,44 @@ def run_memory_snapshot(request: HttpRequest, id: int) -> Any:
 @router.post(
     "/{int:id}/clone",
     response={201: RunOut},
-    auth=needs("runs"),
-    summary="The same again, as a new run",
+    auth=require_scope("runs"),
+    summary="Clone a run",
 )
 @creates(RunOut, location=LOCATION)
 def run_clone(request: HttpRequest, id: int, body: Clone | None = None) -> Any:
-    made = services.run_clone(
-        run=run_of(request, id), by=user(request), changes=(body.spec if body else None) or None
+    """Submits a new run with the same spec, changed by `spec`."""
+    clone = services.run_clone(
+        run=get_run(request, id), by=user(request), changes=(body.spec if body else None) or None
     )
-    return selectors.run_answer(made)
+    return selectors.serialize_run(clone)
 
 
 @router.post(
     "/{int:id}/fork",
     response={201: RunOut},
-    auth=needs("runs"),
-    summary="A new run from a checkpoint",
+    auth=require_scope("runs"),
+    summary="Fork a run",
 )
 @creates(RunOut, location=LOCATION)
 def run_fork(request: HttpRequest, id: int, body: Fork) -> Any:
-    """The spec changes as a merge patch (RFC 7396), its plan too; 422 tells which steps are kept."""
-    made = services.run_fork(
-        run=run_of(request, id),
+    """Submits a new run that continues from a checkpoint of this run.
+
+    `spec` is a merge patch (RFC 7396) and may change the plan. 422 lists the steps with retained
+    checkpoints.
+    """
+    fork = services.run_fork(
+        run=get_run(request, id),
         by=user(request),
         step=body.step,
         changes=body.spec,
         name=body.name.strip() or None,
         force=body.force,
     )
-    return selectors.run_answer(made)
+    return selectors.serialize_run(fork)
 
 
-def _named_after(spec: dict[str, Any]) -> str:
-    """`train llama-tiny`: kind and model, for runs that were given no name."""
+def _default_name(spec: dict[str, Any]) -> str:
+    """`train llama-tiny`: kind and model."""
     model = spec.get("model", "llama-tiny" if spec.get("kind") != "external" else "")
     if isinstance(model, dict):
         model = model.get("name") or model.get("path") or model.get("package") or ""
@@ -247,9 +286,9 @@ def _named_after(spec: dict[str, Any]) -> str:
 
 
 def _act(request: HttpRequest, id: int, service: Any) -> Any:
-    return selectors.run_answer(service(run=run_of(request, id), by=user(request)))
+    return selectors.serialize_run(service(run=get_run(request, id), by=user(request)))
 
 
-def _answer(request: HttpRequest, run: Any) -> HttpResponse:
-    body = RunOut.model_validate(selectors.run_answer(run)).model_dump(mode="json")
-    return tagged_answer(request, body, run.version)
+def _response(request: HttpRequest, run: Any) -> HttpResponse:
+    body = RunOut.model_validate(selectors.serialize_run(run)).model_dump(mode="json")
+    return etag_response(request, body, run.version)

@@ -1,8 +1,4 @@
-"""The shapes of answers, one a noun, as OpenAPI shows them. Times are ISO 8601 in UTC, sizes bytes,
-durations seconds.
-
-Shapes only: which rows there are, and who sees them, the selectors know.
-"""
+"""Response schemas, one per resource. Times are ISO 8601 in UTC, sizes bytes, durations seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from orchestrator.common.units import iso
 from workers.contracts.wire.samples import WrittenText
 
 Item = TypeVar("Item")
-Id = Annotated[str, BeforeValidator(str)]  # a whole number as text
+Id = Annotated[str, BeforeValidator(str)]  # an integer as text
 Time = Annotated[
     str,
     BeforeValidator(lambda time: iso(time) if isinstance(time, datetime) else time),
@@ -26,14 +22,14 @@ Time = Annotated[
 
 
 class PageOf(Schema, Generic[Item]):
-    """One page of a list; `next_cursor` is null on the last."""
+    """One page of a list; `next_cursor` is null on the last page."""
 
     items: list[Item]
     next_cursor: str | None = None
 
 
 def aware(time: datetime | None) -> datetime | None:
-    """A time that a caller gave, UTC where it names no zone."""
+    """The time with a time zone: UTC if it has none."""
     return (
         timezone.make_aware(time, timezone.get_default_timezone())
         if time and timezone.is_naive(time)
@@ -42,16 +38,18 @@ def aware(time: datetime | None) -> datetime | None:
 
 
 class RunOut(Schema):
+    """A run: one program of a kind, with its spec, plan and state."""
+
     model_config = ConfigDict(extra="allow")
 
-    id: Id = Field(description="the number in /api/v1/runs/{id}, as text")
+    id: Id = Field(description="the id in /api/v1/runs/{id}")
     name: str
     kind: str
     state: str = Field(
         description="queued, starting, running, stopping, paused, finished, failed or cancelled"
     )
     spec: dict[str, Any] = Field(
-        description="as given, defaults left out", json_schema_extra={"x-contract": "RunSpec"}
+        description="as submitted, without defaults", json_schema_extra={"x-contract": "RunSpec"}
     )
     plan: dict[str, Any] | None = Field(
         description="the ParallelPlan it runs with; null for external runs"
@@ -63,22 +61,22 @@ class RunOut(Schema):
     started: Time | None
     ended: Time | None
     prediction: dict[str, Any] | None
-    exit: dict[str, Any] | None = Field(
-        description="{class, reason, rank?, step?} of a run that ended"
-    )
+    exit: dict[str, Any] | None = Field(description="{class, reason, rank?, step?} of an ended run")
     priority: int
     tags: list[str]
     notes: str
-    devices: int = Field(description="devices it occupies; 0 for external runs")
-    wait_reason: str | None = Field(description="why it waits, while it waits")
+    devices: int = Field(description="devices it uses; 0 for external runs")
+    wait_reason: str | None = Field(description="why a queued run waits")
     summary: dict[str, Any] = Field(
         description="newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s"
     )
     forked_from: str | None
-    version: int = Field(description="counts people's edits; the ETag carries it")
+    version: int = Field(description="number of user edits; part of the ETag")
 
 
 class AttemptOut(Schema):
+    """One attempt to execute a run."""
+
     run: str
     attempt: int
     state: str
@@ -93,6 +91,8 @@ class AttemptOut(Schema):
 
 
 class EventOut(Schema):
+    """Something that happened to a run."""
+
     run: str
     attempt: int
     rank: int | None
@@ -103,6 +103,8 @@ class EventOut(Schema):
 
 
 class CheckpointOut(Schema):
+    """A saved training state."""
+
     id: Id
     run: str
     attempt: int
@@ -115,6 +117,8 @@ class CheckpointOut(Schema):
 
 
 class ArtifactOut(Schema):
+    """A file that a run produced."""
+
     id: Id
     run: str
     name: str
@@ -124,38 +128,48 @@ class ArtifactOut(Schema):
 
 
 class SamplesOut(Schema):
+    """Texts that the model generated at one step."""
+
     step: int
     attempt: int | None
     time: Time
-    samples: list[WrittenText] = Field(description="what the model wrote after each prompt")
+    samples: list[WrittenText] = Field(description="one generated text per prompt")
     temperature: float | None
     seconds: float | None
-    cut_short: bool = Field(description="the time for writing was over")
+    cut_short: bool = Field(description="the time limit ended the generation")
 
 
 class LogLine(Schema):
+    """One line of a rank's output."""
+
     attempt: int
     rank: int = Field(description="-1: the supervisor's own lines")
     seq: int
     time: Time
     text: str
-    cursor: str = Field(description="give it as `after` to go on behind this line")
+    cursor: str = Field(description="pass it as `after` to continue after this line")
 
 
 class DeviceOut(Schema):
+    """An accelerator or a CPU slot of a node."""
+
     id: Id
     node: str
     index: int
     kind: str = Field(description="gpu or cpu")
     name: str
-    catalogue: str | None = Field(description="its entry in the device catalogue")
+    catalogue: str | None = Field(description="its name in the device catalogue")
     memory_bytes: int
     uuid: str | None
     healthy: bool
-    sample: dict[str, Any] | None = Field(description="its newest reading")
+    sample: dict[str, Any] | None = Field(
+        description="the newest reading: utilization, memory, power, temperature"
+    )
 
 
 class NodeOut(Schema):
+    """A machine of the fleet."""
+
     id: Id
     name: str
     cluster: str
@@ -174,15 +188,19 @@ class NodeOut(Schema):
 
 
 class PoolOut(Schema):
+    """A named share of the fleet."""
+
     id: Id
     name: str
     max_devices_per_user: int | None
     priority: int
     node_count: int
-    device_count: int = Field(description="healthy devices of nodes that take work")
+    device_count: int = Field(description="healthy devices of nodes that accept work")
 
 
 class ExperimentOut(Schema):
+    """A question and the runs that answer it."""
+
     id: Id
     name: str
     hypothesis: str
@@ -193,6 +211,8 @@ class ExperimentOut(Schema):
 
 
 class TokenOut(Schema):
+    """An API token, without its text."""
+
     id: Id
     name: str
     prefix: str
@@ -204,19 +224,25 @@ class TokenOut(Schema):
 
 
 class NewTokenOut(TokenOut):
-    token: str = Field(description="shown this once; only its digest is kept")
+    """A created API token, with its text."""
+
+    token: str = Field(description="shown only here; Orrery stores its digest")
 
 
 class MeOut(Schema):
+    """The authenticated caller."""
+
     id: Id
     username: str
     role: str
     scopes: list[str]
     teams: list[str]
-    token: str | None = Field(description="name of the token that this call came with")
+    token: str | None = Field(description="name of this call's token; null for a session")
 
 
 class AuditOut(Schema):
+    """An entry of the audit log."""
+
     id: Id
     time: Time
     actor: str
@@ -227,10 +253,13 @@ class AuditOut(Schema):
 
     @staticmethod
     def resolve_actor(entry: Any) -> str:
+        """The name of the user, also after the user was deleted."""
         return str(entry.actor_name)
 
 
 class QueueOut(Schema):
+    """A waiting run."""
+
     run: str
     name: str
     owner: str
@@ -238,27 +267,31 @@ class QueueOut(Schema):
     pool: str
     priority: int
     queued_at: Time
-    position: int = Field(description="1 is next")
+    position: int = Field(description="1 starts next")
     reason: str = Field(description="why it waits")
-    may_start: Time | None = Field(description="when it may start, if that can be told")
+    may_start: Time | None = Field(description="estimated start; null if unknown")
 
 
 class SeriesName(Schema):
+    """A metric of a run."""
+
     name: str
     unit: str
     ranks: list[int]
     attempts: list[int]
-    points: int = Field(description="of all its ranks and attempts together")
+    points: int = Field(description="over all ranks and attempts")
 
 
 class SeriesNames(PageOf[SeriesName]):
     """The metrics that a run has so far."""
 
 
-Number = float | str  # numbers that are not finite are "NaN", "Infinity", "-Infinity"
+Number = float | str  # non-finite numbers are "NaN", "Infinity", "-Infinity"
 
 
 class SeriesOut(Schema):
+    """A metric over an axis, downsampled."""
+
     name: str
     unit: str
     rank: int | None
@@ -267,53 +300,65 @@ class SeriesOut(Schema):
     x: list[Number]
     y: list[Number]
     low: list[Number] | None = Field(
-        None, description="where points were left out: the least of each point's bucket"
+        None, description="if downsampled: the minimum of each point's bucket"
     )
-    high: list[Number] | None = Field(None, description="and the greatest")
+    high: list[Number] | None = Field(None, description="if downsampled: the maximum")
     total_points: int
     last_seq: int
 
 
 class Rejected(Schema):
-    index: int = Field(description="position in the call")
+    """An item that was not stored."""
+
+    index: int = Field(description="position in the request")
     message: str
 
 
 class IngestOut(Schema):
+    """How many items were stored, were known, or were rejected."""
+
     accepted: int
     duplicates: int
     rejected: list[Rejected]
 
 
 class Preset(Schema):
+    """A model preset."""
+
     name: str
     parameters: int | None = None
     spec: dict[str, Any]
 
 
 class PresetsOut(Schema):
+    """What a spec can name."""
+
     models: list[Preset]
     devices: list[dict[str, Any]]
     data: list[str]
 
 
 class CalibrationOut(Schema):
+    """Parameters of the planner, fitted to measurements."""
+
     id: Id
     name: str
-    device: str = Field(description="catalogue name of most of its measurements")
+    device: str = Field(description="catalogue name in most of its measurements")
     framework: str
-    rows: int = Field(description="measurements it was fitted to")
-    default: bool = Field(description="predictions of runs on its device rest on it")
+    rows: int = Field(description="number of measurements")
+    default: bool = Field(description="used for predictions of runs on its device")
     created_by: str
     created: Time
     fitted: Time
     version: int
     document: dict[str, Any] | None = Field(
-        None, description="as `manage.py calibrate` writes it; left out in lists"
+        None, description="in the format of `manage.py calibrate`; null in lists"
     )
 
 
 class DeviceTypeOut(Schema):
+    """A user-defined device type."""
+
     id: Id
     name: str
     owner: str
@@ -322,6 +367,8 @@ class DeviceTypeOut(Schema):
 
 
 class SavedPlanOut(Schema):
+    """A plan request saved under a name."""
+
     id: Id
     name: str
     owner: str
@@ -331,7 +378,7 @@ class SavedPlanOut(Schema):
 
 
 class EstimateOut(Schema):
-    """An answer line; with `explain` each number is a tree `{name, value, unit, formula, inputs,
+    """An estimate; with `explain`, numbers are trees `{name, value, unit, formula, inputs,
     source}`.
     """
 
@@ -340,17 +387,17 @@ class EstimateOut(Schema):
     id: Any = None
     ok: bool = Field(True, description="the plan is legal")
     problems: list[dict[str, str]] = Field(
-        [], description="[{field, says, try}] of an illegal plan"
+        [], description="[{field, message, hint}] of an illegal plan"
     )
     fits: bool | None = None
     memory: dict[str, Any] | None = Field(
         None, description="bytes by category on the worst pipeline rank, and totals"
     )
     host: dict[str, Any] | None = Field(
-        None, description="bytes that offloading puts into a host's memory, a device"
+        None, description="bytes that offloading places in host memory, per device"
     )
     step_time_s: Any = None
-    step_time_low_s: Any = Field(None, description="with step_time_high_s an 80% interval")
+    step_time_low_s: Any = Field(None, description="with step_time_high_s, an 80% interval")
     step_time_high_s: Any = None
     time: dict[str, Any] | None = None
     tokens_per_s_per_device: Any = None
@@ -359,48 +406,48 @@ class EstimateOut(Schema):
     hfu: Any = None
     bubble_fraction: Any = None
     comm: dict[str, Any] | None = Field(
-        None, description="bytes a device and step, by kind of parallelism"
+        None, description="bytes per device and step, by kind of parallelism"
     )
     collectives: dict[str, Any] | None = Field(
         None,
-        description=(
-            "bytes a rank hands to each kind of collective; null where these are not counted"
-        ),
+        description=("bytes that a rank passes to each kind of collective; null if not counted"),
     )
-    notes: list[str] = Field([], description="what to know before taking the plan")
+    notes: list[str] = Field([], description="what to know before you use the plan")
     explained: dict[str, Any] | None = Field(
-        None, description="trees of the numbers that `explain` names"
+        None, description="trees of the numbers named in `explain`"
     )
     usd_per_billion_tokens: Any = None
-    days: Any = Field(None, description="for workload.tokens, null without them")
+    days: Any = Field(None, description="for workload.tokens; null without it")
     calibration: str | None = None
-    answers: list[dict[str, Any]] | None = Field(
-        None, description="one a line, where `requests` were sent"
-    )
+    answers: list[dict[str, Any]] | None = Field(None, description="one per line of `requests`")
 
 
 class SearchOut(Schema):
+    """The best plans of a search."""
+
     model_config = ConfigDict(extra="allow")
 
     enumerated: int = Field(description="legal candidates")
     legal: int
     fit: int
     seconds: float
-    plans: list[dict[str, Any]] = Field(description="[{plan, …the answer}], best first")
+    plans: list[dict[str, Any]] = Field(description="[{plan, …the estimate}], best first")
     pareto: list[int] = Field(description="positions in `plans`")
-    rejected: dict[str, int] = Field(description="how many plans were left out, by reason")
+    rejected: dict[str, int] = Field(description="number of excluded plans by reason")
     notes: list[str] = Field(
-        [], description="what the search left out, and what to know of its plans"
+        [], description="what the search excluded, and what to know about its plans"
     )
     closest: dict[str, Any] | None = Field(
-        None, description="where nothing fits: the plan that needs least"
+        None, description="if nothing fits: the plan that needs the least memory"
     )
     advice: list[dict[str, Any]] | None = Field(
-        None, description="and single changes that would make one fit"
+        None, description="if nothing fits: single changes that would make a plan fit"
     )
 
 
 class ExportOut(Schema):
+    """A plan in another engine's configuration format."""
+
     engine: str
     filename: str
     text: str
@@ -408,4 +455,6 @@ class ExportOut(Schema):
 
 
 class ServingOut(Schema):
+    """Predicted performance of serving a model."""
+
     model_config = ConfigDict(extra="allow")

@@ -1,6 +1,6 @@
-"""API tokens: one's own to list, make and revoke.
+"""API tokens of the caller: list, create, revoke.
 
-A token's text is in the answer that makes it, and nowhere else.
+The response to the creation is the only place that shows a token's text.
 """
 
 from __future__ import annotations
@@ -14,71 +14,83 @@ from pydantic import Field
 
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.roles import SCOPES
-from orchestrator.api.http.auth import caller, needs, user
+from orchestrator.api.http.auth import caller, require_scope, user
 from orchestrator.api.http.idempotency import creates
-from orchestrator.api.http.lookup import LARGEST
-from orchestrator.api.http.pagination import Page, paged_whole
-from orchestrator.api.http.problems import invalid, not_found, refuse
-from orchestrator.api.schemas import NewTokenOut, PageOf, TokenOut, aware
+from orchestrator.api.http.lookup import MAX_ID
+from orchestrator.api.http.pagination import paginated
+from orchestrator.api.http.problems import invalid, missing_object, refuse
+from orchestrator.api.schemas import NewTokenOut, TokenOut, aware
 from workers.contracts.base import Contract
 
 router = Router(tags=["accounts"])
 
 
 class NewToken(Contract):
+    """A token to create."""
+
     name: Annotated[str, Field(min_length=1, max_length=80)]
-    scopes: list[str] | None = None
+    scopes: Annotated[list[str] | None, Field(description="default: the scopes of this call")] = (
+        None
+    )
     expires: datetime | None = None
 
 
-@router.get("", response=PageOf[TokenOut], auth=needs("read"), summary="My tokens, newest first")
-def token_list(request: HttpRequest, page: Page) -> dict[str, Any]:
-    rows = selectors.tokens_of(user=user(request))
-    return paged_whole(rows, page, "tokens", lambda token: token.pk, lambda token: token)
+@router.get("", response=list[TokenOut], auth=require_scope("read"), summary="List tokens")
+@paginated(name="tokens", newest_first=True)
+def token_list(request: HttpRequest) -> Any:
+    """Your tokens that are not revoked, newest first, without their texts."""
+    return selectors.tokens_of(user=user(request))
 
 
 @router.post(
     "",
     response={201: NewTokenOut},
-    auth=needs("read"),
-    summary="Make a token; its text is shown this once",
+    auth=require_scope("read"),
+    summary="Create a token",
 )
 @creates(NewTokenOut, secret=True)
 def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
-    """Scopes default to what the caller has; a token never reaches further than the one it was made
-    with.
+    """Creates a token. This response is the only one that shows its text.
+
+    Scopes default to those of this call, and cannot exceed them.
     """
-    who = caller(request)
-    scopes = sorted(who.scopes) if body.scopes is None else body.scopes
+    current = caller(request)
+    scopes = sorted(current.scopes) if body.scopes is None else body.scopes
     for index, scope in enumerate(scopes):
         if scope not in SCOPES:
             raise invalid(f"scopes.{index}", f"{scope!r} is not a scope", ", ".join(SCOPES))
-        if scope not in who.scopes:
+        if scope not in current.scopes:
             raise refuse(
                 "scope-missing",
-                "A token cannot give more than its maker has",
+                "A token cannot have more scopes than its creator",
                 403,
-                f"You came with the scopes {', '.join(sorted(who.scopes))}; {scope} is not among "
-                "them.",
+                f"This call has the scopes {', '.join(sorted(current.scopes))}, not {scope}.",
                 [
                     {
                         "field": f"scopes.{index}",
-                        "message": f"{scope} is more than you have",
-                        "hint": "leave it out",
+                        "message": f"this call does not have the scope {scope}",
+                        "hint": "omit it",
                     }
                 ],
             )
     token, text = services.token_create(
-        user=who.user, name=body.name, scopes=scopes, expires=aware(body.expires), by=who.user
+        user=current.user,
+        name=body.name,
+        scopes=scopes,
+        expires=aware(body.expires),
+        by=current.user,
     )
     return TokenOut.from_orm(token).model_dump() | {"token": text}
 
 
-@router.delete("/{int:id}", response={204: None}, auth=needs("read"), summary="Revoke a token")
+@router.delete(
+    "/{int:id}", response={204: None}, auth=require_scope("read"), summary="Revoke a token"
+)
 def token_revoke(request: HttpRequest, id: int) -> HttpResponse:
-    who = caller(request)
-    token = selectors.token_get(user=who.user, id=id) if id <= LARGEST else None
+    """Revokes the token at once. Revoking a revoked token has no effect."""
+    by = user(request)
+    token = selectors.token_get(user=by, id=id) if id <= MAX_ID else None
     if token is None:
-        raise not_found("token", id, "/api/v1/tokens")
-    services.token_revoke(token=token, by=who.user)
+        raise missing_object("token", id, "/api/v1/tokens")
+    services.token_revoke(token=token, by=by)
     return HttpResponse(status=204)

@@ -1,4 +1,4 @@
-"""The two addresses outside /api/: /metrics for scrapers, /health/ for probes and people."""
+"""The two paths outside /api/: /metrics for scrapers, /health/ for probes and people."""
 
 from __future__ import annotations
 

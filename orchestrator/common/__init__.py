@@ -1,0 +1,1 @@
+"""Conditional updates, live frames, errors, units and time."""

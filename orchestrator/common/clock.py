@@ -1,4 +1,4 @@
-"""The time, asked for in one place so that tests can stand it still."""
+"""The current time, read in one place so tests can freeze it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from django.utils import timezone
 
 
 def now() -> datetime:
-    """Aware, UTC."""
+    """The current time: aware, UTC."""
     return timezone.now()
 
 
 def from_unix(seconds: float) -> datetime:
-    """The moment that many seconds after 1970, as nodes and programs tell it."""
+    """The aware UTC time of a Unix timestamp."""
     return datetime.fromtimestamp(seconds, UTC)

@@ -1,6 +1,4 @@
-"""The conditional UPDATE: who finds the row in the expected state moves it, everybody else learns
-that they lost.
-"""
+"""The conditional UPDATE: of concurrent writers, exactly one changes the row."""
 
 from __future__ import annotations
 
@@ -9,8 +7,6 @@ from typing import Any
 from django.db.models import QuerySet
 
 
-def move(queryset: QuerySet[Any], **values: Any) -> bool:
-    """Sets `values` on the row that the queryset's conditions still describe; the row count says
-    who won.
-    """
+def update(queryset: QuerySet[Any], **values: Any) -> bool:
+    """Set `values` on the rows that still match the queryset; False if none did."""
     return queryset.update(**values) > 0

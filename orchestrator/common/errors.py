@@ -1,7 +1,6 @@
-"""The one way in which services say no: what is wrong, which thing, what to do next, and whether a
-retry helps.
+"""`Refusal`, the exception of services: what is wrong, with which value, and what to do next.
 
-Knows the fields of RFC 9457 problem details; does not know HTTP frameworks or pages.
+Its fields are those of RFC 9457 problem details. Does not depend on the API or pages.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ PROBLEMS_URL = "https://orrery.dev/problems/"
 
 
 class Refusal(Exception):
-    """A request that is not carried out.
+    """A request that a service refuses.
 
-    `type` is a stable slug (`spec-invalid`); `detail` a sentence; `errors` a list of `{field, message,
-    hint}` (Problems of
-    the contracts are accepted); `retry` tells that the same request may succeed later, after
-    `retry_after_s` if given.
+    `type` is a stable slug (`spec-invalid`), `detail` one sentence, and `errors` a list of
+    `{field, message, hint}` or of contract `Problem`s. `retry`: the same request may succeed later,
+    after `retry_after_s` if set.
     """
 
     def __init__(
@@ -36,44 +34,46 @@ class Refusal(Exception):
         self.title = title
         self.status = status
         self.detail = detail or title
-        self.errors: list[dict[str, str]] = [_plain(item) for item in errors]
+        self.errors: list[dict[str, str]] = [_error_dict(item) for item in errors]
         self.retry = retry or retry_after_s is not None
         self.retry_after_s = retry_after_s
 
     @property
     def type_url(self) -> str:
+        """The problem type as a URL."""
         return PROBLEMS_URL + self.type
 
     def problem(self, instance: str = "") -> dict[str, Any]:
-        """Problem details as a mapping, ready for `application/problem+json`."""
-        found: dict[str, Any] = {
+        """The problem details as a mapping for `application/problem+json`."""
+        details: dict[str, Any] = {
             "type": self.type_url,
             "title": self.title,
             "status": self.status,
             "detail": self.detail,
         }
         if instance:
-            found["instance"] = instance
-        found["errors"] = self.errors
+            details["instance"] = instance
+        details["errors"] = self.errors
         if self.retry:
-            found["retry"] = True
-        return found
+            details["retry"] = True
+        return details
 
 
-def not_found(what: str, which: object) -> Refusal:
-    """404, also for what exists but is not the asker's to see."""
-    detail = f"There is no {what} {which}, or it belongs to people you share no team with."
+def missing_object(what: str, which: object) -> Refusal:
+    """404, also for objects that the user may not see."""
+    detail = f"There is no {what} {which}, or it belongs to users outside your teams."
     return Refusal("not-found", f"No such {what}", 404, detail)
 
 
 def forbidden(detail: str) -> Refusal:
+    """403: the user's role or ownership does not allow the action."""
     return Refusal("forbidden", "Not allowed", 403, detail)
 
 
 def conflict(
     detail: str, *, type: str = "conflict", title: str = "Not possible now", retry: bool = False
 ) -> Refusal:
-    """409: the request is right, the thing's state is not."""
+    """409: the request is valid, but the object's state does not allow it."""
     return Refusal(type, title, 409, detail, retry=retry, retry_after_s=1 if retry else None)
 
 
@@ -88,8 +88,8 @@ def invalid(field: str, message: str, hint: str = "", *, type: str = "invalid") 
     )
 
 
-def _plain(item: Any) -> dict[str, str]:
-    if isinstance(item, Mapping):
+def _error_dict(item: Any) -> dict[str, str]:
+    if isinstance(item, Mapping):  # version 0.1 wrote `says` and `try`
         return {
             "field": str(item.get("field", "")),
             "message": str(item.get("message", item.get("says", ""))),

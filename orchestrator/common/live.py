@@ -1,7 +1,7 @@
-"""Numbered live frames: written with the data in one transaction, published after its commit,
-replayed on demand.
+"""Numbered live frames: written in the transaction of their data, published after its commit.
 
-Knows topics and text; does not know what a frame says, who listens, or whether anybody does.
+Subscribers that missed frames replay them from the database. Does not depend on the content of
+frames or on the subscribers.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from workers.contracts.wire.names import live_channel
 
 log = logging.getLogger(__name__)
 
-Body = Mapping[str, Any] | str  # a mapping, or the text of a JSON object that is sent as it stands
+Body = Mapping[str, Any] | str  # a mapping, or the text of a JSON object
 
-REPLAY_LIMIT = 2000  # frames; a longer way back is cheaper as a fresh snapshot
-# after a failed publish: each further try would hold its caller for a connection timeout
+REPLAY_LIMIT = 2000  # frames; for a longer gap a fresh snapshot is cheaper
+# after a failed publish, because each further attempt can block for a connection timeout
 _PAUSE_S = 1.0
 _BATCH = 5000
 
@@ -40,16 +40,14 @@ _silent_until = 0.0
 
 
 class Head(NamedTuple):
-    """Where a topic stands: its epoch, the newest frame's number, and the oldest one still kept (0:
-    none).
-    """
+    """A topic's epoch, the number of its newest frame, and of the oldest retained one (0: none)."""
 
     epoch: str
     seq: int
     oldest: int
 
 
-class New(NamedTuple):
+class NewFrame(NamedTuple):
     """A frame to append."""
 
     topic: str
@@ -58,23 +56,18 @@ class New(NamedTuple):
 
 
 def append(topic: str, type: str, body: Body) -> int:
-    """Writes the topic's next frame inside the caller's transaction and publishes it after commit;
-    returns its number.
+    """Write the topic's next frame in the caller's transaction, publish it after commit.
 
-    The row of the topic stays locked until that commit, so frames become visible in the order of
-    their numbers. In one
-    transaction append to a run's topic before `fleet`, and to runs by ascending id: that order
-    cannot deadlock.
-    A Redis that is away fails nothing: the frame is in the database and the web processes read it
-    there.
+    Returns the frame's number. The topic's row stays locked until the commit, so frames become
+    visible in the order of their numbers. To avoid deadlocks, append to a run's topic before
+    `fleet`, and to runs by ascending id. An unreachable Redis is not an error: web processes read
+    the frame from the database.
     """
-    return append_many([New(topic, type, body)])[0]
+    return append_many([NewFrame(topic, type, body)])[0]
 
 
-def append_many(frames: Sequence[New]) -> list[int]:
-    """As `append` for several frames at once, one publish pipeline for all; numbers in the order
-    given.
-    """
+def append_many(frames: Sequence[NewFrame]) -> list[int]:
+    """`append` for several frames with one publish pipeline; returns numbers in input order."""
     if not frames:
         return []
     counts: dict[str, int] = {}
@@ -96,10 +89,7 @@ def append_many(frames: Sequence[New]) -> list[int]:
 
 
 def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:
-    """The final text of a frame, as stored, published and sent.
-
-    Numbers that are not finite become strings.
-    """
+    """The text of a frame as stored, published and sent; non-finite numbers are strings."""
     if not isinstance(body, str):
         body = dumps(body)
     head = f'{{"epoch":"{epoch}","seq":{seq},"type":"{type}"'
@@ -108,17 +98,17 @@ def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON; NaN and infinities as the strings "NaN", "Infinity", "-Infinity", which JSON
-    can carry.
-    """
+    """Compact JSON; NaN and infinities become the strings "NaN", "Infinity" and "-Infinity"."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
     except ValueError:
-        return json.dumps(_told(value), separators=(",", ":"), allow_nan=False, default=str)
+        return json.dumps(
+            _encode_non_finite(value), separators=(",", ":"), allow_nan=False, default=str
+        )
 
 
 def head(topic: str) -> Head:
-    """Where the topic stands; a topic nobody wrote to yet has an empty epoch and number 0."""
+    """The topic's newest number; a topic without frames has an empty epoch and number 0."""
     row = Topic.objects.filter(name=topic).values_list("epoch", "head").first()
     if row is None:
         return Head("", 0, 0)
@@ -129,16 +119,13 @@ def head(topic: str) -> Head:
 
 
 def heads(topics: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """`{topic: (epoch, number of its newest frame)}` in one query, for those that exist."""
+    """`{topic: (epoch, number of its newest frame)}` of the existing topics, in one query."""
     rows = Topic.objects.filter(name__in=list(topics)).values_list("name", "epoch", "head")
     return {name: (epoch, newest) for name, epoch, newest in rows}
 
 
 def frames_after(topic: str, after: int, limit: int = REPLAY_LIMIT) -> list[tuple[int, str]]:
-    """Up to `limit` frames `(seq, text)` numbered above `after`, ascending.
-
-    Pruned ones are simply not there.
-    """
+    """Up to `limit` frames `(seq, text)` numbered above `after`, ascending, without pruned ones."""
     rows = (
         Frame.objects.filter(topic_id=topic, seq__gt=after)
         .order_by("seq")
@@ -148,10 +135,7 @@ def frames_after(topic: str, after: int, limit: int = REPLAY_LIMIT) -> list[tupl
 
 
 def prune(*, before: datetime) -> int:
-    """Deletes frames created before that time, a few thousand a transaction; returns how many.
-
-    Topics stay.
-    """
+    """Delete frames created before that time in batches; returns how many. Topics stay."""
     deleted = 0
     while True:
         ids = list(
@@ -167,8 +151,9 @@ def prune(*, before: datetime) -> int:
 
 
 def _advance(topic: str, count: int) -> tuple[str, int]:
-    """Raises the topic's head by `count` under its row lock, making the topic when it is new:
-    `(epoch, new head)`.
+    """Add `count` to the topic's head under its row lock; returns `(epoch, new head)`.
+
+    Creates a missing topic.
     """
     with connection.cursor() as cursor:
         cursor.execute(_NEXT, [topic, new_epoch(), count])
@@ -177,9 +162,9 @@ def _advance(topic: str, count: int) -> tuple[str, int]:
 
 
 def _publish(frames: list[tuple[str, str]]) -> None:
-    """Best effort.
+    """Publish, best effort.
 
-    Subscribers notice a missed number by the next one, or by reading heads every few seconds.
+    Subscribers detect a missing number by the next one, or when they poll the heads.
     """
     global _silent_until
     if time.monotonic() < _silent_until:
@@ -192,17 +177,17 @@ def _publish(frames: list[tuple[str, str]]) -> None:
     except (redis.RedisError, OSError) as error:
         _silent_until = time.monotonic() + _PAUSE_S
         log.warning(
-            "%d live frames not published, pages read them from the database: %s",
+            "%d live frames not published; pages will read them from the database: %s",
             len(frames),
             error,
         )
 
 
-def _told(value: Any) -> Any:
+def _encode_non_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
     if isinstance(value, Mapping):
-        return {key: _told(item) for key, item in value.items()}
+        return {key: _encode_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(item) for item in value]
+        return [_encode_non_finite(item) for item in value]
     return value

@@ -1,7 +1,4 @@
-"""Live topics and their numbered frames.
-
-Knows no domain word: a topic is a name, a frame is text.
-"""
+"""Live topics and their numbered frames: a topic is a name, a frame is text."""
 
 from __future__ import annotations
 
@@ -11,14 +8,12 @@ from django.db import models
 
 
 def new_epoch() -> str:
+    """A random epoch for a new topic."""
     return secrets.token_hex(4)
 
 
 class Topic(models.Model):
-    """One ordered stream of frames, `run:12` or `fleet`.
-
-    `head` is the number of its newest frame.
-    """
+    """One ordered stream of frames, `run:12` or `fleet`; `head` numbers its newest frame."""
 
     name = models.CharField(max_length=80, primary_key=True)
     epoch = models.CharField(max_length=16, default=new_epoch)
@@ -29,9 +24,7 @@ class Topic(models.Model):
 
 
 class Frame(models.Model):
-    """One committed frame, kept as the very text that sockets send, so that catch-up replays the
-    same bytes.
-    """
+    """One committed frame, stored as the text that sockets send; a replay sends the same bytes."""
 
     topic = models.ForeignKey(
         Topic, on_delete=models.CASCADE, related_name="frames", db_index=False

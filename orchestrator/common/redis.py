@@ -1,8 +1,7 @@
-"""Connections to Redis, and the word that wakes the scheduler. Does not know messages.
+"""Connections to Redis, and the wake-up of the scheduler.
 
-Redis carries news; the database remembers. So whoever tells something here after a commit never
-fails when Redis is
-away: the scheduler's timer finds the row a little later.
+Redis only notifies; the database is the source of truth. A wake-up therefore never fails if Redis
+is unreachable: the scheduler's timer finds the row later.
 """
 
 from __future__ import annotations
@@ -21,50 +20,46 @@ from workers.contracts.wire import names
 
 log = logging.getLogger(__name__)
 
-# after a failed wake-up: each further try could hold a request for a connection timeout
+# after a failed wake-up, because each further attempt can block for a connection timeout
 _PAUSE_S = 1.0
 _silent_until = 0.0
 
 
 def client() -> redis.Redis:
-    """For loops that read and write in earnest: answers in bytes, short timeouts, three quick
-    retries.
+    """The client of loops: responses in bytes, short timeouts, three quick retries.
 
-    `socket_timeout` is 10 s, so blocking reads must ask for less. One pool per process, safe across
-    fork and threads.
+    `socket_timeout` is 10 s, so blocking reads must use less. One pool per process, safe across
+    forks and threads.
     """
     return _client(settings.REDIS_URL, 10.0, 3)
 
 
 def quick_client() -> redis.Redis:
-    """For requests of people: half a second and no retry, then an error to be swallowed."""
+    """The client of web requests: 0.5 s timeout and no retry; callers ignore its errors."""
     return _client(settings.REDIS_URL, 0.5, 0)
 
 
 def wake_scheduler() -> None:
-    """After the current transaction commits, asks for a tick; several askers make one.
-
-    Never raises.
-    """
+    """Request a tick after the current transaction commits; requests coalesce. Never raises."""
     transaction.on_commit(_wake, robust=True)
 
 
 def reset() -> None:
-    """Forgets connections, after the server's address changed."""
+    """Close all connections, after the server's address changed."""
     global _silent_until
     _silent_until = 0.0
-    for made in _made:
-        made.close()
-    _made.clear()
+    for client in _clients:
+        client.close()
+    _clients.clear()
     _client.cache_clear()
 
 
-_made: list[redis.Redis] = []
+_clients: list[redis.Redis] = []
 
 
 @lru_cache(maxsize=4)
 def _client(url: str, timeout_s: float, retries: int) -> redis.Redis:
-    made = redis.Redis.from_url(
+    client = redis.Redis.from_url(
         url,
         socket_connect_timeout=min(timeout_s, 2.0),
         socket_timeout=timeout_s,
@@ -75,8 +70,8 @@ def _client(url: str, timeout_s: float, retries: int) -> redis.Redis:
             else {"health_check_interval": 30, "socket_keepalive": True}
         ),
     )
-    _made.append(made)
-    return made
+    _clients.append(client)
+    return client
 
 
 def _wake() -> None:
@@ -90,4 +85,4 @@ def _wake() -> None:
             pipe.execute()
     except (redis.RedisError, OSError) as error:
         _silent_until = time.monotonic() + _PAUSE_S
-        log.warning("The scheduler was not woken, its timer will find the work: %s", error)
+        log.warning("The scheduler was not woken; its timer will find the work: %s", error)

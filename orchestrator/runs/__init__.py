@@ -1,0 +1,1 @@
+"""Experiments, runs, attempts, events, checkpoints and artifacts."""

@@ -1,7 +1,4 @@
-"""Experiments, runs, attempts, events and checkpoints in Django's admin: to look at.
-
-States move through services.
-"""
+"""Experiments, runs, attempts, events, checkpoints and artifacts in Django's admin, read-only."""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -14,27 +11,33 @@ from django.http import HttpRequest
 from orchestrator.runs.models import Artifact, Attempt, Checkpoint, Experiment, Run, RunEvent
 
 
-class Looking(admin.ModelAdmin):
-    """No hand-made rows and no edited states: a move writes its event and frame, a form would not."""
+class ReadOnlyAdmin(admin.ModelAdmin):
+    """No added or edited rows: a form would write neither event nor frame."""
 
     show_full_result_count = False
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Never."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Never."""
         return False
 
 
 @admin.register(Experiment)
 class ExperimentAdmin(admin.ModelAdmin):
+    """Experiments."""
+
     list_display = ("name", "owner", "created")
     list_select_related = ("owner",)
     search_fields = ("name", "hypothesis")
 
 
 @admin.register(Run)
-class RunAdmin(Looking):
+class RunAdmin(ReadOnlyAdmin):
+    """Runs."""
+
     list_display = (
         "id",
         "name",
@@ -53,7 +56,9 @@ class RunAdmin(Looking):
 
 
 @admin.register(Attempt)
-class AttemptAdmin(Looking):
+class AttemptAdmin(ReadOnlyAdmin):
+    """Attempts."""
+
     list_display = ("id", "run", "number", "state", "exit_class", "created", "ended")
     list_select_related = ("run",)
     list_filter = ("state", "exit_class")
@@ -62,7 +67,9 @@ class AttemptAdmin(Looking):
 
 
 @admin.register(RunEvent)
-class EventAdmin(Looking):
+class EventAdmin(ReadOnlyAdmin):
+    """Run events."""
+
     list_display = ("run", "seq", "time", "type", "attempt", "rank")
     list_select_related = ("run",)
     search_fields = ("run__name", "type")
@@ -70,14 +77,18 @@ class EventAdmin(Looking):
 
 
 @admin.register(Checkpoint)
-class CheckpointAdmin(Looking):
+class CheckpointAdmin(ReadOnlyAdmin):
+    """Checkpoints."""
+
     list_display = ("run", "step", "attempt", "bytes", "created", "deleted")
     list_select_related = ("run",)
     ordering = ("-id",)
 
 
 @admin.register(Artifact)
-class ArtifactAdmin(Looking):
+class ArtifactAdmin(ReadOnlyAdmin):
+    """Artifacts."""
+
     list_display = ("run", "name", "bytes", "created")
     list_select_related = ("run",)
     search_fields = ("name", "run__name")

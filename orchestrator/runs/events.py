@@ -1,9 +1,7 @@
-"""Writes run events once each, numbered per run, and tells live topics. Does not know what an event
-means.
+"""Records run events once each, numbered per run, and publishes their live frames.
 
-The run's row is locked while its events are numbered (PostgreSQL; SQLite has one writer anyway):
-locks are taken in the
-order run, topic of the run, topic of the fleet.
+The run's row is locked while its events are numbered (PostgreSQL; SQLite has one writer). Lock
+order: run, the run's topic, topic `fleet`.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from orchestrator.runs import serializers
 from orchestrator.runs.models import Run, RunEvent
 from workers.contracts.wire.points import plain
 
-# told on the run's page only: `state` frames say the first, and the others come with single steps
-_NOT_FOR_EVERYBODY = frozenset(
+# not published on `fleet`: `state` frames replace the first, the others occur at single steps
+_RUN_TOPIC_ONLY = frozenset(
     {
         "state_changed",
         "loss_scale_changed",
@@ -35,11 +33,8 @@ _NOT_FOR_EVERYBODY = frozenset(
 
 
 @dataclass(frozen=True)
-class New:
-    """An event to record.
-
-    With an `origin` it came from outside, and comes in once, however often it is told.
-    """
+class NewEvent:
+    """An event to record. One with an `origin` is recorded once, however often it is reported."""
 
     type: str
     data: dict[str, Any] = field(default_factory=dict)
@@ -49,8 +44,8 @@ class New:
     origin: str | None = None
 
 
-def record(*, run: Run, new: Sequence[New]) -> list[RunEvent]:
-    """Records those that are not known yet, in the order given; returns them."""
+def record(*, run: Run, new: Sequence[NewEvent]) -> list[RunEvent]:
+    """Record the events whose `origin` is new, in order; returns their rows."""
     now = clock.now()
     with transaction.atomic():
         lock(run.pk)
@@ -90,16 +85,16 @@ def _known(run: Run, origins: list[str]) -> set[str | None]:
 
 
 def lock(run_id: int) -> None:
-    """Holds the run's row until the transaction ends. Take it before rows of its attempts."""
+    """Lock the run's row until the transaction ends. Lock it before rows of its attempts."""
     list(Run.objects.select_for_update(no_key=True).filter(pk=run_id).values_list("pk"))
 
 
-def _frames(run: Run, rows: list[RunEvent]) -> list[live.New]:
-    told = [(row, serializers.event_answer(row)) for row in rows]
-    own = [live.New(f"run:{run.pk}", "event", {"event": answer}) for _, answer in told]
-    everybody = [
-        live.New("fleet", "event", {"run": str(run.pk), "event": answer})
-        for row, answer in told
-        if row.type not in _NOT_FOR_EVERYBODY
+def _frames(run: Run, rows: list[RunEvent]) -> list[live.NewFrame]:
+    serialized = [(row, serializers.serialize_event(row)) for row in rows]
+    own = [live.NewFrame(f"run:{run.pk}", "event", {"event": data}) for _, data in serialized]
+    fleet = [
+        live.NewFrame("fleet", "event", {"run": str(run.pk), "event": data})
+        for row, data in serialized
+        if row.type not in _RUN_TOPIC_ONLY
     ]
-    return own + everybody
+    return own + fleet

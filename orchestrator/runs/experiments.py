@@ -1,4 +1,4 @@
-"""Writes experiments: questions, and the runs that answer them."""
+"""Creates and edits experiments: questions and the runs that answer them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from orchestrator.runs.models import Experiment
 def experiment_create(
     *, owner: User, name: str, hypothesis: str = "", notes: str = "", pinned: Sequence[str] = ()
 ) -> Experiment:
-    """A question for runs to answer. Names are unique: 409 for one that is taken."""
-    accounts.require_role(owner, Role.SUBMITTER, "make experiments")
+    """Create an experiment. Names are unique: 409 for one that exists."""
+    accounts.require_role(owner, Role.SUBMITTER, "create experiments")
     name = checked_name(name)
     try:
         with transaction.atomic():
-            made = Experiment.objects.create(
+            experiment = Experiment.objects.create(
                 name=name,
                 owner=owner,
                 hypothesis=hypothesis,
@@ -33,10 +33,10 @@ def experiment_create(
             accounts.audit(
                 actor=owner,
                 action="experiment.create",
-                target=f"experiment:{made.pk}",
+                target=f"experiment:{experiment.pk}",
                 data={"name": name},
             )
-            return made
+            return experiment
     except IntegrityError:
         raise _taken(name) from None
 
@@ -50,19 +50,22 @@ def experiment_update(
     notes: str | None = None,
     pinned: Sequence[str] | None = None,
 ) -> Experiment:
-    """Edits what is given, `pinned` being the series charted on its page; owner and operators only."""
+    """Set the fields that are not None, for the owner and operators.
+
+    `pinned` lists the series charted on its page.
+    """
     if experiment.owner_id != by.pk and not at_least(by.role, Role.OPERATOR):
         raise forbidden(
             f"{experiment.name!r} belongs to {experiment.owner.username}; its owner and operators "
-            "edit it."
+            "can edit it."
         )
-    given = {
+    fields = {
         "name": None if name is None else checked_name(name),
         "hypothesis": hypothesis,
         "notes": notes,
         "pinned": None if pinned is None else list(pinned),
     }
-    values = {column: value for column, value in given.items() if value is not None}
+    values = {column: value for column, value in fields.items() if value is not None}
     for column, value in values.items():
         setattr(experiment, column, value)
     try:
@@ -78,7 +81,7 @@ def experiment_update(
 
 
 def checked_name(name: str) -> str:
-    """The name without blanks around it. Raises 422."""
+    """The stripped name. Raises 422 if it is not valid."""
     name = name.strip()
     if not 1 <= len(name) <= 120 or not name.isprintable():
         raise invalid(
@@ -89,5 +92,5 @@ def checked_name(name: str) -> str:
 
 def _taken(name: str | None) -> Refusal:
     return conflict(
-        f"There is an experiment {name!r} already. Choose another name.", type="name-taken"
+        f"There is already an experiment {name!r}. Choose another name.", type="name-taken"
     )

@@ -1,4 +1,4 @@
-"""What a run tells live topics about its state: one frame for its own page, one for everybody's."""
+"""The live frames of a run's state: one for its own topic, one for `fleet`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from orchestrator.runs.models import Run
 
 
 def topic(run_id: int) -> str:
+    """The run's live topic."""
     return f"run:{run_id}"
 
 
 def run_state(run: Run) -> None:
-    """Appends the run's present state to `run:<id>` and `fleet`, inside the caller's transaction."""
+    """Append the run's current state to `run:<id>` and `fleet`, in the caller's transaction."""
     own = {
         **run.summary,
         "state": str(run.state),
@@ -23,11 +24,13 @@ def run_state(run: Run) -> None:
         "ended": iso(run.ended),
         "exit": run.exit,
     }
-    everybody = {
+    summary = {
         "run": str(run.pk),
         "name": run.name,
         "state": str(run.state),
         "attempt": run.attempt_number,
         "wait_reason": run.wait_reason,
     }
-    live.append_many([live.New(topic(run.pk), "state", own), live.New("fleet", "state", everybody)])
+    live.append_many(
+        [live.NewFrame(topic(run.pk), "state", own), live.NewFrame("fleet", "state", summary)]
+    )

@@ -1,4 +1,4 @@
-"""Experiments, runs, attempts and what they leave behind. States move only through `states`."""
+"""Experiments, runs, attempts and their objects. Only `states` changes states."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ class Experiment(models.Model):
 
 
 class Run(models.Model):
+    """One program of a kind with its spec, plan and state."""
+
     name = models.CharField(max_length=160)
     kind = models.CharField(max_length=16)
     state = models.CharField(
         max_length=12, choices=_choices(RunState), default=RunState.QUEUED.value
     )
-    spec = models.JSONField()  # contracts.run.RunSpec, as given and validated
-    plan = models.JSONField(null=True)  # contracts.plan.ParallelPlan, resolved
+    spec = models.JSONField()  # contracts RunSpec, as submitted
+    plan = models.JSONField(null=True)  # contracts ParallelPlan, resolved
     model_name = models.CharField(max_length=120, blank=True)
-    devices = models.PositiveIntegerField(default=0)  # asked for; 0 for external runs
+    devices = models.PositiveIntegerField(default=0)  # requested; 0 for external runs
     pool_name = models.CharField(max_length=80, default="default")
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs"
@@ -51,24 +53,24 @@ class Run(models.Model):
     priority = models.IntegerField(default=0)
     notes = models.TextField(blank=True)
     created = models.DateTimeField(default=timezone.now)
-    # since when it waits; moves on every re-queue
+    # start of the wait; reset on every re-queue
     queued_at = models.DateTimeField(default=timezone.now)
     started = models.DateTimeField(null=True, blank=True)
     ended = models.DateTimeField(null=True, blank=True)
     last_seen = models.DateTimeField(null=True, blank=True)  # newest point, event or log of the run
     attempt_number = models.PositiveIntegerField(default=0)
     wait_reason = models.CharField(max_length=300, blank=True)
-    # cancel | pause, asked by a person, not yet done
+    # cancel | pause, requested by a user, pending
     requested = models.CharField(max_length=12, blank=True)
-    budgets_used = models.JSONField(default=dict)  # exit class → attempts it has cost so far
+    budgets_used = models.JSONField(default=dict)  # exit class → attempts used
     not_before = models.DateTimeField(null=True, blank=True)  # back-off between attempts
     exit = models.JSONField(null=True, blank=True)  # {class, reason, rank?, step?}
     prediction = models.JSONField(null=True, blank=True)
     # newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s
     summary = models.JSONField(default=dict)
-    # the ETag; every write of a person's edit raises it
+    # part of the ETag; every user edit raises it
     version = models.PositiveIntegerField(default=1)
-    rewinds = models.JSONField(default=list)  # [[newest attempt by then, step it went back to], …]
+    rewinds = models.JSONField(default=list)  # [[newest attempt at that time, step], …]
     forked_from = models.ForeignKey(
         "self", null=True, blank=True, on_delete=models.SET_NULL, related_name="forks"
     )
@@ -88,6 +90,8 @@ class Run(models.Model):
 
 
 class RunTag(models.Model):
+    """A tag of a run."""
+
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="tags")
     name = models.CharField(max_length=100)
 
@@ -100,9 +104,9 @@ class RunTag(models.Model):
 
 
 class Attempt(models.Model):
-    """One try at a run.
+    """One attempt to execute a run.
 
-    `fence` travels with every message; a report with another fence is stale.
+    Every message has its `fence`; a report with another fence is stale.
     """
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="attempts")
@@ -133,10 +137,7 @@ class Attempt(models.Model):
 
 
 class RunEvent(models.Model):
-    """Something that happened, once.
-
-    `origin` names the writer's own number, so that a repeat is dropped.
-    """
+    """Something that happened, recorded once: a repeated `origin` is dropped."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     attempt = models.PositiveIntegerField(null=True)
@@ -145,7 +146,7 @@ class RunEvent(models.Model):
     time = models.DateTimeField()
     type = models.CharField(max_length=60)
     data = models.JSONField(default=dict)
-    # "<attempt>/<rank>/<seq there>", null: the control plane's own
+    # "<attempt>/<rank>/<seq of the rank>"; null: recorded by the control plane
     origin = models.CharField(max_length=80, null=True)
 
     class Meta:
@@ -159,6 +160,8 @@ class RunEvent(models.Model):
 
 
 class Checkpoint(models.Model):
+    """A saved training state."""
+
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="checkpoints")
     attempt = models.PositiveIntegerField()
     step = models.BigIntegerField()
@@ -178,6 +181,8 @@ class Checkpoint(models.Model):
 
 
 class Artifact(models.Model):
+    """A file that a run produced."""
+
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="artifacts")
     name = models.CharField(max_length=200)
     path = models.CharField(max_length=500)

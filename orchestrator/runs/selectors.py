@@ -1,6 +1,6 @@
-"""Reads experiments, runs and what belongs to them, only what the asker may see, a page at a time.
+"""Reads experiments, runs and their objects, limited to what the user may see.
 
-Whoever shares no team with a run's owner gets the same answer as for a run that does not exist.
+A user who shares no team with the owner gets the same error as for a missing object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
-from orchestrator.common.errors import not_found
+from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id
 from orchestrator.runs.models import (
     Artifact,
@@ -28,29 +28,24 @@ from orchestrator.runs.models import (
     RunTag,
 )
 from orchestrator.runs.serializers import (
-    artifact_answer,
-    attempt_answer,
-    checkpoint_answer,
-    event_answer,
-    experiment_answer,
-    run_answer,
+    serialize_artifact,
+    serialize_attempt,
+    serialize_checkpoint,
+    serialize_event,
+    serialize_experiment,
+    serialize_run,
 )
 from orchestrator.runs.states import ENDED
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 __all__ = [
-    "artifact_answer",
     "artifacts_of",
-    "attempt_answer",
     "attempt_by_fence",
     "attempts_of",
     "attempts_on",
-    "checkpoint_answer",
     "checkpoints_of",
-    "event_answer",
     "events_of",
     "events_visible_to",
-    "experiment_answer",
     "experiment_get",
     "experiments_visible_to",
     "external_silent",
@@ -58,30 +53,35 @@ __all__ = [
     "forks_of",
     "launch_spec",
     "resume_point",
-    "run_answer",
     "run_get",
     "run_list",
     "runs_visible_to",
+    "serialize_artifact",
+    "serialize_attempt",
+    "serialize_checkpoint",
+    "serialize_event",
+    "serialize_experiment",
+    "serialize_run",
     "state_counts",
 ]
 
 
 def runs_visible_to(*, user: User) -> QuerySet[Run]:
-    """Runs of one's own and of team mates; for operators all. Owner and experiment are at hand."""
+    """Runs of the user and of team members; for operators all. Selects owner and experiment."""
     runs = Run.objects.select_related("owner", "experiment")
     owners = people.visible_owners(user)
     if owners is None:
         return runs
-    return _among(runs, "owner_id", owners)
+    return _filter_in(runs, "owner_id", owners)
 
 
 def run_get(*, user: User, id: int | str) -> Run:
-    """The run, with its tags. Raises 404 for one that is not there or not this person's to see."""
+    """The run with its tags. Raises 404 if it does not exist or the user may not see it."""
     if is_id(id):
-        found = runs_visible_to(user=user).prefetch_related("tags").filter(pk=int(id)).first()
-        if found is not None:
-            return found
-    raise not_found("run", id)
+        run = runs_visible_to(user=user).prefetch_related("tags").filter(pk=int(id)).first()
+        if run is not None:
+            return run
+    raise missing_object("run", id)
 
 
 def run_list(
@@ -97,41 +97,41 @@ def run_list(
     limit: int = 50,
     within: QuerySet[Run] | None = None,
 ) -> list[Run]:
-    """At most `limit` runs, newest first, below `before_id`; tags are at hand.
+    """At most `limit` runs, newest first, with ids below `before_id`; prefetches tags.
 
-    Each filter takes one value, several, or a comma list. `experiment` is an id or a name, `owner`
-    a user name or `me`;
-    `q` is looked for in names, notes, models and tags. `within` is what `runs_visible_to` answered
-    this person, where
-    the caller has it already: that asks for their teams once.
+    Each filter takes one value, several, or a comma-separated list. `experiment` is an id or a
+    name,
+    `owner` a username or `me`; `q` matches names, notes, models and tags. `within` is the result
+    of `runs_visible_to` for this user, if the caller has it, which saves the query of their teams.
     """
     runs = runs_visible_to(user=user) if within is None else within
-    runs = _among(runs, "state", _words(state))
-    runs = _among(runs, "kind", _words(kind))
-    if experiments := _words(experiment):
-        numbers = [int(word) for word in experiments if is_id(word)]
+    runs = _filter_in(runs, "state", _split_list(state))
+    runs = _filter_in(runs, "kind", _split_list(kind))
+    if experiments := _split_list(experiment):
+        numbers = [int(text) for text in experiments if is_id(text)]
         which = Experiment.objects.filter(Q(name__in=experiments) | Q(pk__in=numbers))
-        runs = _among(runs, "experiment_id", list(which.values_list("id", flat=True)), asked=True)
-    if tags := _words(tag):
+        runs = _filter_in(
+            runs, "experiment_id", list(which.values_list("id", flat=True)), required=True
+        )
+    if tags := _split_list(tag):
         runs = runs.filter(Exists(RunTag.objects.filter(run=OuterRef("pk"), name__in=tags)))
-    if owners := _words(owner):
-        names = [user.username if word == "me" else word for word in owners]
+    if owners := _split_list(owner):
+        names = [user.username if name == "me" else name for name in owners]
         owned = User.objects.filter(username__in=names)
-        runs = _among(runs, "owner_id", list(owned.values_list("id", flat=True)), asked=True)
+        runs = _filter_in(runs, "owner_id", list(owned.values_list("id", flat=True)), required=True)
     if q:
         tagged = Q(pk__in=RunTag.objects.filter(name__icontains=q).values("run_id"))
-        words = Q(name__icontains=q) | Q(notes__icontains=q) | Q(model_name__icontains=q)
-        runs = runs.filter(words | tagged)
+        text = Q(name__icontains=q) | Q(notes__icontains=q) | Q(model_name__icontains=q)
+        runs = runs.filter(text | tagged)
     if before_id is not None:
         runs = runs.filter(pk__lt=before_id)
     return list(runs.prefetch_related("tags").order_by("-id")[:limit])
 
 
 def state_counts(*, user: User | None, within: QuerySet[Run] | None = None) -> dict[str, int]:
-    """How many visible runs are in each state, of all runs without a user; states without runs are
-    left out.
+    """Number of visible runs per state, of all runs without a `user`; omits empty states.
 
-    `within` as for `run_list`.
+    `within` as in `run_list`.
     """
     if within is None:
         within = Run.objects.all() if user is None else runs_visible_to(user=user)
@@ -148,19 +148,18 @@ def events_of(
     without: Iterable[str] = (),
     newest: bool = False,
 ) -> list[RunEvent]:
-    """Events numbered above `after`, ascending; with `newest`, the last `limit` of them instead of
-    the first.
+    """Events numbered above `after`, ascending: the first `limit`, or with `newest` the last.
 
-    `types` keeps these types only, `without` leaves these out.
+    `types` selects event types, `without` excludes some.
     """
-    found = RunEvent.objects.filter(run=run, seq__gt=after)
+    rows = RunEvent.objects.filter(run=run, seq__gt=after)
     if types:
-        found = found.filter(type__in=list(types))
+        rows = rows.filter(type__in=list(types))
     if without:
-        found = found.exclude(type__in=list(without))
+        rows = rows.exclude(type__in=list(without))
     if newest:
-        return list(reversed(found.order_by("-seq")[:limit]))
-    return list(found.order_by("seq")[:limit])
+        return list(reversed(rows.order_by("-seq")[:limit]))
+    return list(rows.order_by("seq")[:limit])
 
 
 def events_visible_to(
@@ -172,33 +171,29 @@ def events_visible_to(
     types: Iterable[str] | None = None,
     without: Iterable[str] = (),
 ) -> list[RunEvent]:
-    """Events of all visible runs, or of one, newest first, below the row `before_id`; their runs
-    are at hand.
-    """
-    found = RunEvent.objects.select_related("run")
+    """Events of all visible runs or of one, newest first, ids below `before_id`; selects runs."""
+    rows = RunEvent.objects.select_related("run")
     if run is not None:
-        found = found.filter(run=run)
+        rows = rows.filter(run=run)
     owners = people.visible_owners(user)
     if owners is not None:
-        found = found.filter(run__owner_id__in=owners)
+        rows = rows.filter(run__owner_id__in=owners)
     if types:
-        found = found.filter(type__in=list(types))
+        rows = rows.filter(type__in=list(types))
     if without:
-        found = found.exclude(type__in=list(without))
+        rows = rows.exclude(type__in=list(without))
     if before_id is not None:
-        found = found.filter(pk__lt=before_id)
-    return list(found.order_by("-id")[:limit])
+        rows = rows.filter(pk__lt=before_id)
+    return list(rows.order_by("-id")[:limit])
 
 
 def attempts_of(*, run: Run) -> QuerySet[Attempt]:
-    """Newest first."""
+    """The run's attempts, newest first."""
     return Attempt.objects.filter(run=run).order_by("-number")
 
 
 def attempts_on(*, node: str) -> list[Attempt]:
-    """Attempts that are not over and have a share on that node, with their runs: whom draining it
-    concerns.
-    """
+    """Attempts that have not ended and use the node, with their runs."""
     alive = (
         Attempt.objects.exclude(state=AttemptState.EXITED)
         .exclude(run__kind="external")
@@ -212,79 +207,73 @@ def attempts_on(*, node: str) -> list[Attempt]:
 
 
 def attempt_by_fence(*, attempt_id: int | str, fence: str) -> Attempt | None:
-    """The attempt that a report is about, with its run; None for a stale or unknown fence."""
-    found = (
-        Attempt.objects.filter(pk=int(attempt_id)) if is_id(attempt_id) else Attempt.objects.none()
-    )
-    attempt = found.select_related("run").first()
+    """The attempt of a report, with its run; None for a stale or unknown fence."""
+    if not is_id(attempt_id):
+        return None
+    attempt = Attempt.objects.filter(pk=int(attempt_id)).select_related("run").first()
     return attempt if attempt is not None and str(attempt.fence) == str(fence) else None
 
 
-def checkpoints_of(*, run: Run, kept: bool = True) -> QuerySet[Checkpoint]:
-    """Newest first; those still on disk, unless asked for all."""
-    found = Checkpoint.objects.filter(run=run).order_by("-step", "-id")
-    return found.filter(deleted=None) if kept else found
+def checkpoints_of(*, run: Run, retained: bool = True) -> QuerySet[Checkpoint]:
+    """The run's checkpoints, newest first; by default only those that are still on disk."""
+    rows = Checkpoint.objects.filter(run=run).order_by("-step", "-id")
+    return rows.filter(deleted=None) if retained else rows
 
 
 def forks_of(*, run: Run, user: User) -> list[dict[str, Any]]:
-    """`[{run, step}]` of runs forked from this one that this person may see, newest first, at most
-    50.
-    """
-    found = list(runs_visible_to(user=user).filter(forked_from=run).order_by("-id")[:50])
-    steps = dict(Checkpoint.objects.filter(run__in=found, attempt=0).values_list("run_id", "step"))
-    return [{"run": each, "step": steps.get(each.pk)} for each in found]
+    """`[{run, step}]` of visible forks of this run, newest first, at most 50."""
+    rows = list(runs_visible_to(user=user).filter(forked_from=run).order_by("-id")[:50])
+    steps = dict(Checkpoint.objects.filter(run__in=rows, attempt=0).values_list("run_id", "step"))
+    return [{"run": fork, "step": steps.get(fork.pk)} for fork in rows]
 
 
 def forked_at(run: Run) -> int | None:
-    """The step that a fork began with."""
+    """The step that a fork started from; None if the run is not a fork."""
     return Checkpoint.objects.filter(run=run, attempt=0).values_list("step", flat=True).first()
 
 
 def resume_point(run: Run) -> dict[str, Any] | None:
-    """`{path, step}` of the newest checkpoint kept, which the next attempt goes on from; None: from
-    the start.
-    """
+    """`{path, step}` of the checkpoint that the next attempt continues from; None without one."""
     newest = checkpoints_of(run=run).first()
     return {"path": newest.path, "step": newest.step} if newest else None
 
 
 def launch_spec(run: Run) -> dict[str, Any]:
-    """The spec as nodes get it: with the resolved plan in place of "auto" or none."""
-    made = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
-    body = made.get("generate")
+    """The spec for nodes: with the resolved plan."""
+    spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+    body = spec.get("generate")
     if isinstance(body, dict) and not PurePath(str(body.get("output"))).is_absolute():
-        # in the run's folder, above the attempt's that programs start in: the next attempt goes on
-        # with the same file
-        made["generate"] = {**body, "output": f"../{body['output']}"}
-    return made
+        # in the run's folder, above the attempt's working directory, so the next attempt continues
+        # the same file
+        spec["generate"] = {**body, "output": f"../{body['output']}"}
+    return spec
 
 
 def artifacts_of(*, run: Run) -> QuerySet[Artifact]:
+    """The run's artifacts by name."""
     return Artifact.objects.filter(run=run).order_by("name")
 
 
 def experiments_visible_to(*, user: User) -> QuerySet[Experiment]:
-    """Newest first, with `run_count`; of one's own and of team mates."""
-    found = (
+    """Experiments of the user and of team members, newest first, with `run_count`."""
+    rows = (
         Experiment.objects.select_related("owner").annotate(run_count=Count("runs")).order_by("-id")
     )
     owners = people.visible_owners(user)
-    return found if owners is None else found.filter(owner_id__in=owners)
+    return rows if owners is None else rows.filter(owner_id__in=owners)
 
 
 def experiment_get(*, user: User, id: int | str) -> Experiment:
-    """By id. Raises 404 as `run_get` does."""
+    """The experiment with this id. Raises 404 as `run_get` does."""
     if is_id(id):
-        found = experiments_visible_to(user=user).filter(pk=int(id)).first()
-        if found is not None:
-            return found
-    raise not_found("experiment", id)
+        rows = experiments_visible_to(user=user).filter(pk=int(id)).first()
+        if rows is not None:
+            return rows
+    raise missing_object("experiment", id)
 
 
 def external_silent(*, now: datetime | None = None) -> QuerySet[Run]:
-    """External runs that should have ended by silence: without a word for longer than the setting
-    allows.
-    """
+    """External runs that sent nothing for longer than `external_silent_s`."""
     before = (now or clock.now()) - timedelta(seconds=settings.ENV.external_silent_s)
     alive = Run.objects.filter(kind="external").exclude(state__in=[str(state) for state in ENDED])
     return alive.filter(
@@ -292,20 +281,20 @@ def external_silent(*, now: datetime | None = None) -> QuerySet[Run]:
     )
 
 
-def _words(given: str | int | Iterable[str] | None) -> list[str]:
-    if given is None:
+def _split_list(value: str | int | Iterable[str] | None) -> list[str]:
+    if value is None:
         return []
-    parts = str(given).split(",") if isinstance(given, str | int) else given
-    return [word.strip() for word in parts if word.strip()]
+    parts = str(value).split(",") if isinstance(value, str | int) else value
+    return [part.strip() for part in parts if part.strip()]
 
 
-def _among(
-    runs: QuerySet[Run], column: str, wanted: list[Any], *, asked: bool = False
+def _filter_in(
+    runs: QuerySet[Run], column: str, values: list[Any], *, required: bool = False
 ) -> QuerySet[Run]:
-    """One value keeps `=`, which an index answers in order.
+    """Filter a column. One value uses `=`, which an index can return in order.
 
-    An empty list is no filter, but if `asked`, no run.
+    An empty list means no filter, or, if `required`, no run.
     """
-    if len(wanted) == 1:
-        return runs.filter(**{column: wanted[0]})
-    return runs.filter(**{f"{column}__in": wanted}) if wanted or asked else runs
+    if len(values) == 1:
+        return runs.filter(**{column: values[0]})
+    return runs.filter(**{f"{column}__in": values}) if values or required else runs

@@ -1,6 +1,4 @@
-"""The REST shapes of runs and what belongs to them: plain JSON data, ids as strings, times in ISO
-8601.
-"""
+"""REST representations of runs and their objects: JSON data, ids as strings, ISO 8601 times."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ from orchestrator.common.units import iso
 from orchestrator.runs.models import Artifact, Attempt, Checkpoint, Experiment, Run, RunEvent
 
 
-def run_answer(run: Run) -> dict[str, Any]:
-    """INTERFACES' run, and what lists and pages add to it."""
+def serialize_run(run: Run) -> dict[str, Any]:
+    """A run."""
     return {
         "id": str(run.pk),
         "name": run.name,
@@ -38,7 +36,8 @@ def run_answer(run: Run) -> dict[str, Any]:
     }
 
 
-def attempt_answer(attempt: Attempt) -> dict[str, Any]:
+def serialize_attempt(attempt: Attempt) -> dict[str, Any]:
+    """An attempt."""
     return {
         "run": str(attempt.run_id),
         "attempt": attempt.number,
@@ -54,8 +53,8 @@ def attempt_answer(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def event_answer(event: RunEvent) -> dict[str, Any]:
-    """The RunEvent contract; `time` in Unix seconds."""
+def serialize_event(event: RunEvent) -> dict[str, Any]:
+    """An event, as the contract RunEvent; `time` in Unix seconds."""
     return {
         "run": str(event.run_id),
         "attempt": event.attempt or 0,
@@ -67,7 +66,8 @@ def event_answer(event: RunEvent) -> dict[str, Any]:
     }
 
 
-def checkpoint_answer(checkpoint: Checkpoint) -> dict[str, Any]:
+def serialize_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint."""
     return {
         "id": str(checkpoint.pk),
         "run": str(checkpoint.run_id),
@@ -81,7 +81,8 @@ def checkpoint_answer(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def artifact_answer(artifact: Artifact) -> dict[str, Any]:
+def serialize_artifact(artifact: Artifact) -> dict[str, Any]:
+    """An artifact."""
     return {
         "id": str(artifact.pk),
         "run": str(artifact.run_id),
@@ -92,7 +93,8 @@ def artifact_answer(artifact: Artifact) -> dict[str, Any]:
     }
 
 
-def experiment_answer(experiment: Experiment) -> dict[str, Any]:
+def serialize_experiment(experiment: Experiment) -> dict[str, Any]:
+    """An experiment."""
     return {
         "id": str(experiment.pk),
         "name": experiment.name,

@@ -1,6 +1,8 @@
-"""Writes experiments, runs and what belongs to them. Moves are in `states`, what people do in
-`actions`,
-what attempts tell in `attempts`, the way in in `submit`; this is the door to all of them."""
+"""The write interface of `runs`: re-exports the services of its modules, records what runs report.
+
+Transitions are in `states`, user actions in `lifecycle.actions`, attempt reports in
+`lifecycle.attempts`, submission in `submission.submit`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from django.db.models import Q
 
 from orchestrator.common import clock, conditional, live
 from orchestrator.runs import events
-from orchestrator.runs.events import New as NewEvent
+from orchestrator.runs.events import NewEvent
 from orchestrator.runs.experiments import experiment_create, experiment_update
 from orchestrator.runs.lifecycle.actions import (
     external_finish,
@@ -29,27 +31,27 @@ from orchestrator.runs.lifecycle.actions import (
     run_update,
 )
 from orchestrator.runs.lifecycle.attempts import (
-    WISHES,
+    ATTEMPT_REQUESTS,
     attempt_create,
     attempt_dispatched,
     attempt_exited,
     attempt_launching,
     attempt_node_exited,
+    attempt_request_sent,
     attempt_running,
-    attempt_wish_sent,
 )
 from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
 from orchestrator.runs.submission.submit import (
     run_folder,
     run_submit,
-    spec_forecast,
+    spec_preview,
     spec_problem_list,
 )
 from workers.contracts.specs.run_bodies import CheckpointSpec
 
 __all__ = [
-    "WISHES",
+    "ATTEMPT_REQUESTS",
     "NewEvent",
     "artifact_record",
     "attempt_create",
@@ -57,8 +59,8 @@ __all__ = [
     "attempt_exited",
     "attempt_launching",
     "attempt_node_exited",
+    "attempt_request_sent",
     "attempt_running",
-    "attempt_wish_sent",
     "checkpoint_deleted",
     "checkpoint_record",
     "event_record",
@@ -80,7 +82,7 @@ __all__ = [
     "run_rewind",
     "run_submit",
     "run_update",
-    "spec_forecast",
+    "spec_preview",
     "spec_problem_list",
     "summary_update",
     "wait_reasons_set",
@@ -97,40 +99,40 @@ def event_record(
     time: datetime | float | None = None,
     origin: str | None = None,
 ) -> RunEvent | None:
-    """Records one event; None when its `origin` is known already.
+    """Record one event; None if its `origin` is known.
 
-    `attempt` is a number, `time` may be Unix seconds.
+    `attempt` is a number; `time` may be Unix seconds.
     """
     if isinstance(time, int | float):
         time = clock.from_unix(time)
-    found = events_record(
+    rows = events_record(
         run=run,
         events=[
             NewEvent(type=type, data=data, attempt=attempt, rank=rank, time=time, origin=origin)
         ],
     )
-    return found[0] if found else None
+    return rows[0] if rows else None
 
 
 def events_record(*, run: Run, events: Sequence[NewEvent]) -> list[RunEvent]:
-    """Records those that are not known yet, in one transaction; returns them, numbered."""
+    """Record the events with a new `origin` in one transaction; returns their rows."""
     return _record(run=run, new=events) if events else []
 
 
-_record = events.record  # `events` names the argument above
+_record = events.record  # a parameter above has the name `events`
 
 
 def checkpoint_record(
     *, run: Run, attempt: int, step: int, path: str, tokens: int = 0, bytes: int = 0
 ) -> Checkpoint | None:
-    """Notes a checkpoint that lies on disk; None when it is known.
+    """Record a checkpoint on disk; None if it is known.
 
-    One saved again over a deleted one counts again.
+    A checkpoint that is saved again after its deletion is new.
     """
     known = Checkpoint.objects.filter(run=run, attempt=attempt, step=step)
     values = {"path": path, "tokens": tokens, "bytes": bytes}
     with transaction.atomic():
-        new = conditional.move(
+        new = conditional.update(
             known.exclude(deleted=None), deleted=None, created=clock.now(), **values
         )
         if not new:
@@ -138,51 +140,47 @@ def checkpoint_record(
                 run=run, attempt=attempt, step=step, defaults={**values, "created": clock.now()}
             )
         if new:
-            _let_go(run)
+            _prune_checkpoints(run)
     return known.get() if new else None
 
 
 def checkpoint_deleted(*, run: Run, step: int) -> int:
-    """Notes that the checkpoint of this step is gone from disk; returns the rows.
+    """Mark the checkpoint of this step as deleted from disk; returns the number of rows.
 
-    Forks of it have their own.
+    Forks have their own rows.
     """
     return Checkpoint.objects.filter(run=run, step=step, deleted=None).update(deleted=clock.now())
 
 
-def _let_go(run: Run) -> None:
-    """Training keeps the newest few checkpoints of a run on disk and deletes the others as it
-    saves; so do the rows.
-    """
+def _prune_checkpoints(run: Run) -> None:
+    """Mark checkpoints as deleted that training deletes: all but the newest `keep`."""
     if run.kind != "train":
         return
-    asked = (run.spec.get("train") or {}).get("checkpoint")
-    keep = CheckpointSpec.from_dict(asked or {}).keep
-    # and the one that a fork began with
-    kept = Q(attempt__gt=0) | Q(path__startswith=f"{run_folder(run)}/")
-    own = Checkpoint.objects.filter(kept, run=run, deleted=None)
+    settings = (run.spec.get("train") or {}).get("checkpoint")
+    keep = CheckpointSpec.from_dict(settings or {}).keep
+    # including the one that a fork starts from
+    in_own_folder = Q(attempt__gt=0) | Q(path__startswith=f"{run_folder(run)}/")
+    own = Checkpoint.objects.filter(in_own_folder, run=run, deleted=None)
     for step in own.order_by("-step").values_list("step", flat=True).distinct()[keep:]:
         checkpoint_deleted(run=run, step=step)
 
 
 def artifact_record(*, run: Run, name: str, path: str, bytes: int = 0) -> Artifact:
-    """A file that the run left behind; a newer one of the same name takes its place."""
+    """Record a file that the run produced; replaces an older one of the same name."""
     values = {"path": path, "bytes": bytes, "created": clock.now()}
     return Artifact.objects.update_or_create(run=run, name=name, defaults=values)[0]
 
 
 def summary_update(*, run: Run, summary: dict[str, Any] | None, seen: datetime) -> None:
-    """The newest headline numbers from telemetry, where there are new ones, and that the run was
-    heard of.
-    """
+    """Store the newest summary from telemetry, if any, and the time of the newest report."""
     values = {} if summary is None else {"summary": summary}
     Run.objects.filter(pk=run.pk).update(last_seen=seen, **values)
 
 
 def wait_reasons_set(*, reasons: Mapping[int, str]) -> int:
-    """Why each waiting run waits, by its id.
+    """Store why each waiting run waits, by run id.
 
-    Writes what changed, tells the fleet once, returns how many changed.
+    Writes changed reasons only, publishes one `queue` frame, returns the number of changes.
     """
     waiting = Run.objects.filter(state="queued", pk__in=list(reasons)).order_by("pk")
     changed = [
@@ -191,8 +189,8 @@ def wait_reasons_set(*, reasons: Mapping[int, str]) -> int:
     if not changed:
         return 0
     with transaction.atomic():
-        for pk in changed:  # in the order of ids, as every service locks runs
-            conditional.move(
+        for pk in changed:  # every service locks runs by ascending id
+            conditional.update(
                 Run.objects.filter(pk=pk, state="queued"), wait_reason=reasons[pk][:300]
             )
         live.append("fleet", "queue", {})

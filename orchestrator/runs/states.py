@@ -1,7 +1,6 @@
-"""The one table of allowed moves, and the move itself: conditional UPDATE, event and live frames in
-one transaction.
+"""The allowed state transitions of runs and attempts, and the transition itself.
 
-Knows states; does not know why somebody wants one.
+A transition is a conditional UPDATE with its event and live frames, in one transaction.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ ACTIVE = frozenset({S, R, STOPPING})  # an attempt holds devices
 
 RUN_MOVES: dict[RunState, frozenset[RunState]] = {
     Q: frozenset({S, PAUSED, CANCELLED}),
-    # what starts or runs may end any way before anybody heard of its progress
+    # a run that starts or runs may end in any way before it reports progress
     S: frozenset({R, STOPPING, Q, PAUSED, *ENDED}),
     R: frozenset({STOPPING, Q, PAUSED, *ENDED}),
     STOPPING: frozenset({Q, PAUSED, *ENDED}),
     PAUSED: frozenset({Q, CANCELLED}),
-    # retried, or rewound to a checkpoint, by a person
+    # retried or rewound by a user
     FINISHED: frozenset({Q}),
     FAILED: frozenset({Q}),
     CANCELLED: frozenset({Q}),
 }
 
 ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
-    # reports overtake each other: what runs need not have been seen launching
+    # reports can overtake each other: RUNNING may arrive without LAUNCHING
     AttemptState.ASSIGNED: frozenset(
         {AttemptState.LAUNCHING, AttemptState.RUNNING, AttemptState.EXITED}
     ),
@@ -49,50 +48,49 @@ ATTEMPT_MOVES: dict[AttemptState, frozenset[AttemptState]] = {
 def run_move(
     run: Run, to: RunState, *, by: str = "control plane", why: str = "", **values: Any
 ) -> bool:
-    """Moves the run from the state that `run` was read in, setting `values` with it; False when
-    somebody was faster.
+    """Move the run from the state in `run` to another and set `values`; False if it lost the race.
 
-    Raises ValueError for a move that the table does not allow: that is a mistake of ours, not of a
-    person.
+    Raises ValueError for a transition that the table does not allow: a bug, not a user error.
     """
     old = RunState(run.state)
     if to not in RUN_MOVES[old]:
-        raise ValueError(f"a run does not go from {old} to {to}")
+        raise ValueError(f"a run cannot go from {old} to {to}")
     with transaction.atomic():
-        if not conditional.move(Run.objects.filter(pk=run.pk, state=old), state=to, **values):
+        if not conditional.update(Run.objects.filter(pk=run.pk, state=old), state=to, **values):
             return False
         run.refresh_from_db()
         data = {"of": "run", "old": str(old), "new": str(to), "by": by, "why": why}
         events.record(
-            run=run, new=[events.New("state_changed", data, attempt=run.attempt_number or None)]
+            run=run,
+            new=[events.NewEvent("state_changed", data, attempt=run.attempt_number or None)],
         )
         live_frames.run_state(run)
     return True
 
 
 def attempt_move(attempt: Attempt, to: AttemptState, *, why: str = "", **values: Any) -> bool:
-    """Moves the attempt out of any state that allows it; False when it is there already, or past
-    it.
-    """
+    """Move the attempt from any state that allows it; False if it is already there or beyond."""
     allowed = [old for old, moves in ATTEMPT_MOVES.items() if to in moves]
     with transaction.atomic():
         events.lock(attempt.run_id)
         old = Attempt.objects.values_list("state", flat=True).get(pk=attempt.pk)
-        if not conditional.move(
+        if not conditional.update(
             Attempt.objects.filter(pk=attempt.pk, state__in=allowed), state=to, **values
         ):
             return False
         attempt.refresh_from_db()
         data = {"of": "attempt", "old": str(old), "new": str(to), "by": "node", "why": why}
         events.record(
-            run=attempt.run, new=[events.New("state_changed", data, attempt=attempt.number)]
+            run=attempt.run, new=[events.NewEvent("state_changed", data, attempt=attempt.number)]
         )
     return True
 
 
-def run_born(run: Run, *, by: str, extra: list[events.New]) -> None:
-    """The first event and frames of a run that was just created in its first state."""
+def run_created(run: Run, *, by: str, extra: list[events.NewEvent]) -> None:
+    """Record the first event and frames of a new run."""
     data = {"of": "run", "old": None, "new": str(run.state), "by": by, "why": "submitted"}
-    first = events.New("state_changed", data, attempt=run.attempt_number or None, time=clock.now())
+    first = events.NewEvent(
+        "state_changed", data, attempt=run.attempt_number or None, time=clock.now()
+    )
     events.record(run=run, new=[first, *extra])
     live_frames.run_state(run)

@@ -1,0 +1,1 @@
+"""HTTP plumbing of the API: authentication, problems, pagination, idempotency."""

@@ -1,8 +1,6 @@
-"""Who calls, and with which scopes: a bearer token, or a page's session with CSRF. Counts calls on
-the way.
+"""Authentication: a bearer token, or a page's session with CSRF. Applies scopes and rate limits.
 
-Knows scopes and roles; whether the caller may see or touch a particular thing is the selectors' and
-services' answer.
+Selectors and services decide whether the caller may see or change a particular object.
 """
 
 from __future__ import annotations
@@ -24,12 +22,12 @@ from orchestrator.api.http import throttle
 from orchestrator.api.http.problems import refuse
 from orchestrator.common.errors import Refusal
 
-_MAKE_ONE = "The page Tokens, POST /api/v1/tokens and `manage.py token USERNAME` make tokens."
+_TOKEN_HINT = "The page Tokens, POST /api/v1/tokens and `manage.py token USERNAME` create tokens."
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A person, the token they came with (None: a session), and what both together may do."""
+    """The authenticated user, the token of the call (None: a session), and the allowed scopes."""
 
     user: Any
     token: Any
@@ -37,24 +35,25 @@ class Caller:
 
 
 def caller(request: HttpRequest) -> Caller:
-    """The authenticated caller; every operation but the public ones has one."""
-    found = getattr(request, "auth", None)
-    assert isinstance(found, Caller), "an operation without auth= asked who calls"
-    return found
+    """The authenticated caller of an operation with `auth=`."""
+    authenticated = getattr(request, "auth", None)
+    assert isinstance(authenticated, Caller), "the operation has no auth="
+    return authenticated
 
 
 def user(request: HttpRequest) -> Any:
+    """The authenticated user."""
     return caller(request).user
 
 
-def needs(scope: str) -> list[Callable[[HttpRequest], Caller | None]]:
-    """The `auth=` of an operation that wants this scope."""
+def require_scope(scope: str) -> list[Callable[[HttpRequest], Caller | None]]:
+    """The `auth=` of an operation that requires this scope."""
     assert scope in SCOPES, scope
     return [_bearers[scope], _sessions[scope]]
 
 
 def address(request: HttpRequest) -> str:
-    """The caller's address; behind a TLS proxy of ours the one that it appended last."""
+    """The client's address; behind our TLS proxy the last one in X-Forwarded-For."""
     if settings.ENV.behind_https:
         forwarded = request.headers.get("X-Forwarded-For", "")
         if forwarded:
@@ -70,18 +69,19 @@ class Bearer(HttpBearer):
         super().__init__()
 
     def authenticate(self, request: HttpRequest, token: str) -> Caller:
+        """The caller of a valid token with the scope; raises Refusal 401, 403 or 429."""
         try:
             person, api_token = accounts.token_check(token.strip())
         except Refusal as refusal:
             throttle.check(f"ip:{_short(address(request))}")
             raise refuse(
-                refusal.type, refusal.title, refusal.status, f"{refusal.detail} {_MAKE_ONE}"
+                refusal.type, refusal.title, refusal.status, f"{refusal.detail} {_TOKEN_HINT}"
             ) from None
         request.user = person
-        who = Caller(person, api_token, frozenset(api_token.scopes) & allowed_scopes(person))
+        current = Caller(person, api_token, frozenset(api_token.scopes) & allowed_scopes(person))
         throttle.check(f"token:{api_token.digest[:16]}")
-        _check_scope(who, self.scope)
-        return who
+        _check_scope(current, self.scope)
+        return current
 
 
 class Session(APIKeyCookie):
@@ -94,41 +94,42 @@ class Session(APIKeyCookie):
         super().__init__(csrf=True)
 
     def _get_key(self, request: HttpRequest) -> str | None:
-        # nobody is logged in: 401, before a CSRF cookie is asked for
+        # without a login: 401, before the CSRF check
         if not request.user.is_authenticated:
             throttle.check(f"ip:{_short(address(request))}")
             raise AuthenticationError
         return super()._get_key(request)
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
-        who = Caller(request.user, None, allowed_scopes(request.user))
+        """The caller of a session whose role has the scope; raises Refusal 403 or 429."""
+        current = Caller(request.user, None, allowed_scopes(request.user))
         throttle.check(f"user:{request.user.pk}")
-        _check_scope(who, self.scope)
-        return who
+        _check_scope(current, self.scope)
+        return current
 
 
 def allowed_scopes(person: Any) -> frozenset[str]:
-    """What the person's role allows, with or without a token."""
+    """The scopes that the user's role allows."""
     return frozenset(SCOPES if person.is_superuser else scopes_of(person.role))
 
 
-def _check_scope(who: Caller, scope: str) -> None:
-    if scope in who.scopes:
+def _check_scope(current: Caller, scope: str) -> None:
+    if scope in current.scopes:
         return
-    if scope in allowed_scopes(who.user):
+    if scope in allowed_scopes(current.user):
         raise refuse(
             "scope-missing",
-            "The token does not reach this far",
+            "The token lacks a scope",
             403,
-            f"This call needs the scope {scope}, the token {who.token.name!r} has "
-            f"{', '.join(sorted(who.scopes)) or 'none'}. Make a token with that scope.",
+            f"This call requires the scope {scope}; the token {current.token.name!r} has "
+            f"{', '.join(sorted(current.scopes)) or 'none'}. Create a token with that scope.",
         )
     raise refuse(
         "role-refused",
         "Your role does not allow this",
         403,
-        f"This call needs the scope {scope}, which roles from {SCOPES[scope].value} upwards have; "
-        f"{who.user.get_username()} is {who.user.role}. Ask an administrator.",
+        f"This call requires the scope {scope} of the role {SCOPES[scope].value} or higher; "
+        f"{current.user.get_username()} is {current.user.role}. Ask an administrator.",
     )
 
 

@@ -1,7 +1,4 @@
-"""Reads a request's body: gzip or plain, UTF-8, JSON, within bounds also once it is unpacked.
-
-Knows no contract.
-"""
+"""Parses request bodies: gzip or plain, UTF-8, JSON, with a limit on the decompressed size."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ from ninja.parser import Parser
 
 from orchestrator.api.http.problems import refuse
 
-UNPACKED = 4  # a packed body may unpack to so many times the limit of plain ones
-# every escape of a JSON text, pairs of surrogates as one
+MAX_EXPANSION = 4  # a packed body may unpack to so many times the limit of plain ones
+# every escape of a JSON text; a surrogate pair is one escape
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u[dD][89a-fA-F][0-9a-fA-F]{2}|u0000|.)",
     re.DOTALL,
@@ -25,15 +22,18 @@ _ESCAPE = re.compile(
 
 
 class BodyParser(Parser):
+    """ninja's parser for our request bodies."""
+
     def parse_body(self, request: HttpRequest) -> Any:
-        """Raises Refusal 400, 413 or 415; ninja turns every other error into 400."""
-        text = unpacked(request).decode("utf-8")
+        """The JSON body. Raises Refusal 400, 413 or 415; ninja maps every other error to 400."""
+        text = decompress(request).decode("utf-8")
         if "\\u" in text:
             text = _ESCAPE.sub(_storable, text)
         return json.loads(text)
 
 
-def unpacked(request: HttpRequest) -> bytes:
+def decompress(request: HttpRequest) -> bytes:
+    """The decompressed body. Raises Refusal 400, 413 or 415."""
     encoding = request.headers.get("Content-Encoding", "identity").strip().lower()
     if encoding in ("identity", ""):
         return request.body
@@ -42,18 +42,18 @@ def unpacked(request: HttpRequest) -> bytes:
             "encoding-unknown",
             "The body's encoding is not known",
             415,
-            f"Content-Encoding {encoding!r} is not known here; send gzip, or the body as it is.",
+            f"Content-Encoding {encoding!r} is not supported; send gzip or an uncompressed body.",
         )
-    return _gunzip(request.body, limit=UNPACKED * int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE))
+    return _gunzip(request.body, limit=MAX_EXPANSION * int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE))
 
 
-def _gunzip(packed: bytes, *, limit: int) -> bytes:
-    """All members of a gzip stream; stops unpacking as soon as the limit is passed."""
+def _gunzip(compressed: bytes, *, limit: int) -> bytes:
+    """All members of a gzip stream; stops as soon as the limit is exceeded."""
     parts, size = [], 0
-    while packed:
+    while compressed:
         stream = zlib.decompressobj(wbits=31)
         try:
-            part = stream.decompress(packed, limit - size + 1)
+            part = stream.decompress(compressed, limit - size + 1)
         except zlib.error as error:
             raise _broken(str(error)) from None
         size += len(part)
@@ -62,12 +62,12 @@ def _gunzip(packed: bytes, *, limit: int) -> bytes:
                 "body-too-large",
                 "The body is too large",
                 413,
-                f"The body unpacks to more than {limit / 1e6:g} MB. Send it in smaller parts.",
+                f"The body decompresses to more than {limit / 1e6:g} MB. Send it in smaller parts.",
             )
         if not stream.eof:
             raise _broken("it ends too early")
         parts.append(part)
-        packed = stream.unused_data
+        compressed = stream.unused_data
     return b"".join(parts)
 
 
@@ -76,12 +76,12 @@ def _broken(why: str) -> Exception:
         "malformed-body",
         "The body is not gzip",
         400,
-        f"Content-Encoding says gzip, but the body is not: {why}.",
+        f"Content-Encoding is gzip, but the body is not: {why}.",
     )
 
 
 def _storable(escape: re.Match[str]) -> str:
-    """U+0000 and halves of surrogate pairs, which no database keeps as text, become U+FFFD."""
-    found = escape.group()
-    alone = len(found) == 6 and (found == "\\u0000" or found[2] in "dD")
-    return "\\ufffd" if alone else found
+    """Replace U+0000 and lone surrogates, which no database stores as text, by U+FFFD."""
+    text = escape.group()
+    unstorable = len(text) == 6 and (text == "\\u0000" or text[2] in "dD")
+    return "\\ufffd" if unstorable else text

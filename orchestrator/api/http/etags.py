@@ -1,9 +1,7 @@
-"""ETags: `"<version>-<digest>"`. The version moves with people's edits and guards PATCH, the digest
-with any change.
+"""ETags: `"<version>-<digest>"`. User edits raise the version; every change changes the digest.
 
-A run's state and numbers move by themselves all the time; an If-Match therefore compares versions
-only, while an
-If-None-Match compares the whole tag, so that polling an unchanged thing costs 304 and no body.
+A run's state and numbers change constantly, so If-Match (for PATCH) compares versions only.
+If-None-Match compares the full tag, so polling an unchanged object returns 304 without a body.
 """
 
 from __future__ import annotations
@@ -14,59 +12,55 @@ import re
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 
 from orchestrator.api.http.problems import invalid, refuse
-from orchestrator.api.http.responses import json_answer
+from orchestrator.api.http.responses import json_response
 from orchestrator.common import live
 
 _TAG = re.compile(r'(?:W/)?"(\d{1,18})(?:-[0-9a-f]+)?"')
 
 
 def etag(version: int, body: object) -> str:
+    """The ETag of a response body."""
     return f'"{version}-{hashlib.sha256(live.dumps(body).encode()).hexdigest()[:12]}"'
 
 
 def matches(request: HttpRequest, tag: str) -> bool:
-    """Whether the caller's copy is still good (If-None-Match); a proxy's `W/` before it does not
-    matter.
-    """
-    given = request.headers.get("If-None-Match", "")
-    return any(item.strip().removeprefix("W/") == tag for item in given.split(","))
+    """Whether If-None-Match names this tag; a proxy's prefix `W/` is ignored."""
+    tags = request.headers.get("If-None-Match", "").split(",")
+    return any(item.strip().removeprefix("W/") == tag for item in tags)
 
 
-def tagged_answer(request: HttpRequest, body: object, version: int) -> HttpResponse:
-    """The body under its ETag; 304 without it for a GET by whoever has it already."""
+def etag_response(request: HttpRequest, body: object, version: int) -> HttpResponse:
+    """The body with its ETag; 304 without body for a GET with a matching If-None-Match."""
     tag = etag(version, body)
     if request.method == "GET" and matches(request, tag):
         unchanged = HttpResponseNotModified()
         unchanged["ETag"] = tag
         return unchanged
-    return json_answer(body, headers={"ETag": tag})
+    return json_response(body, headers={"ETag": tag})
 
 
-def wanted_version(request: HttpRequest) -> int | None:
-    """The version that If-Match demands; None without the header or with `*`.
-
-    422 for anything else but our tags.
-    """
-    given = request.headers.get("If-Match", "").strip()
-    if given in ("", "*"):
+def if_match_version(request: HttpRequest) -> int | None:
+    """The version in If-Match; None without the header or with `*`. 422 for a malformed tag."""
+    value = request.headers.get("If-Match", "").strip()
+    if value in ("", "*"):
         return None
-    found = _TAG.fullmatch(given)
-    if found is None:
+    match = _TAG.fullmatch(value)
+    if match is None:
         raise invalid(
             "If-Match",
-            f"{given[:60]!r} is not an ETag of ours",
-            "the ETag header of a GET, or no If-Match",
+            f"{value[:60]!r} is not an ETag of this API",
+            "send the ETag header of a GET, or no If-Match",
         )
-    return int(found[1])
+    return int(match[1])
 
 
-def check_version(wanted: int | None, version: int, what: str) -> None:
-    """412 when somebody else's edit came first."""
-    if wanted is not None and wanted != version:
+def check_version(expected: int | None, version: int, what: str) -> None:
+    """412 if the object was edited since the expected version."""
+    if expected is not None and expected != version:
         raise refuse(
             "edited-meanwhile",
-            "Somebody else edited it meanwhile",
+            "It was edited meanwhile",
             412,
-            f"{what} is at version {version}, your If-Match names {wanted}. Read it again, then "
-            "send your change anew.",
+            f"{what} is at version {version}, your If-Match names {expected}. Read it again, then "
+            "repeat your change.",
         )

@@ -1,8 +1,4 @@
-"""`Idempotency-Key` on creating POSTs: a repeat of the same request gets the same answer and
-creates nothing.
-
-Knows requests and answers; what a key's row means, accounts knows.
-"""
+"""`Idempotency-Key` on creating POSTs: a repeat gets the first response and creates nothing."""
 
 from __future__ import annotations
 
@@ -18,28 +14,26 @@ from ninja import Schema
 from orchestrator.accounts import services
 from orchestrator.api.http.auth import user
 from orchestrator.api.http.problems import refuse
-from orchestrator.api.http.responses import json_answer
+from orchestrator.api.http.responses import json_response
 
 View = Callable[..., Any]
 
 
 def creates(
-    shape: type[Schema], *, location: str = "", secret: bool = False
+    schema: type[Schema], *, location: str = "", secret: bool = False
 ) -> Callable[[View], View]:
-    """Makes a view's result the 201 answer in `shape`, with `Location` where one is given, once per
-    Idempotency-Key.
+    """Make a view's result the 201 response in `schema`, once per Idempotency-Key.
 
-    The creation and its remembered answer commit together: a crash between leaves neither. A
-    refused request leaves
-    no key. The answers that hold a `secret` are not kept: their repeat is refused, and creates
-    nothing either.
+    `location` is the template of the Location header. The created object and the stored response
+    commit together. A refused request stores no key. Responses with a `secret` are not stored: a
+    repeat is refused and creates nothing.
     """
 
     def decorate(view: View) -> View:
         @functools.wraps(view)
         def once(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
             def work() -> dict[str, Any]:
-                return shape.model_validate(view(request, *args, **kwargs)).model_dump(mode="json")
+                return schema.model_validate(view(request, *args, **kwargs)).model_dump(mode="json")
 
             key = request.headers.get("Idempotency-Key")
             if key is None:
@@ -48,7 +42,7 @@ def creates(
                 user=user(request), key=key, route=f"POST {request.path}"[:120], body=request.body
             )
             if claim.status is not None:
-                return _again(claim.answer, key, location)
+                return _replay(claim.answer, key, location)
             try:
                 with transaction.atomic():
                     body = work()
@@ -60,7 +54,7 @@ def creates(
                 raise
             return _created(body, location)
 
-        # ninja resolves annotations where the wrapper stands; these are the view's
+        # ninja resolves annotations in the wrapper's module; give it the view's
         once.__signature__ = inspect.signature(view, eval_str=True)  # type: ignore[attr-defined]
         return once
 
@@ -68,21 +62,20 @@ def creates(
 
 
 def _created(body: dict[str, Any], location: str) -> HttpResponse:
-    response = json_answer(body, status=201)
+    response = json_response(body, status=201)
     if location:
         response["Location"] = location.format(**body)
     return response
 
 
-def _again(body: Any, key: str, location: str) -> HttpResponse:
+def _replay(body: Any, key: str, location: str) -> HttpResponse:
     if body == {"secret": True}:
         raise refuse(
             "secret-shown-once",
             "The secret was shown once",
             409,
-            f"The request with the Idempotency-Key {key!r} was carried out, and its secret was in "
-            "that answer only. "
-            "Make another with a new key, and revoke the first.",
+            f"The request with the Idempotency-Key {key!r} was executed, and only its response had "
+            "the secret. Create another with a new key, and revoke the first.",
         )
     response = _created(body, location)
     response["Idempotent-Replayed"] = "true"

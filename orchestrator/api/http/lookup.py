@@ -1,8 +1,4 @@
-"""One thing by its number, among those the caller may see; 404 for every other, whether it exists
-or not.
-
-Knows the selectors that scope by caller; does not act.
-"""
+"""Looks up one object by id among those that the caller may see; 404 for all others."""
 
 from __future__ import annotations
 
@@ -11,55 +7,60 @@ from typing import Any
 from django.http import HttpRequest
 
 from orchestrator.api.http.auth import user
-from orchestrator.api.http.problems import not_found
+from orchestrator.api.http.problems import missing_object
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
 from orchestrator.planner.store import selectors as planner
 from orchestrator.runs import selectors as runs
 
-LARGEST = 2**63 - 1  # of a database key
+MAX_ID = 2**63 - 1  # largest database key
 
 
-def run_of(request: HttpRequest, id: int) -> Any:
+def get_run(request: HttpRequest, id: int) -> Any:
+    """The run with this id; 404 if the caller may not see it."""
     try:
         return runs.run_get(user=user(request), id=id)
     except Refusal:
-        raise not_found("run", id, "/api/v1/runs") from None
+        raise missing_object("run", id, "/api/v1/runs") from None
 
 
-def node_of(request: HttpRequest, id: str) -> Any:
-    """By number or by name."""
-    found = (
-        None if id.isdecimal() and int(id) > LARGEST else fleet.node_get(user=user(request), id=id)
+def get_node(request: HttpRequest, id: str) -> Any:
+    """The node with this id or name; 404 if it does not exist."""
+    node = (
+        None if id.isdecimal() and int(id) > MAX_ID else fleet.node_get(user=user(request), id=id)
     )
-    if found is None:
-        raise not_found("node", id, "/api/v1/nodes")
-    return found
+    if node is None:
+        raise missing_object("node", id, "/api/v1/nodes")
+    return node
 
 
-def experiment_of(request: HttpRequest, id: int) -> Any:
+def get_experiment(request: HttpRequest, id: int) -> Any:
+    """The experiment with this id; 404 if the caller may not see it."""
     try:
         return runs.experiment_get(user=user(request), id=id)
     except Refusal:
-        raise not_found("experiment", id, "/api/v1/experiments") from None
+        raise missing_object("experiment", id, "/api/v1/experiments") from None
 
 
-def calibration_of(request: HttpRequest, id: int) -> Any:
+def get_calibration(request: HttpRequest, id: int) -> Any:
+    """The calibration with this id; 404 if it does not exist."""
     try:
         return planner.calibration_by_number(user=user(request), id=id)
     except Refusal:
-        raise not_found("calibration", id, "/api/v1/calibrations") from None
+        raise missing_object("calibration", id, "/api/v1/calibrations") from None
 
 
-def device_type_of(request: HttpRequest, id: int) -> Any:
+def get_device_type(request: HttpRequest, id: int) -> Any:
+    """The device type with this id; 404 if the caller may not see it."""
     try:
         return planner.device_type_get(user=user(request), id=id)
     except Refusal:
-        raise not_found("device type", id, "/api/v1/device-types") from None
+        raise missing_object("device type", id, "/api/v1/device-types") from None
 
 
-def saved_plan_of(request: HttpRequest, id: int) -> Any:
+def get_saved_plan(request: HttpRequest, id: int) -> Any:
+    """The saved plan with this id; 404 if the caller may not see it."""
     try:
         return planner.saved_plan_get(user=user(request), id=id)
     except Refusal:
-        raise not_found("saved plan", id, "/api/v1/plans") from None
+        raise missing_object("saved plan", id, "/api/v1/plans") from None

@@ -1,7 +1,6 @@
-"""What every call passes before its view: the size of its body, and errors that Django tells in its
-own way.
+"""Runs before every API view: body limits, HEAD, malformed paths, and Django's own errors.
 
-Knows requests and responses; does not know routes, people or rooms.
+Does not depend on routes or users.
 """
 
 from __future__ import annotations
@@ -21,37 +20,39 @@ from orchestrator.api.http import problems
 View = Callable[..., HttpResponseBase]
 
 
-def guarded(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
-    """The same addresses behind the door, and an answer for all others below them."""
-    found: list[URLPattern | URLResolver] = []
+def guard_all(patterns: list[URLPattern | URLResolver]) -> list[URLPattern | URLResolver]:
+    """The same patterns behind the middleware, and a 404 for all other paths."""
+    guarded: list[URLPattern | URLResolver] = []
     for pattern in patterns:
         if isinstance(pattern, URLPattern) and pattern.name != "api-root":
-            found.append(
+            guarded.append(
                 URLPattern(
                     pattern.pattern, guard(pattern.callback), pattern.default_args, pattern.name
                 )
             )
         else:
-            found.append(pattern)
-    unknown = guard(lambda request, **_: problems.unknown_address(request))
-    return [path("", unknown), *found, re_path(r"^.*$", unknown)]
+            guarded.append(pattern)
+    unknown = guard(lambda request, **_: problems.unknown_path(request))
+    return [path("", unknown), *guarded, re_path(r"^.*$", unknown)]
 
 
 def guard(view: View) -> View:
+    """The view behind the middleware."""
+
     @functools.wraps(view, assigned=("__doc__",))
     def passed(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         if request.method == "HEAD":
-            request.method = "GET"  # the server that sends the answer leaves its body out
+            request.method = "GET"  # the HTTP server omits the body
         if "\0" in request.path_info or "%00" in request.META.get("QUERY_STRING", ""):
-            # PostgreSQL refuses such a text, SQLite searches in vain
-            return problems.malformed_address(request)
+            # PostgreSQL refuses such text, SQLite never matches it
+            return problems.malformed_path(request)
         try:
             read_body(request, limit=settings.DATA_UPLOAD_MAX_MEMORY_SIZE)
             response = view(request, *args, **kwargs)
         except RequestDataTooBig:
             return problems.too_large(request)
-        except Exception as error:  # what fails outside an operation: its throttle, its parsing, its answer's shape
-            return problems.crashed(request, error)
+        except Exception as error:  # outside operations: throttle, parsing, response schema
+            return problems.internal_error(request, error)
         if response.status_code == 405 and response["Content-Type"] != problems.MEDIA_TYPE:
             return problems.method_not_allowed(request, str(response.get("Allow", "")))
         if isinstance(response, HttpResponse) and not response.has_header("Cache-Control"):
@@ -65,10 +66,9 @@ def guard(view: View) -> View:
 
 
 def read_body(request: HttpRequest, *, limit: int) -> None:
-    """Reads the body, at most `limit` bytes of it; raises RequestDataTooBig before anything parses
-    it.
+    """Read at most `limit` bytes of the body; raises RequestDataTooBig before it is parsed.
 
-    Django compares the announced length only; a chunked body announces none.
+    Django checks only Content-Length, which a chunked body does not have.
     """
     if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
         raise RequestDataTooBig

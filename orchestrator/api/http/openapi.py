@@ -1,14 +1,10 @@
-"""Completes the OpenAPI document: problem answers, paths as clients write them, and a valid 3.1
-whatever ninja leaves.
-
-Knows the document's form; does not know the operations.
-"""
+"""Completes ninja's OpenAPI 3.1 document: problem responses, headers, contract schemas."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.api.http.problems import MEDIA_TYPE, ProblemAnswer
+from orchestrator.api.http.problems import MEDIA_TYPE, ProblemDetails
 from workers.contracts.base import Contract
 from workers.contracts.catalog.devices import Device
 from workers.contracts.specs.plan import ParallelPlan
@@ -17,19 +13,19 @@ from workers.contracts.specs.run import RunSpec
 _CONTRACTS: dict[str, type[Contract]] = {
     "RunSpec": RunSpec,
     "ParallelPlan": ParallelPlan,
-    "ProblemAnswer": ProblemAnswer,
+    "ProblemAnswer": ProblemDetails,
     "Device": Device,
 }
 _PROBLEM = {"$ref": "#/components/schemas/ProblemAnswer"}
 
 
-def completed(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same document, changed in place."""
+def complete_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """The document, completed in place."""
     components = schema["components"]["schemas"]
     for name, model in _CONTRACTS.items():
-        found = model.model_json_schema(ref_template="#/components/schemas/{model}")
-        components.update(found.pop("$defs", {}))
-        components[name] = found
+        model_schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        components.update(model_schema.pop("$defs", {}))
+        components[name] = model_schema
     _name_contracts(schema)
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -45,37 +41,37 @@ def completed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:
-    """Headers that views read and write by themselves."""
+    """Document the headers that views read and write themselves."""
     created = operation["responses"].get("201")
     if created is not None:
         operation["parameters"].append(
-            _header("Idempotency-Key", "the same key and body make one thing, not two")
+            _header("Idempotency-Key", "a repeat with the same key and body creates nothing")
         )
         created["headers"] = {
-            "Location": {"schema": {"type": "string"}, "description": "its address, if it has one"}
+            "Location": {"schema": {"type": "string"}, "description": "the new object's path"}
         }
     if path.endswith(("/runs/{id}", "/calibrations/{id}")) and method != "delete":
-        given = (
-            ("If-Match", "412 if somebody edited it since")
+        precondition = (
+            ("If-Match", "412 if it was edited since")
             if method == "patch"
-            else ("If-None-Match", "304 if equal")
+            else ("If-None-Match", "304 if unchanged")
         )
-        operation["parameters"].append(_header(*given))
+        operation["parameters"].append(_header(*precondition))
         operation["responses"]["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
 
 
-def _header(name: str, message: str) -> dict[str, Any]:
+def _header(name: str, description: str) -> dict[str, Any]:
     return {
         "in": "header",
         "name": name,
         "required": False,
         "schema": {"type": "string"},
-        "description": message,
+        "description": description,
     }
 
 
 def _name_contracts(node: Any) -> None:
-    """Fields that carry a contract as plain JSON point to its schema."""
+    """Make fields with a contract as plain JSON refer to its schema."""
     for child in node.values() if isinstance(node, dict) else node:
         if isinstance(child, dict) and (name := child.pop("x-contract", None)):
             described = {key: child[key] for key in ("description", "title") if key in child}

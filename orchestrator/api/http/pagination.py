@@ -1,20 +1,21 @@
-"""Keyset paging: `?limit=&cursor=` in, `{items, next_cursor}` out. A cursor says after which key a
-list goes on.
+"""Keyset pagination: `?limit=&cursor=` in, `{items, next_cursor}` out.
 
-Does not know what the keys mean; a cursor names its list, so that one list's cursor is refused by
-another.
+A cursor is the key of the last row of a page and the name of its list; other lists refuse it.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
-from ninja import Query
+from django.http import HttpRequest
+from ninja import Query, Schema
+from ninja.pagination import PaginationBase, paginate
 from pydantic import Field
 
 from orchestrator.api.http.problems import invalid
@@ -24,87 +25,104 @@ MAX_LIMIT = 200
 
 
 class Paging(Contract):
-    """Where in a list, and how much of it."""
+    """The page that a caller requests."""
 
-    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="items a page")] = 50
-    cursor: Annotated[str | None, Field(description="`next_cursor` of the page before")] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="items per page")] = 50
+    cursor: Annotated[
+        str | None, Field(description="`next_cursor` of the previous page; empty: first page")
+    ] = None
 
 
 Page = Query[Paging]
 
 
-def after(page: Paging, name: str) -> int | None:
-    """The key that the cursor holds, None on the first page; 422 for a cursor that this list did
-    not make.
+class KeysetPagination(PaginationBase):
+    """Pages over rows in the order of an integer key.
+
+    A view returns a queryset, whose key is the primary key, or an ordered list of rows. The list
+    may
+    start after the cursor (`last_key`) and end after `limit + 1` rows: the extra row only shows
+    that
+    there is a next page.
     """
-    if page.cursor is None or page.cursor == "":
+
+    # ninja declares nested classes here
+    Input = Paging  # type: ignore[assignment]
+
+    class Output(Schema):
+        """One page of a list; `next_cursor` is null on the last page."""
+
+        items: list[Any]
+        next_cursor: str | None = None
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        serialize: Callable[[Any], Any] = lambda row: row,
+        key: Callable[[Any], int] = lambda row: int(row.pk),
+        newest_first: bool = False,
+        pass_parameter: str | None = None,
+    ) -> None:
+        super().__init__(pass_parameter=pass_parameter)
+        self.name = name
+        self.serialize = serialize
+        self.key = key
+        self.newest_first = newest_first
+
+    def paginate_queryset(
+        self, queryset: Any, pagination: Any, request: HttpRequest, **params: Any
+    ) -> dict[str, Any]:
+        """`{items, next_cursor}` of the requested page. 422 for another list's cursor."""
+        page: Paging = pagination
+        last = last_key(page, self.name)
+        rows = queryset
+        if isinstance(rows, QuerySet):
+            if last is not None:
+                rows = rows.filter(pk__lt=last) if self.newest_first else rows.filter(pk__gt=last)
+            rows = rows[: page.limit + 1]
+        elif last is not None:
+            sign = -1 if self.newest_first else 1
+            rows = [row for row in rows if sign * self.key(row) > sign * last]
+        items = list(rows)[: page.limit + 1]
+        more, items = len(items) > page.limit, items[: page.limit]
+        return {
+            "items": [self.serialize(row) for row in items],
+            "next_cursor": encode_cursor(self.name, self.key(items[-1])) if more else None,
+        }
+
+
+def paginated(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """`ninja.pagination.paginate` with keyset cursors; options as for `KeysetPagination`."""
+
+    def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
+        # ninja resolves annotations in the wrapper's module, so resolve them here
+        view.__signature__ = inspect.signature(view, eval_str=True)  # type: ignore[attr-defined]
+        decorated: Callable[..., Any] = paginate(KeysetPagination, **options)(view)
+        return decorated
+
+    return decorate
+
+
+def last_key(page: Paging, name: str) -> int | None:
+    """The key that the cursor holds; None on the first page. 422 for another list's cursor."""
+    if not page.cursor:
         return None
     try:
         padded = page.cursor + "=" * (-len(page.cursor) % 4)
-        found = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        of, key = found
+        list_name, key = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
-        of, key = None, None
-    if of != name or not isinstance(key, int) or isinstance(key, bool) or abs(key) >= 2**63:
+        list_name, key = None, None
+    valid = isinstance(key, int) and not isinstance(key, bool) and abs(key) < 2**63
+    if list_name != name or not valid:
         raise invalid(
             "cursor",
             f"{page.cursor[:40]!r} is not a cursor of this list",
-            "the next_cursor of the page before",
+            "use the next_cursor of the previous page",
         )
-    return key
+    return int(key)
 
 
-def cursor(name: str, key: int) -> str:
+def encode_cursor(name: str, key: int) -> str:
+    """The cursor after the row with this key."""
     return base64.urlsafe_b64encode(json.dumps([name, key]).encode()).rstrip(b"=").decode()
-
-
-def paged(
-    rows: Iterable[Any],
-    page: Paging,
-    name: str,
-    key: Callable[[Any], int],
-    shape: Callable[[Any], Any],
-) -> dict[str, Any]:
-    """`rows` holds up to `limit + 1` rows in order: the one too many only tells that there is a
-    next page.
-    """
-    items = list(rows)
-    more = len(items) > page.limit
-    items = items[: page.limit]
-    return {
-        "items": [shape(row) for row in items],
-        "next_cursor": cursor(name, key(items[-1])) if more and items else None,
-    }
-
-
-def paged_query(
-    rows: QuerySet[Any],
-    page: Paging,
-    name: str,
-    shape: Callable[[Any], Any],
-    *,
-    newest_first: bool = False,
-) -> dict[str, Any]:
-    """The same over a query in the order of its primary key, ascending or `newest_first`."""
-    last = after(page, name)
-    if last is not None:
-        rows = rows.filter(pk__lt=last) if newest_first else rows.filter(pk__gt=last)
-    return paged(rows[: page.limit + 1], page, name, lambda row: row.pk, shape)
-
-
-def paged_whole(
-    rows: Iterable[Any],
-    page: Paging,
-    name: str,
-    key: Callable[[Any], int],
-    shape: Callable[[Any], Any],
-) -> dict[str, Any]:
-    """The same over a short list that was read whole: its keys ascend or descend, the cursor's own
-    key is skipped.
-    """
-    rows = list(rows)
-    last = after(page, name)
-    if last is not None:
-        descending = len(rows) > 1 and key(rows[0]) > key(rows[-1])
-        rows = [row for row in rows if (key(row) < last if descending else key(row) > last)]
-    return paged(rows[: page.limit + 1], page, name, key, shape)

@@ -199,7 +199,7 @@ def _denied(request: HttpRequest, error: PermissionDenied) -> HttpResponse:
 
 
 def _http(request: HttpRequest, error: HttpError) -> HttpResponse:
-    """ninja's own errors: body is not JSON (400), no authentication (401), failed CSRF check (403)."""
+    """ninja's own errors: invalid JSON (400), no authentication (401), failed CSRF check (403)."""
     if isinstance(error.__cause__, Refusal):  # ninja maps every error in reading a body to 400
         return _refusal(request, error.__cause__)
     if error.status_code == 401:

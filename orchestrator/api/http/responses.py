@@ -1,4 +1,4 @@
-"""JSON and streams as responses, whatever server they leave by. Knows no noun."""
+"""JSON, gzip and streamed responses, under WSGI and ASGI."""
 
 from __future__ import annotations
 
@@ -17,35 +17,37 @@ JSON = "application/json; charset=utf-8"
 _LARGE = 2**16
 
 
-def json_answer(
+def json_response(
     body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> HttpResponse:
-    """Numbers that are not finite become "NaN", "Infinity", "-Infinity"."""
+    """The body as JSON; non-finite numbers become "NaN", "Infinity" and "-Infinity"."""
     return HttpResponse(live.dumps(body), status=status, content_type=JSON, headers=headers)
 
 
-def packed(request: HttpRequest, answer: HttpResponse) -> HttpResponse:
-    """The answer as gzip where it is large and the asker takes it; for numbers alone, which hold
-    nobody's secret.
+def gzip_if_large(request: HttpRequest, response: HttpResponse) -> HttpResponse:
+    """The response gzipped if it is large and the client accepts it.
+
+    Only for bodies without secrets: compression would leak their length (BREACH).
     """
-    if len(answer.content) < _LARGE or "gzip" not in request.headers.get("Accept-Encoding", ""):
-        return answer
-    answer.content = gzip.compress(answer.content, 3)
-    answer["Content-Encoding"] = "gzip"
-    patch_vary_headers(answer, ["Accept-Encoding"])
-    return answer
+    if len(response.content) < _LARGE or "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return response
+    response.content = gzip.compress(response.content, 3)
+    response["Content-Encoding"] = "gzip"
+    patch_vary_headers(response, ["Accept-Encoding"])
+    return response
 
 
-def streamed(
+def stream_response(
     request: HttpRequest, parts: Iterator[bytes], content_type: str
 ) -> StreamingHttpResponse:
-    """Sends part by part. The first is made at once, so that a refusal in it still is one."""
+    """Streams the parts. Produces the first one at once, so its errors become error responses."""
     first = next(parts, b"")
     content: Any = _async(first, parts) if isinstance(request, ASGIRequest) else _sync(first, parts)
     return StreamingHttpResponse(content, content_type=content_type)
 
 
 def wants_csv(request: HttpRequest) -> bool:
+    """Whether the client prefers CSV to JSON."""
     return request.get_preferred_type(["application/json", "text/csv"]) == "text/csv"
 
 
@@ -55,7 +57,7 @@ def _sync(first: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 async def _async(first: bytes, parts: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """In the request's own thread, where its database connection lives."""
+    """In the request's own thread, which has its database connection."""
     yield first
     following = sync_to_async(lambda: next(parts, None))
     while (part := await following()) is not None:

@@ -1,7 +1,6 @@
-"""How many requests a token, a session's user or an address may make each minute.
+"""Rate limit: requests per minute of a token, a session's user or an address.
 
-Counts in Redis, so that all web processes count together, and in this process while Redis is away.
-Knows no route.
+Counts in Redis, shared by all web processes; in this process while Redis is unreachable.
 """
 
 from __future__ import annotations
@@ -17,20 +16,19 @@ from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import quick_client
 
 WINDOW_S = 60
-# after a failed call to Redis: a refused connection at every request would double its cost
-_AWAY_S = 5.0
+# after a failed call to Redis, so that not every request waits for a connection
+_REDIS_PAUSE_S = 5.0
 
 _lock = threading.Lock()
 _local: dict[str, int] = {}
 _local_window = 0
-_redis_away_until = 0.0
+_redis_paused_until = 0.0
 
 
 def check(ident: str, *, limit: int | None = None) -> None:
-    """Counts one request; raises Refusal 429 with `retry_after` in seconds once the minute's share
-    is used up.
+    """Count one request; raise Refusal 429 with `retry_after_s` above the limit.
 
-    `limit` is ORRERY_RATE_PER_MINUTE unless given; 0 is none.
+    `limit` defaults to ORRERY_RATE_PER_MINUTE; 0: no limit.
     """
     limit = int(settings.ENV.rate_per_minute) if limit is None else limit
     if limit <= 0:
@@ -44,16 +42,15 @@ def check(ident: str, *, limit: int | None = None) -> None:
         "too-many-requests",
         "Too many requests",
         429,
-        f"More than {limit} requests within a minute. Wait {wait_s} s; write points in batches of "
-        "up to 10,000, and "
-        "follow a run by its websocket in place of polling.",
+        f"More than {limit} requests within a minute. Wait {wait_s} s; send points in batches of "
+        "up to 10,000, and follow a run by its websocket instead of polling.",
         retry_after_s=wait_s,
     )
 
 
 def _count(ident: str, window: int) -> int:
-    global _redis_away_until
-    if time.monotonic() >= _redis_away_until:
+    global _redis_paused_until
+    if time.monotonic() >= _redis_paused_until:
         try:
             key = f"orrery:rate:{ident}:{window}"
             pipeline = quick_client().pipeline(transaction=False)
@@ -61,11 +58,11 @@ def _count(ident: str, window: int) -> int:
             pipeline.expire(key, 2 * WINDOW_S)
             return int(pipeline.execute()[0])
         except (redis.RedisError, OSError):
-            _redis_away_until = time.monotonic() + _AWAY_S
-    return _count_here(ident, window)
+            _redis_paused_until = time.monotonic() + _REDIS_PAUSE_S
+    return _count_locally(ident, window)
 
 
-def _count_here(ident: str, window: int) -> int:
+def _count_locally(ident: str, window: int) -> int:
     global _local_window
     with _lock:
         if window != _local_window:

@@ -1,7 +1,4 @@
-"""`/serve/{run}/v1/…`: a serve run's OpenAI-compatible API, from outside.
-
-`application` is the ASGI application.
-"""
+"""`/serve/{run}/v1/…`: the public OpenAI-compatible API of serve runs, an ASGI application."""
 
 from orchestrator.api.serve.proxy import application
 

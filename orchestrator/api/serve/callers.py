@@ -1,9 +1,6 @@
-"""Who calls a serve run, and which run it is: an API token, the run's own key, or a logged-in page
-with CSRF.
+"""Authorizes calls of serve runs by an API token, the run's own key, or a session with CSRF.
 
-Reads headers and the database, in a thread; forwards nothing. A run that the caller may not see is
-told as one that
-does not exist.
+Reads headers and the database, in a thread. A run that the caller may not see is a 404.
 """
 
 from __future__ import annotations
@@ -23,42 +20,46 @@ from ninja.utils import check_csrf
 
 from orchestrator.accounts import selectors as accounts
 from orchestrator.api.http import throttle
-from orchestrator.api.serve.errors import Refused, Scope
+from orchestrator.api.serve.errors import ApiError, Scope
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.outputs import endpoint
-from orchestrator.runs.outputs.endpoint import Standing
+from orchestrator.runs.outputs.endpoint import EndpointStatus
 
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
-_PLACES: Final = "the page Tokens makes one"
+_TOKEN_HINT: Final = "create one on the page Tokens"
 
 
-def admitted(scope: Scope, run_id: int) -> tuple[Standing, str]:
-    """Where the call goes, for a caller who may, and who that is: `user:ID`, or `key` for the run's
-    own.
+def authorize(scope: Scope, run_id: int) -> tuple[EndpointStatus, str]:
+    """The endpoint of the run, and the caller: `user:ID`, or `key` for the run's own key.
 
-    Raises Refused: 401, 403, 404, 409, 429, 503.
+    Raises ApiError 401, 403, 404, 409, 429 or 503.
     """
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
-    run, caller = _seen(scope, headers, run_id)
+    run, caller = _authenticate(scope, headers, run_id)
     if run.kind != "serve":
         message = (
-            f"Run {run.pk} is of kind {run.kind}; only runs of kind serve answer here. Submit "
-            "one of that kind."
+            f"Run {run.pk} is of kind {run.kind}; only runs of kind serve have this API. Submit a "
+            "serve run."
         )
-        raise Refused(404, "run_not_serving", message)
-    where = endpoint.standing(run=run)
-    if where.phase == "ended":
-        raise Refused(409, "run_ended", where.message)
-    if where.phase != "serving":
-        code = "run_draining" if where.phase == "draining" else "run_not_ready"
-        raise Refused(503, code, where.message, retry_after_s=5 if where.phase == "waiting" else 2)
-    return where, caller
+        raise ApiError(404, "run_not_serving", message)
+    endpoint_status = endpoint.status(run=run)
+    if endpoint_status.phase == "ended":
+        raise ApiError(409, "run_ended", endpoint_status.message)
+    if endpoint_status.phase != "serving":
+        code = "run_draining" if endpoint_status.phase == "draining" else "run_not_ready"
+        raise ApiError(
+            503,
+            code,
+            endpoint_status.message,
+            retry_after_s=5 if endpoint_status.phase == "waiting" else 2,
+        )
+    return endpoint_status, caller
 
 
-def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, str]:
+def _authenticate(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, str]:
     kind, _, text = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and text.strip():
         return _by_bearer(scope, headers, text.strip(), run_id)
@@ -67,16 +68,18 @@ def _seen(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, s
     if user is None:
         _count(f"ip:{_digest(_address(scope, headers))}")
         message = (
-            f"No key was sent. Send Authorization: Bearer KEY: a token of Orrery's ({_PLACES}) "
-            "or the run's api_key."
+            "No key was sent. Send Authorization: Bearer KEY with an Orrery token "
+            f"({_TOKEN_HINT}) or "
+            "the run's api_key."
         )
-        raise Refused(401, "missing_api_key", message)
+        raise ApiError(401, "missing_api_key", message)
     if scope["method"] not in _SAFE and _csrf_failed(request):
         message = (
-            "A page's request needs the header X-CSRFToken with the cookie's value; programs "
-            "send a bearer token."
+            "A request with a session needs the header X-CSRFToken with the cookie's value; "
+            "programs "
+            "use a bearer token."
         )
-        raise Refused(403, "csrf_failed", message)
+        raise ApiError(403, "csrf_failed", message)
     _count(f"serve:user:{user.pk}")
     return _visible(user, run_id), f"user:{user.pk}"
 
@@ -85,21 +88,18 @@ def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int)
     try:
         user, token = accounts.token_check(text)
     except Refusal as refusal:
-        if (found := endpoint.run_by_key(id=run_id, key=text)) is not None:
-            _count(f"serve:key:{found.pk}")
-            return found, "key"
+        if (run := endpoint.run_by_key(id=run_id, key=text)) is not None:
+            _count(f"serve:key:{run.pk}")
+            return run, "key"
         _count(f"ip:{_digest(_address(scope, headers))}")
-        message = (
-            f"{refusal.detail} Here a token of Orrery's is meant ({_PLACES}), or the run's own "
-            "api_key."
-        )
-        raise Refused(401, "invalid_api_key", message) from None
+        message = f"{refusal.detail} Use an Orrery token ({_TOKEN_HINT}) or the run's api_key."
+        raise ApiError(401, "invalid_api_key", message) from None
     _count(f"serve:token:{token.digest[:16]}")
     if "read" not in token.scopes:
-        raise Refused(
+        raise ApiError(
             403,
             "scope_missing",
-            f"The token {token.name!r} lacks the scope read. Make one that has it.",
+            f"The token {token.name!r} lacks the scope read. Create one that has it.",
         )
     return _visible(user, run_id), f"user:{user.pk}"
 
@@ -109,10 +109,10 @@ def _visible(user: Any, run_id: int) -> Any:
         return runs.run_get(user=user, id=run_id)
     except Refusal:
         message = (
-            f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve "
-            "lists those you may."
+            f"There is no run {run_id}, or you may not see it. GET /api/v1/runs?kind=serve lists "
+            "those that you may see."
         )
-        raise Refused(404, "run_not_found", message) from None
+        raise ApiError(404, "run_not_found", message) from None
 
 
 def _logged_in(request: ASGIRequest) -> AbstractBaseUser | None:
@@ -141,7 +141,7 @@ def _count(ident: str) -> None:
             f"More than {limit} calls within a minute. Wait {wait_s} s; "
             "ORRERY_SERVE_PER_MINUTE sets the limit."
         )
-        raise Refused(429, "rate_limit_exceeded", message, retry_after_s=wait_s) from None
+        raise ApiError(429, "rate_limit_exceeded", message, retry_after_s=wait_s) from None
 
 
 def _address(scope: Scope, headers: Mapping[str, str]) -> str:

@@ -1,7 +1,4 @@
-"""Refusals as OpenAI's clients read them: `{"error": {"message", "type", "param", "code"}}`.
-
-Knows no run.
-"""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-# status → type, as api.openai.com has them
+# status → type, as at api.openai.com
 _TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -28,8 +25,8 @@ _TYPES: Final = {
 }
 
 
-class Refused(Exception):
-    """A call that is not forwarded: the message says what, which, and what to do next."""
+class ApiError(Exception):
+    """A call that is not forwarded: the message says what is wrong and what to do next."""
 
     def __init__(
         self, status: int, code: str, message: str, *, retry_after_s: int | None = None
@@ -44,28 +41,32 @@ class Refused(Exception):
 
     @property
     def body(self) -> bytes:
+        """The error as JSON."""
         kind = _TYPES.get(self.status, "server_error")
         error = {"message": self.message, "type": kind, "param": None, "code": self.code}
         return json.dumps({"error": error}, ensure_ascii=False).encode()
 
     @property
     def headers(self) -> list[Header]:
-        found = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        """The response headers."""
+        headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
         if self.retry_after_s is not None:
-            found.append((b"retry-after", str(self.retry_after_s).encode()))
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
         if self.status == 401:
-            found.append((b"www-authenticate", b'Bearer realm="orrery"'))
-        return found
+            headers.append((b"www-authenticate", b'Bearer realm="orrery"'))
+        return headers
 
 
-async def tell(send: Send, refused: Refused) -> None:
-    await start(
+async def send_error(send: Send, error: ApiError) -> None:
+    """Send the error as the complete response."""
+    await send_start(
         send,
-        refused.status,
-        [*refused.headers, (b"content-length", str(len(refused.body)).encode())],
+        error.status,
+        [*error.headers, (b"content-length", str(len(error.body)).encode())],
     )
-    await send({"type": "http.response.body", "body": refused.body})
+    await send({"type": "http.response.body", "body": error.body})
 
 
-async def start(send: Send, status: int, headers: Iterable[Header]) -> None:
+async def send_start(send: Send, status: int, headers: Iterable[Header]) -> None:
+    """Send status and headers of a response."""
     await send({"type": "http.response.start", "status": status, "headers": list(headers)})

@@ -1,0 +1,1 @@
+"""User actions on runs, attempt reports, retries, forks and rewinds."""

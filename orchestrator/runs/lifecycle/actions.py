@@ -1,7 +1,6 @@
-"""What people do to runs: cancel, pause, resume, retry, checkpoint, clone, edit. Each leaves an
-audit entry.
+"""User actions on runs: cancel, pause, resume, retry, checkpoint, clone, edit. Each is audited.
 
-Wishes for a running attempt are written down on it; the scheduler takes them to the nodes.
+Requests for a running attempt are stored on it; the scheduler sends them to the nodes.
 """
 
 from __future__ import annotations
@@ -24,14 +23,11 @@ from orchestrator.runs.models import Attempt, Run, RunTag
 from orchestrator.runs.submission.submit import NAME_LENGTH, run_submit
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
-_TRIES = 5  # a lost race shows the new state at once; more than a few in a row do not happen
+_MAX_RACES = 5  # after a lost race the new state is visible; several in a row are rare
 
 
 def run_cancel(*, run: Run, by: User) -> Run:
-    """Ends a waiting run at once, asks a running one to stop.
-
-    Cancelling twice is the same as once.
-    """
+    """End a waiting run at once; request a running one to stop. Idempotent."""
 
     def act() -> bool:
         state = RunState(run.state)
@@ -58,15 +54,13 @@ def run_cancel(*, run: Run, by: User) -> Run:
                 requested="",
                 wait_reason="",
             )
-        return _ask(run, "cancel", by)
+        return _request_stop(run, "cancel", by)
 
-    return acted(run, by, "cancel", act)
+    return perform(run, by, "cancel", act)
 
 
 def run_pause(*, run: Run, by: User) -> Run:
-    """Keeps a waiting run back; a running one saves a checkpoint, leaves its devices and is then
-    paused.
-    """
+    """Pause a waiting run at once; a running one first saves a checkpoint and frees its devices."""
 
     def act() -> bool:
         state = RunState(run.state)
@@ -74,71 +68,67 @@ def run_pause(*, run: Run, by: User) -> Run:
             return True
         if state in states.ENDED or state == RunState.STOPPING:
             raise _ended(run, "pause")
-        _ours(run, "paused")
+        _require_managed(run, "paused")
         if state == RunState.QUEUED:
             return states.run_move(
                 run, RunState.PAUSED, by=by.username, why="paused", requested="", wait_reason=""
             )
-        return _ask(run, "pause", by)
+        return _request_stop(run, "pause", by)
 
-    return acted(run, by, "pause", act)
+    return perform(run, by, "pause", act)
 
 
 def run_resume(*, run: Run, by: User) -> Run:
-    """Queues a paused run again; it goes on from its newest checkpoint."""
+    """Queue a paused run; it continues from its newest checkpoint."""
 
     def act() -> bool:
         if run.state != RunState.PAUSED:
             raise conflict(
-                f"Run {run.pk} is {run.state}; only a paused run is resumed.", type="not-paused"
+                f"Run {run.pk} is {run.state}; only a paused run can be resumed.",
+                type="not-paused",
             )
         return requeue(run, by, "resumed")
 
-    return acted(run, by, "resume", act)
+    return perform(run, by, "resume", act)
 
 
 def run_retry(*, run: Run, by: User) -> Run:
-    """Queues a failed or cancelled run once more, with fresh budgets; it goes on from its newest
-    checkpoint.
-    """
+    """Queue a failed or cancelled run with new retry budgets, from its newest checkpoint."""
 
     def act() -> bool:
-        _ours(run, "retried")
+        _require_managed(run, "retried")
         if run.state == RunState.FINISHED:
             detail = f"Run {run.pk} finished; there is nothing to retry. Clone it to run it again."
             raise conflict(detail, type="run-finished")
         if run.state not in states.ENDED:
             raise conflict(
-                f"Run {run.pk} is {run.state}; only an ended run is retried.", type="run-not-ended"
+                f"Run {run.pk} is {run.state}; only an ended run can be retried.",
+                type="run-not-ended",
             )
         return requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)
 
-    return acted(run, by, "retry", act)
+    return perform(run, by, "retry", act)
 
 
 def run_checkpoint(*, run: Run, by: User) -> Run:
-    """Asks a running training to save a checkpoint now; an event tells when it is saved."""
-    return _wish(run, by, "checkpoint", does="saves checkpoints", audited="run.checkpoint")
+    """Request a checkpoint of a training run; an event reports it."""
+    return _request(run, by, "checkpoint", does="saves checkpoints", audited="run.checkpoint")
 
 
 def run_profile(*, run: Run, by: User) -> Run:
-    """Asks for torch's profile of a training's next step: an artifact of each pipeline place, and
-    an event, tell.
-    """
-    return _wish(run, by, "profile", does="can be profiled", audited="run.profile")
+    """Request torch's profile of the next training step: one artifact per stage, and an event."""
+    return _request(run, by, "profile", does="can be profiled", audited="run.profile")
 
 
 def run_memory_snapshot(*, run: Run, by: User) -> Run:
-    """Asks what holds memory in a training's next step: an artifact of each pipeline place, and an
-    event, tell.
-    """
-    return _wish(run, by, "memory", does="tells its memory", audited="run.memory-snapshot")
+    """Request a memory snapshot of the next training step: one artifact per stage, and an event."""
+    return _request(run, by, "memory", does="has a memory snapshot", audited="run.memory-snapshot")
 
 
 def run_clone(
     *, run: Run, by: User, changes: dict[str, Any] | None = None, name: str | None = None
 ) -> Run:
-    """A new run of `by` with the same spec but for `changes`; a null removes what stands there."""
+    """Submit a new run of `by` with the spec changed by a merge patch (null removes a field)."""
     label = name or shortened(f"{run.name} copy")
     spec = merged(run.spec, changes or {})
     return run_submit(owner=by, name=label, spec=spec, experiment=run.experiment, force=forced(run))
@@ -153,10 +143,7 @@ def run_update(
     notes: str | None = None,
     version: int | None = None,
 ) -> Run:
-    """Edits what may change while a run lives.
-
-    With `version`, raises 412 if somebody edited it since.
-    """
+    """Edit priority, tags or notes. With `version`, raises 412 if the run was edited since."""
     _may_manage(run, by)
     values: dict[str, Any] = {}
     if priority is not None:
@@ -181,13 +168,13 @@ def run_update(
             if version is None
             else Run.objects.filter(pk=run.pk, version=version)
         )
-        if not conditional.move(row, version=F("version") + 1, **values):
+        if not conditional.update(row, version=F("version") + 1, **values):
             raise Refusal(
                 "version-conflict",
-                "Somebody else changed the run",
+                "The run was edited meanwhile",
                 412,
-                f"Run {run.pk} was changed since version {version} was read. Read it again and "
-                "repeat the change.",
+                f"Run {run.pk} was edited since version {version}. Read it again and repeat the "
+                "change.",
             )
         if wanted is not None:
             RunTag.objects.filter(run=run).exclude(name__in=wanted).delete()
@@ -207,26 +194,22 @@ def run_update(
 
 
 def external_finish(*, run: Run, status: str, reason: str = "", by: User | None = None) -> Run:
-    """Ends a run that Orrery did not start: told by its own program, or by the control plane after
-    long silence.
-    """
+    """End an external run: reported by its program, or by the control plane after long silence."""
     if by is not None:
         _may_manage(run, by)
     if status not in states.ENDED:
-        raise invalid(
-            "status", f"{status!r} is not how a run ends", "finished, failed or cancelled"
-        )
+        raise invalid("status", f"{status!r} is not a final state", "finished, failed or cancelled")
     if run.kind != "external":
         raise conflict(
-            f"Run {run.pk} was started by Orrery, which sees itself how it ends.",
+            f"Run {run.pk} was started by Orrery, which detects its end itself.",
             type="not-external",
         )
     actor = by.username if by else "control plane"
-    for _ in range(_TRIES):
+    for _ in range(_MAX_RACES):
         if run.state == status:
             return run
         if run.state in states.ENDED:
-            raise conflict(f"Run {run.pk} is {run.state} already.", type="run-ended")
+            raise conflict(f"Run {run.pk} is already {run.state}.", type="run-ended")
         with transaction.atomic():
             if _finish_external(run, RunState(status), reason, actor):
                 accounts.audit(
@@ -238,52 +221,46 @@ def external_finish(*, run: Run, status: str, reason: str = "", by: User | None 
 
 
 def forced(run: Run) -> bool:
-    """Whether it was submitted although its plan was predicted not to fit; so are runs made from
-    it.
-    """
+    """Whether it was submitted with `force`; clones and forks of it are, too."""
     return run.prediction is not None and not run.prediction.get("fits", True)
 
 
-def merged(given: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` laid over `given` at every depth, as JSON merge patch (RFC 7396) does it."""
-    made = copy.deepcopy(given)
-    for name, value in changes.items():
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """The document changed by a JSON merge patch (RFC 7396)."""
+    result = copy.deepcopy(document)
+    for name, value in patch.items():
         if value is None:
-            made.pop(name, None)
-        elif isinstance(value, dict) and isinstance(made.get(name), dict):
-            made[name] = merged(made[name], value)
+            result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(result.get(name), dict):
+            result[name] = merged(result[name], value)
         else:
-            made[name] = copy.deepcopy(value)
-    return made
+            result[name] = copy.deepcopy(value)
+    return result
 
 
 def may_manage(run: Run, user: User) -> bool:
-    """Owners who may submit, and operators."""
+    """Whether the user may manage the run: its owner as a submitter, and operators."""
     return at_least(user.role, Role.OPERATOR) or (
         run.owner_id == user.pk and at_least(user.role, Role.SUBMITTER)
     )
 
 
-def _wish(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
-    """Something that training does at its next step, and goes on."""
+def _request(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
+    """Request something that training does at its next step without stopping."""
     _may_manage(run, by)
     if run.kind != "train" or run.state != RunState.RUNNING:
-        detail = f"Run {run.pk} is a {run.kind} run and {run.state}; a running training {does}."
+        detail = (
+            f"Run {run.pk} is a {run.kind} run and {run.state}; only a running training run {does}."
+        )
         raise conflict(detail, type=f"no-{what}-now")
     with transaction.atomic():
-        asked = Attempt.objects.filter(run=run, number=run.attempt_number, requested="").exclude(
-            state=AttemptState.EXITED
-        )
-        if not conditional.move(asked, requested=what):
-            before = Attempt.objects.filter(run=run, number=run.attempt_number)
-            pending = before.values_list("requested", flat=True).first()
-            message = (
-                f"it was asked for a {pending} that its nodes have not taken up yet"
-                if pending
-                else "it is stopping"
-            )
+        newest = Attempt.objects.filter(run=run, number=run.attempt_number)
+        free = newest.filter(requested="").exclude(state=AttemptState.EXITED)
+        if not conditional.update(free, requested=what):
+            pending = newest.values_list("requested", flat=True).first()
+            message = f"its request {pending} is pending" if pending else "it is stopping"
             raise conflict(
-                f"Run {run.pk} does one thing at a time and {message}. Ask again in a second.",
+                f"Run {run.pk} handles one request at a time and {message}. Try again in 1 s.",
                 retry=True,
             )
         accounts.audit(actor=by, action=audited, target=f"run:{run.pk}")
@@ -294,14 +271,14 @@ def _wish(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
 def _may_manage(run: Run, by: User) -> None:
     if not may_manage(run, by):
         raise forbidden(
-            f"Run {run.pk} belongs to {run.owner.username}; its owner and operators manage it."
+            f"Run {run.pk} belongs to {run.owner.username}; its owner and operators can manage it."
         )
 
 
-def acted(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
-    """Does it, looking again each time somebody else moved the run in between."""
+def perform(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
+    """Run the action; repeat it if a concurrent transition won."""
     _may_manage(run, by)
-    for _ in range(_TRIES):
+    for _ in range(_MAX_RACES):
         with transaction.atomic():
             before = (run.state, run.requested)
             if act():
@@ -314,10 +291,10 @@ def acted(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
     raise _busy(run)
 
 
-def _ask(run: Run, what: str, by: User) -> bool:
-    """Writes the wish on run and attempt; the run is `stopping` until the nodes tell of the exit."""
-    if run.state == RunState.STOPPING:  # asked to pause, now to cancel
-        won = conditional.move(
+def _request_stop(run: Run, what: str, by: User) -> bool:
+    """Store the request on run and attempt; the run is `stopping` until its nodes report."""
+    if run.state == RunState.STOPPING:  # pausing, now cancelled
+        won = conditional.update(
             Run.objects.filter(pk=run.pk, state=run.state, requested=run.requested), requested=what
         )
         if won:
@@ -332,7 +309,7 @@ def _ask(run: Run, what: str, by: User) -> bool:
 
 
 def requeue(run: Run, by: User, why: str, **values: Any) -> bool:
-    """Queues it again, fresh; False when somebody was faster."""
+    """Queue the run again; False if a concurrent transition won."""
     return states.run_move(
         run,
         RunState.QUEUED,
@@ -359,7 +336,7 @@ def _finish_external(run: Run, state: RunState, reason: str, by: str) -> bool:
     return True
 
 
-def _ours(run: Run, done: str) -> None:
+def _require_managed(run: Run, done: str) -> None:
     if run.kind == "external":
         raise conflict(
             f"Run {run.pk} runs outside Orrery and cannot be {done} from here.", type="run-external"
@@ -372,12 +349,12 @@ def _ended(run: Run, what: str) -> Refusal:
 
 def _busy(run: Run) -> Refusal:
     return conflict(
-        f"Run {run.pk} is changing state just now. Ask again in a second.",
+        f"Run {run.pk} is changing its state. Try again in 1 s.",
         type="run-busy",
         retry=True,
     )
 
 
 def shortened(name: str) -> str:
-    """To the length that a run's name may have."""
+    """The name, truncated to the maximum length of a run's name."""
     return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"

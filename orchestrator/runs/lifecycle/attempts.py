@@ -1,8 +1,7 @@
-"""One try at a run, as the scheduler tells of it: placed, launching, running, exited. People's
-wishes are `actions`.
+"""Attempt reports from the scheduler: placed, launching, running, exited.
 
-Every function may be told the same thing twice, late, or about an attempt that is over: then
-nothing happens.
+Every function is idempotent and ignores late reports and reports about ended attempts. User
+actions are in `actions`.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from orchestrator.common.units import count
 from orchestrator.runs import states
 from orchestrator.runs.lifecycle.retry_budgets import outcome
 from orchestrator.runs.models import Attempt, Run
-from orchestrator.runs.oom_hint import with_warning
+from orchestrator.runs.oom_hint import with_memory_hint
 from workers.contracts.specs.run import Retries
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
-WISHES = ("checkpoint", "profile", "memory")  # of an attempt, which does it and goes on
+ATTEMPT_REQUESTS = ("checkpoint", "profile", "memory")  # that an attempt executes without stopping
 
 
 def attempt_create(
@@ -33,8 +32,7 @@ def attempt_create(
     placement: Sequence[Mapping[str, Any]],
     resume_from: Mapping[str, Any] | None = None,
 ) -> Attempt | None:
-    """Takes a queued run to `starting` with a new attempt and its fence; None when it is not queued
-    any more.
+    """Move a queued run to `starting` with a new attempt and fence; None if it is not queued.
 
     `placement` is `[{node, address, devices: [index], node_rank}]`, `resume_from` `{path, step}`.
     """
@@ -67,19 +65,19 @@ def attempt_create(
 
 
 def attempt_dispatched(*, attempt: Attempt) -> bool:
-    """Notes when the launch orders were sent; False if they were before."""
-    return conditional.move(
+    """Record that the launch orders were sent; False if it was recorded before."""
+    return conditional.update(
         Attempt.objects.filter(pk=attempt.pk, dispatched=None), dispatched=clock.now()
     )
 
 
 def attempt_launching(*, attempt: Attempt) -> bool:
-    """The first supervisor is up."""
+    """Record that the first supervisor runs."""
     return states.attempt_move(attempt, AttemptState.LAUNCHING, launched=clock.now())
 
 
 def attempt_running(*, attempt: Attempt) -> bool:
-    """The ranks run, and with them the run, unless it was asked to stop meanwhile."""
+    """Record that the ranks run; the run is then running, unless it is stopping."""
     now = clock.now()
     with transaction.atomic():
         launched = attempt.launched or now
@@ -91,17 +89,15 @@ def attempt_running(*, attempt: Attempt) -> bool:
     return True
 
 
-def attempt_wish_sent(*, attempt: Attempt) -> bool:
-    """The wish for a checkpoint or a profile went to the nodes; another may be made."""
-    return conditional.move(
-        Attempt.objects.filter(pk=attempt.pk, requested__in=WISHES), requested=""
+def attempt_request_sent(*, attempt: Attempt) -> bool:
+    """Record that the request was sent to the nodes, which allows the next one."""
+    return conditional.update(
+        Attempt.objects.filter(pk=attempt.pk, requested__in=ATTEMPT_REQUESTS), requested=""
     )
 
 
 def attempt_node_exited(*, attempt: Attempt, node: str, exit: Mapping[str, Any]) -> dict[str, Any]:
-    """Keeps one node's exit report (the first of each node) and returns all so far, `{node:
-    report}`.
-    """
+    """Store the first exit report of a node; returns all reports so far, `{node: report}`."""
     with transaction.atomic():
         row = Attempt.objects.select_for_update(no_key=True).get(pk=attempt.pk)
         if node not in row.nodes_exited:
@@ -114,16 +110,16 @@ def attempt_node_exited(*, attempt: Attempt, node: str, exit: Mapping[str, Any])
 def attempt_exited(
     *, attempt: Attempt, exit_class: str, exit: Mapping[str, Any] | None = None
 ) -> Run | None:
-    """Ends the attempt and moves its run by the class's budget: over, paused, or queued again after
-    a pause.
+    """End the attempt; its run ends, is paused, or is queued again with a back-off.
 
-    `exit` is `{reason, rank?, step?, code?}`. Returns the run, or None when the attempt was over
-    before.
+    `exit` is `{reason, rank?, step?, code?}`. Returns the run, or None if the attempt had ended.
     """
     exit_class = ExitClass(exit_class)
     ending = {**(exit or {}), "class": str(exit_class)}
     if exit_class == ExitClass.OUT_OF_MEMORY:
-        ending["reason"] = with_warning(attempt.run, str(ending.get("reason") or "Out of memory"))
+        ending["reason"] = with_memory_hint(
+            attempt.run, str(ending.get("reason") or "Out of memory")
+        )
     now = clock.now()
     with transaction.atomic():
         why = str(ending.get("reason") or exit_class)

@@ -1,8 +1,6 @@
-"""Going back to a checkpoint: a fork is a new run from it, a rewind the same run once more, its
-later points given up.
+"""Forks and rewinds: a new run from a checkpoint, or the same run again from an earlier step.
 
-Nodes keep a fork's checkpoint for it under a name of its own; that order is the scheduler's to
-send.
+Nodes hard-link the checkpoint for the fork; the scheduler sends that order.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ from typing import Any
 
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
-from orchestrator.common.errors import Refusal, conflict, invalid
+from orchestrator.common.errors import conflict, invalid
 from orchestrator.runs import events, states
-from orchestrator.runs.lifecycle.actions import acted, forced, merged, requeue, shortened
+from orchestrator.runs.lifecycle.actions import forced, merged, perform, requeue, shortened
 from orchestrator.runs.models import Checkpoint, Run
 from orchestrator.runs.submission.submit import run_submit, spec_invalid
 from workers.contracts import Problem
 from workers.contracts.wire.node_messages import RunState
 
-# what a checkpoint was written with, and the default where a spec leaves it out
+# fields that a checkpoint depends on, with their defaults
 _FIXED: dict[str, Any] = {"train.seq_len": None, "train.seed": 0, "train.optimizer.name": "adamw"}
 
 
@@ -32,19 +30,18 @@ def run_fork(
     name: str | None = None,
     force: bool = False,
 ) -> Run:
-    """A new run of `by` that goes on from this run's checkpoint of that step, with a changed spec.
+    """Submit a run of `by` that continues from this run's checkpoint, with a changed spec.
 
-    `changes` is a merge patch (RFC 7396); the plan may be another one. Raises 422 where no
-    checkpoint of that step is
-    kept (naming those that are), for changes that a checkpoint cannot follow, and as `run_submit`
-    does.
+    `changes` is a merge patch (RFC 7396) and may change the plan. Raises 422 if the step has no
+    retained checkpoint (listing those that exist), for changes that are incompatible with the
+    checkpoint, and as `run_submit` does.
     """
-    checkpoint = _kept(run, step)
+    checkpoint = _retained_checkpoint(run, step)
     spec = merged(run.spec, changes or {})
     problems = _problems(run, spec, step)
     if problems:
         raise spec_invalid(problems)
-    made = run_submit(
+    fork = run_submit(
         owner=by,
         name=name or shortened(f"{run.name} from {step}"),
         spec=spec,
@@ -53,26 +50,23 @@ def run_fork(
         resume_from=checkpoint,
         force=force or forced(run),
     )
-    told = events.New(
-        "forked", {"into": str(made.pk), "name": made.name, "step": step, "by": by.username}
-    )
-    events.record(run=run, new=[told])
-    return made
+    data = {"into": str(fork.pk), "name": fork.name, "step": step, "by": by.username}
+    events.record(run=run, new=[events.NewEvent("forked", data)])
+    return fork
 
 
 def run_rewind(*, run: Run, by: User, step: int) -> Run:
-    """Queues an ended or paused run once more, from its checkpoint of that step. What it did after
-    that step is given
-    up: points of older attempts no longer show, later checkpoints are dropped.
+    """Queue an ended or paused run again from its checkpoint of that step.
 
-    Raises 409 for a run that is under way, 422 as `run_fork` for a step that is not kept.
+    Discards later steps: points of older attempts are hidden, later checkpoints marked as deleted.
+    Raises 409 for an active run, and 422 as `run_fork` for a step without retained checkpoint.
     """
 
     def act() -> bool:
         if run.state not in states.ENDED and run.state != RunState.PAUSED:
             detail = f"Run {run.pk} is {run.state}; pause or cancel it first, then rewind it."
             raise conflict(detail, type="run-under-way")
-        checkpoint = _kept(run, step)
+        checkpoint = _retained_checkpoint(run, step)
         if problem := _no_steps_left(run.spec, step):
             raise spec_invalid([problem])
         rewinds = [*run.rewinds, [run.attempt_number, step]]
@@ -87,55 +81,48 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
         later.update(deleted=clock.now())
         data = {"step": step, "by": by.username, "tokens": checkpoint.tokens, "given_up": given_up}
         events.record(
-            run=run, new=[events.New("rewound", data, attempt=run.attempt_number or None)]
+            run=run, new=[events.NewEvent("rewound", data, attempt=run.attempt_number or None)]
         )
         return True
 
-    return acted(run, by, "rewind", act)
+    return perform(run, by, "rewind", act)
 
 
 def fork_problems(*, run: Run, step: int, changes: dict[str, Any]) -> list[dict[str, str]]:
-    """What of `changes` this checkpoint cannot follow, `[{field, message, try}]`, for a form that is
-    still edited.
-    """
-    found = _problems(run, merged(run.spec, changes), step)
-    return [{"field": item.field, "message": item.message, "hint": item.hint} for item in found]
+    """The changes that are incompatible with the checkpoint, `[{field, message, hint}]`."""
+    problems = _problems(run, merged(run.spec, changes), step)
+    return [{"field": item.field, "message": item.message, "hint": item.hint} for item in problems]
 
 
-def _kept(run: Run, step: int) -> Checkpoint:
-    kept = Checkpoint.objects.filter(run=run, deleted=None)
-    found = kept.filter(step=step).order_by("-id").first()
-    if found is not None:
-        return found
-    steps = sorted(set(kept.values_list("step", flat=True)))
-    near = sorted(sorted(steps, key=lambda known: abs(known - step))[:5])
-    message = f"no checkpoint of step {step} is kept" + (
-        f"; kept are {', '.join(map(str, near))}" if near else ""
-    )
-    raise _unkept(message, str(min(near, key=lambda known: abs(known - step))) if near else "")
-
-
-def _unkept(message: str, nearest: str) -> Refusal:
-    return invalid("step", message, nearest or "a clone: this run keeps no checkpoint")
+def _retained_checkpoint(run: Run, step: int) -> Checkpoint:
+    retained = Checkpoint.objects.filter(run=run, deleted=None)
+    checkpoint = retained.filter(step=step).order_by("-id").first()
+    if checkpoint is not None:
+        return checkpoint
+    steps = set(retained.values_list("step", flat=True))
+    nearest = sorted(sorted(steps), key=lambda other: abs(other - step))[:5]
+    message = f"there is no retained checkpoint of step {step}"
+    if not nearest:
+        raise invalid("step", message, "clone the run: it has no retained checkpoint")
+    listed = ", ".join(str(other) for other in sorted(nearest))
+    raise invalid("step", f"{message}; there are {listed}", str(nearest[0]))
 
 
 def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
-    found = []
+    problems = []
     for field in ("model", "kind"):
         if spec.get(field) != run.spec.get(field):
-            message = (
-                f"a fork goes on with the {'weights' if field == 'model' else 'kind of run'} it has"
-            )
-            found.append(
-                Problem(field=field, message=message, hint=f"a clone with another {field}")
+            message = f"a fork cannot change the {field}"
+            problems.append(
+                Problem(field=field, message=message, hint=f"clone the run with another {field}")
             )
     for path, default in _FIXED.items():
-        was, wanted = _at(run.spec, path, default), _at(spec, path, default)
-        if was != wanted:
-            message = f"the checkpoint was written with {was}, and goes on with no other"
-            found.append(Problem(field=path, message=message, hint=f"{was}, or a clone"))
+        old, new = _at(run.spec, path, default), _at(spec, path, default)
+        if old != new:
+            message = f"the checkpoint was written with {old} and requires it"
+            problems.append(Problem(field=path, message=message, hint=f"{old}, or clone the run"))
     problem = _no_steps_left(spec, step)
-    return [*found, problem] if problem else found
+    return [*problems, problem] if problem else problems
 
 
 def _no_steps_left(spec: dict[str, Any], step: int) -> Problem | None:
@@ -150,7 +137,7 @@ def _no_steps_left(spec: dict[str, Any], step: int) -> Problem | None:
 
 
 def _at(spec: dict[str, Any], path: str, default: Any) -> Any:
-    found: Any = spec
+    value: Any = spec
     for name in path.split("."):
-        found = found.get(name) if isinstance(found, dict) else None
-    return default if found is None else found
+        value = value.get(name) if isinstance(value, dict) else None
+    return default if value is None else value

@@ -1,0 +1,1 @@
+"""Reads what runs produce: endpoints, answers, results, samples, benchmark tables."""

@@ -1,7 +1,6 @@
-"""What an evaluate run found: its metrics from the event that told them, and the lines that went
-worst from its file.
+"""Results of an evaluate run: metrics from its event, lowest-scoring examples from its file.
 
-Reads at most the first megabytes of the file, on the control plane's own disk; computes no metric.
+Reads at most 64 MiB of the file, on the control plane's own disk. Computes no metric.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from workers.contracts.wire.serving_reports import EVALUATED, Evaluated
 
 LINES: Final = "results.jsonl"
 _MOST_BYTES: Final = 64 * 2**20
-# a line's numbers, the telling one first: (name, whether less is better)
+# metrics of a line by preference: (name, whether less is better)
 _RANKED: Final = (
     ("loss", True),
     ("right", False),
@@ -35,16 +34,16 @@ _RANKED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the results; `by` names the number that it is ranked by."""
+    """One line of the results; `by` names the metric that ranks it."""
 
     id: Any
     by: str
     value: float
-    told: dict[str, Any]
+    row: dict[str, Any]
 
 
 def evaluated(*, run: Run) -> Evaluated | None:
-    """The newest results; None before the run has any."""
+    """The newest results; None before the first."""
     for event in RunEvent.objects.filter(run=run, type=EVALUATED).order_by("-seq")[:4]:
         try:
             return Evaluated.from_dict(known(event.data, Evaluated))
@@ -53,33 +52,31 @@ def evaluated(*, run: Run) -> Evaluated | None:
     return None
 
 
-def lines_file(*, run: Run, told: Evaluated) -> Path | None:
-    """The file with a line for each that was judged; None where it lies on another machine."""
+def lines_file(*, run: Run, evaluation: Evaluated) -> Path | None:
+    """The file with one line per example; None if it is on another machine."""
     root = Path(settings.ENV.media_runs).resolve()
-    for each in told.files:
-        path = (root.parent / each.path).resolve()
-        if each.name == LINES and path.is_relative_to(root / str(run.pk)) and path.is_file():
+    for file in evaluation.files:
+        path = (root.parent / file.path).resolve()
+        if file.name == LINES and path.is_relative_to(root / str(run.pk)) and path.is_file():
             return path
     return None
 
 
 def worst(path: Path, *, limit: int) -> list[Line]:
-    """The lines that went worst, the worst first: by loss where there is one, else by the lowest
-    score.
-    """
-    found = [line for line in map(_ranked, _rows(path)) if line is not None]
+    """The lowest-scoring lines, worst first: by loss if they have one, else by score."""
+    lines = [line for line in map(_ranked, _rows(path)) if line is not None]
     less = dict(_RANKED)
     return heapq.nlargest(
-        limit, found, key=lambda line: line.value if less[line.by] else -line.value
+        limit, lines, key=lambda line: line.value if less[line.by] else -line.value
     )
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    taken = 0
+    size = 0
     with open(path, "rb") as file:
         for text in file:
-            taken += len(text)
-            if taken > _MOST_BYTES:
+            size += len(text)
+            if size > _MOST_BYTES:
                 return
             try:
                 row = json.loads(text)

@@ -1,7 +1,6 @@
-"""The answers of a generate run as they stand in its file, each beside the line that it answers, a
-page at a time.
+"""The answers in a generate run's output file with their input lines, one page at a time.
 
-Reads both files from where the last page ended; knows the control plane's disk only.
+Reads both files from where the last page ended, on the control plane's own disk.
 """
 
 from __future__ import annotations
@@ -20,20 +19,21 @@ from django.conf import settings
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs.models import Run
 
-_PIECE: Final = 1 << 20
-_LONGEST: Final = 1 << 24  # of a line that is shown
-_REMEMBERED: Final = 500  # files whose lines are counted
+_CHUNK: Final = 1 << 20
+_LONGEST: Final = 1 << 24  # bytes of a line
+_CACHED_COUNTS: Final = 500  # files
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`prompt` is None where the input is not on this machine; `asked` is what the line gave: a
-    text, messages, ids.
+    """One answer.
+
+    `prompt`: text, messages or token ids; None if the input is not on this machine.
     """
 
     number: int
     id: Any
-    asked: Any
+    prompt: Any
     text: str | None
     token_ids: list[int]
     finish_reason: str | None
@@ -41,141 +41,153 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Page:
+    """Answers, and the cursor of the next page."""
+
     answers: list[Answer]
     next: str | None
 
 
-def places(run: Run) -> tuple[Path, Path]:
-    """`(input, output)` as this machine has them; a relative output lies in the run's folder."""
+def file_paths(run: Run) -> tuple[Path, Path]:
+    """`(input, output)` on this machine; a relative output is in the run's folder."""
     body = run.spec.get("generate") or {}
     folder = Path(settings.ENV.media_runs) / str(run.pk)
     return Path(str(body.get("input") or "")), folder / str(body.get("output") or "")
 
 
-def is_here(run: Run) -> bool:
-    return run.kind == "generate" and places(run)[1].is_file()
+def is_available(run: Run) -> bool:
+    """Whether the answers are on this machine."""
+    return run.kind == "generate" and file_paths(run)[1].is_file()
 
 
-def counted(run: Run) -> tuple[int, int | None]:
-    """`(answers, lines to answer)`; the second is None where the input is not on this machine."""
-    given, made = places(run)
-    return _lines(made, whole=True) or 0, _lines(given, whole=False)
+def count_answers(run: Run) -> tuple[int, int | None]:
+    """`(answers, input lines)`; the second is null if the input is not on this machine."""
+    prompts, answers = file_paths(run)
+    return _count_lines(answers, complete_only=True) or 0, _count_lines(
+        prompts, complete_only=False
+    )
 
 
-def page_of(*, run: Run, after: str | None, limit: int) -> Page:
-    """Answers in the order of the input.
+def get_page(*, run: Run, after: str | None, limit: int) -> Page:
+    """Answers in input order.
 
-    `after` is a page's `next`. Raises 409 where the file is elsewhere.
+    `after` is a page's `next`. Raises 409 if the file is on another machine.
     """
-    given, made = places(run)[0], _made(run)
-    number, place, beside = _place(after)
+    input_path, output_path = file_paths(run)[0], _existing_output(run)
+    number, output_offset, input_offset = _parse_cursor(after)
     answers: list[Answer] = []
-    with open(made, "rb") as answered, _opened(given) as asked:
-        answered.seek(place)
-        asked.seek(beside)
-        while len(answers) < limit and (line := _line(answered)) is not None:
+    with open(output_path, "rb") as output_file, _open_or_empty(input_path) as input_file:
+        output_file.seek(output_offset)
+        input_file.seek(input_offset)
+        while len(answers) < limit and (line := _complete_line(output_file)) is not None:
             number += 1
-            answers.append(_answer(number, line, _next_line(asked)))
-        end, other = answered.tell(), asked.tell()
-        more = _line(answered) is not None
-    return Page(answers, f"{number}.{end}.{other}" if more else None)
+            answers.append(_answer(number, line, _next_line(input_file)))
+        end, input_end = output_file.tell(), input_file.tell()
+        more = _complete_line(output_file) is not None
+    return Page(answers, f"{number}.{end}.{input_end}" if more else None)
 
 
-def pieces(*, run: Run) -> Iterator[bytes]:
-    """The file of answers up to its last whole line. Raises 409 where it is elsewhere."""
+def read_chunks(*, run: Run) -> Iterator[bytes]:
+    """The output file up to its last complete line. Raises 409 if it is on another machine."""
     rest = b""
-    with open(_made(run), "rb") as file:
-        while piece := file.read(_PIECE):
-            ended, newline, rest = (rest + piece).rpartition(b"\n")
-            yield ended + newline
+    with open(_existing_output(run), "rb") as file:
+        while chunk := file.read(_CHUNK):
+            complete, newline, rest = (rest + chunk).rpartition(b"\n")
+            yield complete + newline
 
 
-def _made(run: Run) -> Path:
-    made = places(run)[1]
-    if not made.is_file():
+def _existing_output(run: Run) -> Path:
+    path = file_paths(run)[1]
+    if not path.is_file():
         raise Refusal(
             "file-elsewhere",
             "There are no answers on this machine",
             409,
-            f"{made.name} is not written yet, or lies on the node that writes it. Ask again once "
-            "the run has "
-            "answered a line; a shared run directory (ORRERY_SHARED_RUNS) or a shared data root "
-            "brings it here.",
+            f"{path.name} is not written yet, or is on the node that writes it. Try again after "
+            "the "
+            "first answer; a shared run directory (ORRERY_SHARED_RUNS) or a shared data root "
+            "makes it available here.",
         )
-    return made
+    return path
 
 
-def _answer(number: int, line: bytes, asked: bytes | None) -> Answer:
-    told, given = _object(line), _object(asked or b"")
-    forms = [given[name] for name in ("prompt", "messages", "token_ids") if name in given]
-    ids, why = list(told.get("token_ids") or []), told.get("finish_reason")
-    return Answer(number, told.get("id"), forms[0] if forms else None, told.get("text"), ids, why)
+def _answer(number: int, output_line: bytes, input_line: bytes | None) -> Answer:
+    output, source = _json_object(output_line), _json_object(input_line or b"")
+    prompts = [source[name] for name in ("prompt", "messages", "token_ids") if name in source]
+    return Answer(
+        number,
+        output.get("id"),
+        prompts[0] if prompts else None,
+        output.get("text"),
+        list(output.get("token_ids") or []),
+        output.get("finish_reason"),
+    )
 
 
-def _object(line: bytes) -> dict[str, Any]:
+def _json_object(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
-def _place(after: str | None) -> tuple[int, int, int]:
+def _parse_cursor(after: str | None) -> tuple[int, int, int]:
     parts = (after or "0.0.0").split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 19 for part in parts):
         raise invalid(
-            "cursor", f"{after!r} is not a page's cursor", "next_cursor of the page before"
+            "cursor", f"{after!r} is not a cursor", "use next_cursor of the previous page"
         )
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
-def _line(file: IO[bytes]) -> bytes | None:
-    """The next whole line; None at the end, and for one that is being written."""
+def _complete_line(file: IO[bytes]) -> bytes | None:
+    """The next complete line; None at the end, and for a line that is still being written."""
     line = file.readline(_LONGEST)
     return line if line.endswith(b"\n") else None
 
 
 def _next_line(file: IO[bytes]) -> bytes | None:
-    """The next line that is not empty: empty ones of the input are not answered."""
+    """The next non-empty line: empty input lines have no answer."""
     while line := file.readline(_LONGEST):
         if line.strip():
             return line
     return None
 
 
-def _opened(path: Path) -> IO[bytes]:
+def _open_or_empty(path: Path) -> IO[bytes]:
     try:
         return open(path, "rb")
     except OSError:
         return open(os.devnull, "rb")
 
 
-# path → (inode, bytes counted, lines in them): what was counted stays true while a file only grows
+# path → (inode, bytes counted, lines in them); stays valid while the file only grows
 _counts: OrderedDict[str, tuple[int, int, int]] = OrderedDict()
 _lock = threading.Lock()
 
 
-def _lines(path: Path, *, whole: bool) -> int | None:
-    """Lines that are not empty, counting on from where the last call ended; None without a file.
-    `whole`: a last line
-    without an end is still being written."""
+def _count_lines(path: Path, *, complete_only: bool) -> int | None:
+    """Non-empty lines, counted from where the last call ended; None without a file.
+
+    `complete_only` ignores a last line without a newline.
+    """
     try:
         with open(path, "rb") as file:
-            told = os.fstat(file.fileno())
+            stat = os.fstat(file.fileno())
             with _lock:
-                inode, at, lines = _counts.get(str(path), (told.st_ino, 0, 0))
-            if inode != told.st_ino or told.st_size < at:
-                at = lines = 0
-            file.seek(at)
+                inode, offset, lines = _counts.get(str(path), (stat.st_ino, 0, 0))
+            if inode != stat.st_ino or stat.st_size < offset:
+                offset = lines = 0
+            file.seek(offset)
             rest = b""
-            while piece := file.read(_PIECE):
-                ended, _, rest = (rest + piece).rpartition(b"\n")
-                lines += sum(1 for line in ended.split(b"\n") if line.strip())
+            while chunk := file.read(_CHUNK):
+                complete, _, rest = (rest + chunk).rpartition(b"\n")
+                lines += sum(1 for line in complete.split(b"\n") if line.strip())
             end = file.tell() - len(rest)
     except OSError:
         return None
     with _lock:
-        _counts[str(path)] = (told.st_ino, end, lines)
-        while len(_counts) > _REMEMBERED:
+        _counts[str(path)] = (stat.st_ino, end, lines)
+        while len(_counts) > _CACHED_COUNTS:
             _counts.popitem(last=False)
-    return lines + (not whole and bool(rest.strip()))
+    return lines + (not complete_only and bool(rest.strip()))

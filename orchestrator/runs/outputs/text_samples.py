@@ -1,7 +1,4 @@
-"""The texts that a run's model wrote at its checkpoints, step by step.
-
-Reads events; knows no model.
-"""
+"""The sample texts that a run's model generated, by step, from its events."""
 
 from __future__ import annotations
 
@@ -15,30 +12,33 @@ from workers.contracts.wire.samples import SAMPLES_WRITTEN, SamplesWritten
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class StepSamples:
+    """The samples of one step."""
+
     attempt: int | None
     time: datetime
-    told: SamplesWritten
+    content: SamplesWritten
 
 
-def samples_told(*, run: Run) -> bool:
+def has_samples(*, run: Run) -> bool:
+    """Whether the run has recorded samples."""
     return RunEvent.objects.filter(run=run, type=SAMPLES_WRITTEN).exists()
 
 
-def samples_of(*, run: Run) -> list[Written]:
-    """By rising step, of the course that the run went: what a later attempt did again, or a rewind
-    gave up, is left
-    out. Events of other programs that are no such texts are none."""
-    found: list[Written] = []
+def samples_of(*, run: Run) -> list[StepSamples]:
+    """Samples by ascending step, without steps that a later attempt or a rewind discarded.
+
+    Events in another format are skipped.
+    """
+    samples: list[StepSamples] = []
     for event in RunEvent.objects.filter(run=run, type=SAMPLES_WRITTEN).order_by("seq"):
         try:
-            told = SamplesWritten.from_dict(event.data)
+            content = SamplesWritten.from_dict(event.data)
         except ValidationError:
             continue
-        if any(
-            (event.attempt or 0) <= attempt and told.step > back for attempt, back in run.rewinds
-        ):
+        number = event.attempt or 0
+        if any(number <= attempt and content.step > step for attempt, step in run.rewinds):
             continue
-        found = [each for each in found if each.told.step < told.step]
-        found.append(Written(event.attempt, event.time, told))
-    return found
+        samples = [sample for sample in samples if sample.content.step < content.step]
+        samples.append(StepSamples(event.attempt, event.time, content))
+    return samples

@@ -1,0 +1,1 @@
+"""Checks a submitted spec, resolves its plan and queues the run."""

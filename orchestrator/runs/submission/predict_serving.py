@@ -1,8 +1,6 @@
-"""What the planner says of a run that answers requests, before it starts: first token, pace,
-tokens/s, cache.
+"""The planner's prediction for an inference run at its submission: TTFT, TPOT, tokens/s, cache.
 
-Pure but for the shape of weights, which `weights` looks up. Lengths that nobody knows yet are
-assumed, and told.
+Reads weights' shapes through `weights`. Unknown request lengths are assumed and stated.
 """
 
 from __future__ import annotations
@@ -12,16 +10,16 @@ from typing import Any, Final
 
 from orchestrator.planner.serving import serving
 from orchestrator.runs.submission.predict_training import Prediction
-from orchestrator.runs.submission.target_hardware import Venue
+from orchestrator.runs.submission.target_hardware import TargetHardware
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.specs.run_bodies import GenerateBody, ServeBody
 
-PROMPT, OUTPUT = 256, 128  # tokens of a request, where only requests will tell
-BLOCK: Final = 16  # tokens of a cache's block
-# of the memory beside the weights the engine gives its cache this much (measured on its own start)
+PROMPT, OUTPUT = 256, 128  # assumed tokens per request
+BLOCK: Final = 16  # tokens per KV cache block
+# share of the memory without weights that the engine gives to its cache (measured at its start)
 _CACHE_SHARE: Final = {"cpu": 0.4, "gpu": 0.85}
-_KEPT: Final = ("ttft_s", "tpot_s", "tokens_per_s")
+_TIMES: Final = ("ttft_s", "tpot_s", "tokens_per_s")
 _MEMORY: Final = (
     "weights_bytes_per_device",
     "activations_bytes",
@@ -31,10 +29,12 @@ _MEMORY: Final = (
 )
 
 
-def predict_serving(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Prediction | None:
-    """None for evaluate runs, and where the model's shape is not known.
+def predict_serving(
+    spec: RunSpec, plan: ParallelPlan, hardware: TargetHardware
+) -> Prediction | None:
+    """The prediction; None for evaluate runs and unknown model shapes.
 
-    `fits` is about a single request.
+    `fits` refers to a single request.
     """
     body, shape = spec.body, shape_of(spec.model)
     if shape is None or not isinstance(body, GenerateBody | ServeBody):
@@ -45,43 +45,43 @@ def predict_serving(spec: RunSpec, plan: ParallelPlan, venue: Venue) -> Predicti
     )
     prompt = max(1, min(PROMPT, shape.max_seq_len - output))
     seqs = body.max_seqs if isinstance(body, ServeBody) else 16
-    asked = _asked(shape, plan, venue, body.quantize, prompt, output)
+    request = _serving_request(shape, plan, hardware, body.quantize, prompt, output)
     alone, full = (
-        serving({**asked, "batch": plan.dp}),
-        serving({**asked, "batch": max(seqs, plan.dp)}),
+        serving({**request, "batch": plan.dp}),
+        serving({**request, "batch": max(seqs, plan.dp)}),
     )
     if not alone["ok"] or not full["ok"]:
         return None
     memory = {name: alone["memory"][name] for name in _MEMORY}
-    device = venue.device(plan.world_size)
+    device = hardware.device(plan.world_size)
     document: dict[str, Any] = {
         "kind": "serving",
         "fits": bool(alone["fits"]),
-        "alone": {name: alone[name] for name in _KEPT},
-        "full": {"batch": full["batch"], **{name: full[name] for name in _KEPT}},
+        "alone": {name: alone[name] for name in _TIMES},
+        "full": {"batch": full["batch"], **{name: full[name] for name in _TIMES}},
         "curve": [
-            {name: each[name] for name in ("batch", *_KEPT)}
-            for each in full["curve"]
-            if each["batch"] <= 4 * seqs
+            {name: point[name] for name in ("batch", *_TIMES)}
+            for point in full["curve"]
+            if point["batch"] <= 4 * seqs
         ],
-        "kv_blocks": _blocks(body, shape, alone, device.memory_bytes, venue.entry.kind, seqs),
+        "kv_blocks": _blocks(body, shape, alone, device.memory_bytes, hardware.entry.kind, seqs),
         "kv_bytes_per_token": alone["kv_bytes_per_token"],
         "prompt_len": prompt,
         "output_len": output,
         "bound": alone["bound"],
         "memory": memory,
         "host": {"host_bytes": 0},
-        "device": venue.entry.name,
+        "device": hardware.entry.name,
         "suggestions": alone.get("suggestions", []),
-        "assumed": not venue.known,
+        "assumed": not hardware.known,
     }
     return Prediction(document, document["fits"])
 
 
-def _asked(
+def _serving_request(
     shape: ModelSpec,
     plan: ParallelPlan,
-    venue: Venue,
+    hardware: TargetHardware,
     quantize: str | None,
     prompt: int,
     output: int,
@@ -89,8 +89,8 @@ def _asked(
     fp32 = plan.precision == "fp32"
     return {
         "model": shape,
-        "cluster": venue.cluster(plan.world_size),
-        "device": venue.device(plan.world_size),
+        "cluster": hardware.cluster(plan.world_size),
+        "device": hardware.device(plan.world_size),
         "prompt_len": prompt,
         "output_len": output,
         "tp": plan.tp,
@@ -110,16 +110,14 @@ def _blocks(
     kind: str,
     seqs: int,
 ) -> int:
-    """As many as are asked for, or as all sequences may fill and the memory beside the weights has
-    room for.
-    """
+    """The requested blocks, else as many as all sequences can fill and fit next to the weights."""
     if isinstance(body, ServeBody) and body.kv_blocks:
         return body.kv_blocks
     free_bytes = memory_bytes - alone["memory"]["weights_bytes_per_device"]
-    held = (
-        alone["memory"]["kv_bytes_per_sequence_device"] / alone["kv_bytes_per_sequence"]
-    )  # a device's part of a token
+    device_share = alone["memory"]["kv_bytes_per_sequence_device"] / alone["kv_bytes_per_sequence"]
     fits = int(
-        free_bytes * _CACHE_SHARE.get(kind, 0.85) / (BLOCK * alone["kv_bytes_per_token"] * held)
+        free_bytes
+        * _CACHE_SHARE.get(kind, 0.85)
+        / (BLOCK * alone["kv_bytes_per_token"] * device_share)
     )
     return max(0, min(fits, seqs * math.ceil(shape.max_seq_len / BLOCK)))

@@ -1,22 +1,22 @@
-"""Turns the plan that a spec asks for, or leaves open, into the plan that will run. Pure."""
+"""Resolves the plan of a spec, which may be missing or "auto", to the plan that will run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.planner.search.auto_plan import Choice
+from orchestrator.runs.submission.predict_training import choose_plan
+from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSource, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import Refused, problem
 
-MOST_DEVICES = 2**16  # of one data-parallel group
+MAX_DEVICES = 2**16  # of one data-parallel group
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """The plan, None for runs that have none; `how` says in a sentence where it is from.
+class ResolvedPlan:
+    """The plan, or None for runs without one; `how` explains it in one sentence.
 
-    `problems` say why the planner found none; the plan is then a plain one that nobody should run.
+    `problems` explain why the planner has no plan; `plan` is then a placeholder.
     """
 
     plan: ParallelPlan | None
@@ -26,85 +26,69 @@ class Resolved:
     problems: list[Problem] = field(default_factory=list)
 
 
-def resolve_plan(spec: RunSpec, choose: Callable[[RunSpec, int], Choice] | None = None) -> Resolved:
-    """A given plan as it is. "auto" of a training run asks the planner by `choose`, and so does no
-    plan on several
-    devices; no plan on one device, and every other kind, is plain data parallel over the devices
-    asked for, in fp32.
+def resolve_plan(spec: RunSpec, hardware: TargetHardware | None) -> ResolvedPlan:
+    """A given plan is returned unchanged.
+
+    For a training run with `"auto"`, or without a plan on several devices, the planner chooses for
+    the hardware. All others run plain data parallelism over the requested devices, in fp32.
     """
     if spec.kind == "external":
-        return Resolved(None, 0, False, "The program runs elsewhere; Orrery places nothing.")
-    if spec.plan_given and isinstance(spec.plan, ParallelPlan):
-        # a script's own program decides what its processes do, so only their number counts
+        return ResolvedPlan(None, 0, False, "The program runs elsewhere; Orrery places nothing.")
+    if spec.has_explicit_plan and isinstance(spec.plan, ParallelPlan):
+        # a script's own program uses its processes as it likes, so only their number counts
         devices = (
             spec.resources.devices
             if spec.kind == "script" and spec.resources.devices
             else spec.plan.world_size
         )
-        return Resolved(spec.plan, devices, False, "As given.")
+        return ResolvedPlan(spec.plan, devices, False, "As given.")
     devices = spec.resources.devices or 1
-    if devices > MOST_DEVICES:
-        message = f"{devices} devices are more than a plan can spread data over"
-        return Resolved(
-            ParallelPlan(),
-            1,
-            True,
-            message,
-            [problem("resources.devices", message, f"at most {MOST_DEVICES}")],
-        )
-    asked = 'The plan is "auto"' if spec.plan_given else "No plan was given"
-    if (
-        choose is not None
-        and spec.kind == "train"
-        and spec.shape is not None
-        and (spec.plan_given or devices > 1)
-    ):
-        return _chosen(spec, devices, asked, choose)
-    return _plain(spec, devices, asked)
+    if devices > MAX_DEVICES:
+        message = f"{devices} devices are more than a plan can use for data parallelism"
+        too_many = problem("resources.devices", message, f"at most {MAX_DEVICES}")
+        return ResolvedPlan(ParallelPlan(), 1, True, message, [too_many])
+    reason = 'The plan is "auto"' if spec.has_explicit_plan else "No plan was given"
+    plannable = hardware is not None and spec.kind == "train" and spec.shape is not None
+    if hardware is not None and plannable and (spec.has_explicit_plan or devices > 1):
+        return _planned(spec, devices, reason, hardware)
+    return _data_parallel(spec, devices, reason)
 
 
-def _chosen(
-    spec: RunSpec, devices: int, asked: str, choose: Callable[[RunSpec, int], Choice]
-) -> Resolved:
+def _planned(spec: RunSpec, devices: int, reason: str, hardware: TargetHardware) -> ResolvedPlan:
     try:
-        found = choose(spec, devices)
+        choice = choose_plan(spec, hardware, devices)
     except Refused as error:
-        return _none(
-            spec,
-            devices,
-            asked,
-            [Problem(field=error.field or "plan", message=error.message, hint=error.hint)],
-        )
-    if found.plan is None:
-        return _none(spec, devices, asked, found.problems)
-    return Resolved(found.plan, devices, True, f"{asked}: {found.how[:1].lower()}{found.how[1:]}")
+        refused = Problem(field=error.field or "plan", message=error.message, hint=error.hint)
+        return _unresolved(spec, devices, reason, [refused])
+    if choice.plan is None:
+        return _unresolved(spec, devices, reason, choice.problems)
+    how = f"{reason}: {choice.how[:1].lower()}{choice.how[1:]}"
+    return ResolvedPlan(choice.plan, devices, True, how)
 
 
-def _none(spec: RunSpec, devices: int, asked: str, problems: list[Problem]) -> Resolved:
-    told = [
+def _unresolved(spec: RunSpec, devices: int, reason: str, problems: list[Problem]) -> ResolvedPlan:
+    plan_fields = [
         item
         if item.field.startswith(("plan", "train"))
         else item.model_copy(update={"field": "plan"})
         for item in problems
     ]
-    plain = _plain(spec, devices, asked)
-    return Resolved(plain.plan, devices, True, plain.how, told)
+    placeholder = _data_parallel(spec, devices, reason)
+    return ResolvedPlan(placeholder.plan, devices, True, placeholder.how, plan_fields)
 
 
-def _plain(spec: RunSpec, devices: int, asked: str) -> Resolved:
+def _data_parallel(spec: RunSpec, devices: int, reason: str) -> ResolvedPlan:
     accumulate = spec.train.accumulate if spec.train and spec.train.accumulate else 1
     plan = ParallelPlan(dp=devices, micro_batch_size=1, global_batch_size=devices * accumulate)
     ranks = "one device" if devices == 1 else f"plain data parallel over {devices} devices"
-    return Resolved(plan, devices, True, f"{asked}: {ranks}, ZeRO 0, fp32, micro-batch 1.")
+    return ResolvedPlan(plan, devices, True, f"{reason}: {ranks}, ZeRO 0, fp32, micro-batch 1.")
 
 
 def model_label(spec: RunSpec) -> str:
-    """What lists call the model: the preset, the shape's own name, or the last part of where its
-    weights lie.
-    """
+    """The model's name in lists: the preset, the spec's name, or the last part of its path."""
     if isinstance(spec.model, str):
         return spec.model
     if isinstance(spec.model, ModelSource):
-        where = spec.model.path or spec.model.package or ""
-        return where.rstrip("/").rsplit("/", 1)[-1][:120]
+        path = spec.model.path or spec.model.package or ""
+        return path.rstrip("/").rsplit("/", 1)[-1][:120]
     return spec.model.name[:120]

@@ -1,8 +1,6 @@
-"""The devices that a run would get: its pool's, as the fleet knows them and as earlier runs
-measured them.
+"""The devices that a run would get: those of its pool, with peaks that earlier runs measured.
 
-Reads; decides nothing. Where the pool has no device that is known, the catalogue's nominal one
-stands in.
+If the pool has no known device, the catalogue's nominal one is assumed.
 """
 
 from __future__ import annotations
@@ -16,25 +14,25 @@ from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import ClusterSpec, RunSpec
 from workers.contracts.catalog.devices import DEVICES, Device
 
-_LATELY = 20  # runs of the pool that are asked for a measured peak
+_RECENT_RUNS = 20  # of the pool, searched for measured peaks
 
 
 @dataclass(frozen=True)
-class Venue:
-    """`entry` is the catalogue's device with the memory and peaks that are known of the real ones.
+class TargetHardware:
+    """`entry` is the catalogue's device with the real devices' memory and measured peaks.
 
-    `known` is false where nothing stands in the pool: then nothing is said about what fits.
+    `known` is false if the pool has no known device: then no plan is refused.
     """
 
     entry: Device
     per_node: int
     known: bool
-    cores: int | None = None  # of a node of CPU slots
+    cores: int | None = None  # of a node with CPU slots
     calibration: Calibration | None = None
     calibration_name: str | None = None
 
     def device(self, devices: int) -> Device:
-        """One of so many that a run gets: ranks of a node beyond its cores take turns on them."""
+        """One of `devices` devices; ranks beyond a node's cores share them."""
         ranks = self.cluster(devices).devices_per_node
         if self.cores is None or ranks <= self.cores:
             return self.entry
@@ -42,14 +40,15 @@ class Venue:
         return self.entry.model_copy(update={"peak_tflops": slower})
 
     def cluster(self, devices: int) -> ClusterSpec:
-        """`devices` of them on as few nodes as whole shares allow."""
+        """A cluster with this many devices on as few nodes as equal shares allow."""
         most = min(devices, self.per_node, 2**16)
-        each = next(number for number in range(most, 0, -1) if devices % number == 0)
-        nodes = min(devices // each, 2**16)
-        return ClusterSpec(device=self.entry.name, nodes=nodes, devices_per_node=each)
+        per_node = next(number for number in range(most, 0, -1) if devices % number == 0)
+        nodes = min(devices // per_node, 2**16)
+        return ClusterSpec(device=self.entry.name, nodes=nodes, devices_per_node=per_node)
 
 
-def venue_of(spec: RunSpec) -> Venue:
+def target_hardware_for(spec: RunSpec) -> TargetHardware:
+    """The hardware of the spec's pool, with the default calibration of its device."""
     pool = spec.resources.pool or "default"
     offer = fleet.offer(pool=pool, catalogue=spec.resources.device)
     name = (
@@ -63,7 +62,7 @@ def venue_of(spec: RunSpec) -> Venue:
             changes["peak_tflops"] = entry.peak_tflops | _measured_peaks(pool)
         entry = entry.model_copy(update=changes)
     row = planner.calibration_default(device=name)
-    return Venue(
+    return TargetHardware(
         entry,
         per_node,
         offer is not None,
@@ -74,21 +73,21 @@ def venue_of(spec: RunSpec) -> Venue:
 
 
 def _measured_peaks(pool: str) -> dict[str, float]:
-    """TFLOP/s by precision that the pool's ranks measured at their start, the most of each: others
-    had neighbours.
+    """TFLOP/s by precision that recent runs of the pool measured: the maximum, since load lowers
+    it.
     """
-    lately = Run.objects.filter(pool_name=pool, kind__in=("train", "benchmark")).order_by("-id")
-    runs = list(lately.values_list("id", flat=True)[:_LATELY])
+    recent = Run.objects.filter(pool_name=pool, kind__in=("train", "benchmark")).order_by("-id")
+    runs = list(recent.values_list("id", flat=True)[:_RECENT_RUNS])
     rows = (
         RunEvent.objects.filter(run_id__in=runs, type="peak_measured")
         .order_by("-id")
         .values_list("data", flat=True)
     )
-    found: dict[str, float] = {}
-    for data in rows[: 4 * _LATELY]:
+    peaks: dict[str, float] = {}
+    for data in rows[: 4 * _RECENT_RUNS]:
         precision, peak = data.get("precision"), data.get("tflops")
         if precision in ("fp32", "bf16", "fp16") and isinstance(peak, int | float) and peak > 0:
             # a CPU multiplies fp16 in fp32: one peak, whichever was measured
             for name in ("fp32", "fp16") if precision != "bf16" else ("bf16",):
-                found[name] = max(float(peak), found.get(name, 0.0))
-    return found
+                peaks[name] = max(float(peak), peaks.get(name, 0.0))
+    return peaks

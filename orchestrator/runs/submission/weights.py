@@ -1,7 +1,6 @@
-"""Weights that a run may name, as far as the control plane's own disk tells: their shape, and
-whether they are here.
+"""Shape and presence of the weights that a spec names, on the control plane's own disk.
 
-Opens no weights. Nodes have disks of their own: what is not here may be there.
+Opens no weights. Nodes have their own disks: weights that are missing here may be there.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from workers.contracts.catalog.presets import preset, resolve_model
 from workers.contracts.huggingface import read_model
 from workers.contracts.specs.inference_support import PACKAGES
 
-FETCH = "python -m workers.models.fetch"  # brings the published model into the data directory
-_MOST = 50  # models that a form offers
+FETCH = "python -m workers.models.fetch"  # downloads a published model into the data directory
+_MAX_MODELS = 50  # in a form
 
 
 def models_root() -> Path:
-    """Where `FETCH` puts models."""
+    """The folder of models that `FETCH` downloaded."""
     return Path(settings.ENV.home) / "models"
 
 
 def shape_of(model: Any) -> ModelSpec | None:
-    """Of a spec's `model`; None where the control plane cannot tell without opening weights."""
+    """The shape of a spec's `model`; None if unknown without opening weights."""
     if not isinstance(model, ModelSource):
         return resolve_model(model)
     if model.package is not None:
@@ -38,8 +37,8 @@ def shape_of(model: Any) -> ModelSpec | None:
     fetched = _origin(path)
     if fetched in PACKAGES:
         return preset(PACKAGES[fetched])
-    if (number := _run_of(path)) is not None:
-        return _trained(number)
+    if (number := _run_id(path)) is not None:
+        return _trained_shape(number)
     try:
         return read_model(path)
     except (ValueError, OSError):
@@ -47,7 +46,7 @@ def shape_of(model: Any) -> ModelSpec | None:
 
 
 def package_here(package: str) -> bool:
-    """Whether this machine has it: installed, or taken into the data directory."""
+    """Whether this machine has the package: installed, or downloaded to the data directory."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:
@@ -56,31 +55,31 @@ def package_here(package: str) -> bool:
 
 
 def offered() -> list[tuple[str, str]]:
-    """`(path, words)` of models that lie in the data directory, for a form to choose from."""
+    """`(path, name)` of models in the data directory, for a form."""
     return [(str(folder), folder.name) for folder in _folders()]
 
 
 def _folders() -> list[Path]:
     try:
-        found = sorted(
-            each for each in models_root().iterdir() if each.is_dir() or each.suffix == ".gguf"
+        entries = sorted(
+            path for path in models_root().iterdir() if path.is_dir() or path.suffix == ".gguf"
         )
     except OSError:
         return []
-    return [each for each in found if not each.name.startswith(".")][:_MOST]
+    return [path for path in entries if not path.name.startswith(".")][:_MAX_MODELS]
 
 
 def _origin(folder: Path) -> str:
-    """The package that fetched weights came from, "" for others."""
+    """The package of downloaded weights, "" for others."""
     try:
-        told = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
+        origin = json.loads((folder / "origin.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    return str(told.get("package") or "") if isinstance(told, dict) else ""
+    return str(origin.get("package") or "") if isinstance(origin, dict) else ""
 
 
-def _run_of(path: Path) -> int | None:
-    """The number of the run whose folder the path lies in."""
+def _run_id(path: Path) -> int | None:
+    """The id of the run whose folder contains the path."""
     try:
         name = path.resolve().relative_to(Path(settings.ENV.media_runs).resolve()).parts[0]
     except (ValueError, IndexError, OSError):
@@ -88,6 +87,6 @@ def _run_of(path: Path) -> int | None:
     return int(name) if name.isdecimal() and len(name) < 19 else None
 
 
-def _trained(number: int) -> ModelSpec | None:
+def _trained_shape(number: int) -> ModelSpec | None:
     spec = Run.objects.filter(pk=number, kind="train").values_list("spec", flat=True).first()
     return RunSpec.from_dict(spec).shape if spec else None

@@ -142,7 +142,7 @@ def test_too_many_requests_wait_for_the_next_minute(
     clock: FakeClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
+    monkeypatch.setattr(throttle, "_redis_paused_until", 0.0)
     settings.ENV = settings.ENV.model_copy(update={"rate_per_minute": 3})
     client, other = factories.api(owner), factories.api(teammate)
     assert [client.get(RUNS).status_code for _ in range(4)] == [200, 200, 200, 429]
@@ -166,7 +166,7 @@ def test_requests_are_counted_while_redis_is_away(
     settings.ENV = settings.ENV.model_copy(update={"rate_per_minute": 2})
     settings.REDIS_URL = "unix:///nowhere/valkey.sock"
     redis.reset()
-    monkeypatch.setattr(throttle, "_redis_away_until", 0.0)
+    monkeypatch.setattr(throttle, "_redis_paused_until", 0.0)
     monkeypatch.setattr(throttle, "_local", {})
     client = factories.api(owner)
     assert [client.get(RUNS).status_code for _ in range(3)] == [200, 200, 429]

@@ -13,8 +13,8 @@ from orchestrator.accounts.models import User
 from tests import factories
 from tests.orchestrator.api.test_door import problem
 from tests.orchestrator.api.test_runs import patch, post
-from tests.orchestrator.planner.test_requests import H100, LINE
-from tests.orchestrator.planner.test_services import MEASURED
+from tests.orchestrator.planner.test_request_parsing import H100, LINE
+from tests.orchestrator.planner.store.test_services import MEASURED
 
 pytestmark = pytest.mark.django_db
 PLANS, CALIBRATIONS = "/api/v1/plans", "/api/v1/calibrations"

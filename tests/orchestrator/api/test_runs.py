@@ -305,7 +305,7 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     attempt = factories.running(run, factories.node())
     for action in wishes:
         assert post(client, f"{path}/{action}").json()["state"] == "running"
-        assert services.attempt_wish_sent(attempt=attempt)
+        assert services.attempt_request_sent(attempt=attempt)
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
     services.attempt_exited(
@@ -328,7 +328,7 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     assert "pause or cancel it first" in refused["detail"]
     post(client, f"{path}/pause")
     kept = problem(post(client, f"{path}/retry", {"step": 11}), 422, "invalid")
-    assert "kept are 10" in kept["detail"]
+    assert "there are 10" in kept["detail"]
     assert post(client, f"{path}/retry", {"step": 10}).json()["state"] == "queued"
 
 

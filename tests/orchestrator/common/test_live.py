@@ -42,9 +42,9 @@ def test_numbers_that_are_not_finite_travel_as_words() -> None:
 @pytest.mark.django_db
 def test_several_topics_at_once() -> None:
     new = [
-        live.New("run:1", "log", {}),
-        live.New("fleet", "queue", {}),
-        live.New("run:1", "log", {}),
+        live.NewFrame("run:1", "log", {}),
+        live.NewFrame("fleet", "queue", {}),
+        live.NewFrame("run:1", "log", {}),
     ]
     assert live.append_many(new) == [1, 1, 2]
     assert live.append_many(new) == [3, 2, 4]

@@ -148,19 +148,19 @@ def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(
     attempt.refresh_from_db()
     assert attempt.requested == wish
     assert refusal_of(act, run, owner).retry
-    assert services.attempt_wish_sent(attempt=attempt)
+    assert services.attempt_request_sent(attempt=attempt)
     act(run=run, by=owner)
     services.run_cancel(run=run, by=owner)
     attempt.refresh_from_db()
     assert attempt.requested == "cancel"
-    assert not services.attempt_wish_sent(attempt=attempt)
+    assert not services.attempt_request_sent(attempt=attempt)
 
 
 def test_edits_meet_by_version(run: Run, owner: User) -> None:
     services.run_update(
         run=run, by=owner, priority=5, tags=["b", "a", "b"], notes="*fast*", version=1
     )
-    shown = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    shown = selectors.serialize_run(selectors.run_get(user=owner, id=run.pk))
     assert (shown["priority"], shown["tags"], shown["notes"], shown["version"]) == (
         5,
         ["a", "b"],
@@ -170,7 +170,7 @@ def test_edits_meet_by_version(run: Run, owner: User) -> None:
     late = refusal_of(services.run_update, run, owner, tags=["c"], version=1)
     assert (late.status, late.type) == (412, "version-conflict")
     services.run_update(run=run, by=owner, tags=["a", "c"])
-    shown = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    shown = selectors.serialize_run(selectors.run_get(user=owner, id=run.pk))
     assert (shown["tags"], shown["notes"], shown["version"]) == (["a", "c"], "*fast*", 3)
     for wrong in ({"tags": [""]}, {"priority": 10**7}, {"notes": "x" * 20_001}):
         assert refusal_of(services.run_update, run, owner, **wrong).status == 422

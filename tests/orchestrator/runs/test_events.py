@@ -28,7 +28,7 @@ def test_an_event_told_twice_is_recorded_once(owner: User) -> None:
     }
     first = services.event_record(**told, time=1_790_000_000.5)
     assert first is not None and services.event_record(**told) is None
-    assert selectors.event_answer(first) == {
+    assert selectors.serialize_event(first) == {
         "run": str(run.pk),
         "attempt": 1,
         "rank": 0,

@@ -64,7 +64,7 @@ def test_a_list_asks_as_much_for_many_as_for_few(owner: User) -> None:
     def asked() -> int:
         with CaptureQueriesContext(connection) as queries:
             answers = [
-                selectors.run_answer(run) for run in selectors.run_list(user=owner, limit=50)
+                selectors.serialize_run(run) for run in selectors.run_list(user=owner, limit=50)
             ]
         assert answers
         return len(queries)
@@ -84,7 +84,7 @@ def test_reasons_for_waiting_are_written_once_and_told_once(owner: User) -> None
     assert services.wait_reasons_set(reasons=reasons) == 0
     assert live.head("fleet").seq == head + 1
     waiting.refresh_from_db()
-    assert selectors.run_answer(waiting)["wait_reason"] == "8 devices wanted, 4 free"
+    assert selectors.serialize_run(waiting)["wait_reason"] == "8 devices wanted, 4 free"
     services.run_cancel(run=waiting, by=owner)
     assert waiting.wait_reason == ""
 
@@ -117,7 +117,7 @@ def test_checkpoints_and_artifacts_are_noted_once(owner: User) -> None:
     assert services.checkpoint_deleted(run=run, step=5) == 1
     assert (
         not selectors.checkpoints_of(run=run).exists()
-        and selectors.checkpoints_of(run=run, kept=False).exists()
+        and selectors.checkpoints_of(run=run, retained=False).exists()
     )
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="again") is not None
     assert selectors.resume_point(run) == {"path": "again", "step": 5}

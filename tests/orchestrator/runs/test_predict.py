@@ -33,7 +33,7 @@ def submit(owner: User, spec: dict[str, Any], **more: Any) -> Any:
 def test_every_training_run_carries_its_prediction(owner: User) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=79 * 2**30)
     run = submit(owner, {**LARGE, "plan": {**LARGE["plan"], "zero": 3, "recompute": "full"}})
-    told = selectors.run_answer(run)["prediction"]
+    told = selectors.serialize_run(run)["prediction"]
     assert (
         told["device"] == "h100-80g"
         and told["fits"]
@@ -59,7 +59,7 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
         error["field"].startswith(("plan", "train")) for error in refusal.errors
     )
     assert any("ZeRO" in error["hint"] for error in refusal.errors)
-    forecast = services.spec_forecast(LARGE)
+    forecast = services.spec_preview(LARGE)
     assert (
         forecast["problems"] == []
         and forecast["fits"] is False

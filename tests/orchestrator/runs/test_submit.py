@@ -34,7 +34,7 @@ def fields(refusal: Refusal) -> set[str]:
 
 def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
     run = services.run_submit(owner=owner, name=" first flight ", spec=MINIMAL)
-    answer = selectors.run_answer(selectors.run_get(user=owner, id=run.pk))
+    answer = selectors.serialize_run(selectors.run_get(user=owner, id=run.pk))
     assert answer["prediction"]["fits"] and answer["prediction"]["device"] == "cpu"
     assert answer | {"prediction": None} == {
         "id": str(run.pk),
@@ -119,7 +119,7 @@ def test_examples_are_accepted(owner: User) -> None:
         "priority": 3,
     }
     run = services.run_submit(owner=owner, name="x", spec=full)
-    answer = selectors.run_answer(run)
+    answer = selectors.serialize_run(run)
     assert (answer["tags"], answer["notes"], answer["priority"], run.model_name) == (
         ["demo", "x"],
         "first flight",

@@ -87,9 +87,9 @@ class Rank:
             self._recorder.point(step=self.steps, tokens=self.steps * 4096, values=values)
 
     def _ship(self) -> None:
-        from workers.launcher.supervisor import TURN_S
+        from workers.launcher.supervisor import POLL_S
 
-        while not self._stop.wait(TURN_S):
+        while not self._stop.wait(POLL_S):
             self._shipping.pump()
         time.sleep(0.2)  # the recorder's last flush
         self._shipping.pump(final=True)

@@ -1,0 +1,1 @@
+"""Node agent: a Celery worker that launches attempts and sends heartbeats."""

@@ -1,6 +1,6 @@
-"""`python -m workers.agent --redis URL --join TOKEN`: a node's agent, in the foreground.
+"""`python -m workers.agent --redis URL --join TOKEN`: runs a node's agent in the foreground.
 
-The token is needed once; then the node has a secret of its own under its home.
+The token is needed once; afterwards the node has its own secret under its home.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from workers.agent import identity
 
 
 def main() -> int:
+    """The exit code; 1 if the node cannot join."""
     args = _arguments()
     logging.basicConfig(
         level=logging.INFO,
@@ -35,8 +36,8 @@ def main() -> int:
         name=args.name, address=args.address or _own_address(args.redis), slots=args.devices
     )
     try:
-        folder = identity.folder_of(home, args.name)
-        lock = identity.only_one(folder)
+        folder = identity.node_folder(home, args.name)
+        lock = identity.acquire_lock(folder)
         token = args.join or os.environ.get("ORRERY_JOIN") or None
         node_file = identity.identify(
             folder, machine.inventory(), redis_url=args.redis, token=token, patience_s=args.patience
@@ -48,12 +49,12 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda sent, frame: agent.stop())
     agent.run()
-    if agent.deaf:  # supervisors are detached: the new process finds them again
+    if agent.consumer_hung:  # supervisors are detached: the new process re-attaches
         os.execv(sys.executable, [sys.executable, "-m", "workers.agent", *sys.argv[1:]])
     agent.close(stop_runs=args.stop_runs)
     lock.close()
     logging.shutdown()
-    os._exit(0)  # threads that wait for Redis hold nothing worth waiting for
+    os._exit(0)  # do not wait for threads that wait for Redis
 
 
 def _arguments() -> argparse.Namespace:
@@ -72,7 +73,7 @@ def _arguments() -> argparse.Namespace:
         "--name", default=_default_name(), help="the node's name (default: this host's)"
     )
     parser.add_argument(
-        "--devices", type=int, help="CPU slots to offer where there is no GPU (default 4)"
+        "--devices", type=int, help="CPU slots to offer if there is no GPU (default 4)"
     )
     parser.add_argument(
         "--home",
@@ -86,7 +87,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--stop-runs",
         action="store_true",
-        help="on SIGTERM end this node's runs too (embedded mode)",
+        help="on SIGTERM also stop this node's runs (embedded mode)",
     )
     parser.add_argument(
         "--patience", type=float, default=120.0, help="seconds to wait for the answer to a join"
@@ -99,7 +100,7 @@ def _default_name() -> str:
 
 
 def _own_address(redis_url: str) -> str:
-    """The address this machine uses towards Redis; loopback where Redis is on this machine."""
+    """The address this machine uses to reach Redis; loopback if Redis runs on this machine."""
     from urllib.parse import urlsplit
 
     parts = urlsplit(redis_url)

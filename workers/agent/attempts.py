@@ -1,7 +1,7 @@
-"""The attempts of this node: start a supervisor, pass on requests, find them again after a restart,
-end what is left.
+"""The attempts of this node: starts supervisors, forwards requests, re-attaches, cleans up.
 
-Supervisors are detached; the run directories tell everything. Does not know Celery or heartbeats.
+Supervisors are detached; all state is in the run directories. Does not depend on Celery or
+heartbeats.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from workers.contracts.wire.node_messages import (
     LaunchOrder,
 )
 from workers.launcher import command, processes
-from workers.launcher.recovery import recover, reported, supervisor_alive
+from workers.launcher.recovery import is_reported, recover, supervisor_alive
 from workers.launcher.rundir import RunDir, read_json, run_dirs, write_json
 from workers.launcher.shipping.redis_link import Link
-from workers.launcher.supervisor import unwritable
+from workers.launcher.supervisor import unwritable_verdict
 
 log = logging.getLogger(__name__)
-_START_S = 20.0  # how long a supervisor may take to name itself
+_START_S = 20.0  # how long a supervisor may take to write supervisor.json
 
 
 class Attempts:
+    """The attempts of this node by fence."""
+
     def __init__(self, home: Path, node: str, node_file: Path) -> None:
         self.home, self._node, self._node_file = home, node, node_file
         self._active: dict[str, RunDir] = {}  # by fence
         self._claimed: dict[str, float] = {}
-        # fences that were to be ended before their launch order came
-        self._ended_before: set[str] = set()
+        # fences that were cancelled before their launch order arrived
+        self._cancelled_early: set[str] = set()
         self._recovering: set[str] = set()
         self._lock = threading.RLock()
         self._starting: list[subprocess.Popen[bytes]] = []
 
     def attach(self) -> int:
-        """Takes up every attempt of this node whose end is not reported yet; returns how many live."""
+        """Re-attach to every attempt whose exit is not reported yet; returns how many are alive."""
         for run_dir in run_dirs(self.home):
-            if read_json(run_dir.agent).get("node") == self._node and not reported(run_dir):
+            if read_json(run_dir.agent).get("node") == self._node and not is_reported(run_dir):
                 fence = str(read_json(run_dir.order).get("fence", ""))
                 self._active[fence] = run_dir
         self.watch()
         return len(self._active) - len(self._recovering)
 
     def launch(self, order: LaunchOrder) -> str:
-        """Starts the order's supervisor, or does nothing where it was started before; returns what
-        was done.
-        """
+        """Start the order's supervisor unless it was started before; returns what was done."""
         path = PurePosixPath(order.run_dir)
         if path.is_absolute() or ".." in path.parts or path.parts[:1] != ("runs",):
             log.error(
@@ -64,11 +64,11 @@ class Attempts:
             return "refused"
         run_dir = RunDir(self.home / path)
         with self._lock:
-            if order.fence in self._ended_before:
-                return "ended before it came"
+            if order.fence in self._cancelled_early:
+                return "cancelled before it arrived"
             try:
                 if not run_dir.claim(order.to_dict()):
-                    log.info("Attempt %s was launched before; nothing to do", order.attempt_id)
+                    log.info("Attempt %s was already launched", order.attempt_id)
                     return "launched before"
                 write_json(run_dir.agent, {"node": self._node, "node_file": str(self._node_file)})
                 self._claimed[order.fence] = time.monotonic()
@@ -81,34 +81,34 @@ class Attempts:
         return "launched"
 
     def control(self, order: ControlOrder) -> str:
-        """Passes the request to the attempt's supervisor, or ends what a dead one left."""
+        """Forward the request to the attempt's supervisor, or kill what a dead one left."""
         with self._lock:
             run_dir = self._active.get(order.fence)
             if run_dir is None and order.action in ("cancel", "kill", "preempt", "pause"):
-                self._ended_before.add(order.fence)
-                processes.end_all(order.fence, node=self._node)
+                self._cancelled_early.add(order.fence)
+                processes.kill_all(order.fence, node=self._node)
                 return "unknown"
         if run_dir is None:
             return "unknown"
         try:
             write_json(run_dir.request, order.to_dict())
-        except OSError as error:  # a full disk: the supervisor's own SIGTERM path needs no file
+        except OSError as error:  # a full disk: killing needs no file
             log.error(
                 "Request %s for attempt %s cannot be written: %s",
                 order.action,
                 order.attempt_id,
                 error,
             )
-            processes.end_all(order.fence, node=self._node)
+            processes.kill_all(order.fence, node=self._node)
         return "passed on"
 
     def watch(self) -> None:
-        """Finds supervisors that have gone and finishes their work, each in a thread of its own."""
+        """Detect dead supervisors and finish their work, each in its own thread."""
         self._starting = [child for child in self._starting if child.poll() is None]
         for fence, run_dir in list(self._active.items()):
             if fence in self._recovering or supervisor_alive(run_dir):
                 continue
-            if reported(run_dir):
+            if is_reported(run_dir):
                 self._active.pop(fence, None)
             elif (
                 run_dir.supervisor.exists()
@@ -122,28 +122,28 @@ class Attempts:
                     daemon=True,
                 ).start()
 
-    def seen(self) -> list[AttemptSeen]:
-        """Attempts whose supervisor lives, or is starting, or whose end is being reported."""
-        found = []
+    def active(self) -> list[AttemptSeen]:
+        """Attempts whose supervisor is alive or starting, or whose exit is being reported."""
+        attempts = []
         for fence, run_dir in list(self._active.items()):
             state = read_json(run_dir.supervisor).get("state", "launching")
-            found.append(AttemptSeen(fence=fence, state=AttemptState(state)))
-        return found
+            attempts.append(AttemptSeen(fence=fence, state=AttemptState(state)))
+        return attempts
 
-    def ranks(self) -> dict[int, list[int]]:
+    def rank_pids(self) -> dict[int, list[int]]:
         """Processes of living ranks by device index."""
-        found: dict[int, list[int]] = {}
+        pids: dict[int, list[int]] = {}
         for run_dir in list(self._active.values()):
             order = read_json(run_dir.order)
             for local, device in enumerate(order.get("local_devices", [])):
                 folder = run_dir.rank(order.get("rank_offset", 0) + local)
                 pid = read_json(folder / "process.json").get("pid")
                 if pid and not (folder / "status.json").exists():
-                    found.setdefault(device, []).append(pid)
-        return found
+                    pids.setdefault(device, []).append(pid)
+        return pids
 
     def stop_all(self, *, grace_s: float, patience_s: float) -> None:
-        """Asks every supervisor to preempt its ranks, waits, then ends what is left."""
+        """Request preemption of every attempt, wait, then kill what is left."""
         active = dict(self._active)
         for fence, run_dir in active.items():
             order = {"attempt_id": str(read_json(run_dir.order).get("attempt_id")), "fence": fence}
@@ -159,7 +159,7 @@ class Attempts:
                     },
                 )
             except OSError:
-                processes.end_all(fence, node=self._node)
+                processes.kill_all(fence, node=self._node)
         deadline = time.monotonic() + patience_s
         while active and time.monotonic() < deadline:
             active = {
@@ -167,7 +167,7 @@ class Attempts:
             }
             time.sleep(0.05)
         for fence in active:
-            processes.end_all(fence, node=self._node, patience_s=1.0)
+            processes.kill_all(fence, node=self._node, patience_s=1.0)
 
     def _spawn(self, run_dir: RunDir, fence: str) -> None:
         path = os.pathsep.join(
@@ -191,11 +191,11 @@ class Attempts:
 
     def _recover(self, fence: str, run_dir: RunDir) -> None:
         try:
-            log.warning("The supervisor of %s is gone; ending its processes and reporting", run_dir)
+            log.warning("The supervisor of %s died; killing its processes and reporting", run_dir)
             recover(run_dir, self._node_file)
         except Exception:
             log.exception(
-                "Attempt in %s could not be recovered; tried again at the next start", run_dir
+                "Attempt in %s could not be recovered; retrying at the next start", run_dir
             )
         finally:
             with self._lock:
@@ -205,7 +205,7 @@ class Attempts:
     def _report_failed(self, run_dir: RunDir, order: LaunchOrder, error: OSError) -> None:
         log.error("Attempt %s cannot be started: %s", order.attempt_id, error)
         link = Link(self._node_file, order)
-        link.report("exited", unwritable(run_dir, error, self._node).to_dict())
+        link.report("exited", unwritable_verdict(run_dir, error, self._node).to_dict())
         deadline = time.monotonic() + 10
         while not link.flush() and time.monotonic() < deadline:
             time.sleep(0.1)

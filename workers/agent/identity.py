@@ -1,6 +1,6 @@
-"""Who this node is: joined once by a token, then known by a secret kept under its home.
+"""Identity of this node: joins once by a token, then uses a secret stored under its home.
 
-The secret is derived on both sides and never travels. Does not know what a node does.
+The secret is derived on both sides and never sent.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ class NotJoined(RuntimeError):
     """The node may not or cannot join; the message says what to do."""
 
 
-def folder_of(home: Path, name: str) -> Path:
+def node_folder(home: Path, name: str) -> Path:
+    """The node's private folder, created with mode 700."""
     folder = home / "agent" / name
     folder.mkdir(parents=True, exist_ok=True)
     os.chmod(folder, 0o700)
     return folder
 
 
-def only_one(folder: Path) -> IO[str]:
-    """A lock that one agent of this name holds as long as the returned file is open.
-
-    Raises NotJoined.
-    """
+def acquire_lock(folder: Path) -> IO[str]:
+    """Lock the node's name for as long as the returned file is open. Raises NotJoined."""
     file = open(folder / "lock", "a")  # noqa: SIM115 - held for the life of the process
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
         raise NotJoined(
-            f"Another agent of this name runs here already ({folder}). Stop it, or give --name."
+            f"Another agent of this name already runs here ({folder}). Stop it, or set --name."
         ) from None
     return file
 
@@ -50,7 +48,7 @@ def only_one(folder: Path) -> IO[str]:
 def identify(
     folder: Path, inventory: NodeInventory, *, redis_url: str, token: str | None, patience_s: float
 ) -> Path:
-    """The node file, after joining where there is none yet or another token is given.
+    """The node file, after joining if there is none yet or another token is given.
 
     Raises NotJoined.
     """
@@ -59,8 +57,8 @@ def identify(
     token_id = envelope.join_token_parts(token)[0] if token else None
     if not known and token is None:
         raise NotJoined(
-            "This node has not joined yet. Give --join TOKEN (or ORRERY_JOIN); the page of nodes "
-            "makes one."
+            "This node has not joined yet. Set --join TOKEN (or ORRERY_JOIN); the Nodes page "
+            "creates one."
         )
     if not known or token_id not in (None, known["token"]):
         assert token is not None
@@ -71,6 +69,7 @@ def identify(
 
 
 def read(path: Path) -> NodeFile:
+    """Read a node file."""
     return NodeFile.read(path)
 
 
@@ -80,7 +79,7 @@ def _join(
     token_id, key = envelope.join_token_parts(token)
     request = envelope.join_request(token, name=inventory.name)
     body = {"request": request, "inventory": inventory.to_dict()}
-    # named by the token, since the node has no secret yet: the token's key seals it
+    # the node has no secret yet: the token's key seals the message
     text = envelope.seal(
         key, names.KIND_JOIN, body, ttl_s=patience_s + 60, now=time.time(), node=token_id
     )
@@ -98,7 +97,7 @@ def _join(
                     [names.join_reply_key(request["nonce_a"])], timeout=min(5.0, max(0.1, left))
                 )
         except (redis.RedisError, OSError):
-            # a server that lost its last second has forgotten the request; the reply is the same
+            # a restarted server may have lost the request; the reply is the same
             sent = False
             time.sleep(0.5)
             continue

@@ -1,6 +1,6 @@
-"""What this node is made of and how busy it is: GPUs by NVML where there are any, else CPU slots.
+"""Hardware inventory and utilization of this node: GPUs by NVML, else CPU slots.
 
-Reads the machine only. A device that does not answer is left out of a sample, never guessed.
+A device that does not answer is left out of a sample, never guessed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ DEFAULT_SLOTS = 4
 
 
 class Machine:
-    """`slots` is the number of CPU devices offered where there is no GPU; `gpus` False leaves GPUs
-    alone.
-    """
+    """This machine's devices; `slots` is the number of CPU devices if there is no GPU."""
 
     def __init__(self, *, name: str, address: str, slots: int | None) -> None:
         self.name, self.address = name, address
         self._nvml = _nvml()
         self._handles = self._gpu_handles()
         self._slots = slots or DEFAULT_SLOTS
-        self._seen: dict[int, psutil.Process] = {}
+        self._processes: dict[int, psutil.Process] = {}
 
     def inventory(self) -> NodeInventory:
+        """Devices, memory, cores and versions."""
         versions = {"python": platform.python_version()}
         for package in ("orrery", "torch"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -53,18 +52,15 @@ class Machine:
         )
 
     def samples(self, ranks: Mapping[int, list[int]]) -> list[DeviceSample]:
-        """One reading per device.
-
-        `ranks` are the processes of our ranks by device index, for CPU slots.
-        """
+        """One sample per device; `ranks` are process ids by device index, for CPU slots."""
         if self._handles:
             return [
                 sample for index in range(len(self._handles)) if (sample := self._gpu_sample(index))
             ]
-        self._seen = {
+        self._processes = {
             pid: process
-            for pid, process in self._seen.items()
-            if any(pid in some for some in ranks.values())
+            for pid, process in self._processes.items()
+            if any(pid in pids for pids in ranks.values())
         }
         return [self._slot_sample(index, ranks.get(index, [])) for index in range(self._slots)]
 
@@ -78,11 +74,11 @@ class Machine:
             return []
 
     def _gpus(self) -> list[DeviceInfo]:
-        found = []
+        devices = []
         for index, handle in enumerate(self._handles):
             product = str(self._nvml.nvmlDeviceGetName(handle))
             memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            found.append(
+            devices.append(
                 DeviceInfo(
                     index=index,
                     kind="gpu",
@@ -93,7 +89,7 @@ class Machine:
                     cores=self._near_cores(handle),
                 )
             )
-        return found
+        return devices
 
     def _near_cores(self, handle: Any) -> list[int] | None:
         words = ((os.cpu_count() or 1) + 63) // 64
@@ -111,26 +107,28 @@ class Machine:
     def _gpu_sample(self, index: int) -> DeviceSample | None:
         nvml, handle = self._nvml, self._handles[index]
 
-        def ask(read: Any) -> Any:
+        def query(read: Any) -> Any:
             try:
                 return read()
             except nvml.NVMLError:
                 return None
 
-        memory = ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        memory = query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         if memory is None:
             return None
-        rates = ask(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        power = ask(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
-        heat = ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
-        busy = ask(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        rates = query(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        power = query(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
+        temperature = query(
+            lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+        )
+        processes = query(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
         return DeviceSample(
             index=index,
             utilization=None if rates is None else rates.gpu / 100,
             memory_used_bytes=int(memory.used),
             power_w=None if power is None else power / 1000,
-            temperature_c=None if heat is None else float(heat),
-            processes=[int(process.pid) for process in busy],
+            temperature_c=None if temperature is None else float(temperature),
+            processes=[int(process.pid) for process in processes],
         )
 
     def _cpu_slots(self, memory: int) -> list[DeviceInfo]:
@@ -148,13 +146,13 @@ class Machine:
         ]
 
     def _slot_sample(self, index: int, pids: list[int]) -> DeviceSample:
-        """A slot is as busy as its rank: the first reading of a process says 0, as psutil measures
-        between readings.
+        """Utilization of the slot's rank; a process's first sample is 0, as psutil measures between
+        samples.
         """
         used, busy = 0, 0.0
         for pid in pids:
             with contextlib.suppress(psutil.Error):
-                process = self._seen.setdefault(pid, psutil.Process(pid))
+                process = self._processes.setdefault(pid, psutil.Process(pid))
                 busy += process.cpu_percent(None) / 100
                 used += process.memory_info().rss
         return DeviceSample(

@@ -1,0 +1,1 @@
+"""Supervisor of one attempt on one node: torchrun, requests, limits, exit verdict."""

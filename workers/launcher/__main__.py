@@ -16,6 +16,7 @@ from workers.launcher.rundir import RunDir, read_json, write_json
 
 
 def main() -> int:
+    """Supervise the attempt to its end; always 0."""
     parser = argparse.ArgumentParser(
         prog="workers.launcher", description="Supervise one attempt on this node."
     )
@@ -47,7 +48,7 @@ def main() -> int:
     processes.adopt_orphans()
     order = LaunchOrder.from_dict(order_data)
     link = Link(Path(agent["node_file"]), order)
-    # for the children; an agent knows this process by supervisor.json
+    # for the children; the agent identifies this process by supervisor.json
     os.environ |= {"ORRERY_FENCE": order.fence, "ORRERY_NODE": link.node.node}
     verdict = Supervisor(run_dir, order, link).run()
     print(
@@ -58,7 +59,7 @@ def main() -> int:
 
 
 def _detach(run_dir: RunDir) -> None:
-    """A session of its own, a parent that is gone, and output into the run directory."""
+    """Fork into a new session whose parent exits; output goes into the run directory."""
     if os.fork():
         os._exit(0)
     os.setsid()

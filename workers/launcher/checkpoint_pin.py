@@ -1,9 +1,6 @@
-"""Keeps a checkpoint of one run for another: the same files under a second name, so that either may
-delete its own.
+"""Pins a checkpoint of one run for another: the same files under a second name.
 
-Hard links where the file system has them, else copies. Does not know what a checkpoint holds, nor
-when it is complete
-but for its manifest.
+Either run may delete its own name. Hard links if the file system supports them, else copies.
 """
 
 from __future__ import annotations
@@ -15,12 +12,11 @@ from pathlib import Path, PurePosixPath
 MANIFEST = "manifest.json"
 
 
-def keep(home: Path, source: str, target: str) -> bool:
-    """True when `target` is there, from now or before; False where there is no whole `source`.
+def pin_checkpoint(home: Path, source: str, target: str) -> bool:
+    """Whether `target` exists afterwards; False if `source` is missing or incomplete.
 
-    Paths are relative to the node's home. Raises ValueError for one that does not lie under
-    `runs/`, OSError for a disk
-    that is full or cannot be written.
+    Paths are relative to the node's home. Raises ValueError for one that is not under `runs/`,
+    OSError for a full or unwritable disk.
     """
     for path in (PurePosixPath(source), PurePosixPath(target)):
         if (
@@ -30,29 +26,29 @@ def keep(home: Path, source: str, target: str) -> bool:
             or len(path.parts) < 3
         ):
             raise ValueError(f"{path} is not a checkpoint under runs/")
-    wanted, found = home / target, home / source
-    if (wanted / MANIFEST).is_file():
+    pinned, original = home / target, home / source
+    if (pinned / MANIFEST).is_file():
         return True
-    if not (found / MANIFEST).is_file():
+    if not (original / MANIFEST).is_file():
         return False
-    beside = wanted.with_name(f".kept-{wanted.name}.{os.getpid()}")
-    beside.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(beside, ignore_errors=True)
+    temporary = pinned.with_name(f".kept-{pinned.name}.{os.getpid()}")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        shutil.copytree(found, beside, copy_function=_linked)
-        os.rename(beside, wanted)
+        shutil.copytree(original, temporary, copy_function=_link_or_copy)
+        os.rename(temporary, pinned)
     except (FileNotFoundError, shutil.Error):  # its writer deleted it meanwhile
-        return (wanted / MANIFEST).is_file()
+        return (pinned / MANIFEST).is_file()
     finally:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     return True
 
 
-def _linked(source: str, target: str) -> str:
+def _link_or_copy(source: str, target: str) -> str:
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
-    except OSError:  # no hard links here, or another device
+    except OSError:  # no hard links, or another device
         shutil.copy2(source, target)
     return target

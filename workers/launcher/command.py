@@ -130,7 +130,8 @@ def torchrun(
 
 
 def checkpoints(order: LaunchOrder, run_dir: RunDir) -> Path:
-    """The checkpoint folder: shared by a run's attempts, except on nodes without a shared directory,
+    """The checkpoint folder: shared by a run's attempts, except on nodes without a shared
+    directory,
     where each holds a part of a checkpoint.
     """
     if order.nodes > 1 and order.shared_dir is None:
@@ -185,7 +186,8 @@ def environment(
         "ORRERY_ADDRESS": address,
         "ORRERY_RUN_DIR": str(run_dir.path),
         "ORRERY_CHECKPOINTS": str(checkpoints(order, run_dir)),
-        # the supervisor identifies the hanging rank, so it must report before a collective times out
+        # the supervisor identifies the hanging rank, so it must report before a collective times
+        # out
         "ORRERY_PG_TIMEOUT_S": inherited.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
     }
     if order.resume_from is not None:

@@ -1,7 +1,7 @@
-"""Why an attempt ended on this node: exit class, first cause and a reason sentence, from what the
-ranks left behind.
+"""Exit class, first cause and reason of an attempt on this node.
 
-Pure: exit codes, signals, `exit.json` of our engine, last words of stderr. Does not know retries.
+Pure: judges exit codes, signals, `exit.json` of the engines and the last lines of stderr. Does not
+depend on retries.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ CODES = {
     67: "preempted",
     69: "infrastructure",
 }
-# how near to the first cause: what a rank found wrong in itself, a killed rank, a lost peer, an
-# ended bystander
-_NEARNESS = {
+# distance from the first cause: a rank's own error, a killed rank, a lost peer, a stopped rank
+_CAUSE_DISTANCE = {
     "user_error": 0,
     "numerics": 0,
     "out_of_memory": 0,
@@ -34,7 +33,7 @@ _MEMORY = re.compile(
     r"OutOfMemoryError|out of memory|can't allocate memory|^MemoryError|std::bad_alloc",
     re.IGNORECASE,
 )
-_SURROUNDINGS = re.compile(
+_ENVIRONMENT = re.compile(
     r"No space left on device|Disk quota exceeded|Read-only file system|Address already in "
     r"use|EADDRINUSE|"
     r"Connection (reset|refused|closed)|Broken "
@@ -46,18 +45,20 @@ _SURROUNDINGS = re.compile(
 
 
 @dataclass(frozen=True)
-class RankEnd:
-    """How one rank ended. `code` is negative for a signal, None for a rank that left no status."""
+class RankExit:
+    """How one rank exited; `code` is negative for a signal, None for a rank without a status."""
 
     rank: int
     code: int | None
     time: float
-    told: Mapping[str, Any] = field(default_factory=dict)  # its exit.json {class, reason, step}
-    last_words: Sequence[str] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)  # its exit.json {class, reason, step}
+    last_lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The exit report of an attempt on this node."""
+
     exit_class: str
     reason: str
     rank: int | None = None
@@ -67,7 +68,8 @@ class Verdict:
     time: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        found = {
+        """The data of an `exited` report, without empty fields."""
+        data = {
             "class": self.exit_class,
             "reason": self.reason[:1000],
             "rank": self.rank,
@@ -76,47 +78,44 @@ class Verdict:
             "signal": self.signal,
             "time": self.time,
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: value for key, value in data.items() if value is not None}
 
 
 def judge(
-    ends: Sequence[RankEnd],
+    ends: Sequence[RankExit],
     *,
     torchrun_code: int | None,
-    torchrun_words: Sequence[str],
+    torchrun_output: Sequence[str],
     oom_killed: bool,
 ) -> Verdict:
-    """The verdict over a node's ranks when nobody asked them to end."""
+    """The verdict on a node's ranks if no stop was requested."""
     if ends and torchrun_code == 0 and all(end.code == 0 for end in ends):
-        steps = [end.told["step"] for end in ends if isinstance(end.told.get("step"), int)]
+        steps = [end.record["step"] for end in ends if isinstance(end.record.get("step"), int)]
         return Verdict("ok", "All ranks finished.", step=max(steps, default=None), code=0)
-    verdicts = [of_rank(end, oom_killed=oom_killed) for end in ends if end.code != 0]
+    verdicts = [rank_verdict(end, oom_killed=oom_killed) for end in ends if end.code != 0]
     if not verdicts:
-        words = _last_line(torchrun_words) or "it left no words"
+        line = _last_line(torchrun_output) or "it printed nothing"
         return Verdict(
             "infrastructure",
-            f"torchrun ended with code {torchrun_code} before any rank: {words}",
+            f"torchrun exited with code {torchrun_code} before any rank: {line}",
             code=torchrun_code,
         )
-    return min(verdicts, key=lambda verdict: (nearness(verdict), verdict.time or 0.0))
+    return min(verdicts, key=lambda verdict: (cause_distance(verdict), verdict.time or 0.0))
 
 
-def nearness(verdict: Verdict) -> int:
-    """0 nearest to the first cause.
-
-    A rank killed by a signal stands before those that then lost it.
-    """
+def cause_distance(verdict: Verdict) -> int:
+    """0 is the first cause; a rank killed by a signal comes before ranks that lost it."""
     if verdict.exit_class == "infrastructure" and verdict.signal not in (None, "SIGTERM"):
         return 1
     if verdict.signal == "SIGTERM":
         return 3
-    return _NEARNESS.get(verdict.exit_class, 2)
+    return _CAUSE_DISTANCE.get(verdict.exit_class, 2)
 
 
-def of_rank(end: RankEnd, *, oom_killed: bool = False) -> Verdict:
+def rank_verdict(end: RankExit, *, oom_killed: bool = False) -> Verdict:
     """One rank's own verdict."""
-    code = -9 if end.code == 137 else end.code  # a shell between says 128 + 9
-    step = end.told.get("step") if isinstance(end.told.get("step"), int) else None
+    code = -9 if end.code == 137 else end.code  # a shell in between exits with 128 + 9
+    step = end.record.get("step") if isinstance(end.record.get("step"), int) else None
 
     def verdict(exit_class: str, reason: str, name: str | None = None) -> Verdict:
         return Verdict(
@@ -127,36 +126,37 @@ def of_rank(end: RankEnd, *, oom_killed: bool = False) -> Verdict:
         return verdict(
             "infrastructure", f"Rank {end.rank} vanished without an exit status.", "vanished"
         )
-    if end.told.get("class") and code >= 0:
+    if end.record.get("class") and code >= 0:
         return verdict(
-            str(end.told["class"]), f"Rank {end.rank}: {end.told.get('reason', 'no reason told')}"
+            str(end.record["class"]),
+            f"Rank {end.rank}: {end.record.get('reason', 'no reason given')}",
         )
     if code < 0:
         name = _signal_name(-code)
         if code == -9 and oom_killed:
             reason = (
-                f"Rank {end.rank} was ended by the kernel's out-of-memory killer; use less "
+                f"Rank {end.rank} was killed by the kernel's out-of-memory killer; use less "
                 "memory or more devices."
             )
             return verdict("out_of_memory", reason, name)
-        words = "" if code in (-9, -15) else f": {_last_line(end.last_words)}"
-        return verdict("infrastructure", f"Rank {end.rank} was ended by {name}{words}.", name)
-    words = _last_line(end.last_words)
+        detail = "" if code in (-9, -15) else f": {_last_line(end.last_lines)}"
+        return verdict("infrastructure", f"Rank {end.rank} was ended by {name}{detail}.", name)
+    line = _last_line(end.last_lines)
     if code in CODES:
         return verdict(
             CODES[code],
-            f"Rank {end.rank} exited with {code}: {words or CODES[code].replace('_', ' ')}",
+            f"Rank {end.rank} exited with {code}: {line or CODES[code].replace('_', ' ')}",
         )
-    said = "\n".join(list(end.last_words)[-40:])
-    if _MEMORY.search(words) or _MEMORY.search(said):
-        return verdict("out_of_memory", f"Rank {end.rank} ran out of memory: {words}")
-    if _SURROUNDINGS.search(said):
-        line = next(
-            (line for line in reversed(said.splitlines()) if _SURROUNDINGS.search(line)), words
+    stderr = "\n".join(list(end.last_lines)[-40:])
+    if _MEMORY.search(line) or _MEMORY.search(stderr):
+        return verdict("out_of_memory", f"Rank {end.rank} ran out of memory: {line}")
+    if _ENVIRONMENT.search(stderr):
+        cause = next(text for text in reversed(stderr.splitlines()) if _ENVIRONMENT.search(text))
+        return verdict(
+            "infrastructure", f"Rank {end.rank} failed on its environment: {cause.strip()}"
         )
-        return verdict("infrastructure", f"Rank {end.rank} lost its surroundings: {line.strip()}")
     return verdict(
-        "user_error", f"Rank {end.rank} exited with {code}: {words or 'it left no words on stderr'}"
+        "user_error", f"Rank {end.rank} exited with {code}: {line or 'it wrote nothing to stderr'}"
     )
 
 

@@ -1,8 +1,7 @@
-"""Processes of an attempt: who is alive, who belongs to it, and the end of all of them.
+"""Processes of an attempt: liveness, membership, and killing all of them.
 
-Ranks may have sessions and parents of their own; they are found as descendants and by ORRERY_FENCE
-and ORRERY_NODE
-in their environment: two agents on one machine may share an attempt. Knows no run and no Redis.
+Ranks may have their own sessions and parents. They are found as descendants and by ORRERY_FENCE and
+ORRERY_NODE in their environment, since two agents on one machine may share an attempt.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def start_time(pid: int) -> float | None:
-    """When a living process started (Unix seconds); None where there is none.
-
-    With the pid it names one process.
-    """
+    """When a living process started (Unix seconds), else None."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
@@ -33,19 +29,19 @@ def start_time(pid: int) -> float | None:
 
 
 def is_alive(pid: int, started: float) -> bool:
-    """Whether the very process that had this start time still lives; a reused pid does not count."""
-    found = start_time(pid)
-    return found is not None and abs(found - started) < 1.0
+    """Whether the process with this start time still lives; a reused pid does not count."""
+    actual = start_time(pid)
+    return actual is not None and abs(actual - started) < 1.0
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parents die become children of this process instead of init's (Linux)."""
+    """Make orphaned descendants children of this process instead of init's (Linux)."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent() -> None:
-    """For `preexec_fn`: SIGKILL when the parent thread ends, so that a killed supervisor leaves
-    nothing (Linux).
+    """For `preexec_fn`: SIGKILL when the parent thread ends, so that a killed supervisor leaves no
+    processes (Linux).
     """
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -53,26 +49,27 @@ def die_with_parent() -> None:
 def members(
     fence: str, *, node: str | None = None, root: int | None = None
 ) -> list[psutil.Process]:
-    """Living processes of an attempt: descendants of `root`, and all that carry the fence and the
-    node's name (of any
-    node by default); never this process."""
-    found: dict[int, psutil.Process] = {}
+    """Living processes of an attempt, without this one: descendants of `root`, and all with the
+    fence and the node's name in their environment (any node by default).
+    """
+    processes: dict[int, psutil.Process] = {}
     if root is not None:
         with contextlib.suppress(psutil.Error):
-            found = {
+            processes = {
                 process.pid: process for process in psutil.Process(root).children(recursive=True)
             }
     for pid in _pids_with(f"ORRERY_FENCE={fence}", *([f"ORRERY_NODE={node}"] if node else [])):
         with contextlib.suppress(psutil.Error):
-            found.setdefault(pid, psutil.Process(pid))
-    found.pop(os.getpid(), None)
-    return [process for process in found.values() if _lives(process)]
+            processes.setdefault(pid, psutil.Process(pid))
+    processes.pop(os.getpid(), None)
+    return [process for process in processes.values() if _is_running(process)]
 
 
-def end_all(
+def kill_all(
     fence: str, *, node: str | None = None, root: int | None = None, patience_s: float = 5.0
 ) -> list[int]:
-    """SIGKILL every member until none is left; returns pids that outlived the patience (stuck in
+    """SIGKILL every member until none is left; returns pids still alive after `patience_s` (stuck
+    in
     the kernel).
     """
     deadline = time.monotonic() + patience_s
@@ -87,7 +84,7 @@ def end_all(
 
 
 def reap(spare: int | None = None) -> None:
-    """Collect adopted orphans that have ended. `spare` is a child that somebody else waits for."""
+    """Collect adopted orphans that exited, except `spare`, which other code waits for."""
     with contextlib.suppress(ChildProcessError):
         while (
             ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -95,9 +92,9 @@ def reap(spare: int | None = None) -> None:
             os.waitpid(ended.si_pid, os.WNOHANG)
 
 
-def oom_kills() -> int:
-    """How many processes of this control group (or machine) the kernel's out-of-memory killer has
-    ended so far.
+def oom_kill_count() -> int:
+    """Number of processes of this control group, or machine, that the kernel's out-of-memory killer
+    has killed so far.
     """
     with contextlib.suppress(OSError, ValueError):
         group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
@@ -117,7 +114,7 @@ def _counter(path: Path, name: str) -> int:
     return 0
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -127,13 +124,13 @@ def _lives(process: psutil.Process) -> bool:
 def _pids_with(*entries: str) -> list[int]:
     if not sys.platform.startswith("linux"):
         return []
-    wanted, found = {entry.encode() for entry in entries}, []
+    required, pids = {entry.encode() for entry in entries}, []
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{name}/environ", "rb") as file:
-                if wanted <= set(file.read().split(b"\0")):
-                    found.append(int(name))
-    return found
+                if required <= set(file.read().split(b"\0")):
+                    pids.append(int(name))
+    return pids
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,8 +1,6 @@
-"""One rank's keeper, run by torchrun as a plain file: output into the rank's own logs, and how the
-program ended.
+"""Wrapper of one rank, run by torchrun as a plain file: redirects output, records the exit status.
 
-Standard library only and no package of ours, so that a rank costs 20 ms more. Knows no kind of
-program.
+Standard library only and no project imports, so it adds only 20 ms to a rank.
 """
 
 import contextlib
@@ -17,6 +15,7 @@ from pathlib import Path
 
 
 def main() -> int:
+    """Run the program; its exit code."""
     run_dir, command = Path(sys.argv[1]), sys.argv[3:]  # RUN_DIR -- PROGRAM ...
     _die_with_parent()
     folder = run_dir / f"rank-{os.environ['RANK']}"
@@ -56,11 +55,11 @@ def _die_with_parent() -> None:
 
 
 def _write(path: Path, data: dict[str, float]) -> None:
-    # a full disk is told by the supervisor, which needs no file for it
+    # the supervisor reports a full disk
     with contextlib.suppress(OSError):
-        beside = path.with_name("." + path.name)
-        beside.write_text(json.dumps(data))
-        os.replace(beside, path)
+        temporary = path.with_name("." + path.name)
+        temporary.write_text(json.dumps(data))
+        os.replace(temporary, path)
 
 
 if __name__ == "__main__":

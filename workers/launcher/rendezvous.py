@@ -1,8 +1,7 @@
-"""Where an attempt's torchruns meet: the first node's supervisor finds a free port and says so, the
-others wait for it.
+"""Rendezvous of an attempt's torchruns: the first node publishes a free port, the others wait.
 
-The host comes from the signed order alone; from Redis only a port, so a forged word can delay a
-run, not redirect it.
+The host comes from the signed order, only the port from Redis: a forged message can delay a run but
+not redirect it.
 """
 
 from __future__ import annotations
@@ -20,13 +19,14 @@ WAIT_S = 120.0
 
 
 class NoRendezvous(OSError):
-    """The first node's supervisor did not say where to meet."""
+    """The first node's supervisor published no rendezvous."""
 
 
-def meet(order: LaunchOrder, link: Link, *, keep_on: Callable[[], bool]) -> tuple[str, int]:
+def meet(order: LaunchOrder, link: Link, *, keep_waiting: Callable[[], bool]) -> tuple[str, int]:
     """`(host, port)`.
 
-    Blocks up to WAIT_S while `keep_on()` is true. Raises NoRendezvous, OSError for no free port.
+    Blocks up to WAIT_S while `keep_waiting()` is true. Raises NoRendezvous, or OSError if no port
+    is free.
     """
     if order.nodes == 1:
         return "127.0.0.1", free_port("127.0.0.1")
@@ -35,35 +35,33 @@ def meet(order: LaunchOrder, link: Link, *, keep_on: Callable[[], bool]) -> tupl
         port = order.rendezvous.port or free_port(host)
         wait_for(
             lambda: link.publish_rendezvous(host, port) or None,
-            keep_on,
-            "Redis is away, so the other nodes cannot be told",
+            keep_waiting,
+            "Redis is unreachable, so the port cannot be published",
         )
         return host, port
     if order.rendezvous.port is not None:
         return host, order.rendezvous.port
     _, port = wait_for(
         link.rendezvous,
-        keep_on,
-        f"the first node ({host}) named no rendezvous within {WAIT_S:.0f} s",
+        keep_waiting,
+        f"the first node ({host}) published none within {WAIT_S:.0f} s",
     )
     return host, port
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at this address.
-
-    It is free again at once: torchrun binds it a second later.
-    """
+    """A free port at this address; torchrun binds it a second later."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
 
 
-def wait_for(ask: Callable[[], T | None], keep_on: Callable[[], bool], otherwise: str) -> T:
+def wait_for(query: Callable[[], T | None], keep_waiting: Callable[[], bool], failure: str) -> T:
+    """The first answer of `query` that is not None. Raises NoRendezvous with `failure`."""
     deadline = time.monotonic() + WAIT_S
-    while time.monotonic() < deadline and keep_on():
-        if (answer := ask()) is not None:
+    while time.monotonic() < deadline and keep_waiting():
+        if (answer := query()) is not None:
             return answer
         time.sleep(0.05)
-    raise NoRendezvous(f"No rendezvous: {otherwise}.")
+    raise NoRendezvous(f"No rendezvous: {failure}.")

@@ -1,7 +1,6 @@
-"""The files of one attempt's run directory on one node: their names, whole writes, and the claim.
+"""Files of one attempt's run directory on one node: names, atomic writes, and the claim.
 
-`order.json` is made by a link that fails where it exists, so an attempt starts once. Knows no
-process and no Redis.
+`order.json` is created by a hard link that fails if it exists, so an attempt starts once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.order = path / "order.json"  # contracts.node.LaunchOrder
-        self.agent = path / "agent.json"  # {node, node_file}: whose claim it is
+        self.agent = path / "agent.json"  # {node, node_file} of the claiming agent
         self.spec = path / "spec.json"
         self.supervisor = path / "supervisor.json"  # {pid, start_time, state, node, fence}
         # newest ControlOrder, from the agent to the supervisor
@@ -34,56 +33,54 @@ class RunDir:
         return str(self.path)
 
     def rank(self, rank: int) -> Path:
-        """Where one rank writes; rank -1 is the supervisor itself."""
+        """The folder of one rank; rank -1 is the supervisor."""
         return self.path / ("supervisor" if rank == SUPERVISOR_RANK else f"rank-{rank}")
 
     def ranks(self) -> list[int]:
-        """Every writer that has a folder here, the supervisor first."""
+        """The supervisor and every rank that has a folder."""
         numbers = [
             int(path.name[5:]) for path in self.path.glob("rank-*") if path.name[5:].isdigit()
         ]
         return [SUPERVISOR_RANK, *sorted(numbers)]
 
     def claim(self, order: dict[str, Any]) -> bool:
-        """True for the first caller only, over restarts too.
+        """True for the first caller only, also after a restart.
 
-        Raises OSError where the directory cannot be written.
+        Raises OSError if the directory cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        beside = self.path / f".order.{os.getpid()}.{id(order)}"
-        _write_synced(beside, json.dumps(order))
+        temporary = self.path / f".order.{os.getpid()}.{id(order)}"
+        _write_synced(temporary, json.dumps(order))
         try:
-            os.link(beside, self.order)
+            os.link(temporary, self.order)
         except FileExistsError:
             return False
         finally:
-            beside.unlink()
+            temporary.unlink()
         return True
 
 
 def run_dirs(home: Path) -> Iterator[RunDir]:
-    """Every claimed run directory under a node's home; nodes that share one home have a folder
-    each.
-    """
+    """Every claimed run directory under a home, which several nodes may share."""
     for pattern in ("runs/*/attempt-*/order.json", "runs/*/attempt-*/node-*/order.json"):
         for path in home.glob(pattern):
             yield RunDir(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where the file is absent or not whole."""
+    """The object in a file; empty if the file is missing or incomplete."""
     try:
-        found = json.loads(path.read_bytes())
+        data = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write beside, sync, rename: a reader sees the old text or the new, after a power cut too."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    _write_synced(beside, json.dumps(data))
-    os.replace(beside, path)
+    """Write a temporary file, sync and rename it: atomic, also over a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _write_synced(temporary, json.dumps(data))
+    os.replace(temporary, path)
 
 
 def _write_synced(path: Path, text: str) -> None:

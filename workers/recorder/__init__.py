@@ -1,4 +1,4 @@
-"""The recorder for programs that Orrery did not start, and doors from other frameworks into it.
+"""The recorder for programs that Orrery did not start, and adapters for other frameworks.
 
-Knows the REST interface of runs; imports nothing else of Orrery.
+Depends only on the REST interface of runs.
 """

@@ -1,6 +1,4 @@
-"""The command `python -m workers.recorder.follow`; `orrery_follow` does the work and is what an
-installation has.
-"""
+"""Entry point of `python -m workers.recorder.follow`; see `orrery_follow`."""
 
 import sys
 

@@ -1,10 +1,8 @@
-"""Follows a program that cannot be changed: a TensorBoard directory, or a Megatron or torchtitan
-log, as it grows.
+"""Follows a program that cannot be changed: a TensorBoard directory, a Megatron or torchtitan log.
 
     python -m workers.recorder.follow --url URL --token TOKEN --name NAME --tensorboard DIR
 
-Positions are kept in the spool, so a follower that is started again goes on. Reading formats is its
-neighbours' part.
+Positions are stored in the spool, so a restarted follower continues.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ except ImportError:  # installed alone
 
 Reader = Callable[[str, int], "orrery_textlogs.Numbers | None"]
 
-# of a tag, in lower case and with "/" between its words: Orrery's name and a factor
+# tag in lower case → Orrery's name and a factor
 _TAGS: dict[str, tuple[str, float]] = {
     **dict.fromkeys(
         ("loss", "train/loss", "loss/train", "train_loss", "training/loss", "lm loss"),
         ("loss", 1.0),
     ),
     "loss_metrics/global_avg_loss": ("loss", 1.0),
-    # the Trainer's mean over the whole run, told at its last step
+    # the Trainer's mean over the full run, logged at its last step
     "train/train_loss": ("train/train_loss", 1.0),
     **dict.fromkeys(
         ("eval/loss", "val/loss", "loss/val", "validation/loss", "eval_loss"), ("val_loss", 1.0)
@@ -56,8 +54,8 @@ _TAGS: dict[str, tuple[str, float]] = {
 
 
 class TensorBoard:
-    """Scalars of all event files under a directory, gathered by step; a subdirectory's name goes
-    before its tags.
+    """Scalars of all event files under a directory, grouped by step; tags get the subdirectory's
+    name as a prefix.
     """
 
     def __init__(self, root: Path, positions: dict[str, int]) -> None:
@@ -65,18 +63,18 @@ class TensorBoard:
         self._waiting: dict[int, tuple[float, dict[str, float]]] = {}
 
     def poll(self, run: orrery_recorder.Run) -> bool:
-        """Log what is complete; True where anything was new.
+        """Log complete steps; whether anything was new.
 
-        A step is complete once a later one or nothing follows.
+        A step is complete once a later one, or nothing, follows.
         """
         new = False
         for file in sorted(self._root.rglob("*tfevents*")):
-            place = file.relative_to(self._root)
-            at = self.positions.get(str(place), 0)
-            scalars, self.positions[str(place)] = orrery_tensorboard.read_scalars(file, at)
-            prefix = "" if place.parent == Path() else f"{place.parent.as_posix()}/"
+            relative = file.relative_to(self._root)
+            at = self.positions.get(str(relative), 0)
+            scalars, self.positions[str(relative)] = orrery_tensorboard.read_scalars(file, at)
+            prefix = "" if relative.parent == Path() else f"{relative.parent.as_posix()}/"
             for scalar in scalars:
-                name, factor = _named(prefix + scalar.tag)
+                name, factor = _metric_name(prefix + scalar.tag)
                 _, values = self._waiting.setdefault(scalar.step, (scalar.time, {}))
                 values[name] = scalar.value * factor
                 new = True
@@ -89,13 +87,14 @@ class TensorBoard:
 
     @property
     def settled(self) -> bool:
+        """Whether no step is partly read."""
         return not self._waiting
 
 
 class TextLog:
     """Lines of one growing file; numbers become points, every line a log line.
 
-    A file cut short is read anew.
+    A truncated file is read from its start.
     """
 
     def __init__(self, file: Path, positions: dict[str, int], read: Reader, seq_len: int) -> None:
@@ -104,6 +103,7 @@ class TextLog:
     settled = True
 
     def poll(self, run: orrery_recorder.Run) -> bool:
+        """Log new lines; whether there were any."""
         new = False
         for line in self._lines():
             new = True
@@ -129,10 +129,10 @@ class TextLog:
         self.positions[self._file.name] = at
 
 
-def _named(tag: str) -> tuple[str, float]:
-    """Orrery's name of a tag, by the whole tag or by what follows its first directory."""
-    plain = tag.lower()
-    return _TAGS.get(plain) or _TAGS.get(plain.partition("/")[2]) or (tag, 1.0)
+def _metric_name(tag: str) -> tuple[str, float]:
+    """Orrery's name of a tag, by the full tag or by the part after its first directory."""
+    key = tag.lower()
+    return _TAGS.get(key) or _TAGS.get(key.partition("/")[2]) or (tag, 1.0)
 
 
 def follow(
@@ -143,8 +143,8 @@ def follow(
     idle_exit_s: float | None,
     stopped: Callable[[], bool],
 ) -> None:
-    """Poll until stopped or until nothing is new for `idle_exit_s`; positions are saved where no
-    step is half read.
+    """Poll until stopped or until nothing is new for `idle_exit_s`; saves positions when no step is
+    partly read.
     """
     quiet_since = time.monotonic()
     while not stopped():
@@ -153,18 +153,18 @@ def follow(
         elif idle_exit_s is not None and time.monotonic() - quiet_since >= idle_exit_s:
             break
         if source.settled and run.spool is not None:
-            _keep(run.spool, source.positions)
+            _save_positions(run.spool, source.positions)
         time.sleep(poll_s)
     source.poll(run)
 
 
-def _keep(spool: Path, positions: dict[str, int]) -> None:
-    fresh = spool / "positions.new"
-    fresh.write_text(json.dumps(positions))
-    os.replace(fresh, spool / "positions.json")
+def _save_positions(spool: Path, positions: dict[str, int]) -> None:
+    temporary = spool / "positions.new"
+    temporary.write_text(json.dumps(positions))
+    os.replace(temporary, spool / "positions.json")
 
 
-def _kept(spool: Path | None) -> dict[str, int]:
+def _load_positions(spool: Path | None) -> dict[str, int]:
     try:
         return dict(json.loads((spool / "positions.json").read_text())) if spool else {}
     except (OSError, ValueError):
@@ -178,10 +178,10 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--url", default=os.environ.get("ORRERY_URL"))
     parser.add_argument("--token", default=os.environ.get("ORRERY_TOKEN"))
     parser.add_argument("--name", default="", help="name of the run")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--tensorboard", type=Path, metavar="DIR")
-    what.add_argument("--megatron-log", type=Path, metavar="FILE")
-    what.add_argument("--torchtitan-log", type=Path, metavar="FILE")
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument("--tensorboard", type=Path, metavar="DIR")
+    sources.add_argument("--megatron-log", type=Path, metavar="FILE")
+    sources.add_argument("--torchtitan-log", type=Path, metavar="FILE")
     parser.add_argument(
         "--seq-len",
         type=int,
@@ -190,37 +190,41 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--model", help="model preset, for the run's page")
     parser.add_argument(
-        "--spool", type=Path, help="keep positions and unsent lines here, to go on after a restart"
+        "--spool",
+        type=Path,
+        help="store positions and unsent lines here, to continue after a restart",
     )
     parser.add_argument("--poll", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument(
         "--idle-exit",
         type=float,
         metavar="SECONDS",
-        help="finish the run when nothing is new so long",
+        help="finish the run after this time without new data",
     )
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = _arguments(arguments)
-    place: Path = given.tensorboard or given.megatron_log or given.torchtitan_log
-    spec: dict[str, Any] = {"tags": ["followed"]} | ({"model": given.model} if given.model else {})
+    """The exit code: 0, 1 if lines stay in the spool, 2 if nothing can be recorded."""
+    args = _arguments(arguments)
+    path: Path = args.tensorboard or args.megatron_log or args.torchtitan_log
+    spec: dict[str, Any] = {"tags": ["followed"]} | ({"model": args.model} if args.model else {})
     run = orrery_recorder.init(
-        given.url, given.token, given.name or place.name, spec, spool=given.spool, rank=0
+        args.url, args.token, args.name or path.name, spec, spool=args.spool, rank=0
     )
     if run.spool is None:
         return 2
     source: TensorBoard | TextLog
-    if given.tensorboard:
-        source = TensorBoard(place, _kept(run.spool))
+    positions = _load_positions(run.spool)
+    if args.tensorboard:
+        source = TensorBoard(path, positions)
     else:
-        read = orrery_textlogs.megatron if given.megatron_log else orrery_textlogs.torchtitan
-        source = TextLog(place, _kept(run.spool), read, given.seq_len)
-    ended: list[int] = []
+        read = orrery_textlogs.megatron if args.megatron_log else orrery_textlogs.torchtitan
+        source = TextLog(path, positions, read, args.seq_len)
+    signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda signum, _: ended.append(signum))
-    follow(source, run, poll_s=given.poll, idle_exit_s=given.idle_exit, stopped=lambda: bool(ended))
+        signal.signal(number, lambda signum, _: signals.append(signum))
+    follow(source, run, poll_s=args.poll, idle_exit_s=args.idle_exit, stopped=lambda: bool(signals))
     return 0 if run.finish() else 1
 
 

@@ -1,6 +1,6 @@
 """A Hugging Face `TrainerCallback`: `Trainer(..., callbacks=[OrreryCallback(url, token, name)])`.
 
-Maps the Trainer's names onto Orrery's; knows neither the model nor the data.
+Maps the Trainer's metric names to Orrery's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ except ImportError:  # installed alone
 _NAMES = {"loss": "loss", "eval_loss": "val_loss", "learning_rate": "lr", "grad_norm": "grad_norm"}
 
 
-# decoders of the Llama shape, and what sets each apart
+# decoders of the Llama shape, with their differences
 _SHAPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {},
@@ -29,7 +29,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 
 
 def _shape(config: Any) -> dict[str, Any]:
-    """`{"model": ModelSpec}` of a Hugging Face configuration of the Llama shape, else nothing."""
+    """`{"model": ModelSpec}` of a Hugging Face configuration of the Llama shape, else empty."""
     family = getattr(config, "model_type", "")
     if family not in _SHAPES:
         return {}
@@ -59,13 +59,14 @@ class OrreryCallback(TrainerCallback):
     def __init__(
         self, url: str | None = None, token: str | None = None, name: str = "", **more: Any
     ) -> None:
-        self._given = {"url": url, "token": token, "name": name, **more}
+        self._arguments = {"url": url, "token": token, "name": name, **more}
         self.run: orrery_recorder.Run | None = None
         self._began, self._steps_s, self._steps = 0.0, 0.0, 0
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
     ) -> None:
+        """Create the run."""
         if not state.is_world_process_zero or self.run is not None:
             return
         kind = type(model).__name__ if model is not None else "model"
@@ -74,23 +75,24 @@ class OrreryCallback(TrainerCallback):
         )
         spec: dict[str, Any] = {"tags": ["transformers"], **_shape(getattr(model, "config", None))}
         spec["notes"] = f"{kind}, {count:,} parameters, {state.max_steps} steps"
-        given = {
-            **self._given,
-            "name": self._given["name"] or getattr(args, "run_name", None) or kind,
-        }
-        given["spec"] = {**spec, **(given.get("spec") or {})}
-        self.run = orrery_recorder.init(**given, rank=0)
+        name = self._arguments["name"] or getattr(args, "run_name", None) or kind
+        arguments = {**self._arguments, "name": name}
+        arguments["spec"] = {**spec, **(arguments.get("spec") or {})}
+        self.run = orrery_recorder.init(**arguments, rank=0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the step's timer."""
         self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Add the step's time."""
         self._steps_s += time.perf_counter() - self._began
         self._steps += 1
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
+        """Log the Trainer's numbers."""
         if self.run is None:
             return
         values = {}
@@ -110,11 +112,13 @@ class OrreryCallback(TrainerCallback):
             )
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the saved checkpoint."""
         if self.run is not None:
             path = f"{args.output_dir}/checkpoint-{state.global_step}"
             self.run.event("checkpoint_saved", {"step": state.global_step, "path": path})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Finish the run."""
         if self.run is not None:
             self.run.finish()
             self.run = None

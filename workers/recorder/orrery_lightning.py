@@ -1,8 +1,7 @@
-"""A Lightning logger: `Trainer(logger=OrreryLogger(url, token, name))`, for lightning and
-pytorch_lightning alike.
+"""A Lightning logger: `Trainer(logger=OrreryLogger(url, token, name))`.
 
-Has what Lightning's `Logger` has without importing it, so it also serves anything else that logs
-that way.
+Works with lightning and pytorch_lightning: it has the interface of their `Logger` without importing
+it.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ _STATUS = {"success": "finished", "finished": "finished", "failed": "failed", "a
 
 
 class OrreryLogger:
-    """Records metrics of Lightning's first process; arguments are those of `orrery_recorder.init`."""
+    """Records metrics on the first process; takes the arguments of `orrery_recorder.init`."""
 
     def __init__(
         self, url: str | None = None, token: str | None = None, name: str = "lightning", **more: Any
     ) -> None:
         spec = {"tags": ["lightning"], **(more.pop("spec", None) or {})}
-        self._given = {"url": url, "token": token, "name": name, "spec": spec, **more}
+        self._arguments = {"url": url, "token": token, "name": name, "spec": spec, **more}
         self._run: orrery_recorder.Run | None = None
         self._saved = ""
 
     @property
     def experiment(self) -> orrery_recorder.Run:
-        """The run, begun at its first use. A silent one on ranks other than 0."""
+        """The run, created at its first use; one that records nothing on ranks other than 0."""
         if self._run is None:
             rank = int(
                 os.environ.get("RANK")
@@ -51,38 +50,44 @@ class OrreryLogger:
                 or os.environ.get("SLURM_PROCID")
                 or 0
             )
-            self._run = orrery_recorder.init(**self._given, rank=rank)
+            self._run = orrery_recorder.init(**self._arguments, rank=rank)
         return self._run
 
     @property
     def name(self) -> str:
-        return str(self._given["name"])
+        """The run's name."""
+        return str(self._arguments["name"])
 
     @property
     def version(self) -> str:
-        """Unlike the run's id known from the start, so that Lightning's checkpoint folders keep one
-        name.
+        """The spool's name: unlike the run's id, it is known from the start, so that Lightning's
+        checkpoint folders keep their name.
         """
         spool = self.experiment.spool
         return spool.name if spool else "0"
 
     @property
     def save_dir(self) -> None:
+        """None: no local logs."""
         return None
 
     @property
     def root_dir(self) -> None:
+        """None: no local logs."""
         return None
 
     @property
     def log_dir(self) -> None:
+        """None: no local logs."""
         return None
 
     @property
     def group_separator(self) -> str:
+        """Separator of metric groups."""
         return "/"
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log the metrics of a step."""
         values = {
             _NAMES.get(name, name): value for name, value in metrics.items() if name != "epoch"
         }
@@ -90,15 +95,17 @@ class OrreryLogger:
             self.experiment.log(values, step=step)
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        """Record an event with the hyperparameters."""
         plain = vars(params) if isinstance(params, Namespace) else dict(params or {})
         self.experiment.event(
             "hyperparameters", {str(name): repr(value)[:200] for name, value in plain.items()}
         )
 
     def log_graph(self, *_: Any, **__: Any) -> None:
-        """A graph has no page in Orrery."""
+        """Do nothing: Orrery shows no graphs."""
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
+        """Record the saved checkpoint once."""
         path = str(
             getattr(checkpoint_callback, "last_model_path", "")
             or checkpoint_callback.best_model_path
@@ -108,8 +115,10 @@ class OrreryLogger:
             self.experiment.event("checkpoint_saved", {"path": path})
 
     def save(self) -> None:
+        """Send what is pending."""
         self.experiment.flush(timeout_s=1.0)
 
     def finalize(self, status: str) -> None:
+        """Finish the run."""
         if self._run is not None:
             self._run.finish(_STATUS.get(status, "finished"))

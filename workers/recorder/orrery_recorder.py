@@ -1,11 +1,8 @@
-"""Record any training program's numbers in Orrery: `init`, `run.log`, `run.event`, `run.finish`.
-Standard library only.
+"""Records any training program in Orrery: `init`, `run.log`, `run.event`, `run.finish`.
 
-Nothing here raises into the training loop. What is logged is a line in a spool on disk first; a
-background thread
-sends it and picks up after an outage or a crash where it stopped. Knows no framework and no other
-file of Orrery:
-one file, longer than others here, so that it can be copied beside any program.
+Nothing here raises into the training loop. Each logged line goes to a spool on disk first; a
+background thread sends it, and continues after an outage or a crash. One file of the standard
+library without other project imports, so that it can be copied next to any program.
 """
 
 from __future__ import annotations
@@ -35,20 +32,20 @@ from typing import Any
 
 try:
     import fcntl
-except ImportError:  # not on Windows; there two processes must not be given one spool
+except ImportError:  # not on Windows; there, do not give two processes one spool
     fcntl = None  # type: ignore[assignment]
 
 __version__ = "0.1.0"
 __all__ = ["Run", "init"]
 
-MAX_ITEMS = 10_000  # of one call, what the server takes
-MAX_BYTES = 4 << 20  # of one call before compression
-COMPACT_BYTES = 32 << 20  # a spool file all sent and longer than this is emptied
+MAX_ITEMS = 10_000  # per request, the server's limit
+MAX_BYTES = 4 << 20  # per request before compression
+COMPACT_BYTES = 32 << 20  # a longer spool file is truncated once all is sent
 INTERVAL_S = 0.25
 TIMEOUT_S = 15.0
 LONGEST_WAIT_S = 60.0
 
-_say = logging.getLogger("orrery_recorder")
+_log = logging.getLogger("orrery_recorder")
 _STREAMS = {"points": "points", "events": "events", "logs": "lines"}  # REST path → key of its list
 
 
@@ -64,20 +61,16 @@ def init(
     spool: str | os.PathLike[str] | None = None,
     max_spool_bytes: int = 2 << 30,
 ) -> Run:
-    """Begin to record a run; returns at once, the server is spoken to in the background.
+    """Start recording a run; returns at once, a background thread sends.
 
-    `url` and `token` default to ORRERY_URL and ORRERY_TOKEN. `spec` is sent as the run's RunSpec
-    with kind external.
-    `spool` is a directory to keep what is not sent yet; one that holds an unfinished run continues
-    it. Unless given, a
-    new one is made under ORRERY_SPOOL (default ~/.cache/orrery/spool). Of several ranks only rank 0
-    records, unless
-    all are given the same `key`, which must be new for every run: then they share one run. Inside a
-    program that
-    Orrery launched (ORRERY_RUN_DIR is set) the lines go to its run directory, and the arguments are
-    not needed.
+    `url` and `token` default to ORRERY_URL and ORRERY_TOKEN. `spec` is sent as the run's RunSpec of
+    kind external. `spool` is a directory for unsent lines; one with an unfinished run continues it.
+    By default a new one is created under ORRERY_SPOOL (default ~/.cache/orrery/spool). Only rank 0
+    records, unless all ranks get the same `key`, new for every run: then they share one run. Inside
+    a program that Orrery launched (ORRERY_RUN_DIR is set) lines go to its run directory, and no
+    arguments are needed.
     """
-    rank = _whole(os.environ.get("RANK")) if rank is None else rank
+    rank = _parse_int(os.environ.get("RANK")) if rank is None else rank
     try:
         folder = os.environ.get("ORRERY_RUN_DIR")
         if folder:
@@ -89,13 +82,13 @@ def init(
             token or os.environ.get("ORRERY_TOKEN", ""),
         )
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            _say.warning(
+            _log.warning(
                 "orrery: %r is not an http(s) address, nothing is recorded; give url or set "
                 "ORRERY_URL",
                 url,
             )
             return Run(None)
-        what: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "url": url.rstrip("/"),
             "name": name or Path(sys.argv[0]).stem or "run",
             "experiment": experiment,
@@ -105,22 +98,23 @@ def init(
         }
         return Run(
             _Spool(
-                _spool_folder(spool, what["name"]), what, token, max_spool_bytes, ours=spool is None
+                _spool_folder(spool, metadata["name"]),
+                metadata,
+                token,
+                max_spool_bytes,
+                temporary=spool is None,
             )
         )
     except Exception as error:
-        _say.warning("orrery: nothing is recorded: %s", error)
+        _log.warning("orrery: nothing is recorded: %s", error)
         return Run(None)
 
 
 class Run:
-    """A run being recorded.
-
-    Every method returns at once, except `flush` and `finish`, whose wait is bounded.
-    """
+    """A run being recorded; only `flush` and `finish` wait, for a bounded time."""
 
     def __init__(self, sink: _Outbox | _Spool | None) -> None:
-        self._sink, self._kept, self._pid = sink, sink, os.getpid()
+        self._sink, self._storage, self._pid = sink, sink, os.getpid()
         self._step, self._tokens, self._warned, self._failure = 0, 0, set[tuple[str, type]](), ""
         self._templates: dict[tuple[str, ...], str] = {}
         if isinstance(sink, _Spool):
@@ -129,13 +123,13 @@ class Run:
 
     @property
     def id(self) -> str | None:
-        """The run's id, None until the server gave one."""
-        return self._kept.run if self._kept else None
+        """The run's id, None until the server assigned one."""
+        return self._storage.run if self._storage else None
 
     @property
     def spool(self) -> Path | None:
-        """Where unsent lines are kept."""
-        return self._kept.folder if self._kept else None
+        """The folder of unsent lines."""
+        return self._storage.folder if self._storage else None
 
     def log(
         self,
@@ -145,8 +139,9 @@ class Run:
         *,
         time: float | None = None,
     ) -> None:
-        """Numbers (or anything `float()` takes) of one step; `step` counts up by itself, `tokens`
-        is cumulative.
+        """Log numbers (anything `float()` accepts) of one step; `step` defaults to the last one +
+        1,
+        `tokens` is cumulative.
         """
         sink = self._sink
         if sink is None or os.getpid() != self._pid:
@@ -156,7 +151,7 @@ class Run:
             if tokens is not None:
                 self._tokens = int(tokens)
             now = clock.time() if time is None else time
-            body = self._encoded(values)
+            body = self._encode(values)
             sink.append(
                 "points", f'"step":{step},"tokens":{self._tokens},"time":{now!r},"values":{body}'
             )
@@ -166,18 +161,15 @@ class Run:
     def event(
         self, type: str, data: Mapping[str, Any] | None = None, *, time: float | None = None
     ) -> None:
-        """Something that happened, `data` in plain JSON."""
+        """Record an event; `data` is JSON."""
         self._append("events", time, {"type": type, "data": data or {}})
 
     def line(self, text: str, *, time: float | None = None) -> None:
-        """A line of the run's log.
-
-        In a program that Orrery launched it is printed, as its output is the log.
-        """
+        """Record a line of the run's log; printed in a program that Orrery launched."""
         self._append("logs", time, {"text": str(text)})
 
     def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until the server has everything; False where it has not after `timeout_s`."""
+        """Wait until the server has everything; False if it has not after `timeout_s`."""
         try:
             return self._sink is None or os.getpid() != self._pid or self._sink.flush(timeout_s)
         except Exception as error:
@@ -187,8 +179,7 @@ class Run:
     def finish(
         self, status: str = "finished", reason: str = "", *, timeout_s: float = 10.0
     ) -> bool:
-        """Tell how the run ended, send the rest, stop; False where a rest stays in the spool (see
-        `main`).
+        """Finish the run and send what is pending; False if lines stay in the spool (see `main`).
 
         `status`: finished | failed | cancelled.
         """
@@ -215,17 +206,14 @@ class Run:
     ) -> None:
         self.finish("failed" if kind else "finished", f"{kind.__name__}: {error}" if kind else "")
 
-    def _encoded(self, values: Mapping[str, Any]) -> str:
-        """The values as JSON.
-
-        By a template of their names: half the time of `json.dumps` where caches are cold.
-        """
+    def _encode(self, values: Mapping[str, Any]) -> str:
+        """The values as JSON, by a cached template: twice as fast as `json.dumps`."""
         try:
             numbers = [float(value) for value in values.values()]
             total = sum(numbers)
         except (TypeError, ValueError, RuntimeError):
             return json.dumps(self._numbers(values))
-        if total - total != 0:  # something is not finite
+        if total - total != 0:  # a value is not finite
             return json.dumps(self._numbers(values))
         names = tuple(values)
         template = self._templates.get(names)
@@ -240,7 +228,7 @@ class Run:
         numbers: dict[str, float | str] = {}
         for name, value in values.items():
             try:
-                numbers[str(name)] = _plain(float(value))
+                numbers[str(name)] = _json_safe(float(value))
             except (TypeError, ValueError, RuntimeError) as error:
                 self._warn(f"value {name}", error)
         return numbers
@@ -251,16 +239,16 @@ class Run:
         try:
             now = clock.time() if time is None else float(time)
             self._sink.append(
-                stream, json.dumps(_plain({"time": now, **fields}), default=str)[1:-1]
+                stream, json.dumps(_json_safe({"time": now, **fields}), default=str)[1:-1]
             )
         except Exception as error:
             self._warn(stream, error)
 
     def _warn(self, about: str, error: Exception) -> None:
-        """Once for each thing that goes wrong: a loop of a million steps must not drown in it."""
+        """Warn once per kind of failure: a loop may have a million steps."""
         if (about, type(error)) not in self._warned:
             self._warned.add((about, type(error)))
-            _say.warning("orrery: %s is not recorded: %s: %s", about, type(error).__name__, error)
+            _log.warning("orrery: %s is not recorded: %s: %s", about, type(error).__name__, error)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: Any) -> None:
         self._failure = f"{kind.__name__}: {error}"[:500]
@@ -271,18 +259,15 @@ class Run:
 
 
 class _File:
-    """An append-only file of JSON lines, each numbered by `seq`, and how far the server has it."""
+    """An append-only file of JSON lines, each numbered by `seq`, and the offset sent so far."""
 
-    def __init__(self, path: Path, head: str, most_bytes: int) -> None:
-        self._path, self._sent_path, self._head, self._most = (
-            path,
-            path.with_suffix(".sent"),
-            head,
-            most_bytes,
-        )
+    def __init__(self, path: Path, head: str, max_bytes: int) -> None:
+        self._path, self._sent_path = path, path.with_suffix(".sent")
+        self._head, self._max_bytes = head, max_bytes
         self._lock = threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  a line is one write: it outlives this process
+        # unbuffered: a line is one write and survives this process
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115
         self.size = 0
         self.offset, self.seq = self._sent()
         last = self._repair()
@@ -291,12 +276,12 @@ class _File:
     def append(self, fields: str) -> None:
         with self._lock:
             line = f'{{{self._head}"seq":{self.seq + 1},{fields}}}\n'.encode()
-            if self.size + len(line) > self._most:
+            if self.size + len(line) > self._max_bytes:
                 raise OSError(
-                    f"the spool {self._path} is full ({self._most} bytes), lines are dropped"
+                    f"the spool {self._path} is full ({self._max_bytes} bytes), lines are dropped"
                 )
             written = self._file.write(line)
-            if written != len(line):  # the disk is full: a torn line must not stay
+            if written != len(line):  # the disk is full: remove the torn line
                 os.ftruncate(self._file.fileno(), self.size)
                 raise OSError(f"no space left for {self._path}")
             self.size += written
@@ -306,14 +291,14 @@ class _File:
     def pending(self) -> bool:
         return self.size > self.offset
 
-    def read(self, most_lines: int) -> list[bytes]:
+    def read(self, max_lines: int) -> list[bytes]:
         """The next lines to send, without their newlines."""
         with open(self._path, "rb") as file:
             file.seek(self.offset)
             chunk = file.read(min(MAX_BYTES, self.size - self.offset))
             if b"\n" not in chunk:
                 chunk += file.readline()
-        return chunk[: chunk.rfind(b"\n") + 1].split(b"\n")[:-1][:most_lines]
+        return chunk[: chunk.rfind(b"\n") + 1].split(b"\n")[:-1][:max_lines]
 
     def sent(self, lines: list[bytes]) -> None:
         with self._lock:
@@ -321,44 +306,44 @@ class _File:
             if self.offset >= self.size > COMPACT_BYTES:
                 os.ftruncate(self._file.fileno(), 0)
                 self.offset = self.size = 0
-            _write_whole(self._sent_path, {"offset": self.offset, "seq": self.seq})
+            _write_atomically(self._sent_path, {"offset": self.offset, "seq": self.seq})
 
     def close(self) -> None:
         self._file.close()
 
     def _sent(self) -> tuple[int, int]:
         try:
-            noted = json.loads(self._sent_path.read_text())
-            return int(noted["offset"]), int(noted["seq"])
+            data = json.loads(self._sent_path.read_text())
+            return int(data["offset"]), int(data["seq"])
         except (OSError, ValueError, KeyError, TypeError):
             return 0, 0
 
     def _repair(self) -> int:
-        """Cut off a line torn by a crash; returns the last number in the file."""
+        """Truncate a line torn by a crash; returns the last number in the file."""
         size, last = self._path.stat().st_size, 0
         with open(self._path, "rb") as file:
             file.seek(max(0, size - MAX_BYTES))
             lines = file.read().splitlines(keepends=True)
-        whole = size
+        complete = size
         while lines and not last:
             try:
                 last = int(json.loads(lines[-1])["seq"]) if lines[-1].endswith(b"\n") else 0
             except (ValueError, KeyError, TypeError):
                 last = 0
-            whole -= 0 if last else len(lines.pop())
-        if whole < size:
-            os.ftruncate(self._file.fileno(), whole)
-        self.size = whole
-        self.offset = self.offset if self.offset <= whole else 0
+            complete -= 0 if last else len(lines.pop())
+        if complete < size:
+            os.ftruncate(self._file.fileno(), complete)
+        self.size = complete
+        self.offset = self.offset if self.offset <= complete else 0
         return last
 
 
 class _Outbox:
-    """The durable outbox of a rank that Orrery launched: its supervisor reads the lines."""
+    """The outbox of a rank that Orrery launched; its supervisor reads the lines."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.run: str | None = os.environ.get("ORRERY_RUN", "")
-        attempt = _whole(os.environ.get("ORRERY_ATTEMPT")) or 1
+        attempt = _parse_int(os.environ.get("ORRERY_ATTEMPT")) or 1
         self.folder = folder / f"rank-{rank}"
         head = f'"run":{json.dumps(self.run)},"attempt":{attempt},"rank":{rank},'
         self._files = {
@@ -382,7 +367,7 @@ class _Outbox:
 
 
 class _Later(Exception):
-    """Not now: the server is away or busy. `wait_s` is its own wish, None where it has none."""
+    """The server is unreachable or busy; `wait_s` is its Retry-After, or None."""
 
     def __init__(self, message: str, wait_s: float | None = None) -> None:
         super().__init__(message)
@@ -390,30 +375,30 @@ class _Later(Exception):
 
 
 class _Refused(Exception):
-    """The server will not take this request, however often it is sent."""
+    """The server rejects this request; retrying does not help."""
 
 
 class _Gone(Exception):
-    """The run is not there any more, or not ours, or over: nothing of it will be taken."""
+    """The run was deleted, belongs to somebody else or has finished: it accepts nothing."""
 
 
 class _Spool:
-    """The lines of one rank on disk, and the thread that brings them to the server."""
+    """The lines of one rank on disk, and the thread that sends them to the server."""
 
     def __init__(
-        self, folder: Path, what: dict[str, Any], token: str, most_bytes: int, *, ours: bool = False
+        self,
+        folder: Path,
+        metadata: dict[str, Any],
+        token: str,
+        max_bytes: int,
+        *,
+        temporary: bool = False,
     ) -> None:
-        """`ours`: the folder was made for this run alone, and goes once all is sent."""
-        self.folder, self._token, self._limit, self._over, self._told = (
-            folder,
-            token,
-            MAX_ITEMS,
-            "",
-            set[str](),
-        )
-        self._ours = ours
+        """`temporary`: the folder was created for this run and is removed once all is sent."""
+        self.folder, self._token, self._temporary = folder, token, temporary
+        self._limit, self._over, self._warned = MAX_ITEMS, "", set[str]()
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open(folder / "lock", "w")  # noqa: SIM115  held while this process lives
+        self._lock = open(folder / "lock", "w")  # noqa: SIM115  held for the life of the process
         if fcntl:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -423,17 +408,17 @@ class _Spool:
                     f"the spool {folder} is in use by another process; give each its own"
                 ) from None
         self._meta_path = folder / "run.json"
-        self._meta, self._noting = _read_object(self._meta_path), threading.Lock()
-        self._rest: _Spool | None = None
-        if what.get("key") and (not self._meta or "end" in self._meta):
-            self._rest = self._set_aside(most_bytes)
+        self._meta, self._meta_lock = _read_object(self._meta_path), threading.Lock()
+        self._previous: _Spool | None = None
+        if metadata.get("key") and (not self._meta or "end" in self._meta):
+            self._previous = self._set_aside(max_bytes)
             self._meta = {}
-            self._note(**what)
-        self.url: str = what.get("url") or self._meta["url"]
+            self._update(**metadata)
+        self.url: str = metadata.get("url") or self._meta["url"]
         head = f'"rank":{int(self._meta["rank"])},'
-        self._files = {name: _File(folder / f"{name}.jsonl", head, most_bytes) for name in _STREAMS}
+        self._files = {name: _File(folder / f"{name}.jsonl", head, max_bytes) for name in _STREAMS}
         self._open = urllib.request.build_opener(*_proxies(self.url)).open
-        self._stop, self._kick = threading.Event(), threading.Event()
+        self._stop, self._wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="orrery-recorder", daemon=True)
         self._thread.start()
 
@@ -444,26 +429,26 @@ class _Spool:
     def append(self, stream: str, fields: str) -> None:
         self._files[stream].append(fields)
 
-    def _note(self, **more: Any) -> None:
-        """Add to what is known of the run, on disk; both the program's thread and the sender's do."""
-        with self._noting:
+    def _update(self, **more: Any) -> None:
+        """Update the run's metadata on disk; called by the program's thread and the sender's."""
+        with self._meta_lock:
             self._meta.update(more)
-            _write_whole(self._meta_path, self._meta)
+            _write_atomically(self._meta_path, self._meta)
 
-    def _set_aside(self, most_bytes: int) -> _Spool | None:
-        """Clear the folder for a new run; a former one that ended but is not all sent goes on in a
-        folder below.
+    def _set_aside(self, max_bytes: int) -> _Spool | None:
+        """Clear the folder for a new run; a finished one with unsent lines moves to a subfolder and
+        is sent from there.
         """
-        former = [path for path in self.folder.iterdir() if path.suffix]
+        files = [path for path in self.folder.iterdir() if path.suffix]
         if "end" not in self._meta or self._meta.get("done"):
-            for path in former:
+            for path in files:
                 path.unlink()
             return None
-        below = self.folder / f"unsent-{self._meta['key'][:12]}"
-        below.mkdir()
-        for path in former:
-            path.rename(below / path.name)
-        return _Spool(below, {}, self._token, most_bytes)
+        subfolder = self.folder / f"unsent-{self._meta['key'][:12]}"
+        subfolder.mkdir()
+        for path in files:
+            path.rename(subfolder / path.name)
+        return _Spool(subfolder, {}, self._token, max_bytes)
 
     @property
     def _settled(self) -> bool:
@@ -475,29 +460,29 @@ class _Spool:
         while not self._settled:
             if self._over or clock.monotonic() >= deadline or not self._thread.is_alive():
                 return False
-            self._kick.set()
+            self._wake.set()
             clock.sleep(0.01)
         return True
 
     def close(self, end: dict[str, str] | None, timeout_s: float) -> bool:
         if end is not None:
-            self._note(end=end)
+            self._update(end=end)
         deadline = clock.monotonic() + timeout_s
         complete = self.flush(timeout_s)
-        if self._rest:
-            self._rest.close(None, max(0.0, deadline - clock.monotonic()))
+        if self._previous:
+            self._previous.close(None, max(0.0, deadline - clock.monotonic()))
         self._stop.set()
-        self._kick.set()
+        self._wake.set()
         self._thread.join(timeout=0.5)
         for file in self._files.values():
             file.close()
         self._lock.close()
-        if complete and self._ours:
+        if complete and self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
         if not complete:
-            _say.warning(
-                "orrery: not all was sent, the rest lies in %s: `python -m orrery_recorder %s` "
-                "sends it",
+            _log.warning(
+                "orrery: not all was sent, the rest is in %s: send it by `python -m "
+                "orrery_recorder %s`",
                 self.folder,
                 self.folder,
             )
@@ -511,33 +496,33 @@ class _Spool:
                 if self._meta.get("done"):
                     return
                 failures = 0
-                self._kick.wait(INTERVAL_S)
+                self._wake.wait(INTERVAL_S)
             except _Later as later:
                 failures += 1
-                self._tell(
+                self._warn_once(
                     str(later).partition(": ")[0],
                     f"{later}; lines are kept in {self.folder} and sent later",
                 )
                 wait = min(LONGEST_WAIT_S, 0.25 * 2 ** min(failures, 10)) * random.uniform(0.5, 1.0)
                 if later.wait_s is not None:
-                    # the server's own wish: a flush does not shorten it
+                    # requested by the server: a flush does not shorten it
                     self._stop.wait(later.wait_s)
                 else:
-                    self._kick.wait(wait)
+                    self._wake.wait(wait)
                     self._stop.wait(0.05)
             except (_Gone, _Refused) as error:
                 self._over = str(error)
-                self._tell("over", f"sending ends: {error}; lines stay in {self.folder}")
-            except Exception as error:  # a defect here must not end the run's record for good
+                self._warn_once("over", f"sending stops: {error}; lines stay in {self.folder}")
+            except Exception as error:  # a bug here must not stop the recording for good
                 failures += 1
-                self._tell(f"work {type(error).__name__}", f"{type(error).__name__}: {error}")
+                self._warn_once(f"work {type(error).__name__}", f"{type(error).__name__}: {error}")
                 self._stop.wait(min(LONGEST_WAIT_S, 2.0**failures))
-            self._kick.clear()
+            self._wake.clear()
 
     def _deliver(self) -> None:
-        """One round: the run itself if it is new, everything pending, then the end if it was told."""
+        """Create the run if it is new, send everything pending, then finish it if due."""
         if not self.run:
-            self._note(run=self._created())
+            self._update(run=self._create_run())
         for name, file in self._files.items():
             while file.pending and not self._stop.is_set():
                 self._send(name, file)
@@ -547,15 +532,12 @@ class _Spool:
             and not any(f.pending for f in self._files.values())
         ):
             if not self._meta["rank"]:
-                with contextlib.suppress(_Gone):  # it may have been ended there already
+                with contextlib.suppress(_Gone):  # it may be finished already
                     self._post(f"runs/{self.run}/finish", json.dumps(self._meta["end"]).encode())
-            self._note(done=True)
+            self._update(done=True)
 
-    def _created(self) -> str:
-        """The run's id.
-
-        A spec or experiment that is refused is left out rather than lose the run's record over it.
-        """
+    def _create_run(self) -> str:
+        """Create the run and return its id, without its spec and experiment if they are refused."""
         name, key = self._meta["name"], self._meta["key"]
         extra = {"experiment": self._meta["experiment"]} if self._meta.get("experiment") else {}
         body = {"name": name, "spec": self._meta["spec"], **extra}
@@ -565,12 +547,12 @@ class _Spool:
             bare = {"name": name, "spec": {"kind": "external"}}
             if body == bare:
                 raise
-            self._tell(
+            self._warn_once(
                 "spec",
                 f"the run is recorded without its spec and experiment, which are refused: {error}",
             )
             answer = self._post("runs", json.dumps(bare).encode(), key=f"{key}-bare")
-        except _Gone as error:  # another rank with the same key is just being answered
+        except _Gone as error:  # another rank's request with the same key is in progress
             raise _Later(str(error)) from None
         return str(answer["id"])
 
@@ -580,18 +562,20 @@ class _Spool:
         try:
             answer = self._post(f"runs/{self.run}/{name}", body)
         except _Refused as error:
-            if len(lines) > 1:  # find the line it does not like, and keep the others
+            if len(lines) > 1:  # bisect to the refused line and send the others
                 self._limit = len(lines) // 2
                 return
-            self._tell("refused", f"a line of {name} was refused and left out: {error}")
+            self._warn_once("refused", f"a line of {name} was refused and left out: {error}")
             answer = {}
         file.sent(lines)
         self._limit = min(MAX_ITEMS, self._limit * 2)
         rejected = answer.get("rejected") or []
         if rejected:
-            self._tell(
+            # servers of version 0.1 wrote `says`
+            reason = rejected[0].get("message") or rejected[0].get("says")
+            self._warn_once(
                 "rejected",
-                f"{len(rejected)} of {len(lines)} {name} were rejected: {rejected[0].get('says')}",
+                f"{len(rejected)} of {len(lines)} {name} were rejected: {reason}",
             )
 
     def _post(self, path: str, body: bytes, key: str | None = None) -> dict[str, Any]:
@@ -607,27 +591,27 @@ class _Spool:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
-                raise _judged(error, path) from None
+                raise _classify(error, path) from None
         except (OSError, urllib.error.URLError) as error:
             raise _Later(
                 f"{self.url} cannot be reached: {getattr(error, 'reason', error)}"
             ) from None
         except Exception as error:  # http.client's own, on a broken answer
-            raise _Later(f"{self.url} answered brokenly: {type(error).__name__}") from None
+            raise _Later(f"{self.url} sent a broken response: {type(error).__name__}") from None
         try:
-            found = json.loads(text or b"{}")
+            data = json.loads(text or b"{}")
         except ValueError:
             raise _Later(f"{self.url} does not answer like Orrery; check the address") from None
-        return found if isinstance(found, dict) else {}
+        return data if isinstance(data, dict) else {}
 
-    def _tell(self, about: str, message: str) -> None:
-        if about not in self._told:
-            self._told.add(about)
-            _say.warning("orrery: %s", message)
+    def _warn_once(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            _log.warning("orrery: %s", message)
 
 
-def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
-    """What a status means for the one who sends."""
+def _classify(error: urllib.error.HTTPError, path: str) -> Exception:
+    """The exception of an HTTP status: retry later, refused, or run gone."""
     try:
         detail = str(json.loads(error.read(65536)).get("detail", ""))
     except Exception:
@@ -636,7 +620,7 @@ def _judged(error: urllib.error.HTTPError, path: str) -> Exception:
     wait = _retry_after(error.headers.get("Retry-After"))
     if error.code in (401, 403):
         return _Later(f"the token is not accepted: {message}", LONGEST_WAIT_S)
-    busy = error.code == 409 and wait is not None  # the same request is being answered already
+    busy = error.code == 409 and wait is not None  # the same request is in progress
     if busy or error.code in (408, 425, 429) or error.code >= 500:
         return _Later(message, wait)
     return _Gone(message) if error.code in (404, 409, 410) else _Refused(message)
@@ -657,67 +641,65 @@ def _retry_after(text: str | None) -> float | None:
 
 
 def _proxies(url: str) -> list[urllib.request.BaseHandler]:
-    """A proxy of the environment is not for this machine itself."""
+    """No proxy for this machine itself."""
     local = urllib.parse.urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
     return [urllib.request.ProxyHandler({})] if local else []
 
 
-def _spool_folder(given: str | os.PathLike[str] | None, name: str) -> Path:
-    if given is not None:
-        return Path(given)
+def _spool_folder(spool: str | os.PathLike[str] | None, name: str) -> Path:
+    if spool is not None:
+        return Path(spool)
     root = os.environ.get("ORRERY_SPOOL") or Path.home() / ".cache" / "orrery" / "spool"
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:60]
     return Path(root) / f"{slug}-{clock.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
 
 
-def _write_whole(path: Path, data: Mapping[str, Any]) -> None:
-    fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(data, default=str))
-    os.replace(fresh, path)
+def _write_atomically(path: Path, data: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(data, default=str))
+    os.replace(temporary, path)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        data = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
-def _plain(data: Any) -> Any:
-    """Numbers that are not finite by name, as JSON has none for them."""
+def _json_safe(data: Any) -> Any:
+    """The data with non-finite numbers as strings, since JSON cannot represent them."""
     if isinstance(data, float) and not math.isfinite(data):
         return "NaN" if data != data else "Infinity" if data > 0 else "-Infinity"
     if isinstance(data, dict):
-        return {str(key): _plain(value) for key, value in data.items()}
-    return [_plain(value) for value in data] if isinstance(data, (list, tuple)) else data
+        return {str(key): _json_safe(value) for key, value in data.items()}
+    return [_json_safe(value) for value in data] if isinstance(data, (list, tuple)) else data
 
 
-def _whole(text: str | None) -> int:
+def _parse_int(text: str | None) -> int:
     return int(text) if text and text.isdigit() else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Send what lies in a spool: `python -m orrery_recorder SPOOL [--url URL] [--token TOKEN]
-    [--timeout S]`.
-    """
+    """Send the lines of a spool: `python -m orrery_recorder SPOOL [--url URL] [--token TOKEN]`."""
     parser = argparse.ArgumentParser(
-        prog="orrery_recorder", description="Send what a run left in its spool."
+        prog="orrery_recorder", description="Send the unsent lines of a run's spool."
     )
     parser.add_argument("spool", type=Path)
     parser.add_argument("--url", default="")
     parser.add_argument("--token", default=os.environ.get("ORRERY_TOKEN", ""))
     parser.add_argument("--timeout", type=float, default=600.0)
-    given = parser.parse_args(arguments)
-    if not (given.spool / "run.json").is_file():
-        print(f"{given.spool} is not a spool: it has no run.json", file=sys.stderr)
+    args = parser.parse_args(arguments)
+    if not (args.spool / "run.json").is_file():
+        print(f"{args.spool} is not a spool: it has no run.json", file=sys.stderr)
         return 2
-    what = {"url": given.url.rstrip("/")} if given.url else {}
+    metadata = {"url": args.url.rstrip("/")} if args.url else {}
     spools = [
-        _Spool(path, what, given.token, 1 << 50)
-        for path in (given.spool, *given.spool.glob("unsent-*"))
+        _Spool(path, metadata, args.token, 1 << 50)
+        for path in (args.spool, *args.spool.glob("unsent-*"))
     ]
-    return 0 if all([spool.close(None, given.timeout) for spool in spools]) else 1
+    return 0 if all([spool.close(None, args.timeout) for spool in spools]) else 1
 
 
 if __name__ == "__main__":

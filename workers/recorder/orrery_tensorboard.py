@@ -1,9 +1,7 @@
-"""Reads scalars out of a growing TensorBoard directory.
+"""Reads scalars of a growing TensorBoard event file without TensorFlow or tensorboard.
 
-Its own small reader of TFRecord and of three protobuf messages, so that following needs neither
-TensorFlow nor
-tensorboard. Formats: tensorflow/core/lib/io/record_writer.h, framework/summary.proto,
-util/event.proto.
+Parses TFRecord and three protobuf messages: tensorflow/core/lib/io/record_writer.h,
+framework/summary.proto, util/event.proto.
 """
 
 from __future__ import annotations
@@ -18,6 +16,8 @@ _FRAME = 12  # u64 length and its checksum
 
 
 class Scalar(NamedTuple):
+    """One value of a tag at a step; `time` in Unix seconds."""
+
     tag: str
     step: int
     time: float
@@ -25,9 +25,7 @@ class Scalar(NamedTuple):
 
 
 def read_scalars(file: Path, offset: int) -> tuple[list[Scalar], int]:
-    """Scalars of the whole records after `offset`, and the offset behind them; a record still being
-    written waits.
-    """
+    """Scalars of the complete records after `offset`, and the offset behind them."""
     with open(file, "rb") as stream:
         stream.seek(offset)
         data = stream.read()

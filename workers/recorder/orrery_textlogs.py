@@ -1,6 +1,6 @@
-"""Reads the numbers out of one line of a Megatron or torchtitan log.
+"""Parses the numbers of one line of a Megatron or torchtitan log.
 
-Knows the two formats; files, positions and sending are the follower's.
+Does not depend on files or sending.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 
 class Numbers(NamedTuple):
+    """The numbers of one line; `time` in Unix seconds, `tokens` cumulative."""
+
     step: int
     tokens: int | None
     time: float | None
@@ -56,12 +58,12 @@ def megatron(line: str, seq_len: int = 0) -> Numbers | None:
 
     Tokens are samples x `seq_len`.
     """
-    found = _MEGATRON_STEP.search(line) or _MEGATRON_VAL.search(line)
-    if not found:
+    match = _MEGATRON_STEP.search(line) or _MEGATRON_VAL.search(line)
+    if not match:
         return None
     values: dict[str, float] = {}
     tokens = None
-    for part in found[2].split("|"):
+    for part in match[2].split("|"):
         field = _MEGATRON_FIELD.fullmatch(part)
         if not field:
             continue
@@ -71,25 +73,22 @@ def megatron(line: str, seq_len: int = 0) -> Numbers | None:
         if name not in _MEGATRON_SKIP:
             known, factor = _MEGATRON.get(name, (f"megatron/{name.replace(' ', '_')}", 1.0))
             values[known] = number * factor
-    return Numbers(int(found[1]), tokens, _stamp(line), values) if values else None
+    return Numbers(int(match[1]), tokens, _stamp(line), values) if values else None
 
 
 def torchtitan(line: str, seq_len: int = 0) -> Numbers | None:
-    """Numbers of a `step:` or `validate step:` line, None for any other line.
-
-    It does not tell its tokens.
-    """
+    """Numbers of a `step:` or `validate step:` line, without tokens; None for any other line."""
     plain = _COLOUR.sub("", line)
-    found = _TITAN.search(plain)
-    if not found:
+    match = _TITAN.search(plain)
+    if not match:
         return None
     values = {}
-    for name, number, _unit in _TITAN_FIELD.findall(found[3]):
+    for name, number, _unit in _TITAN_FIELD.findall(match[3]):
         known, factor = _TITAN_NAMES.get(name, (f"torchtitan/{name}", 1.0))
-        values["val_loss" if found[1] and known == "loss" else known] = _number(number) * factor
-    if found[1]:  # speed and memory of a validation pass are not those of training
+        values["val_loss" if match[1] and known == "loss" else known] = _number(number) * factor
+    if match[1]:  # speed and memory of a validation pass are not those of training
         values = {"val_loss": values["val_loss"]} if "val_loss" in values else {}
-    return Numbers(int(found[2]), None, _stamp(plain), values) if values else None
+    return Numbers(int(match[2]), None, _stamp(plain), values) if values else None
 
 
 def _number(text: str) -> float:
@@ -97,11 +96,11 @@ def _number(text: str) -> float:
 
 
 def _stamp(line: str) -> float | None:
-    """Local time of the line's own stamp as Unix seconds."""
-    found = _STAMP.search(line)
-    if not found:
+    """The line's own local time as Unix seconds."""
+    match = _STAMP.search(line)
+    if not match:
         return None
     try:
-        return datetime.datetime.fromisoformat(f"{found[1]}T{found[2]}").timestamp()
+        return datetime.datetime.fromisoformat(f"{match[1]}T{match[2]}").timestamp()
     except ValueError:
         return None

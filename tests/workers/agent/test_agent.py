@@ -128,7 +128,7 @@ def test_a_killed_supervisor_is_noticed_and_told(agent: Agent, while_away: bool)
     if while_away:
         agent.start(join=False)
     found = agent.bench.exited(order)
-    assert found["class"] == "infrastructure" and "supervisor was gone" in found["reason"]
+    assert found["class"] == "infrastructure" and "supervisor died" in found["reason"]
     assert "up" in agent.bench.lines(0), "what was on disk was sent"
 
 
@@ -138,7 +138,7 @@ def test_what_was_to_be_ended_before_it_came_does_not_start(agent: Agent) -> Non
     agent.control(order, "cancel")
     assert agent.bench.exited(order)["class"] == "lost"
     agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, order))
-    agent.until(lambda: "ended before it came" in agent.log(), "the late order")
+    agent.until(lambda: "cancelled before it arrived" in agent.log(), "the late order")
     assert not (agent.home / order["run_dir"]).exists()
 
 

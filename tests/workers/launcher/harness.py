@@ -171,7 +171,7 @@ class Node:
         if self._thread.is_alive():
             self._thread.join(10)
         for fence in self.fences:
-            processes.end_all(fence)
+            processes.kill_all(fence)
         leftover = [p for p in psutil.Process().children() if p.status() == psutil.STATUS_ZOMBIE]
         for process in leftover:
             process.wait(1)

@@ -19,9 +19,9 @@ def test_a_node_ends_its_own_share_and_leaves_the_other_nodes() -> None:
     )
     try:
         assert {process.pid for process in processes.members(fence)} == {mine.pid, others.pid}
-        assert processes.end_all(fence, node="here") == []
+        assert processes.kill_all(fence, node="here") == []
         assert mine.wait(10) == -9 and others.poll() is None
-        assert processes.end_all(fence) == [] and others.wait(10) == -9
+        assert processes.kill_all(fence) == [] and others.wait(10) == -9
     finally:
         for process in (mine, others):
             process.kill()

@@ -15,7 +15,7 @@ import pytest
 from tests.redis_server import RedisServer
 from tests.workers.launcher.harness import Node, script
 from workers.launcher import processes
-from workers.launcher.recovery import recover, reported, supervisor_alive
+from workers.launcher.recovery import is_reported, recover, supervisor_alive
 from workers.launcher.rundir import RunDir, read_json, write_json
 
 pytestmark = pytest.mark.flow
@@ -260,9 +260,9 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_res
     node.until(
         lambda: not processes.members(order["fence"]), 60, "ranks ended with their supervisor"
     )
-    assert not supervisor_alive(run_dir) and not reported(run_dir)
+    assert not supervisor_alive(run_dir) and not is_reported(run_dir)
     told = recover(run_dir, node.node_file, patience_s=60)
-    assert told is not None and told["class"] == "infrastructure" and reported(run_dir)
+    assert told is not None and told["class"] == "infrastructure" and is_reported(run_dir)
     assert node.exited(order)["class"] == "infrastructure"
     for rank in (0, 1):
         whole = (run_dir.rank(rank) / "points.jsonl").read_text().splitlines()

@@ -7,21 +7,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION
-from workers.launcher.hangs.rank_watch import LEAST_S, Over, Stall, Watch
-from workers.launcher.hangs.stragglers import LOOKS, Lateness
+from workers.launcher.hangs.rank_watch import MIN_LIMIT_S, RankWatch, Stall, StallOver
+from workers.launcher.hangs.stragglers import LOOKS, StragglerDetector
 
 
 class Ranks:
     """Two ranks' beacons; `tick` moves the clock while they stand where `at` put them."""
 
-    def __init__(self, folder: Path, *, together: bool = True) -> None:
+    def __init__(self, folder: Path, *, synchronized: bool = True) -> None:
         self.folder, self.now, self.marks = folder, 1000.0, 0
-        self.watch = Watch(
+        self.watch = RankWatch(
             lambda rank: folder / f"rank-{rank}",
             [0, 1],
-            stage_of=lambda rank: rank,
+            pipeline_stage=lambda rank: rank,
             node="n",
-            together=together,
+            synchronized=synchronized,
         )
         for rank in (0, 1):
             (folder / f"rank-{rank}").mkdir()
@@ -64,16 +64,16 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
     ranks.at("forward", 10)
     ranks.at("update", 10, ranks=(0,))
     [stall] = ranks.tick(10.0, beats=(0,))
-    assert isinstance(stall, Stall) and LEAST_S < stall.quiet_s <= 10.0
-    assert [(each.rank, each.stage, each.phase) for each in stall.judgement.behind] == [
+    assert isinstance(stall, Stall) and MIN_LIMIT_S < stall.quiet_s <= 10.0
+    assert [(each.rank, each.stage, each.phase) for each in stall.diagnosis.behind] == [
         (1, 1, "forward")
     ]
-    assert [each.rank for each in stall.judgement.waiting] == [0]
-    [again] = ranks.tick(32.0, beats=(0,))
-    assert isinstance(again, Stall) and again.again
+    assert [each.rank for each in stall.diagnosis.waiting] == [0]
+    [repeated] = ranks.tick(32.0, beats=(0,))
+    assert isinstance(repeated, Stall) and repeated.repeated
     ranks.at("update", 10)
     [over] = ranks.tick(1.0)
-    assert isinstance(over, Over) and over.quiet_s > 40.0
+    assert isinstance(over, StallOver) and over.quiet_s > 40.0
     assert ranks.steps(11, 15) == []
     assert isinstance(ranks.tick(10.0)[0], Stall), (
         "and its length is not what the next one is compared with"
@@ -81,7 +81,7 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
 
 
 def test_replicas_of_a_server_may_idle_and_one_that_stands_is_found(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path, together=False)
+    ranks = Ranks(tmp_path, synchronized=False)
     assert ranks.steps(0, 9) == []
     for _ in range(100):
         ranks.at("idle", 10)
@@ -92,7 +92,7 @@ def test_replicas_of_a_server_may_idle_and_one_that_stands_is_found(tmp_path: Pa
         ranks.at("idle", 20, ranks=(0,))
         found += ranks.tick(1.0)
     [stall] = found
-    assert isinstance(stall, Stall) and [each.rank for each in stall.judgement.behind] == [1]
+    assert isinstance(stall, Stall) and [each.rank for each in stall.diagnosis.behind] == [1]
 
 
 def test_long_steps_are_given_their_time(tmp_path: Path) -> None:
@@ -133,10 +133,12 @@ def arrivals(
 
 
 def test_a_rank_that_is_always_late_is_told_once(tmp_path: Path) -> None:
-    lateness = Lateness()
+    lateness = StragglerDetector()
     told = [lateness.look(arrivals(50_000_000, start=40 * look)) for look in range(LOOKS + 3)]
     [found] = [each for each in told if each is not None]
     assert found.rank == 2 and 0.4 < found.share < 0.6 and abs(found.mean_s - 0.05) < 0.001
-    assert all(Lateness().look(arrivals(1_000_000)) is None for _ in range(LOOKS)), "nobody is"
+    assert all(StragglerDetector().look(arrivals(1_000_000)) is None for _ in range(LOOKS)), (
+        "nobody is"
+    )
     few = {0: [("g", 1, 5)], 1: [("h", 1, 9)]}
     assert lateness.look(few) is None, "nothing in common"

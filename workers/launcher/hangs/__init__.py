@@ -1,0 +1,1 @@
+"""Detection of hangs and stragglers by the beacons of ranks."""

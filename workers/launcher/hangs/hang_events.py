@@ -1,6 +1,4 @@
-"""What a supervisor tells of ranks that stand or lag: events `hang` and `straggler`, and the
-verdict `hang`. Pure.
-"""
+"""Events `hang` and `straggler` of a supervisor, and the verdict `hang`. Pure."""
 
 from __future__ import annotations
 
@@ -15,81 +13,86 @@ from workers.contracts.wire.rank_progress import (
     diagnose_stall,
 )
 from workers.launcher.exit_verdict import Verdict
-from workers.launcher.hangs.rank_watch import Late, Over, Stall, named
+from workers.launcher.hangs.rank_watch import Stall, StallOver, Straggler, event_fields
 
 
 def event(
-    news: Stall | Late | Over | None, *, nodes: int, ends_after_s: float
+    observation: Stall | Straggler | StallOver | None, *, nodes: int, ends_after_s: float
 ) -> dict[str, Any] | None:
-    """The report's `{type, rank?, data}`, or None where there is nothing to tell."""
-    if isinstance(news, Stall):
-        if news.again and nodes == 1:
-            return None  # told, and nothing new; of several nodes, one may not have been heard
-        found = hang(news.standings, news.quiet_s, nodes=nodes, judgement=news.judgement)
-        found["data"] |= {"limit_s": round(news.limit_s, 1), "ends_after_s": ends_after_s}
-        return found
-    if isinstance(news, Late):
-        share = f"{news.share:.0%} of the time the others wait for it"
-        message = f"{share}; it comes {1000 * news.mean_s:.0f} ms after them"
+    """The report's `{type, rank?, data}`, or None if there is nothing new."""
+    if isinstance(observation, Stall):
+        stall = observation
+        if stall.repeated and nodes == 1:
+            return None  # with several nodes, another node's report may have been lost
+        report = hang(stall.rank_progress, stall.quiet_s, nodes=nodes, diagnosis=stall.diagnosis)
+        report["data"] |= {"limit_s": round(stall.limit_s, 1), "ends_after_s": ends_after_s}
+        return report
+    if isinstance(observation, Straggler):
+        share = f"{observation.share:.0%} of the time the others wait for it"
+        message = f"{share}; it arrives {1000 * observation.mean_s:.0f} ms after them"
         data = {
-            **named(news.standing),
-            "share": round(news.share, 3),
-            "late_s": round(news.mean_s, 4),
+            **event_fields(observation.progress),
+            "share": round(observation.share, 3),
+            "late_s": round(observation.mean_s, 4),
             "message": message,
         }
-        return {"type": "straggler", "rank": news.standing.rank, "data": data}
-    if isinstance(news, Over):
-        first = news.judgement.behind[0] if news.judgement.behind else None
+        return {"type": "straggler", "rank": observation.progress.rank, "data": data}
+    if isinstance(observation, StallOver):
+        behind = observation.diagnosis.behind
+        first = behind[0] if behind else None
         held = (
-            f"held the others for {news.quiet_s:.0f} s"
+            f"blocked the others for {observation.quiet_s:.0f} s"
             if first
-            else f"nothing moved for {news.quiet_s:.0f} s"
+            else f"no progress for {observation.quiet_s:.0f} s"
         )
         data = {
-            **(named(first) if first else {}),
-            "held_s": round(news.quiet_s, 1),
-            "message": f"{held}; it goes on",
+            **(event_fields(first) if first else {}),
+            "held_s": round(observation.quiet_s, 1),
+            "message": f"{held}; it continues",
         }
         return {"type": "straggler", "rank": first.rank if first else None, "data": data}
     return None
 
 
 def hang(
-    standings: Sequence[RankProgress], quiet_s: float, *, nodes: int, judgement: StallDiagnosis | None = None
+    rank_progress: Sequence[RankProgress],
+    quiet_s: float,
+    *,
+    nodes: int,
+    diagnosis: StallDiagnosis | None = None,
 ) -> dict[str, Any]:
-    """The event of ranks that stand.
-
-    From several nodes it carries all that the control plane judges by.
+    """The event of stalled ranks; with several nodes it includes the progress of all ranks, by
+    which
+    the control plane finds the culprit.
     """
-    found = judgement or diagnose_stall(standings)
-    first = found.behind[0] if found.behind else None
+    diagnosis = diagnosis or diagnose_stall(rank_progress)
+    first = diagnosis.behind[0] if diagnosis.behind else None
     data: dict[str, Any] = {
         "quiet_s": round(quiet_s, 1),
-        "ranks": [each.rank for each in found.behind],
-        "waiting": [each.rank for each in found.waiting],
-        "message": describe_culprits(found),
+        "ranks": [progress.rank for progress in diagnosis.behind],
+        "waiting": [progress.rank for progress in diagnosis.waiting],
+        "message": describe_culprits(diagnosis),
         **(
-            named(first)
+            event_fields(first)
             if first
-            else {"step": max((each.step for each in standings), default=None)}
+            else {"step": max((progress.step for progress in rank_progress), default=None)}
         ),
     }
     if nodes > 1:
-        data["standings"] = [each.to_dict() for each in standings]
+        data["standings"] = [progress.to_dict() for progress in rank_progress]
     return {"type": "hang", "rank": first.rank if first else None, "data": data}
 
 
-def verdict(standings: Sequence[RankProgress], quiet_s: float) -> Verdict:
-    """The attempt's end after patience ran out; without standings, for a program that shows no
-    progress.
-    """
+def verdict(rank_progress: Sequence[RankProgress], quiet_s: float) -> Verdict:
+    """The verdict of a hang; `rank_progress` is empty for a program without beacons."""
     stacks = "stacks of all ranks are in their stderr logs"
-    if not standings:
+    if not rank_progress:
         return Verdict(
             "hang", f"No rank wrote a point for {quiet_s:.0f} s; {stacks}.", time=time.time()
         )
-    found = diagnose_stall(standings)
-    message = f"No rank moved for {quiet_s:.0f} s: {describe_culprits(found)}; {stacks}."
-    first = found.behind[0] if found.behind else None
-    step = min(each.step for each in standings)
+    diagnosis = diagnose_stall(rank_progress)
+    culprits = describe_culprits(diagnosis)
+    message = f"No rank made progress for {quiet_s:.0f} s: {culprits}; {stacks}."
+    first = diagnosis.behind[0] if diagnosis.behind else None
+    step = min(progress.step for progress in rank_progress)
     return Verdict("hang", message, rank=first.rank if first else None, step=step, time=time.time())

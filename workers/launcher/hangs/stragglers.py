@@ -1,7 +1,6 @@
-"""Which rank the others wait for all the time, from when each came to their common collectives.
-Pure.
+"""Straggler detection: which rank the others wait for, by arrival times at collectives. Pure.
 
-Clocks are compared, so this is for ranks of one node. A rank that stands altogether is `watch`'s.
+Compares clocks, so it applies to ranks of one node. Does not detect stalls.
 """
 
 from __future__ import annotations
@@ -10,17 +9,19 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-LOOKS = 4  # looks that a verdict rests on; one each pulse, every two seconds
-LATE_SHARE = 0.25  # of the time, that the others spend waiting for one rank
-# times the share of the second latest: oversubscribed cores make everybody late at times
+LOOKS = 4  # looks per verdict; one per pulse, every two seconds
+LATE_SHARE = 0.25  # share of the time that the others wait for one rank
+# times the share of the second latest: with oversubscribed cores every rank is late at times
 _MORE_THAN_NEXT = 3.0
-_LEAST_NS = 2_000_000  # shorter waits are a scheduler's
+_MIN_WAIT_NS = 2_000_000  # shorter waits come from the OS scheduler
 Arrival = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
-    """`share` of the time the others waited for `rank`; it came `mean_s` after the one before."""
+class StragglerResult:
+    """The others waited `share` of the time for `rank`, which arrived `mean_s` after the one
+    before.
+    """
 
     rank: int
     share: float
@@ -28,21 +29,20 @@ class Latest:
 
 
 @dataclass(slots=True)
-class Lateness:
-    """`look()` at each pulse of all ranks of a node; answers a rank once, and again after it was in
-    time meanwhile.
-    """
+class StragglerDetector:
+    """Call `look()` at each pulse; reports a rank once, and again after it was on time."""
 
     _shares: deque[dict[int, tuple[float, float]]] = field(
         default_factory=lambda: deque(maxlen=LOOKS)
     )
-    _told: int | None = None
+    _reported: int | None = None
 
-    def look(self, arrivals: Mapping[int, Sequence[Arrival]]) -> Latest | None:
-        found = waits(arrivals)
-        if found is None:
+    def look(self, arrivals: Mapping[int, Sequence[Arrival]]) -> StragglerResult | None:
+        """The straggler, if it is new. `arrivals` are `(group, number, ns)` by rank."""
+        shares = waiting_shares(arrivals)
+        if shares is None:
             return None
-        self._shares.append(found)
+        self._shares.append(shares)
         if len(self._shares) < LOOKS:
             return None
         ranks = {rank for look in self._shares for rank in look}
@@ -61,30 +61,31 @@ class Lateness:
         )
         if not late:
             if mean[worst] < LATE_SHARE / 2:
-                self._told = None
+                self._reported = None
             return None
-        if self._told == worst:
+        if self._reported == worst:
             return None
-        self._told = worst
+        self._reported = worst
         seconds = [look[worst][1] for look in self._shares if worst in look]
-        return Latest(worst, mean[worst], sum(seconds) / len(seconds))
+        return StragglerResult(worst, mean[worst], sum(seconds) / len(seconds))
 
 
-def waits(arrivals: Mapping[int, Sequence[Arrival]]) -> dict[int, tuple[float, float]] | None:
-    """`{rank: (share of the time that the others waited for it, mean seconds it came after them)}`.
+def waiting_shares(
+    arrivals: Mapping[int, Sequence[Arrival]],
+) -> dict[int, tuple[float, float]] | None:
+    """`{rank: (share of the time that the others waited for it, mean seconds of its delay)}`.
 
-    From collectives that all members seen here came to; None where ranks have too few in common to
-    tell.
+    Uses collectives that all members arrived at; None if ranks have too few in common.
     """
     members: dict[str, set[int]] = defaultdict(set)
-    came: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
-    for rank, some in arrivals.items():
-        for group, number, ns in some:
+    arrived: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for rank, entries in arrivals.items():
+        for group, number, ns in entries:
             members[group].add(rank)
-            came[group, number][rank] = ns
+            arrived[group, number][rank] = ns
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
     begin, end = None, None
-    for (group, _), times in came.items():
+    for (group, _), times in arrived.items():
         if len(times) < 2 or set(times) != members[group]:
             continue
         (last_ns, last), (before_ns, _) = sorted(
@@ -92,18 +93,18 @@ def waits(arrivals: Mapping[int, Sequence[Arrival]]) -> dict[int, tuple[float, f
         )[:2]
         begin = before_ns if begin is None else min(begin, before_ns)
         end = last_ns if end is None else max(end, last_ns)
-        if last_ns - before_ns > _LEAST_NS:
+        if last_ns - before_ns > _MIN_WAIT_NS:
             spans[last].append((before_ns, last_ns))
     if begin is None or end is None or end <= begin:
         return None
     return {
-        rank: (_union(some) / (end - begin), sum(b - a for a, b in some) / len(some) / 1e9)
-        for rank, some in spans.items()
+        rank: (_union(waits) / (end - begin), sum(b - a for a, b in waits) / len(waits) / 1e9)
+        for rank, waits in spans.items()
     }
 
 
 def _union(spans: Iterable[tuple[int, int]]) -> int:
-    """Nanoseconds covered: buckets of one backward pass are late one upon the other."""
+    """Nanoseconds covered by overlapping spans: buckets of one backward pass are late together."""
     total, reached = 0, 0
     for begin, end in sorted(spans):
         total += max(0, end - max(begin, reached))

@@ -1,0 +1,1 @@
+"""Durable outbox: logs, points and events from run directories to Redis."""

@@ -1,8 +1,7 @@
-"""A rank's stdout and stderr become numbered lines in `logs.jsonl`, in the order they were seen.
+"""Collects a rank's stdout and stderr as numbered lines in `logs.jsonl`, in the order of reading.
 
-Each line keeps where it ended in its source, so that a successor goes on where a killed supervisor
-stopped.
-Knows no Redis.
+Each line stores its end offset in the source, so that a successor continues where a killed
+supervisor stopped.
 """
 
 from __future__ import annotations
@@ -14,30 +13,27 @@ from collections import deque
 from pathlib import Path
 
 READ_BYTES = 256 * 1024
-LONGEST_LINE = 8192  # bytes; a longer one is cut into several
+LONGEST_LINE = 8192  # bytes; a longer line is split
 SOURCES = {"out": "stdout.log", "err": "stderr.log"}
 _TAIL_BYTES = 64 * 1024
 
 
 class LogCollector:
-    """One writer's folder.
+    """Logs of one rank's folder.
 
-    `sources` maps a short name to a file in it; `last_words` are the newest lines of `err`.
+    `sources` maps a short name to a file in it; `last_lines` are the newest lines of `err`.
     """
 
     def __init__(self, folder: Path, sources: dict[str, str] | None = None) -> None:
         self.folder = folder
         self.sources = SOURCES if sources is None else sources
         self.seq = 0
-        self.last_words: deque[str] = deque(maxlen=60)
+        self.last_lines: deque[str] = deque(maxlen=60)
         self._offsets = dict.fromkeys(self.sources, 0)
         self._resume()
 
     def collect(self, *, final: bool = False) -> int:
-        """Append what is new; `final` also takes an unfinished last line.
-
-        Returns how many lines.
-        """
+        """Append new lines; `final` includes an unfinished last line. Returns how many lines."""
         rows: list[str] = []
         for source in self.sources:
             while more := self._lines(source, final=final):
@@ -55,8 +51,8 @@ class LogCollector:
         except FileNotFoundError:
             return []
         if not final or len(data) == READ_BYTES:
-            whole = data.rfind(b"\n") + 1
-            data = data[: whole or (len(data) if len(data) >= LONGEST_LINE else 0)]
+            complete = data.rfind(b"\n") + 1
+            data = data[: complete or (len(data) if len(data) >= LONGEST_LINE else 0)]
         rows, now = [], round(time.time(), 3)
         for line in data.splitlines(keepends=True):
             for start in range(0, len(line), LONGEST_LINE):
@@ -65,7 +61,7 @@ class LogCollector:
                 self.seq += 1
                 text = part.rstrip(b"\r\n").decode("utf-8", "replace").replace("\x00", "�")
                 if source == "err":
-                    self.last_words.append(text)
+                    self.last_lines.append(text)
                 row = {
                     "seq": self.seq,
                     "time": now,
@@ -77,9 +73,7 @@ class LogCollector:
         return rows
 
     def _resume(self) -> None:
-        """Number and offsets from the end of an earlier `logs.jsonl`, whose torn last line is cut
-        off.
-        """
+        """Read number and offsets from the end of an earlier `logs.jsonl`; truncate a torn line."""
         path = self.folder / "logs.jsonl"
         try:
             size = path.stat().st_size
@@ -88,15 +82,15 @@ class LogCollector:
         with open(path, "rb") as file:
             file.seek(max(0, size - _TAIL_BYTES * len(self.sources)))
             tail = file.read()
-        whole = tail.rfind(b"\n") + 1
-        if whole < len(tail):
-            os.truncate(path, size - (len(tail) - whole))
-        for line in tail[:whole].splitlines():
+        complete = tail.rfind(b"\n") + 1
+        if complete < len(tail):
+            os.truncate(path, size - (len(tail) - complete))
+        for line in tail[:complete].splitlines():
             try:
                 row = json.loads(line)
             except ValueError:
-                continue  # the first one here may be cut
+                continue  # the first line read may be partial
             self.seq = max(self.seq, row["seq"])
             self._offsets[row["from"]] = max(self._offsets.get(row["from"], 0), row["end"])
             if row["from"] == "err":
-                self.last_words.append(row["text"])
+                self.last_lines.append(row["text"])

@@ -1,8 +1,6 @@
-"""One JSON-lines file as an outbox: whole lines read once, kept in mind until acknowledged, read
-again after a rewind.
+"""A JSON-lines file as an outbox: sends each complete line, and again until it is acknowledged.
 
-The file is the durable copy; here are only offsets. Knows neither Redis nor what a line means but
-its `seq`.
+The file is the durable copy; this module holds only offsets. Of a line it reads only `seq`.
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ WINDOW_BYTES = 16 * 1024 * 1024  # sent and not acknowledged; beyond it the rest
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A batch on its way: where it starts and ends in the file, and its last number."""
+class BatchMark:
+    """A batch in flight: its start and end in the file, and its last number."""
 
     start: int
     end: int
@@ -28,7 +26,7 @@ class Mark:
 
 
 class Outbox:
-    """Reads `path` from `offset`; everything before it is acknowledged up to `acked`."""
+    """Reads `path` from `offset`; everything before it is acknowledged, up to number `acked`."""
 
     def __init__(self, path: Path, *, offset: int = 0, acked: int = 0) -> None:
         self.path = path
@@ -36,11 +34,11 @@ class Outbox:
         self.acked_offset = offset
         self.skipped = 0
         self._next = offset
-        self._sent: deque[Mark] = deque()
+        self._sent: deque[BatchMark] = deque()
 
-    def read(self) -> tuple[list[dict[str, Any]], Mark] | None:
-        """The next whole lines as objects with the mark to give to `sent`; None while there is
-        nothing or no room.
+    def read(self) -> tuple[list[dict[str, Any]], BatchMark] | None:
+        """The next complete lines as objects, with the mark for `sent`; None if there is nothing or
+        the window is full.
         """
         if self._next - self.acked_offset > WINDOW_BYTES:
             return None
@@ -60,14 +58,15 @@ class Outbox:
             (row["seq"] for row in rows),
             default=self._sent[-1].last_seq if self._sent else self.acked,
         )
-        return rows, Mark(self._next, self._next + end, last)
+        return rows, BatchMark(self._next, self._next + end, last)
 
-    def sent(self, mark: Mark) -> None:
+    def sent(self, mark: BatchMark) -> None:
+        """Record that the batch was sent."""
         self._sent.append(mark)
         self._next = mark.end
 
     def acknowledge(self, seq: int) -> bool:
-        """Forget batches up to this number; True when something moved."""
+        """Drop batches up to this number; whether anything was dropped."""
         moved = False
         while self._sent and self._sent[0].last_seq <= seq:
             mark = self._sent.popleft()
@@ -75,13 +74,13 @@ class Outbox:
         return moved
 
     def rewind(self) -> None:
-        """Send again what is not acknowledged; repeats are dropped by number on the other side."""
+        """Send unacknowledged lines again; the receiver drops repeats by number."""
         self._sent.clear()
         self._next = self.acked_offset
 
     @property
     def drained(self) -> bool:
-        """Whether every whole line of the file is acknowledged."""
+        """Whether every complete line of the file is acknowledged."""
         return not self._sent and self.empty
 
     @property

@@ -1,9 +1,7 @@
-"""A supervisor's line to Redis: sealed reports and telemetry out, acknowledged numbers and the
-rendezvous in.
+"""A supervisor's connection to Redis: sends sealed reports and telemetry, reads acknowledgements.
 
-Never raises for a broken line: it answers False or None, waits longer each time, and counts
-connections, so that the
-outbox can rewind after a new one. Knows no file of a run.
+Never raises for a lost connection: it returns False or None, backs off, and counts connections, so
+that the outbox can rewind after a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _LONGEST_WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class NodeFile:
-    """What a node knows of itself, kept with mode 600 under its home: the secret never travels."""
+    """A node's identity, stored with mode 600 under its home; the secret is never sent."""
 
     node: str
     secret: bytes
@@ -37,14 +35,15 @@ class NodeFile:
 
     @classmethod
     def read(cls, path: Path) -> NodeFile:
-        found = read_json(path)
-        if not found:
+        """Raises OSError for a file that cannot be read."""
+        data = read_json(path)
+        if not data:
             raise OSError(f"{path} cannot be read; join the node again with a new token")
-        return cls(found["node"], bytes.fromhex(found["secret"]), found["redis"], found["address"])
+        return cls(data["node"], bytes.fromhex(data["secret"]), data["redis"], data["address"])
 
 
 class Link:
-    """`generation` rises with every new connection; 0 before the first."""
+    """`generation` increases with every new connection; 0 before the first."""
 
     def __init__(self, node_file: Path, order: LaunchOrder) -> None:
         self._path = node_file
@@ -54,12 +53,12 @@ class Link:
         self.generation = 0
         self._client: redis.Redis | None = None
         self._wait_s = 0.0
-        self._next_try = 0.0
+        self._retry_at = 0.0
         self._reports: deque[dict[str, Any]] = deque()
         self._seq = 0
 
     def report(self, kind: str, data: dict[str, Any], *, now: float | None = None) -> None:
-        """Queue one AttemptReport; `flush` sends it, in order, however long Redis is away."""
+        """Queue one AttemptReport; `flush` sends reports in order once Redis is reachable."""
         self._seq += 1
         body = {
             "attempt_id": self.order.attempt_id,
@@ -73,9 +72,9 @@ class Link:
         self._reports.append(body)
 
     def flush(self) -> bool:
-        """True once no report is left here."""
+        """Send queued reports; True if none is left."""
         while self._reports:
-            self._follow_node()
+            self._reload_node()
             text = self._sealed(names.KIND_REPORT, self._reports[0])
             if not self._add(names.REPORTS, {names.FIELD_MESSAGE: text}):
                 return False
@@ -84,7 +83,7 @@ class Link:
 
     def telemetry(self, batches: list[dict[str, Any]]) -> bool:
         """Send one envelope of batches; True when Redis has it."""
-        self._follow_node()
+        self._reload_node()
         head = {
             "run": self.order.run,
             "attempt": self.order.attempt,
@@ -100,16 +99,17 @@ class Link:
         return self._call(lambda client: client.xadd(stream, fields)) is not None
 
     def acked(self) -> dict[str, int] | None:
-        """`points/0` → the last number that ingest has committed; None while Redis is away."""
-        found = self._call(lambda client: client.hgetall(names.acked_key(self.order.attempt_id)))
-        return None if found is None else {str(key): int(value) for key, value in found.items()}
+        """`points/0` → the last number that ingest committed; None while Redis is unreachable."""
+        acked = self._call(lambda client: client.hgetall(names.acked_key(self.order.attempt_id)))
+        return None if acked is None else {str(key): int(value) for key, value in acked.items()}
 
     def publish_rendezvous(self, host: str, port: int) -> bool:
+        """Publish where this attempt's nodes meet; whether Redis has it."""
         key = names.rendezvous_key(self.order.fence)
-        # the nodes share no secret, so this only guards against accidents: the host comes from each
-        # one's own order
+        # nodes share no secret, so the seal only guards against accidents: each node takes the host
+        # from its own order
         text = envelope.seal(
-            self._meeting(),
+            self._rendezvous_key(),
             names.KIND_RENDEZVOUS,
             {"host": host, "port": port},
             ttl_s=names.RENDEZVOUS_TTL_S,
@@ -119,19 +119,19 @@ class Link:
         return bool(self._call(lambda client: client.set(key, text, ex=names.RENDEZVOUS_TTL_S)))
 
     def rendezvous(self) -> tuple[str, int] | None:
-        """Where the first node's supervisor waits, once it has said so."""
+        """The rendezvous that the first node's supervisor published, or None."""
         text = self._call(lambda client: client.get(names.rendezvous_key(self.order.fence)))
         if not text:
             return None
         try:
             body = envelope.open_envelope(
-                self._meeting(), text, kind=names.KIND_RENDEZVOUS, now=time.time()
+                self._rendezvous_key(), text, kind=names.KIND_RENDEZVOUS, now=time.time()
             )
         except envelope.EnvelopeError:
             return None
         return str(body["host"]), int(body["port"])
 
-    def _meeting(self) -> bytes:
+    def _rendezvous_key(self) -> bytes:
         return f"rendezvous {self.order.fence}".encode()
 
     def _sealed(self, kind: str, body: dict[str, Any]) -> str:
@@ -140,10 +140,11 @@ class Link:
             node.secret, kind, body, ttl_s=names.REPORT_TTL_S, now=time.time(), node=node.node
         )
 
-    def _follow_node(self) -> None:
-        """A node that joined anew has another secret: what the old one sealed meanwhile was
-        refused, so the connection
-        is made anew, and with it the outbox goes back to what was acknowledged."""
+    def _reload_node(self) -> None:
+        """Reconnect if the node joined again and has another secret.
+
+        Messages sealed by the old one were refused; a new connection makes the outbox rewind.
+        """
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
@@ -154,13 +155,13 @@ class Link:
                 self._client.close()
                 self._client = None
 
-    def _call(self, do: Callable[[redis.Redis], Answer]) -> Answer | None:
-        if time.monotonic() < self._next_try:
+    def _call(self, request: Callable[[redis.Redis], Answer]) -> Answer | None:
+        if time.monotonic() < self._retry_at:
             return None
         try:
             if self._client is None:
                 self._client = self._connect()
-            answer = do(self._client)
+            answer = request(self._client)
             self._wait_s = 0.0
             return answer
         except (redis.RedisError, OSError):
@@ -168,12 +169,12 @@ class Link:
                 self._client.close()
                 self._client = None
             self._wait_s = min(_LONGEST_WAIT_S, max(0.1, self._wait_s * 2))
-            self._next_try = time.monotonic() + self._wait_s
+            self._retry_at = time.monotonic() + self._wait_s
             return None
 
     def _connect(self) -> redis.Redis:
         with contextlib.suppress(OSError):
-            self.node = NodeFile.read(self._path)  # a restarted agent may know a new address
+            self.node = NodeFile.read(self._path)  # a restarted agent may have a new address
         return redis.Redis.from_url(
             self.node.redis_url,
             decode_responses=True,

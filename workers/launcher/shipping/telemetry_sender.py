@@ -1,8 +1,6 @@
-"""All outboxes of a run directory, sent as telemetry envelopes and kept in step with what was
-acknowledged.
+"""Sends all outboxes of a run directory as telemetry envelopes and tracks acknowledgements.
 
-Used by a living supervisor and by the agent that finishes a dead one's work. Does not know why a
-run ended.
+Used by a living supervisor and by the agent that finishes a dead one's work.
 """
 
 from __future__ import annotations
@@ -15,10 +13,10 @@ from typing import Any
 from workers.contracts.wire.names import SUPERVISOR_RANK, acked_field
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.points import PointBatch, plain
-from workers.launcher.command import home_of
+from workers.launcher.command import node_home
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping.log_capture import LogCollector
-from workers.launcher.shipping.outbox import Mark, Outbox
+from workers.launcher.shipping.outbox import BatchMark, Outbox
 from workers.launcher.shipping.redis_link import Link
 
 STREAMS = ("points", "events", "logs")
@@ -26,8 +24,8 @@ SUPERVISOR_LOGS = {"err": "../supervisor.log", "out": "../torchrun.log"}
 _ENVELOPE_ROWS = 20_000
 
 
-class Shipping:
-    """`pump()` moves what is new; `on_event` sees each event line once, as it is first read."""
+class TelemetrySender:
+    """`pump()` sends what is new; `on_event` gets each event line once, when it is first read."""
 
     def __init__(
         self,
@@ -38,27 +36,27 @@ class Shipping:
         on_event: Callable[[dict[str, Any]], None],
     ) -> None:
         self.run_dir, self.order, self.link = run_dir, order, link
-        # when a point was last seen here, by the monotonic clock
+        # when a point was last read, by the monotonic clock
         self.last_point: float | None = None
         self.collectors: dict[int, LogCollector] = {}
         self._on_event = on_event
         self._events_seen: dict[int, int] = {}
         self._offsets = read_json(run_dir.offsets)
-        self._boxes: dict[tuple[str, int], Outbox] = {}
+        self._outboxes: dict[tuple[str, int], Outbox] = {}
         self._generation = 0
         self._saved = 0.0
 
     def pump(self, *, final: bool = False) -> None:
-        """Collect log lines, send every stream's new lines, take in acknowledgements."""
-        self._find()
+        """Collect log lines, read acknowledgements, send every stream's new lines."""
+        self._open_outboxes()
         for collector in self.collectors.values():
             collector.collect(final=final)
         self._take_acks()
-        batches: list[tuple[Outbox, Mark, dict[str, Any]]] = []
+        batches: list[tuple[Outbox, BatchMark, dict[str, Any]]] = []
         rows_waiting = 0
-        for (stream, rank), box in list(self._boxes.items()):
-            while (found := box.read()) is not None:
-                rows, mark = found
+        for (stream, rank), box in list(self._outboxes.items()):
+            while (chunk := box.read()) is not None:
+                rows, mark = chunk
                 batch = self._batch(stream, rank, rows)
                 if batch is not None:
                     batches.append((box, mark, batch))
@@ -72,26 +70,26 @@ class Shipping:
             self._send(batches)
 
     def settled(self) -> bool:
-        """Whether everything written is committed on the other side."""
-        return all(box.drained for box in self._boxes.values())
+        """Whether the receiver has committed everything that was written."""
+        return all(box.drained for box in self._outboxes.values())
 
     def skipped(self) -> list[str]:
-        """A sentence for each file with lines that could not be read."""
+        """A message for each file with lines that could not be parsed."""
         return [
-            f"{box.path}: {box.skipped} lines are no {key[0]} and were not sent"
-            for key, box in self._boxes.items()
+            f"{box.path}: {box.skipped} lines are not valid {key[0]} and were not sent"
+            for key, box in self._outboxes.items()
             if box.skipped
         ]
 
     def save(self) -> None:
-        """Keep the acknowledged offsets, for a successor; older ones only cost repeats."""
+        """Store the acknowledged offsets for a successor; stale ones only cause repeats."""
         self._saved = time.monotonic()
-        found = {
-            acked_field(*key): [box.acked, box.acked_offset] for key, box in self._boxes.items()
+        offsets = {
+            acked_field(*key): [box.acked, box.acked_offset] for key, box in self._outboxes.items()
         }
-        write_json(self.run_dir.offsets, found)
+        write_json(self.run_dir.offsets, offsets)
 
-    def _send(self, batches: list[tuple[Outbox, Mark, dict[str, Any]]]) -> bool:
+    def _send(self, batches: list[tuple[Outbox, BatchMark, dict[str, Any]]]) -> bool:
         if self.link.telemetry([batch for _, _, batch in batches]):
             return True
         for box, _, _ in batches:
@@ -104,18 +102,18 @@ class Shipping:
             return
         moved = [
             box.acknowledge(acked.get(acked_field(stream, rank), 0))
-            for (stream, rank), box in self._boxes.items()
+            for (stream, rank), box in self._outboxes.items()
         ]
         if any(moved) and time.monotonic() - self._saved > 1.0:
             self.save()
-        # a new connection: the other side may have lost its last second
+        # after a new connection: the server may have lost its last second
         if self.link.generation != self._generation:
             self._generation = self.link.generation
-            for box in self._boxes.values():
+            for box in self._outboxes.values():
                 box.rewind()
 
-    def _find(self) -> None:
-        """Folders of ranks that have appeared."""
+    def _open_outboxes(self) -> None:
+        """Open the outboxes of new rank folders."""
         for rank in self.run_dir.ranks():
             if rank not in self.collectors:
                 folder = self.run_dir.rank(rank)
@@ -125,7 +123,7 @@ class Shipping:
                 )
                 for stream in STREAMS:
                     acked, offset = self._offsets.get(acked_field(stream, rank), (0, 0))
-                    self._boxes[stream, rank] = Outbox(
+                    self._outboxes[stream, rank] = Outbox(
                         folder / f"{stream}.jsonl", offset=offset, acked=acked
                     )
 
@@ -160,8 +158,8 @@ class Shipping:
         return {"stream": stream, "rank": rank, "events": [plain({**row, **head}) for row in rows]}
 
     def _make_relative(self, row: dict[str, Any]) -> None:
-        """The path of a checkpoint or profile is told from the node's home, which another node
-        mounts elsewhere.
+        """Make the path of a checkpoint or profile relative to the node's home, which other nodes
+        mount elsewhere.
         """
         data = row.get("data")
         if (
@@ -169,18 +167,16 @@ class Shipping:
             and isinstance(data, dict)
             and os.path.isabs(str(data.get("path", "")))
         ):
-            data["path"] = os.path.relpath(data["path"], home_of(self.run_dir, self.order))
+            data["path"] = os.path.relpath(data["path"], node_home(self.run_dir, self.order))
 
     def _readable(
         self, rows: list[dict[str, Any]], head: dict[str, Any]
     ) -> Iterator[dict[str, Any]]:
-        """A foreign program may write lines that are no points: each is dropped, its neighbours are
-        kept.
-        """
+        """Drop lines of a foreign program that are not points, one by one."""
         for row in rows:
             try:
                 PointBatch.from_points([{**row, **head}])
             except (ValueError, KeyError):
-                self._boxes["points", head["rank"]].skipped += 1
+                self._outboxes["points", head["rank"]].skipped += 1
             else:
                 yield {**row, **head}

@@ -1,3 +1,1 @@
-"""The inference engine: a paged cache, continuous batching, sampling, and the runs of kind
-generate.
-"""
+"""The inference engine and its runs: paged cache, continuous batching, sampling, serving."""

@@ -1,6 +1,4 @@
-"""The engine on small models: against transformers, against itself one by one, and under little
-memory.
-"""
+"""The engine on small models: against the model itself, unbatched, and with little memory."""
 
 from __future__ import annotations
 
@@ -99,13 +97,15 @@ def engine_of(
     *,
     blocks: int = 100,
     block_size: int = 4,
-    kept: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype = torch.float32,
     **limits: Any,
 ) -> Engine:
     shape = {"blocks": blocks, "block_size": block_size}
-    cache = PagedCache(decoder.spec, **shape, dtype=kept, device=torch.device("cpu"), swap=SWAP)
+    cache = PagedCache(
+        decoder.spec, **shape, dtype=cache_dtype, device=torch.device("cpu"), swap=SWAP
+    )
     assert sum(each.nbytes for each in cache.tensors()) == blocks * block_bytes(
-        decoder.spec, block_size=4, dtype=kept
+        decoder.spec, block_size=4, dtype=cache_dtype
     )
     scheduler = Scheduler(
         BlockPool(**shape), Limits(**limits), window=decoder.spec.window, swap=CpuBlocks(SWAP)
@@ -121,7 +121,7 @@ def spelled(ids: Any) -> str:
 
 
 def prompts(count: int, vocab: int = 61) -> list[list[int]]:
-    """Of 1 to 37 tokens; every second begins as the first one does."""
+    """Prompts of 1 to 37 tokens; every second one shares a prefix."""
     first = [place * 11 % vocab for place in range(37)]
     others = [
         [(number * 5 + place * place) % vocab for place in range(1 + number * 9 % 31)]
@@ -134,16 +134,16 @@ def prompts(count: int, vocab: int = 61) -> list[list[int]]:
 
 def finished(engine: Engine, given: list[tuple[list[int], SamplingParams]]) -> list[Request]:
     requests = [engine.add(*each) for each in given]
-    ended: list[Request] = []
+    finished_requests: list[Request] = []
     while engine.busy:
-        ended += [each for each in engine.step() if each.finish]
+        finished_requests += [each for each in engine.step() if each.finish]
     assert engine.scheduler.pool.used == 0
-    assert {each.parent for each in ended} == {each.number for each in requests}
+    assert {each.parent for each in finished_requests} == {each.number for each in requests}
     return requests
 
 
 def without_cache(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
-    """Greedy, the whole sequence through the model for each token."""
+    """Greedy tokens from the full sequence each time."""
     ids = list(prompt)
     with torch.no_grad():
         for _ in range(count):
@@ -152,7 +152,7 @@ def without_cache(decoder: Decoder, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batched_is_unbatched_is_the_model_itself(shape):
+def test_batched_equals_unbatched_equals_the_model(shape):
     given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(10))]
     plain = model_of(**SHAPES[shape]).eval()
     together = finished(engine_of(model_of(**SHAPES[shape]), step_tokens=24, sequences=6), given)
@@ -160,20 +160,20 @@ def test_batched_is_unbatched_is_the_model_itself(shape):
     alone = [finished(alone_engine, [each])[0] for each in given]
     assert [each.output_tokens for each in together] == [each.output_tokens for each in alone]
     assert [len(each.output_tokens) for each in together] == [
-        asked.max_new_tokens for _, asked in given
+        params.max_new_tokens for _, params in given
     ]
-    for (prompt, asked), request in zip(given, together, strict=True):
-        if asked.greedy:
-            assert request.output_tokens == without_cache(plain, prompt, asked.max_new_tokens)
-        if asked.logprobs:
+    for (prompt, params), request in zip(given, together, strict=True):
+        if params.greedy:
+            assert request.output_tokens == without_cache(plain, prompt, params.max_new_tokens)
+        if params.logprobs:
             ids = torch.tensor([[*prompt, *request.output_tokens]])
             with torch.no_grad():
                 rows = plain(ids)[0, len(prompt) - 1 : -1].log_softmax(-1)
-            wanted = rows.gather(1, torch.tensor(request.output_tokens)[:, None])[:, 0]
-            torch.testing.assert_close(torch.tensor(request.logprobs), wanted, atol=1e-4, rtol=0)
+            expected = rows.gather(1, torch.tensor(request.output_tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=0)
 
 
-def test_little_memory_preempts_and_changes_nothing():
+def test_little_memory_preempts_without_changing_tokens():
     given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
     plenty = finished(engine_of(model_of(), sequences=8), given)
     scarce = engine_of(model_of(), blocks=15, sequences=8, watermark=0, step_tokens=16)
@@ -183,71 +183,78 @@ def test_little_memory_preempts_and_changes_nothing():
     assert scarce.scheduler.preemption.count > 0 and scarce.scheduler.swapper.total > 0
 
 
-def test_an_int8_cache_is_near_and_no_row_depends_on_another():
-    asked = SamplingParams(max_new_tokens=10, temperature=0, logprobs=True)
-    given = [(prompt, asked) for prompt in prompts(8)]
+def test_int8_cache_is_close_and_rows_are_independent():
+    params = SamplingParams(max_new_tokens=10, temperature=0, logprobs=True)
+    given = [(prompt, params) for prompt in prompts(8)]
     exact = finished(engine_of(model_of()), given)
-    alone = engine_of(model_of(), kept=torch.int8, sequences=1)
+    alone = engine_of(model_of(), cache_dtype=torch.int8, sequences=1)
     together = finished(
-        engine_of(model_of(), kept=torch.int8, blocks=22, step_tokens=16, watermark=0), given
+        engine_of(model_of(), cache_dtype=torch.int8, blocks=22, step_tokens=16, watermark=0), given
     )
     assert [each.output_tokens for each in together] == [
         finished(alone, [each])[0].output_tokens for each in given
     ]
-    off = [abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(exact, together, strict=True)]
-    assert 0 < max(off) < 0.1
+    errors = [abs(a.logprobs[0] - b.logprobs[0]) for a, b in zip(exact, together, strict=True)]
+    assert 0 < max(errors) < 0.1
 
 
-def test_answers_to_one_prompt_share_it_and_differ():
+def test_answers_to_one_prompt_share_its_blocks_and_differ():
     engine = engine_of(model_of(), sequences=8)
-    asked = SamplingParams(max_new_tokens=12, seed=9, n=4)
-    request = engine.add(prompts(8)[7], asked)
-    ended: list[Request] = []
+    params = SamplingParams(max_new_tokens=12, seed=9, n=4)
+    request = engine.add(prompts(8)[7], params)
+    finished_requests: list[Request] = []
     peak = 0
     while engine.busy:
-        ended += [each for each in engine.step() if each.finish]
+        finished_requests += [each for each in engine.step() if each.finish]
         peak = max(peak, engine.scheduler.pool.used)
-    assert sorted(each.answer for each in ended) == [0, 1, 2, 3]
-    assert len({tuple(each.output_tokens) for each in ended}) == 4
-    assert peak <= 37 // 4 + 4 * 5, "the prompt's full blocks are there once"
+    assert sorted(each.answer for each in finished_requests) == [0, 1, 2, 3]
+    assert len({tuple(each.output_tokens) for each in finished_requests}) == 4
+    assert peak <= 37 // 4 + 4 * 5, "the prompt's full blocks exist once"
     alone = finished(
         engine_of(model_of()), [(list(request.prompt), SamplingParams(max_new_tokens=12, seed=9))]
     )[0]
-    assert next(each for each in ended if each.answer == 0).output_tokens == alone.output_tokens
+    assert (
+        next(each for each in finished_requests if each.answer == 0).output_tokens
+        == alone.output_tokens
+    )
 
 
-def test_ends_stop_strings_context_and_abort():
+def test_stop_tokens_stop_strings_context_and_abort():
     decoder = model_of()
     prompt = prompts(3)[2]
-    plain = finished(engine_of(decoder), [(prompt, SamplingParams(max_new_tokens=20, temperature=0))])[
-        0
-    ].output_tokens
+    plain = finished(
+        engine_of(decoder), [(prompt, SamplingParams(max_new_tokens=20, temperature=0))]
+    )[0].output_tokens
     end, stop = plain[4], spelled(plain[6:8])
     greedy = {"max_new_tokens": 20, "temperature": 0}
     first = plain.index(end) + 1
-    asked = [
+    params = [
         SamplingParams(**greedy, stop_token_ids=(end,)),
         SamplingParams(**greedy, stop_token_ids=(end,), ignore_eos=True),
         SamplingParams(**greedy, stop=(stop, "never")),
         SamplingParams(**{**greedy, "max_new_tokens": 500}),
     ]
     engine = engine_of(model_of())
-    ended, ignored, stopped, longest = finished(engine, [(prompt, each) for each in asked])
-    assert (ended.output_tokens, ended.finish) == (plain[:first], "stop")
+    by_id, ignored, stopped, longest = finished(engine, [(prompt, each) for each in params])
+    assert (by_id.output_tokens, by_id.finish) == (plain[:first], "stop")
     assert (ignored.output_tokens, ignored.finish) == (plain, "length")
     assert stopped.finish == "stop" and spelled(stopped.output_tokens).endswith(stop)
     assert stopped.output_tokens == plain[: len(stopped.output_tokens)]
     assert len(longest.tokens) == 128 and longest.finish == "length"
-    gone, kept = engine.add(prompt, asked[3]), engine.add(prompt, asked[1])
+    aborted, other = engine.add(prompt, params[3]), engine.add(prompt, params[1])
     engine.step()
-    engine.abort(gone)
+    engine.abort(aborted)
     while engine.busy:
         engine.step()
-    assert gone.finish == "aborted" and kept.output_tokens == plain and engine.scheduler.pool.used == 0
+    assert (
+        aborted.finish == "aborted"
+        and other.output_tokens == plain
+        and engine.scheduler.pool.used == 0
+    )
 
 
 @pytest.mark.parametrize(
-    ("prompt", "asked", "message"),
+    ("prompt", "params", "message"),
     [
         ([], {}, "the prompt is empty"),
         ([1] * 128, {}, "has 128 tokens, the model's context is 128"),
@@ -258,9 +265,9 @@ def test_ends_stop_strings_context_and_abort():
         ([1], {"stop": ("",)}, "non-empty"),
     ],
 )
-def test_bad_requests_are_told(prompt, asked, message):
+def test_bad_requests_raise(prompt, params, message):
     with pytest.raises(ValueError, match=message):
-        engine_of(model_of()).add(prompt, SamplingParams(**asked))
+        engine_of(model_of()).add(prompt, SamplingParams(**params))
 
 
 def test_dynamic_rotary_scaling_is_refused():

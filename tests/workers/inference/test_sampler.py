@@ -1,4 +1,4 @@
-"""What is drawn from given logits: cuts, penalties, frequencies, text that stops."""
+"""Sampling from given logits: truncation, penalties, frequencies, stop strings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
 def drawn(
-    draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **asked: Any
+    draws: int = 4000, prompt: tuple[int, ...] = (0,), new: tuple[int, ...] = (), **params: Any
 ) -> Counter[int]:
     rows = [
-        Row(Request(prompt, SamplingParams(seed=seed, **asked), tokens=[*prompt, *new]))
+        Row(Request(prompt, SamplingParams(seed=seed, **params), tokens=[*prompt, *new]))
         for seed in range(draws)
     ]
     return Counter(
@@ -32,7 +32,7 @@ def drawn(
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"),
+    ("params", "retained"),
     [
         ({}, 6),
         ({"temperature": 0.5}, 6),
@@ -47,26 +47,26 @@ def drawn(
     ],
     ids=str,
 )
-def test_frequencies_are_the_distribution_cut_off(asked, kept):
-    wanted = (LOGITS.double() / asked.get("temperature", 1)).softmax(-1)
-    wanted[kept:] = 0
-    wanted /= wanted.sum()
-    counts = drawn(**asked)
-    expected = wanted * 4000
+def test_frequencies_match_the_truncated_distribution(params, retained):
+    probabilities = (LOGITS.double() / params.get("temperature", 1)).softmax(-1)
+    probabilities[retained:] = 0
+    probabilities /= probabilities.sum()
+    counts = drawn(**params)
+    expected = probabilities * 4000
     assert all(expected[token] > 0 for token in counts)
-    many = expected >= 5
-    off = sum(
+    tested = expected >= 5
+    chi_square = sum(
         (counts[token] - expected[token]) ** 2 / expected[token]
-        for token in many.nonzero().flatten().tolist()
+        for token in tested.nonzero().flatten().tolist()
     )
-    assert off < 27, "chi-square of at most 5 degrees of freedom, p = 6e-5; seeds are fixed"
+    assert chi_square < 27, "at most 5 degrees of freedom, p = 6e-5; seeds are fixed"
 
 
-def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkeypatch):
-    """Ties at the edge, cuts that fall beyond the few, and flat rows included."""
+def test_truncation_among_candidates_equals_full_sort(monkeypatch):
+    """With ties at the edge, truncation beyond the candidates, and flat rows."""
     steep, flat = torch.randn(6, 3000, generator=torch.Generator().manual_seed(1)).split(3)
     logits = torch.cat([4 * steep, 0.1 * flat, torch.round(3 * steep), torch.zeros(3, 3000)])
-    asks = [
+    parameters = [
         {"top_p": 0.9},
         {"top_p": 0.3, "min_p": 0.01},
         {"top_k": 40},
@@ -78,23 +78,30 @@ def test_cuts_among_the_likeliest_alone_are_those_of_the_whole_vocabulary(monkey
         {"top_p": 1e-6},
         {"top_p": 0.999, "temperature": 3.0},
     ]
-    whole = 0
-    for asked in asks:
-        rows = [Row(Request((0,), SamplingParams(seed=seed, **asked))) for seed in range(len(logits))]
-        few = compute_weights(logits, rows)
+    beyond = 0
+    for params in parameters:
+        rows = [
+            Row(Request((0,), SamplingParams(seed=seed, **params))) for seed in range(len(logits))
+        ]
+        weights = compute_weights(logits, rows)
         alone = torch.cat(
-            [compute_weights(logits[each : each + 1], rows[each : each + 1]) for each in range(len(logits))]
+            [
+                compute_weights(logits[each : each + 1], rows[each : each + 1])
+                for each in range(len(logits))
+            ]
         )
-        assert torch.equal(few, alone), "no row depends on its neighbours"
+        assert torch.equal(weights, alone), "no row depends on its neighbors"
         with monkeypatch.context() as patch:
             patch.setattr(sampler, "_CANDIDATES", 3000)
             sorted_ = compute_weights(logits, rows)
-        assert torch.equal(few > 0, sorted_ > 0)
-        torch.testing.assert_close(few, sorted_, rtol=1e-13, atol=0)
+        assert torch.equal(weights > 0, sorted_ > 0)
+        torch.testing.assert_close(weights, sorted_, rtol=1e-13, atol=0)
         for uniform in torch.rand(50, generator=torch.Generator().manual_seed(2)).tolist():
-            assert sample_at(few, [uniform] * len(rows)) == sample_at(sorted_, [uniform] * len(rows))
-        whole += int(((few > 0).sum(-1) >= 512).sum())
-    assert whole, "some rows keep more than the few"
+            assert sample_at(weights, [uniform] * len(rows)) == sample_at(
+                sorted_, [uniform] * len(rows)
+            )
+        beyond += int(((weights > 0).sum(-1) >= 512).sum())
+    assert beyond, "some rows retain more than the candidates"
 
 
 def test_penalties():
@@ -111,19 +118,22 @@ def test_penalties():
     ) == {0: 1}
 
 
-def test_what_is_no_number_is_told():
+def test_logits_that_are_not_finite_raise():
     with pytest.raises(ArithmeticError, match="not finite numbers"):
         verified(torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), SamplingParams()))]], {})
 
 
-def test_stop_strings_across_tokens_and_half_characters():
+def test_stop_strings_across_tokens_and_partial_characters():
     data = "über — alles gut".encode()
 
     def decode(ids):
         return bytes(ids).decode(errors="replace")
 
     text = IncrementalText(decode, ["s g", "nie"])
-    found = [text.add(each) for each in data]
-    assert found.index(True) == data.index(b"s g") + 2 and text.text == "über — alles gut"
-    assert truncate_at_stop(text.text, ["gut", "s g"]) == "über — alle" and truncate_at_stop("a", []) == "a"
+    stopped = [text.add(each) for each in data]
+    assert stopped.index(True) == data.index(b"s g") + 2 and text.text == "über — alles gut"
+    assert (
+        truncate_at_stop(text.text, ["gut", "s g"]) == "über — alle"
+        and truncate_at_stop("a", []) == "a"
+    )
     assert not any(IncrementalText(decode, ["x"]).add(each) for each in json.dumps([1]).encode())

@@ -1,4 +1,4 @@
-"""Blocks and scheduler together, under any order of requests, forks and aborts, without a model."""
+"""Block pool and scheduler without a model, under any order of requests, forks and aborts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from workers.inference.scheduling.scheduler import Scheduler
 from workers.inference.scheduling.step_plan import StepPlan
 
 
-class Fake:
-    """A model that remembers which token it wrote into each slot, and checks what a real one would
-    read.
-    """
+class FakeModel:
+    """A model that records the tokens written to each slot, and checks what would be read."""
 
     def __init__(
         self,
@@ -40,28 +38,28 @@ class Fake:
         )
         self.scheduler.swapper.costs = SwapCosts(block_s=1e-3, token_s=1.0)
         self.scheduler.tables.draft_reads_cache = reads
-        self.places: dict[int, list[tuple[int, ...] | None]] = {}
+        self.cpu_cells: dict[int, list[tuple[int, ...] | None]] = {}
         self.window, self.drafts = window or 10**6, drafts
         self.cells: dict[int, list[tuple[int, ...] | None]] = {
             block: [None] * page for block in range(blocks)
         }
         self.limits, self.page = limits, page
 
-    def step(self, draw: random.Random) -> StepPlan:
+    def step(self, rng: random.Random) -> StepPlan:
         ran = set(self.scheduler.running)
         for each in ran:
             each.max_drafts = (
-                draw.randint(0, each.sampling.max_new_tokens - len(each.output_tokens) - 1)
+                rng.randint(0, each.sampling.max_new_tokens - len(each.output_tokens) - 1)
                 if self.drafts
                 else 0
             )
-            each.draft = [draw.randrange(3) for _ in range(each.max_drafts)]
+            each.draft = [rng.randrange(3) for _ in range(each.max_drafts)]
         plan = self.scheduler.schedule()
         self.check_plan(plan, ran)
         for block, place in plan.swap_outs:
-            self.places[place] = list(self.cells[block])
+            self.cpu_cells[place] = list(self.cells[block])
         for place, block in plan.swap_ins:
-            self.cells[block] = list(self.places[place])
+            self.cells[block] = list(self.cpu_cells[place])
         for each in plan.scheduled:
             if each.copy:
                 source, target = each.copy
@@ -69,27 +67,30 @@ class Fake:
         for each in plan.scheduled:
             request = each.request
             for place in range(each.start, each.start + each.count):
-                # a key depends on all tokens before it, so a cell stands for the whole beginning
-                line = (*request.tokens, *request.draft)[: place + 1]
-                self.cells[request.blocks[place // self.page]][place % self.page] = line
+                # a key depends on all tokens before it, so a cell holds the prefix
+                prefix = (*request.tokens, *request.draft)[: place + 1]
+                self.cells[request.blocks[place // self.page]][place % self.page] = prefix
             for place in range(max(0, each.start + 1 - self.window), each.start + each.count):
-                held = self.cells[request.blocks[place // self.page]][place % self.page]
-                assert held == (*request.tokens, *request.draft)[: place + 1]
+                cell = self.cells[request.blocks[place // self.page]][place % self.page]
+                assert cell == (*request.tokens, *request.draft)[: place + 1]
         self.scheduler.finish_step(plan)
         for each in plan.scheduled:
-            if self.scheduler.tables.draft_reads_cache:  # a draft model reads on at times, up to what is computed
+            if self.scheduler.tables.draft_reads_cache:
+                # at times a draft model computes what the model has computed
                 request = each.request
-                for place in range(max(0, request.draft_computed + 1 - self.window), request.computed):
+                for place in range(
+                    max(0, request.draft_computed + 1 - self.window), request.computed
+                ):
                     assert place >= request.freed_blocks * self.page, (
-                        "what a draft model has still to read is given back"
+                        "blocks that a draft model still reads are freed"
                     )
-                request.draft_computed = draw.choice([request.draft_computed, request.computed])
+                request.draft_computed = rng.choice([request.draft_computed, request.computed])
             if each.samples:
-                self.answer(each.request, draw, draw.randint(0, each.num_drafts))
+                self.answer(each.request, rng, rng.randint(0, each.num_drafts))
         self.check_pool()
         return plan
 
-    def answer(self, request: Request, draw: random.Random, accepted: int) -> None:
+    def answer(self, request: Request, rng: random.Random, accepted: int) -> None:
         children = []
         if len(request.tokens) == len(request.prompt):
             children = [
@@ -98,11 +99,11 @@ class Fake:
             self.scheduler.fork(request, children)
         for each in (request, *children):
             each.tokens += each.draft[:accepted]
-            ends = bool(accepted) and draw.random() < 0.1  # inside an accepted stretch
-            if not ends:
-                each.tokens.append(draw.randrange(3))
+            stops = bool(accepted) and rng.random() < 0.1  # within accepted drafts
+            if not stops:
+                each.tokens.append(rng.randrange(3))
             self.scheduler.accept(each, accepted)
-            if ends or len(each.output_tokens) == each.sampling.max_new_tokens:
+            if stops or len(each.output_tokens) == each.sampling.max_new_tokens:
                 each.finish = "length"
                 self.scheduler.remove(each)
 
@@ -115,17 +116,17 @@ class Fake:
         for each in plan.scheduled:
             first, last = each.start // self.page, (each.start + each.count - 1) // self.page
             for block in each.request.blocks[first : last + 1]:
-                assert self.pool.references(block) == 1, "a shared block would be written to"
-                assert not self.pool.is_sealed(block), (
-                    "a block that others may find would be written to"
-                )
+                assert self.pool.references(block) == 1, "writes to a shared block"
+                assert not self.pool.is_sealed(block), "writes to a sealed block"
 
     def check_pool(self) -> None:
-        held = Counter(
+        references = Counter(
             block for each in self.scheduler.running for block in each.blocks[each.freed_blocks :]
         )
-        assert all(self.pool.references(block) == held[block] for block in range(self.pool.blocks))
-        assert self.pool.used == len(held), "a block is lost"
+        assert all(
+            self.pool.references(block) == references[block] for block in range(self.pool.blocks)
+        )
+        assert self.pool.used == len(references), "a block leaked"
         assert not any(each.blocks for each in self.scheduler.waiting)
 
 
@@ -145,80 +146,81 @@ class Fake:
     drafts=st.booleans(),
     reads=st.booleans(),
 )
-def test_nothing_leaks_and_nothing_shared_is_written(
+def test_no_block_leaks_and_no_shared_block_is_written(
     seed, blocks, page, step_tokens, sequences, requests, window, swap, priorities, drafts, reads
 ):
-    """Few different tokens, so that prefixes are shared often; little memory, so that many are
-    preempted.
-    """
-    draw = random.Random(seed)
-    limits = Limits(step_tokens, sequences, watermark=draw.choice([0, 0.1]))
-    fake = Fake(blocks, page, limits, window=window, swap=swap, drafts=drafts, reads=reads)
+    """Few different tokens, so prefixes are often shared; little memory, so many are preempted."""
+    rng = random.Random(seed)
+    limits = Limits(step_tokens, sequences, watermark=rng.choice([0, 0.1]))
+    model = FakeModel(blocks, page, limits, window=window, swap=swap, drafts=drafts, reads=reads)
     todo = [
         Request(
-            tuple(draw.randrange(2) for _ in range(length)),
+            tuple(rng.randrange(2) for _ in range(length)),
             SamplingParams(max_new_tokens=new, n=n),
-            priority=draw.randint(0, priorities),
-            client=draw.choice("abc"),
+            priority=rng.randint(0, priorities),
+            client=rng.choice("abc"),
         )
         for length, new, n in requests
     ]
     added: list[Request] = []
     for _ in range(2000):
-        if todo and draw.random() < 0.5:
+        if todo and rng.random() < 0.5:
             added.append(todo.pop())
-            fake.scheduler.add(added[-1])
-        alive = [*fake.scheduler.running, *fake.scheduler.waiting]
-        if alive and draw.random() < 0.05:
-            freed_blocks = draw.choice(alive)
-            fake.scheduler.remove(freed_blocks)
-            freed_blocks.finish = "aborted"
-        busy = bool(fake.scheduler.running or fake.scheduler.waiting)
-        assert fake.step(draw).scheduled or not busy, "something goes on in every step"
-        if not (todo or fake.scheduler.running or fake.scheduler.waiting):
+            model.scheduler.add(added[-1])
+        alive = [*model.scheduler.running, *model.scheduler.waiting]
+        if alive and rng.random() < 0.05:
+            aborted = rng.choice(alive)
+            model.scheduler.remove(aborted)
+            aborted.finish = "aborted"
+        busy = bool(model.scheduler.running or model.scheduler.waiting)
+        assert model.step(rng).scheduled or not busy, "every step computes something"
+        if not (todo or model.scheduler.running or model.scheduler.waiting):
             break
-    assert all(each.finish for each in added), "every request ends"
-    assert fake.pool.free == blocks
+    assert all(each.finish for each in added), "every request finishes"
+    assert model.pool.free == blocks
 
 
-def test_a_long_prompt_goes_in_chunks_beside_decodes():
-    fake, draw = Fake(64, 4, Limits(step_tokens=8, sequences=4)), random.Random(1)
+def test_long_prompt_is_chunked_next_to_decodes():
+    model, rng = FakeModel(64, 4, Limits(step_tokens=8, sequences=4)), random.Random(1)
     short, long = (Request(tuple(range(n)), SamplingParams(max_new_tokens=10)) for n in (3, 30))
-    fake.scheduler.add(short)
-    fake.step(draw)
-    fake.scheduler.add(long)
+    model.scheduler.add(short)
+    model.step(rng)
+    model.scheduler.add(long)
     counts = [
-        [(each.request is short, each.count) for each in fake.step(draw).scheduled] for _ in range(5)
+        [(each.request is short, each.count) for each in model.step(rng).scheduled]
+        for _ in range(5)
     ]
     assert counts == [[(True, 1), (False, 7)]] * 4 + [[(True, 1), (False, 2)]]
 
 
-def test_a_prefix_is_computed_once_and_the_longest_unused_is_overwritten_first():
-    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
+def test_prefix_is_computed_once_and_lru_blocks_are_evicted():
+    model, rng = FakeModel(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
     prompt = tuple(range(13))
-    for wanted in (0, 12):
-        fake.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
-        fake.step(draw)
-        assert request.cached_tokens == wanted
-    # wants more than the empty ones
-    fake.scheduler.add(Request(tuple(range(50, 74)), SamplingParams(max_new_tokens=1)))
-    fake.step(draw)
-    fake.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
-    fake.step(draw)
-    assert request.cached_tokens == 8, "of a chain its end goes first"
+    for cached in (0, 12):
+        model.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
+        model.step(rng)
+        assert request.cached_tokens == cached
+    # needs more than the empty blocks
+    model.scheduler.add(Request(tuple(range(50, 74)), SamplingParams(max_new_tokens=1)))
+    model.step(rng)
+    model.scheduler.add(request := Request(prompt, SamplingParams(max_new_tokens=1)))
+    model.step(rng)
+    assert request.cached_tokens == 8, "the last block of a prefix is evicted first"
 
 
-def test_what_several_begin_with_is_computed_once_when_they_come_together():
-    fake, draw = Fake(64, 4, Limits(step_tokens=16, sequences=8)), random.Random(1)
+def test_common_prefix_of_simultaneous_requests_is_computed_once():
+    model, rng = FakeModel(64, 4, Limits(step_tokens=16, sequences=8)), random.Random(1)
     prompt = tuple(range(33))
-    requests = [Request((*prompt, 40 + each), SamplingParams(max_new_tokens=2)) for each in range(4)]
+    requests = [
+        Request((*prompt, 40 + each), SamplingParams(max_new_tokens=2)) for each in range(4)
+    ]
     for each in requests:
-        fake.scheduler.add(each)
+        model.scheduler.add(each)
     computed = 0
-    while fake.scheduler.running or fake.scheduler.waiting:
+    while model.scheduler.running or model.scheduler.waiting:
         computed += sum(
             each.count
-            for each in fake.step(draw).scheduled
+            for each in model.step(rng).scheduled
             if each.count > 1 or not each.request.is_decoding
         )
     assert computed <= 34 + 3 * 2 + 4 and [each.cached_tokens for each in requests] == [
@@ -229,99 +231,101 @@ def test_what_several_begin_with_is_computed_once_when_they_come_together():
     ]
 
 
-def test_what_goes_to_cpu_memory_comes_back_where_that_is_cheaper():
+def test_blocks_are_swapped_if_that_is_cheaper():
     computed = {}
     for block_s in (1e-3, 100.0):
-        fake, draw = Fake(12, 4, Limits(sequences=3, watermark=0), swap=16), random.Random(1)
-        fake.scheduler.swapper.costs = SwapCosts(block_s, token_s=1.0)
+        model, rng = FakeModel(12, 4, Limits(sequences=3, watermark=0), swap=16), random.Random(1)
+        model.scheduler.swapper.costs = SwapCosts(block_s, token_s=1.0)
         for each in range(3):
-            fake.scheduler.add(Request((each,) * 13, SamplingParams(max_new_tokens=14)))
+            model.scheduler.add(Request((each,) * 13, SamplingParams(max_new_tokens=14)))
         counts = []
-        while fake.scheduler.running or fake.scheduler.waiting:
-            counts.append(fake.step(draw).tokens)
+        while model.scheduler.running or model.scheduler.waiting:
+            counts.append(model.step(rng).tokens)
         computed[block_s] = sum(counts)
-        assert (fake.scheduler.swapper.total > 0) == (block_s < 1) and fake.scheduler.preemption.count > 0
+        assert (model.scheduler.swapper.total > 0) == (
+            block_s < 1
+        ) and model.scheduler.preemption.count > 0
     assert computed[1e-3] < computed[100.0]
     costs = SwapCosts(block_s=0.1)
-    assert not costs.prefers_swap(16), "nothing is known of computing yet"
+    assert not costs.prefers_swap(16), "prefill time is not measured yet"
     costs.record_prefill(10, 1.0)
     assert costs.prefers_swap(16) and not costs.prefers_swap(1)
 
 
-def test_priority_goes_first_preempts_lower_and_starves_none(monkeypatch):
-    fake, draw = Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
+def test_priority_preempts_lower_and_starves_none(monkeypatch):
+    model, rng = FakeModel(8, 4, Limits(step_tokens=64, sequences=4, watermark=0)), random.Random(1)
     low = [Request((each,) * 9, SamplingParams(max_new_tokens=5)) for each in range(2)]
     high = Request((7,) * 17, SamplingParams(max_new_tokens=3), priority=1)
     for each in low:
-        fake.scheduler.add(each)
-    fake.step(draw)
-    fake.scheduler.add(high)
-    plan = fake.step(draw)
+        model.scheduler.add(each)
+    model.step(rng)
+    model.scheduler.add(high)
+    plan = model.step(rng)
     assert high in [each.request for each in plan.scheduled] and plan.preempted == (low[1],)
     while not low[1].finish:
-        assert fake.step(draw).scheduled
+        assert model.step(rng).scheduled
     assert high.finish
     monkeypatch.setattr("workers.inference.scheduling.policy.AGING_STEPS", 20)
-    fake = Fake(8, 4, Limits(step_tokens=64, sequences=1, watermark=0))
-    fake.scheduler.add(patient := Request((1,) * 9, SamplingParams(max_new_tokens=5)))
+    model = FakeModel(8, 4, Limits(step_tokens=64, sequences=1, watermark=0))
+    model.scheduler.add(patient := Request((1,) * 9, SamplingParams(max_new_tokens=5)))
     for number in range(60):
-        fake.scheduler.add(Request((number,) * 9, SamplingParams(max_new_tokens=2), priority=1))
-        fake.step(draw)
-    assert patient.finish, "those that came 20 steps later no longer go before it"
+        model.scheduler.add(Request((number,) * 9, SamplingParams(max_new_tokens=2), priority=1))
+        model.step(rng)
+    assert patient.finish, "requests that arrive 20 steps later no longer precede it"
 
 
-def test_clients_share_a_full_engine_however_many_requests_each_sends():
-    fake, draw = Fake(64, 4, Limits(step_tokens=64, sequences=2)), random.Random(1)
+def test_clients_share_a_full_engine_evenly():
+    model, rng = FakeModel(64, 4, Limits(step_tokens=64, sequences=2)), random.Random(1)
 
-    def asked(client: str, count: int, priority: int = 0) -> list[Request]:
-        made = [
+    def add(client: str, count: int, priority: int = 0) -> list[Request]:
+        requests = [
             Request((1, 2, 3), SamplingParams(max_new_tokens=6), client=client, priority=priority)
             for _ in range(count)
         ]
-        for each in made:
-            fake.scheduler.add(each)
-        return made
+        for each in requests:
+            model.scheduler.add(each)
+        return requests
 
     def first(requests: list[Request], count: int) -> list[Request]:
-        ended: list[Request] = []
-        while len(ended) < count:
-            fake.step(draw)
-            ended += [each for each in requests if each.finish and each not in ended]
-        return ended
+        finished: list[Request] = []
+        while len(finished) < count:
+            model.step(rng)
+            finished += [each for each in requests if each.finish and each not in finished]
+        return finished
 
-    flood = asked("a", 40)
+    flood = add("a", 40)
     first(flood, 8)
-    (late,) = asked("b", 1)
+    (late,) = add("b", 1)
     before = sum(bool(each.finish) for each in flood)
     first([late], 1)
     assert sum(bool(each.finish) for each in flood) - before <= 4, (
-        "it waits for those that run, not for the queue"
+        "it waits for running requests, not for the queue"
     )
     first(flood, 40)
-    both = asked("a", 40) + asked("b", 40)
+    both = add("a", 40) + add("b", 40)
     shares = Counter(each.client for each in first(both, 40))
-    assert abs(shares["a"] - shares["b"]) <= 6, "of two that flood each gets half"
-    (urgent,) = asked("a", 1, priority=1)
+    assert abs(shares["a"] - shares["b"]) <= 6, "each of two flooding clients gets half"
+    (urgent,) = add("a", 1, priority=1)
     first([urgent], 1)
     assert sum(bool(each.finish) for each in both) <= 46, (
-        "priority goes before whatever the client has sent"
+        "priority precedes the client's other requests"
     )
 
 
-def test_a_window_gives_back_what_it_has_passed():
-    fake, draw = (
-        Fake(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6),
+def test_blocks_outside_the_window_are_freed():
+    model, rng = (
+        FakeModel(8, 4, Limits(step_tokens=64, sequences=4, watermark=0), window=6),
         random.Random(1),
     )
-    fake.scheduler.add(request := Request((1,) * 9, SamplingParams(max_new_tokens=20)))
-    held = []
+    model.scheduler.add(request := Request((1,) * 9, SamplingParams(max_new_tokens=20)))
+    used = []
     while not request.finish:
-        fake.step(draw)
-        held.append(fake.pool.used)
-    assert max(held) <= 3 and max(held[4:-1]) <= 3
+        model.step(rng)
+        used.append(model.pool.used)
+    assert max(used) <= 3 and max(used[4:-1]) <= 3
 
 
-def test_what_cannot_run_alone_is_refused():
+def test_request_that_cannot_run_alone_is_refused():
     scheduler = Scheduler(BlockPool(2, 4), Limits(sequences=2))
     with pytest.raises(ValueError, match="needs 3 blocks, the cache has 2"):
         scheduler.add(Request((1,) * 5, SamplingParams(max_new_tokens=4)))
@@ -332,5 +336,7 @@ def test_what_cannot_run_alone_is_refused():
     with pytest.raises(NoFreeBlock):
         pool.take()
     assert (
-        hash_block(b"", [1, 2]) != hash_block(b"", [2, 1]) != hash_block(hash_block(b"", [1]), [2, 1])
+        hash_block(b"", [1, 2])
+        != hash_block(b"", [2, 1])
+        != hash_block(hash_block(b"", [1]), [2, 1])
     )

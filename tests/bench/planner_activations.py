@@ -30,7 +30,7 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def rows_of(case: Case) -> list[Row]:
+def vocab_rows(case: Case) -> list[Row]:
     """Hooks do not see what a selective checkpoint caches: those are left to the tracker."""
     rows = []
     for recompute in case.recomputes:
@@ -42,7 +42,7 @@ def rows_of(case: Case) -> list[Row]:
 
 
 def rows() -> list[Row]:
-    return [row for case in CASES for row in rows_of(case)]
+    return [row for case in CASES for row in vocab_rows(case)]
 
 
 def markdown(found: list[Row]) -> str:

@@ -27,18 +27,18 @@ def main() -> None:
     set_torch_defaults()  # as the command does before it loads torch
     from workers.training.loop.train import Loop
 
-    go, one_step = Loop.go, Loop._one_step
+    run_steps, one_step = Loop.run_steps, Loop._one_step
 
     def begun(loop: Loop, start: Any) -> Any:
         turns.begin()
-        return go(loop, start)
+        return run_steps(loop, start)
 
     def stepped(loop: Loop) -> str | None:
         asked = one_step(loop)
         turns.stepped()
         return asked
 
-    Loop.go, Loop._one_step = begun, stepped  # type: ignore[method-assign]
+    Loop.run_steps, Loop._one_step = begun, stepped  # type: ignore[method-assign]
     code = program.main(["--spec", str(spec), "--dir", str(folder)])
     assert code == 0, (folder / "rank-0" / "exit.json").read_text()
     points = [

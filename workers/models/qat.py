@@ -1,52 +1,65 @@
-"""Quantisation-aware training: linears that compute with rounded weights while their full ones
-learn.
+"""Quantisation-aware training: linear layers that compute with rounded weights and train full ones.
 
-Rounding has no gradient, so the rounded weight's is taken for the full one's (straight-through
-estimator, arXiv
-1308.3432, section 4; arXiv 1712.05877). Knows modules; does not know plans or how weights are kept
-afterwards.
+Rounding has no gradient; the rounded weight's gradient is used for the full one (straight-through
+estimator, arXiv 1308.3432, section 4; arXiv 1712.05877). Does not depend on plans or on how weights
+are stored afterwards.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workers.models.linear_variants import replace_linears, variant_of
 from workers.models.moe.experts import StackedLinear
 
 
 def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -> None:
-    """Every linear layer inside blocks, of routed experts too, multiplies by weights rounded as
-    `kind` keeps them.
+    """Make every linear layer inside blocks multiply by weights rounded to `kind`.
 
-    int8: a scale an output; int4: a scale and a zero a group of inputs. Routers, norms, embeddings
-    and the head are
-    left alone; parameters stay as they are named, and are rounded at each use from what the module
-    then holds: a cast
-    copy, a gathered shard, this rank's part under tensor parallelism. Raises ValueError for another
-    kind.
+    int8: one scale per output; int4: one scale and one zero per group of inputs. Weights are
+    rounded at each use from what the module then holds: a cast copy, a gathered shard, this rank's
+    shard under tensor parallelism. Raises ValueError for another kind.
     """
     if kind not in ("int8", "int4"):
-        raise ValueError(f"{kind!r} is not trained for; there are int8 and int4")
-    for block in decoder.get_submodule("blocks").children():
-        for module in block.modules():
-            forward: Any = None
-            if isinstance(module, nn.Linear):
-                forward = partial(_linear, module, kind, group)
-            elif isinstance(module, StackedLinear):
-                forward = partial(_stacked, module, kind, group)
-            if forward is not None:
-                module.forward = forward
+        raise ValueError(f"quantisation-aware training has no kind {kind!r}; try int8 or int4")
+    replace_linears(
+        decoder,
+        lambda linear: variant_of(linear, QuantizationAwareLinear, kind=kind, group=group),
+        lambda linear: variant_of(linear, QuantizationAwareStackedLinear, kind=kind, group=group),
+    )
 
 
-def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
-    """What the weight `[..., K]` is after rounding to `kind`, in its dtype: as
-    `workers.inference.quantize` rounds.
-    """
+class QuantizationAwareLinear(nn.Linear):
+    """A linear layer with fake-quantised weights."""
+
+    kind: str
+    group: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., K]` → `[..., N]`."""
+        out: Tensor = _Rounded.apply(input, self.weight, self.bias, self.kind, self.group)  # type: ignore[no-untyped-call]
+        return out
+
+
+class QuantizationAwareStackedLinear(StackedLinear):
+    """One linear layer per expert, with fake-quantised weights."""
+
+    kind: str
+    group: int
+
+    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
+        """See `StackedLinear.forward`."""
+        biases = [None] * len(pieces) if self.bias is None else list(self.bias.unbind())
+        triples = zip(pieces, self.weight.unbind(), biases, strict=True)
+        return [_Rounded.apply(*each, self.kind, self.group) for each in triples]  # type: ignore[no-untyped-call]
+
+
+def fake_quantised(weight: Tensor, kind: str, group: int) -> Tensor:
+    """The weight `[..., K]` rounded as `workers.inference.quantize` rounds to `kind`, in its dtype."""
     wide, least = weight.float(), torch.finfo(torch.float32).tiny
     if kind == "int8":
         scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(least)
@@ -64,9 +77,8 @@ def rounded_like(weight: Tensor, kind: str, group: int) -> Tensor:
 class _Rounded(torch.autograd.Function):
     """`x [..., K]` times the rounded `weight [N, K]` transposed, plus `bias [N]`.
 
-    The weight is rounded once more for the input's gradient: a rounded copy of every weight, kept
-    for each micro-batch
-    under way, would be as large as the model.
+    The weight is rounded again for the input's gradient: rounded copies stored for each micro-batch
+    in flight would be as large as the model.
     """
 
     @staticmethod
@@ -74,8 +86,8 @@ class _Rounded(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, kind: str, group: int
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.how = kind, group
-        return functional.linear(x, rounded_like(weight, kind, group), bias)
+        ctx.rounding = kind, group
+        return functional.linear(x, fake_quantised(weight, kind, group), bias)
 
     @staticmethod
     def backward(
@@ -85,20 +97,9 @@ class _Rounded(torch.autograd.Function):
         flat = gradient.reshape(-1, gradient.shape[-1])
         for_x = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = (flat @ rounded_like(weight, *ctx.how)).view_as(x)
+            for_x = (flat @ fake_quantised(weight, *ctx.rounding)).view_as(x)
         if ctx.needs_input_grad[1]:
             for_weight = flat.T @ x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[2]:
             for_bias = flat.sum(0)
         return for_x, for_weight, for_bias, None, None
-
-
-def _linear(module: nn.Linear, kind: str, group: int, x: Tensor) -> Tensor:
-    found: Tensor = _Rounded.apply(x, module.weight, module.bias, kind, group)  # type: ignore[no-untyped-call]
-    return found
-
-
-def _stacked(module: StackedLinear, kind: str, group: int, pieces: list[Tensor]) -> list[Tensor]:
-    biases = [None] * len(pieces) if module.bias is None else list(module.bias.unbind())
-    triples = zip(pieces, module.weight.unbind(), biases, strict=True)
-    return [_Rounded.apply(*each, kind, group) for each in triples]  # type: ignore[no-untyped-call]

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.contracts.specs.run_bodies import CheckpointSpec
-from workers.models.weights.checkpoint_table import table_reader
-from workers.models.weights.manifest import complete_checkpoints, seal, step_folder
+from workers.models.weights.checkpoint_table import checkpoint_reader
+from workers.models.weights.manifest import complete_checkpoints, write_manifest, step_folder
 from workers.training.optim import fill_state, state_of
-from workers.training.parallel.group_cache import once
-from workers.training.parallel.mesh import World, join_group
+from workers.training.parallel.group_cache import cached_group
+from workers.training.parallel.mesh import World, init_process_group
 
 _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 
@@ -124,7 +124,7 @@ class Checkpointer:
         """A group of its own: the writing thread's collectives must not mix with the step's."""
         if self._group is None:
             _need_group()
-            self._group = once(
+            self._group = cached_group(
                 "checkpoint", lambda: dist.new_group(backend="gloo", group_desc="checkpoint")
             )
 
@@ -137,7 +137,7 @@ class Checkpointer:
         stall_s: float | None,
     ) -> None:
         target = self.root / step_folder(step)
-        size = seal(beside, manifest)
+        size = write_manifest(beside, manifest)
         shutil.rmtree(target, ignore_errors=True)
         beside.rename(target)
         # later steps are of a course that a rewind gave up, or damaged
@@ -174,7 +174,7 @@ def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer
     fill_state(optimizer, [tensor for tensor in weights.values() if tensor.requires_grad])
     tensors = training_tensors(weights, optimizer)
     _need_group()
-    load(tensors, storage_reader=table_reader(folder))
+    load(tensors, storage_reader=checkpoint_reader(folder))
 
 
 def _need_group() -> None:
@@ -182,7 +182,7 @@ def _need_group() -> None:
     many.
     """
     if not dist.is_initialized():
-        join_group(alone=True)
+        init_process_group(alone=True)
 
 
 def _writer(folder: Path) -> Any:

@@ -11,7 +11,7 @@ from tests.workers.models.block_shapes import SHAPES, built, gradients
 from workers.contracts.specs.weight_rounding import sharded_widths, group_for, linear_widths
 from workers.inference.quantize.replace_linears import linear_input_widths
 from workers.models.moe.experts import StackedLinear
-from workers.models.qat import fake_quantise, rounded_like
+from workers.models.qat import fake_quantise, fake_quantised
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -27,7 +27,7 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
         if path.startswith("blocks.") and isinstance(module, torch.nn.Linear | StackedLinear):
             full = module.weight.detach().clone()
             with torch.no_grad():
-                module.weight.copy_(rounded_like(full, kind, group))
+                module.weight.copy_(fake_quantised(full, kind, group))
             changed += int((module.weight != full).any())
     assert changed == len(linear_input_widths(kept)), "every linear of blocks is rounded"
     ours, theirs = gradients(aware, None), gradients(kept, None)
@@ -44,5 +44,5 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are int8 and int4"):
+    with pytest.raises(ValueError, match="try int8 or int4"):
         fake_quantise(built("llama"), "fp8")

@@ -9,20 +9,20 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from kernels.dispatch import forget
+from kernels.dispatch import clear_records
 from tests.orchestrator.planner.collectives.program import counted
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import local_tensor
 from workers.models.decoder import Decoder
 from workers.models.moe.experts import Experts
-from workers.training.parallel.mesh import World, lay_out
+from workers.training.parallel.mesh import World, build_axes
 from workers.training.parallel.parallelize import Parallel, parallelize
 
 
 def laid(model: dict[str, Any], plan: dict[str, Any]) -> tuple[Decoder, Parallel]:
     given = ParallelPlan.from_dict(plan)
-    world = lay_out(given, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
+    world = build_axes(given, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     parallel = parallelize(ModelSpec.model_validate(model), given, world, seed=3)
     return parallel.parts[0].train(), parallel
 
@@ -44,12 +44,12 @@ def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -
     is a choice.
     """
     os.environ["KERNELS_BACKEND"] = backend
-    forget()
+    clear_records()
     try:
         return _unevenly_routed(model, plan)
     finally:
         del os.environ["KERNELS_BACKEND"]
-        forget()
+        clear_records()
 
 
 def _unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:

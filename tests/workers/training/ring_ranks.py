@@ -18,9 +18,9 @@ from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
-from workers.models.moe.load_balance import Balance
+from workers.models.moe.load_balance import LoadBalance
 from workers.training.parallel.context import ring_attention
-from workers.training.parallel.context.apply import apply_context, cut
+from workers.training.parallel.context.apply import apply_context, shard_sequence
 from workers.training.parallel.context.ring_attention import ring_attend
 from workers.training.parallel.context.ring_chunks import held_spans
 from workers.training.parallel.mesh import Axis
@@ -138,7 +138,7 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
     if recompute:
         for block in decoder.blocks.values():
             block.forward = Recomputed(block.forward)
-    part_loss, part_told, part_gradients = _passes(decoder, *cut(inputs, targets, axis))
+    part_loss, part_told, part_gradients = _passes(decoder, *shard_sequence(inputs, targets, axis))
     assert set(part_gradients) == set(gradients)
     for summed in (part_loss, part_told, *part_gradients.values()):
         dist.all_reduce(summed)
@@ -157,13 +157,13 @@ def _passes(
     decoder: Decoder, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     initialise(decoder, layers=decoder.spec.layers, seed=1)
-    layers = [module for module in decoder.modules() if isinstance(module, Balance)]
+    layers = [module for module in decoder.modules() if isinstance(module, LoadBalance)]
     for layer in layers:
         layer.gradient_scale = 10.0
     logits = decoder(inputs)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     loss.backward()
-    told = torch.stack([layer.told for layer in layers]) if layers else torch.zeros(1)
+    told = torch.stack([layer.recorded for layer in layers]) if layers else torch.zeros(1)
     return loss.detach(), told, {name: _gradient(each) for name, each in decoder.named_parameters()}
 
 

@@ -22,8 +22,8 @@ from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise, local_part
-from workers.models.layers.head import rows_of
-from workers.models.moe.load_balance import Balance
+from workers.models.layers.head import vocab_rows
+from workers.models.moe.load_balance import LoadBalance
 from workers.training.loop.objective import token_losses
 from workers.training.parallel.batch_sharding import IGNORED
 from workers.training.parallel.tensor import apply_tensor, sum_partial
@@ -57,7 +57,7 @@ def built(spec: ModelSpec, **plan: Any) -> Decoder:
 def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tensor], Tensor]:
     """Two micro-batches forward and backward: their logits, and the summed loss of each row."""
     for module in decoder.modules():
-        if isinstance(module, Balance):
+        if isinstance(module, LoadBalance):
             module.gradient_scale = 0.3 / ranks
     generator = torch.Generator().manual_seed(1)
     logits, losses = [], []
@@ -184,7 +184,7 @@ def cross_entropy_errors(vocab: int, dtype: str) -> list[float]:
         whole.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none"
     )
     (want * weights).sum().backward()
-    start, stop = rows_of(vocab, axis())
+    start, stop = vocab_rows(vocab, axis())
     local = whole.detach()[..., start:stop].clone().requires_grad_()
     logits = DTensor.from_local(
         local, axis(), [Shard(2)], run_check=False, shape=whole.shape, stride=whole.stride()

@@ -15,7 +15,7 @@ import torch
 from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.catalog.metrics import METRICS
 from workers.contracts.wire.points import Point, RunEvent
-from workers.training.loop.microbatches import Setting
+from workers.training.loop.step_context import StepContext
 
 TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
 
@@ -164,7 +164,7 @@ def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(Setting, "loss", fail)
+    monkeypatch.setattr(StepContext, "loss", fail)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     result = train(make_spec(), tmp_path)
     assert result.outcomes[0]["class"] == ends

@@ -13,14 +13,14 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.training_support import engine_problems
 from workers.inference.quantize.linears import round_groups
-from workers.inference.quantize.replace_linears import linears_of
+from workers.inference.quantize.replace_linears import named_linears
 from workers.models.decoder import Decoder
 from workers.models.weights.manifest import step_folder
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.training.data.opened import open_samples
 from workers.training.loop.objective import token_loss
-from workers.training.parallel.batch_sharding import Block, tensors_of
+from workers.training.parallel.batch_sharding import Microbatch, load_microbatch
 from workers.training.setup.spec_loading import accept
 
 STEPS = 20
@@ -61,11 +61,11 @@ def test_validation_is_that_of_the_quantised_model(alone):
     weights = open_weights(alone.directory / "checkpoints" / step_folder(STEPS))
     decoder = Decoder(weights.spec).eval()
     fill_model(decoder, weights)
-    inputs, targets, _ = tensors_of(held_out, Block(0, 8), torch.device("cpu"))
+    inputs, targets, _ = load_microbatch(held_out, Microbatch(0, 8), torch.device("cpu"))
     losses = []
     with torch.no_grad():
         losses.append(float(token_loss(decoder(inputs), targets)) / targets.numel())
-        for _, module in linears_of(decoder):
+        for _, module in named_linears(decoder):
             codes, scales, zeros = round_groups(module.weight, 32)
             spread = (each.float().repeat_interleave(32, 0) for each in (zeros, scales))
             module.weight.copy_(((codes.float() - next(spread)) * next(spread)).T)

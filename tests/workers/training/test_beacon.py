@@ -15,7 +15,7 @@ from tests.workers.training.pool import Result, _run
 from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION, read_progress, read_pulse
 from workers.metrics.beacon import Beacon
 from workers.training.parallel import arrival_skew
-from workers.training.parallel.arrival_skew import Arrivals
+from workers.training.parallel.arrival_skew import ArrivalTracker
 
 
 def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
@@ -63,13 +63,13 @@ def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
 def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(arrival_skew.time, "perf_counter", lambda: now[0])
-    of_rank_0 = Arrivals(rank=0, size=4, stages=2, device=torch.device("cpu"))
+    of_rank_0 = ArrivalTracker(rank=0, size=4, stages=2, device=torch.device("cpu"))
     told = []
     for step in range(30):
         now[0] += 1.0
         slow = 0.9 if step < 24 else 0.4
         # the second stage begins before the first, always
-        late_s = of_rank_0.left([0.4, 0.4, 0.2, 0.2 + slow - 0.4])
+        late_s = of_rank_0.finish_step([0.4, 0.4, 0.2, 0.2 + slow - 0.4])
         assert late_s == 0.0
         told.append(of_rank_0.straggler())
     [found] = [each for each in told if each]
@@ -81,8 +81,8 @@ def late_on(directory: str, rank: int) -> dict[str, Any]:
     """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is
     late.
     """
-    kept, here = Arrivals.straggler, os.environ["RANK"]
-    Arrivals.straggler = lambda self: {
+    kept, here = ArrivalTracker.straggler, os.environ["RANK"]
+    ArrivalTracker.straggler = lambda self: {
         "rank": rank,
         "stage": 0,
         "late_s": 0.1,
@@ -102,7 +102,7 @@ def late_on(directory: str, rank: int) -> dict[str, Any]:
             places,
         )
     finally:
-        Arrivals.straggler = kept
+        ArrivalTracker.straggler = kept
 
 
 def test_over_several_nodes_the_late_rank_tells_itself_with_its_node(pools, tmp_path):

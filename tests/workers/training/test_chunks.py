@@ -8,7 +8,7 @@ from bisect import bisect_right
 import pytest
 import torch
 
-from workers.training.parallel.context.ring_chunks import held_spans, visible_blocks
+from workers.training.parallel.context.ring_chunks import held_spans, visible_tiles
 
 WINDOWS = (None, 1, 2, 3, 5, 7, 12, 30)
 
@@ -16,7 +16,7 @@ WINDOWS = (None, 1, 2, 3, 5, 7, 12, 30)
 def seen_by_blocks(queries, keys, window, starts=(0,)):
     """How often each query sees each key, as the blocks of two ranks say."""
     seen = torch.zeros(sum(map(len, queries)), sum(map(len, keys)), dtype=torch.int64)
-    for block in visible_blocks(queries, keys, window, starts):
+    for block in visible_tiles(queries, keys, window, starts):
         part = seen[block.queries, block.keys]
         distance = (
             torch.arange(part.shape[0])[:, None]
@@ -91,7 +91,7 @@ def test_causal_work_is_even_and_a_step_is_one_block(size):
     held = [held_spans(16 * size, size, rank) for rank in range(size)]
     work = []
     for queries in held:
-        steps = [visible_blocks(queries, keys, None) for keys in held]
+        steps = [visible_tiles(queries, keys, None) for keys in held]
         assert all(len(step) == 1 for step in steps)
         pairs = sum(seen_by_blocks(queries, keys, None).sum().item() for keys in held)
         work.append(pairs)

@@ -46,7 +46,7 @@ def ranks(spec: dict[str, Any], directory: str) -> dict[str, Any]:
     import os
 
     from tests.workers.training.pool import _run
-    from workers.training.setup import compile
+    from workers.training.parallel import compile
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     compile.BACKEND, kept = "aot_eager", compile.BACKEND

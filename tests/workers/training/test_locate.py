@@ -14,7 +14,7 @@ from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.training.numerics.nan_locator import Culprit, locate
+from workers.training.numerics.nan_locator import NonFiniteSource, find_non_finite
 from workers.training.parallel.mesh import World
 
 TOKENS = torch.arange(32).view(2, 16)
@@ -67,7 +67,7 @@ def test_the_first_module(spoil, module, what):
         functional.cross_entropy(decoder(TOKENS).flatten(0, 1), TOKENS.flatten()).backward()
 
     world = World(0, 1, torch.device("cpu"))
-    assert locate([decoder], world, again) == Culprit(module, what, 0)
+    assert find_non_finite([decoder], world, again) == NonFiniteSource(module, what, 0)
     assert not any(
         each._forward_hooks for name, each in decoder.named_modules() if not name.endswith("gate")
     )
@@ -77,7 +77,7 @@ def test_nothing_where_all_is_finite():
     decoder = Decoder(ModelSpec.from_dict(TINY))
     initialise(decoder, layers=2, seed=0)
     world = World(0, 1, torch.device("cpu"))
-    assert locate([decoder], world, lambda: decoder(TOKENS).sum().backward()) is None
+    assert find_non_finite([decoder], world, lambda: decoder(TOKENS).sum().backward()) is None
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 
 from tests.workers.training.conftest import make_spec
 from workers.contracts.specs.plan import LossScale
-from workers.training.loop.microbatches import Setting
+from workers.training.loop.step_context import StepContext
 from workers.training.numerics.fp16_products import HalfProducts
 from workers.training.numerics.loss_scale import LossScaler
 
@@ -103,14 +103,14 @@ def test_checkpoint_before_the_first_update(alone, train, tmp_path):
 
 
 def test_ends_where_no_scale_helps(train, tmp_path, monkeypatch):
-    plain, calls = Setting.loss, []
+    plain, calls = StepContext.loss, []
 
     def lost(self, logits, targets, block):
         calls.append(1)
         found = plain(self, logits, targets, block)
         return found * math.inf if len(calls) in lose else found
 
-    monkeypatch.setattr(Setting, "loss", lost)
+    monkeypatch.setattr(StepContext, "loss", lost)
     lose = {2}
     one = train(spec({"loss_scale": {"initial": 64.0}}, steps=4), tmp_path / "one")
     assert [event["step"] for event in events(one, "overflow_skipped_step")] == [1]

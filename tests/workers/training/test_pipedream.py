@@ -13,7 +13,7 @@ from workers.models.initialise import initialise
 from workers.training.data.opened import open_samples
 from workers.training.loop.objective import token_loss
 from workers.training.optim import build_optimizer
-from workers.training.parallel.batch_sharding import blocks_of, tensors_of
+from workers.training.parallel.batch_sharding import load_microbatch, microbatches_for
 from workers.training.setup.spec_loading import accept
 
 STEPS, FLUSH = 20, 10
@@ -88,8 +88,8 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
         }
         put(stale)
         total = 0.0
-        for block in blocks_of((batch - 1) * 4, 4, micro_batch_size=1, dp=1, rank=0):
-            inputs, targets, _ = tensors_of(samples, block, torch.device("cpu"))
+        for block in microbatches_for((batch - 1) * 4, 4, micro_batch_size=1, dp=1, rank=0):
+            inputs, targets, _ = load_microbatch(samples, block, torch.device("cpu"))
             loss = token_loss(decoder(inputs), targets)
             if not stashing:
                 put(versions[batch - 1])

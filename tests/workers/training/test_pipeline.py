@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
-from workers.training.parallel.pipeline.stage import plainly
+from workers.training.parallel.pipeline.stage import unwrapped_errors
 from workers.training.setup.fake_ranks import describe_fake_ranks
 from workers.training.setup.spec_loading import accept
 
@@ -157,7 +157,7 @@ def test_fake_ranks_show_the_schedule(schedule):
 
 
 def test_what_a_stage_raises_keeps_its_kind():
-    with pytest.raises(torch.OutOfMemoryError, match="2 GiB"), plainly():
+    with pytest.raises(torch.OutOfMemoryError, match="2 GiB"), unwrapped_errors():
         try:
             raise torch.OutOfMemoryError("Tried to allocate 2 GiB.")
         except RuntimeError as error:

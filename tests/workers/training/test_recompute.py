@@ -100,7 +100,7 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         assert taller - lower == pytest.approx(message, rel=0.005), kind
         gradients = {name: each.grad for name, each in decoder.named_parameters()}
         assert all(each is not None for each in gradients.values())
-        told = [module.told for module in decoder.modules() if hasattr(module, "told")]
+        told = [module.recorded for module in decoder.modules() if hasattr(module, "recorded")]
         whole = whole or (gradients, told)
         assert all(torch.equal(gradients[name], each) for name, each in whole[0].items()), kind
         assert all(torch.equal(*pair) for pair in zip(told, whole[1], strict=True)), (

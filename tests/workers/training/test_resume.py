@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import convert
-from workers.models.weights.manifest import seal
+from workers.models.weights.manifest import write_manifest
 
 HALF, WHOLE = 5, 10
 
@@ -152,7 +152,7 @@ def weights_alone(folder, manifest):
 
 def table_that_runs_code(folder, manifest):
     (folder / ".metadata").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
-    seal(folder, manifest)
+    write_manifest(folder, manifest)
 
 
 def bytes_for_a_tensor(folder, manifest):
@@ -160,7 +160,7 @@ def bytes_for_a_tensor(folder, manifest):
     table = pickle.loads((folder / ".metadata").read_bytes())
     table.state_dict_metadata["model.norm.weight"] = BytesStorageMetadata()
     (folder / ".metadata").write_bytes(pickle.dumps(table))
-    seal(folder, manifest)
+    write_manifest(folder, manifest)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def bytes_for_a_tensor(folder, manifest):
             "no table of contents does; give a checkpoint that this engine wrote",
         ),
         (bytes_for_a_tensor, "model.norm.weight is no tensor in it, but bytes"),
-        (lambda folder, manifest: seal(folder, {"step": 1}), "manifest.json says no tokens"),
+        (lambda folder, manifest: write_manifest(folder, {"step": 1}), "manifest.json says no tokens"),
         (
             lambda folder, manifest: (folder / "manifest.json").write_text("[]"),
             "manifest.json holds no JSON object",

@@ -1,36 +1,45 @@
-"""The transforms that turn a model into one rank's share of it, in the order the engine applies
-them.
+"""The training engine's transforms in order, and the table of techniques that exclude each other.
 
-`workers.training.parallel.transforms` implements each by its name; `training_support` refuses the
-combinations that `excludes` lists. Does not depend on torch.
+`workers.training.parallel.transforms` implements each transform by its name; `training_support`
+refuses the combinations of the table. Does not depend on torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from workers.contracts.base import Problem, problem
+from workers.contracts.specs.model import ModelSpec
+from workers.contracts.specs.plan import SPLIT_BACKWARD, ParallelPlan
+from workers.contracts.specs.run_bodies import TrainBody
 
 
 @dataclass(frozen=True, slots=True)
 class TransformRule:
-    """One transform: `after` names those that must come before it if they apply.
-
-    `excludes`: techniques that cannot be combined with it; see `training_support.EXCLUSIONS`.
-    """
+    """One transform; those named in `after` come before it if they apply."""
 
     name: str
     after: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
+
+    @property
+    def excludes(self) -> frozenset[str]:
+        """Techniques that cannot be combined with it, from `EXCLUSIONS`."""
+        return frozenset(
+            other
+            for row in EXCLUSIONS
+            if self.name in row.techniques
+            for other in row.techniques
+            if other != self.name
+        )
 
 
 TRANSFORMS = (
     TransformRule("plain_operations"),
-    TransformRule("fp8", after=("plain_operations",), excludes=("compile", "pipedream")),
-    TransformRule("quantize_aware", excludes=("fp8", "compile", "pipedream")),
-    TransformRule(
-        "compile",
-        excludes=("split_backward", "pipedream", "fp8", "recompute_auto", "quantize_aware"),
-    ),
     # linears are replaced before parameters are sharded: sharding holds on to the modules
+    TransformRule("fp8", after=("plain_operations",)),
+    TransformRule("quantize_aware"),
+    TransformRule("compile"),
     TransformRule("tensor_parallel", after=("fp8", "quantize_aware", "compile")),
     TransformRule("expert_parallel", after=("tensor_parallel",)),
     TransformRule("fully_shard", after=("tensor_parallel", "expert_parallel")),
@@ -39,4 +48,230 @@ TRANSFORMS = (
     TransformRule("context_parallel"),
     TransformRule("uncompiled_attention", after=("context_parallel",)),
     TransformRule("recompute", after=("cast", "compile", "fully_shard")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """What techniques are derived from."""
+
+    plan: ParallelPlan
+    model: ModelSpec | None = None
+    train: TrainBody | None = None
+
+    @property
+    def techniques(self) -> frozenset[str]:
+        """The names of `TECHNIQUES` that are in use."""
+        return frozenset(name for name, in_use in TECHNIQUES.items() if in_use(self))
+
+
+def _pipedream(c: Combination) -> bool:
+    return c.plan.pp > 1 and c.plan.schedule == "pipedream"
+
+
+TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
+    "tensor_parallel": lambda c: c.plan.tp > 1,
+    "context_parallel": lambda c: c.plan.cp > 1,
+    "expert_parallel": lambda c: c.plan.ep > 1,
+    "experts": lambda c: c.model is not None and bool(c.model.moe),
+    "pipedream": _pipedream,
+    "no_stashing": lambda c: c.plan.weight_stashing is False,
+    "split_backward": lambda c: c.plan.pp > 1 and c.plan.schedule in SPLIT_BACKWARD,
+    "bf16": lambda c: c.plan.precision == "bf16",
+    "fp16": lambda c: c.plan.precision == "fp16",
+    "fp8": lambda c: c.plan.precision == "fp8",
+    "not_fp16": lambda c: c.plan.precision != "fp16",
+    "loss_scale": lambda c: c.plan.loss_scale is not None,
+    "offload": lambda c: c.plan.offload != "none",
+    "offload_all": lambda c: c.plan.offload == "all",
+    "replicated_weights": lambda c: c.plan.zero < 3 and c.plan.dp * c.plan.cp > 1,
+    "unsharded": lambda c: c.plan.zero < 2,
+    "dp_replicate": lambda c: c.plan.dp_replicate not in (None, 1),
+    "recompute": lambda c: c.plan.recompute != "none",
+    "recompute_auto": lambda c: c.plan.recompute == "auto",
+    "compile": lambda c: c.train is not None and bool(c.train.compile),
+    "quantize_aware": lambda c: c.train is not None and c.train.quantize_aware is not None,
+    "quantize_aware_int8": lambda c: c.train is not None and c.train.quantize_aware == "int8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """Techniques that cannot be combined. Texts are format strings of `plan` and `train`.
+
+    `label` is the short form for lists. A row of `scope` "plan" is decided by the plan alone.
+    """
+
+    techniques: tuple[str, ...]
+    field: str
+    label: str
+    message: str
+    hint: str
+    scope: str = "run"
+
+    def problem(self, c: Combination) -> tuple[str, Problem]:
+        """The label and the problem of a combination that it refuses."""
+        label, message = (
+            text.format(plan=c.plan, train=c.train, ranks=c.plan.dp * c.plan.cp)
+            for text in (self.label, self.message)
+        )
+        return label, problem(self.field, message, self.hint)
+
+
+def exclusions_of(c: Combination, *, scope: str, first: str = "") -> Iterator[Exclusion]:
+    """The rows of a scope that refuse a combination, in the table's order.
+
+    `first`: only rows whose first technique begins with it.
+    """
+    in_use = c.techniques
+    for row in EXCLUSIONS:
+        selected = row.scope == scope and row.techniques[0].startswith(first)
+        if selected and in_use.issuperset(row.techniques):
+            yield row
+
+
+EXCLUSIONS = (
+    Exclusion(
+        ("offload_all", "replicated_weights"),
+        "plan.offload",
+        "offload all with zero {plan.zero}",
+        "weights are loaded from the host in shards, zero {plan.zero} replicates them on "
+        "{ranks} ranks",
+        "zero 3, or offload optimizer",
+        scope="plan",
+    ),
+    Exclusion(
+        ("offload", "pipedream"),
+        "plan.offload",
+        "offload {plan.offload} with pipedream",
+        "pipedream updates after every micro-batch, and stores several versions of the weights",
+        "none, or schedule 1f1b",
+        scope="plan",
+    ),
+    Exclusion(
+        ("loss_scale", "not_fp16"),
+        "plan.loss_scale",
+        "loss scaling of {plan.precision}",
+        "loss scaling is for fp16 gradients, precision is {plan.precision}",
+        "leave it out, or precision fp16",
+        scope="plan",
+    ),
+    Exclusion(
+        ("dp_replicate", "unsharded"),
+        "plan.dp_replicate",
+        "dp_replicate with zero {plan.zero}",
+        "zero {plan.zero} already replicates everything",
+        "zero 2 or 3, or dp_replicate 1",
+        scope="plan",
+    ),
+    # PipeDream's stages are at different steps, and its weights change between passes
+    *(
+        Exclusion(
+            ("pipedream", technique),
+            f"plan.{field}",
+            f"pipedream with {field}",
+            f"pipedream can be combined with dp only, {field} is {{plan.{field}}}",
+            f"{field} 1, or schedule 1f1b",
+        )
+        for technique, field in (
+            ("tensor_parallel", "tp"),
+            ("context_parallel", "cp"),
+            ("expert_parallel", "ep"),
+        )
+    ),
+    Exclusion(
+        ("pipedream", "fp16"),
+        "plan.precision",
+        "pipedream in fp16",
+        "all stages share one loss scale, which pipedream's updates do not wait for",
+        "fp32 or bf16, or schedule 1f1b",
+    ),
+    Exclusion(
+        ("pipedream", "fp8"),
+        "plan.precision",
+        "pipedream in fp8",
+        "fp8 weights are quantised at each use, without their versions",
+        "fp32 or bf16, or schedule 1f1b",
+    ),
+    Exclusion(
+        ("pipedream", "bf16", "no_stashing"),
+        "plan.weight_stashing",
+        "pipedream in bf16 without stashing",
+        "without stashing a backward pass uses the newest weights, but in bf16 the cast of older "
+        "ones",
+        "true, or precision fp32",
+    ),
+    Exclusion(
+        ("pipedream", "recompute", "no_stashing"),
+        "plan.recompute",
+        "pipedream with recompute {plan.recompute} without stashing",
+        "without stashing recompute {plan.recompute} would run a forward pass again with newer "
+        "weights",
+        "none, or weight_stashing true",
+    ),
+    Exclusion(
+        ("pipedream", "experts"),
+        "model.moe",
+        "pipedream with experts",
+        "balancing experts needs the loads of all ranks before the next step",
+        "a dense model, or schedule 1f1b",
+    ),
+    # a compiled block gives no access to what runs inside
+    Exclusion(
+        ("compile", "split_backward"),
+        "train.compile",
+        "{plan.schedule} compiled",
+        "{plan.schedule} splits a block's backward pass, a compiled block cannot be split",
+        "compile false, or schedule interleaved_1f1b",
+    ),
+    Exclusion(
+        ("compile", "pipedream"),
+        "train.compile",
+        "pipedream compiled",
+        "pipedream's backward passes use other weights than a compiled block expects",
+        "compile false, or schedule 1f1b",
+    ),
+    Exclusion(
+        ("compile", "fp8"),
+        "train.compile",
+        "fp8 compiled",
+        "fp8 products share quantised tensors, which a compiled block does not support",
+        "compile false, or precision bf16",
+    ),
+    Exclusion(
+        ("compile", "recompute_auto"),
+        "train.compile",
+        "recompute auto compiled",
+        "recompute auto measures a block's operators one by one, a compiled block fuses them",
+        "compile false, or recompute full or selective",
+    ),
+    # other linear layers are used, or weights cannot be quantised as they will be stored
+    Exclusion(
+        ("quantize_aware", "fp8"),
+        "train.quantize_aware",
+        "fp8 aware of {train.quantize_aware}",
+        "fp8 products quantise weights by their own tiles",
+        "leave it out, or precision bf16",
+    ),
+    Exclusion(
+        ("quantize_aware", "compile"),
+        "train.quantize_aware",
+        "{train.quantize_aware} aware compiled",
+        "a compiled block cannot quantise weights again for its backward pass",
+        "compile false, or leave it out",
+    ),
+    Exclusion(
+        ("quantize_aware", "pipedream"),
+        "train.quantize_aware",
+        "{train.quantize_aware} aware pipedream",
+        "pipedream computes with versions of weights, which are not quantised",
+        "leave it out, or schedule 1f1b",
+    ),
+    Exclusion(
+        ("quantize_aware_int8", "tensor_parallel"),
+        "train.quantize_aware",
+        "int8 aware with tp",
+        "int8 has one scale per output over all inputs, which tp {plan.tp} shards",
+        "int4, or tp 1",
+    ),
 )

@@ -11,8 +11,9 @@ from typing import Any
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.benchmark import as_training, technique_problems
+from workers.contracts.specs.engine_transforms import Combination, exclusions_of
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.plan import SPLIT_BACKWARD, ParallelPlan
+from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.run_bodies import TrainBody
 from workers.contracts.specs.weight_rounding import group_for, linear_widths, sharded_widths
@@ -91,13 +92,19 @@ def _combined(spec: RunSpec) -> Refusals:
         yield from _model(model)
     if isinstance(plan, str):
         return
-    yield from _rules(plan)
-    if plan.pp > 1 and plan.schedule == "pipedream":
-        yield from _pipedream(plan, model)
+    yield from _plan_rules(plan)
+    combination = Combination(plan, model, train)
+    for first in ("pipedream", "compile"):
+        for row in exclusions_of(combination, scope="run", first=first):
+            yield row.problem(combination)
     if train.compile:
-        yield from _compiled(plan, model)
-    if train.quantize_aware is not None:
-        yield from _aware(train, plan, model)
+        yield from _compiled_selective(plan, model)
+    for row in exclusions_of(combination, scope="run", first="quantize_aware"):
+        # sharded widths are known for a given shape only
+        if row.techniques[0] == "quantize_aware" or model is not None:
+            yield row.problem(combination)
+    if train.quantize_aware == "int4" and plan.tp > 1 and model is not None:
+        yield from _int4_groups(plan, model)
 
 
 def _model(model: ModelSpec) -> Refusals:
@@ -108,7 +115,7 @@ def _model(model: ModelSpec) -> Refusals:
 
 def _plan(plan: ParallelPlan) -> Refusals:
     yield from _values(plan)
-    yield from _rules(plan)
+    yield from _plan_rules(plan)
 
 
 def _values(plan: ParallelPlan) -> Refusals:
@@ -134,69 +141,14 @@ def _values(plan: ParallelPlan) -> Refusals:
         )
 
 
-def _rules(plan: ParallelPlan) -> Refusals:
-    yield from _offload(plan)
+def _plan_rules(plan: ParallelPlan) -> Refusals:
+    combination = Combination(plan)
+    rows = list(exclusions_of(combination, scope="plan"))
+    yield from (row.problem(combination) for row in rows if row.techniques[0].startswith("offload"))
     yield from _experts(plan)
-    if plan.loss_scale is not None and plan.precision != "fp16":
-        message = f"loss scaling is for fp16 gradients, precision is {plan.precision}"
-        yield (
-            f"loss scaling of {plan.precision}",
-            problem("plan.loss_scale", message, "leave it out, or precision fp16"),
-        )
-    if plan.dp_replicate not in (None, 1) and plan.zero < 2:
-        message = f"zero {plan.zero} already replicates everything"
-        yield (
-            f"dp_replicate with zero {plan.zero}",
-            problem("plan.dp_replicate", message, "zero 2 or 3, or dp_replicate 1"),
-        )
-
-
-def _pipedream(plan: ParallelPlan, model: ModelSpec | None) -> Refusals:
-    """PipeDream's stages are at different steps, and its weights change between passes."""
-    for field in ("tp", "cp", "ep"):
-        if getattr(plan, field) > 1:
-            message = f"pipedream can be combined with dp only, {field} is {getattr(plan, field)}"
-            yield (
-                f"pipedream with {field}",
-                problem(f"plan.{field}", message, f"{field} 1, or schedule 1f1b"),
-            )
-    if plan.precision not in ("fp32", "bf16"):
-        scaled = {
-            "fp16": "all stages share one loss scale, which pipedream's updates do not wait for"
-        }
-        message = scaled.get(
-            plan.precision,
-            f"{plan.precision} weights are quantised at each use, without their versions",
-        )
-        yield (
-            f"pipedream in {plan.precision}",
-            problem("plan.precision", message, "fp32 or bf16, or schedule 1f1b"),
-        )
-    if plan.precision == "bf16" and plan.weight_stashing is False:
-        message = (
-            "without stashing a backward pass uses the newest weights, but in bf16 the cast of "
-            "older ones"
-        )
-        yield (
-            "pipedream in bf16 without stashing",
-            problem("plan.weight_stashing", message, "true, or precision fp32"),
-        )
-    if plan.recompute != "none" and plan.weight_stashing is False:
-        message = (
-            f"without stashing recompute {plan.recompute} would run a forward pass again with "
-            "newer weights"
-        )
-        hint = "none, or weight_stashing true"
-        yield (
-            f"pipedream with recompute {plan.recompute} without stashing",
-            problem("plan.recompute", message, hint),
-        )
-    if model is not None and model.moe:
-        message = "balancing experts needs the loads of all ranks before the next step"
-        yield (
-            "pipedream with experts",
-            problem("model.moe", message, "a dense model, or schedule 1f1b"),
-        )
+    yield from (
+        row.problem(combination) for row in rows if not row.techniques[0].startswith("offload")
+    )
 
 
 def _experts(plan: ParallelPlan) -> Refusals:
@@ -212,54 +164,7 @@ def _experts(plan: ParallelPlan) -> Refusals:
         )
 
 
-def _offload(plan: ParallelPlan) -> Refusals:
-    if plan.offload == "all" and plan.zero < 3 and plan.dp * plan.cp > 1:
-        message = (
-            f"weights are loaded from the host in shards, zero {plan.zero} replicates them on "
-            f"{plan.dp * plan.cp} ranks"
-        )
-        yield (
-            f"offload all with zero {plan.zero}",
-            problem("plan.offload", message, "zero 3, or offload optimizer"),
-        )
-    if plan.offload != "none" and plan.pp > 1 and plan.schedule == "pipedream":
-        message = (
-            "pipedream updates after every micro-batch, and stores several versions of the weights"
-        )
-        yield (
-            f"offload {plan.offload} with pipedream",
-            problem("plan.offload", message, "none, or schedule 1f1b"),
-        )
-
-
-def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Refusals:
-    """`train.compile` excludes what needs access to a block while it runs."""
-    piped = plan.pp > 1
-    if piped and plan.schedule in SPLIT_BACKWARD:
-        message = (
-            f"{plan.schedule} splits a block's backward pass, a compiled block cannot be split"
-        )
-        yield (
-            f"{plan.schedule} compiled",
-            problem("train.compile", message, "compile false, or schedule interleaved_1f1b"),
-        )
-    if piped and plan.schedule == "pipedream":
-        message = "pipedream's backward passes use other weights than a compiled block expects"
-        yield (
-            "pipedream compiled",
-            problem("train.compile", message, "compile false, or schedule 1f1b"),
-        )
-    if plan.precision == "fp8":
-        message = "fp8 products share quantised tensors, which a compiled block does not support"
-        yield "fp8 compiled", problem("train.compile", message, "compile false, or precision bf16")
-    if plan.recompute == "auto":
-        message = (
-            "recompute auto measures a block's operators one by one, a compiled block fuses them"
-        )
-        yield (
-            "recompute auto compiled",
-            problem("train.compile", message, "compile false, or recompute full or selective"),
-        )
+def _compiled_selective(plan: ParallelPlan, model: ModelSpec | None) -> Refusals:
     splits = {
         "tp": plan.tp > 1,
         "cp": plan.cp > 1,
@@ -277,24 +182,7 @@ def _compiled(plan: ParallelPlan, model: ModelSpec | None) -> Refusals:
         )
 
 
-def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Refusals:
-    """Where weights cannot be quantised as they will be stored, or other linear layers are used."""
-    kind, field = train.quantize_aware, "train.quantize_aware"
-    if plan.precision == "fp8":
-        message = "fp8 products quantise weights by their own tiles"
-        yield f"fp8 aware of {kind}", problem(field, message, "leave it out, or precision bf16")
-    if train.compile:
-        message = "a compiled block cannot quantise weights again for its backward pass"
-        yield f"{kind} aware compiled", problem(field, message, "compile false, or leave it out")
-    if plan.pp > 1 and plan.schedule == "pipedream":
-        message = "pipedream computes with versions of weights, which are not quantised"
-        yield f"{kind} aware pipedream", problem(field, message, "leave it out, or schedule 1f1b")
-    if plan.tp == 1 or model is None:
-        return
-    if kind == "int8":
-        message = f"int8 has one scale per output over all inputs, which tp {plan.tp} shards"
-        yield "int8 aware with tp", problem(field, message, "int4, or tp 1")
-        return
+def _int4_groups(plan: ParallelPlan, model: ModelSpec) -> Refusals:
     group = group_for(linear_widths(model))
     split = [width for width in sharded_widths(model) if width % (plan.tp * group)]
     if split:
@@ -305,7 +193,9 @@ def _aware(train: TrainBody, plan: ParallelPlan, model: ModelSpec | None) -> Ref
         yield (
             "int4 aware with tp",
             problem(
-                field, message, f"tp {_degree_for_groups(model, plan.tp, group)}, or leave it out"
+                "train.quantize_aware",
+                message,
+                f"tp {_degree_for_groups(model, plan.tp, group)}, or leave it out",
             ),
         )
 

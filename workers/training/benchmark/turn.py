@@ -84,8 +84,8 @@ class Turn(Attempt):
         self.recorder = self.kept = Kept(on_point)
 
     def train(self, world: World, samples: Samples) -> Outcome:
-        self.loop = self._loop(world, samples, None, 0)
-        return self.loop.go(Start())
+        self.loop = self.build_loop(world, samples, None, 0)
+        return self.loop.run_steps(Start())
 
     def numbers(self, *, warmup_steps: int) -> dict[str, Any]:
         """Seconds of the timed steps, losses of all, and bytes at their most, of this rank.

@@ -64,7 +64,7 @@ class Benchmark(Attempt):
         self.voices: dist.ProcessGroup | None = None
         self.steps = self.tokens = 0
 
-    def go(self) -> Outcome:
+    def execute(self) -> Outcome:
         environment, body = self.environment, self.benchmark.body
         environment.rank_directory.mkdir(parents=True, exist_ok=True)
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
@@ -78,7 +78,7 @@ class Benchmark(Attempt):
         kept = environment.cache / FILE
         spec = self.benchmark.spec.to_dict()
         (number, _), self.results = broadcast_decision(
-            world, lambda: (self._first_words(), earlier(kept, spec)), leads=world.rank == 0
+            world, lambda: (self._decide_start(), earlier(kept, spec)), leads=world.rank == 0
         )
         self.recorder = Recorder(
             environment.rank_directory, run=environment.run, attempt=number, rank=world.rank

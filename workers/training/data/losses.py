@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.training.data.samples import Samples
-from workers.training.parallel.batch_sharding import Block
+from workers.training.parallel.batch_sharding import Microbatch
 
 
 class SourceLosses:
@@ -25,7 +25,7 @@ class SourceLosses:
         self.width = len(samples.names)
         self._sums = torch.zeros(self.width, dtype=torch.float64, device=device)
 
-    def add(self, block: Block, losses: Tensor) -> None:
+    def add(self, block: Microbatch, losses: Tensor) -> None:
         """Summed token losses of the block's rows, `[micro_batch_size]`, this rank's."""
         sources = [self.samples.source(block.first + row) for row in range(block.count)]
         index = torch.tensor(sources, dtype=torch.int64, device=losses.device)

@@ -12,7 +12,6 @@ not know plans.
 from __future__ import annotations
 
 import weakref
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -21,7 +20,8 @@ from torch.nn import functional
 
 import kernels
 from workers.models.layers.mlp import Mlp
-from workers.models.layers.operations import Activation, Chosen
+from workers.models.layers.operations import Activation, KernelOperations
+from workers.models.linear_variants import replace_linears, variant_of
 from workers.models.moe.experts import StackedLinear
 from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8.matmul import forward_product, input_gradient, weight_gradient
@@ -31,46 +31,51 @@ _Made = tuple[Tensor, Tensor, Tensor]
 
 
 def apply_fp8(decoder: nn.Module, *, handed_on: bool = True) -> None:
-    """Every linear layer inside blocks, of routed experts too, multiplies in fp8; parameters stay
-    as they are named.
+    """Make every linear layer inside blocks, of routed experts too, multiply in fp8.
 
-    Norms and gates round what they make in the same launch, where kernels can, and what they make
-    is `handed_on` to the
-    linears behind them as it is: not where it travels between ranks first.
+    Norms and gates quantise their output in the same launch if a kernel can, and hand it on to the
+    linears behind them (`handed_on`: not if it travels between ranks first).
 
-    Routers, norms, embeddings and the head are left alone, as in DeepSeek-V3. Weights are quantised
-    at each use from
-    what the module then holds: a cast copy, a gathered shard, this rank's part under tensor
-    parallelism (tiles lie
-    within a part, so that a part's ragged end is a smaller tile).
+    Routers, norms, embeddings and the head stay, as in DeepSeek-V3. Weights are quantised at each
+    use from what the module then holds: a cast copy, a gathered shard, this rank's shard under
+    tensor parallelism (tiles lie within a shard, whose ragged end is a smaller tile).
     """
     inputs = _Inputs()
-    for block in decoder.get_submodule("blocks").children():
-        if handed_on:
+    if handed_on:
+        for block in decoder.get_submodule("blocks").children():
             round_what_is_made(block, inputs)
-        for module in block.modules():
-            forward: Any = None
-            if isinstance(module, nn.Linear):
-                forward = partial(_linear, module, inputs)
-            elif isinstance(module, StackedLinear):
-                forward = partial(_stacked, module, inputs)
-            if forward is not None:
-                module.forward = forward
+    replace_linears(
+        decoder,
+        lambda linear: variant_of(linear, Fp8Linear, inputs=inputs),
+        lambda linear: variant_of(linear, Fp8StackedLinear, inputs=inputs),
+    )
 
 
-def _linear(module: nn.Linear, inputs: _Inputs, x: Tensor) -> Tensor:
-    out = multiply(x, module.weight, inputs)
-    return out if module.bias is None else out + module.bias
+class Fp8Linear(nn.Linear):
+    """A linear layer that multiplies in fp8; `inputs` caches quantised inputs across layers."""
+
+    inputs: _Inputs
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`[..., K]` → `[..., N]`."""
+        out = multiply(input, self.weight, self.inputs)
+        return out if self.bias is None else out + self.bias
 
 
-def _stacked(module: StackedLinear, inputs: _Inputs, pieces: list[Tensor]) -> list[Tensor]:
-    outs = [
-        multiply(piece, weight, inputs)
-        for piece, weight in zip(pieces, module.weight.unbind(), strict=True)
-    ]
-    if module.bias is None:
-        return outs
-    return [out + bias for out, bias in zip(outs, module.bias.unbind(), strict=True)]
+class Fp8StackedLinear(StackedLinear):
+    """One linear layer per expert, multiplied in fp8."""
+
+    inputs: _Inputs
+
+    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
+        """See `StackedLinear.forward`."""
+        outs = [
+            multiply(piece, weight, self.inputs)
+            for piece, weight in zip(pieces, self.weight.unbind(), strict=True)
+        ]
+        if self.bias is None:
+            return outs
+        return [out + bias for out, bias in zip(outs, self.bias.unbind(), strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, inputs: _Inputs | None = None) -> Tensor:
@@ -117,20 +122,20 @@ def round_what_is_made(block: nn.Module, inputs: _Inputs) -> None:
     for name, module in block.named_modules():
         if (name in before or isinstance(module, Mlp)) and getattr(
             module, "operations", None
-        ) is Chosen:
+        ) is KernelOperations:
             module.operations = _rounding(inputs)
 
 
-def _rounding(inputs: _Inputs) -> type[Chosen]:
-    class Rounding(Chosen):
-        """As `Chosen`; tiles come with the result where a kernel makes both at once, and nothing
+def _rounding(inputs: _Inputs) -> type[KernelOperations]:
+    class Rounding(KernelOperations):
+        """As `KernelOperations`; tiles come with the result where a kernel makes both at once, and nothing
         changes elsewhere.
         """
 
         @staticmethod
         def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
             if without_kernels(x) is not None:
-                return Chosen.rms_norm(x, weight, eps)
+                return KernelOperations.rms_norm(x, weight, eps)
             return inputs.made(
                 *cast(_Made, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True))
             )
@@ -138,7 +143,7 @@ def _rounding(inputs: _Inputs) -> type[Chosen]:
         @staticmethod
         def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
             if activation is not functional.silu or without_kernels(gate) is not None:
-                return Chosen.gated(gate, up, activation)
+                return KernelOperations.gated(gate, up, activation)
             return inputs.made(*cast(_Made, kernels.swiglu(gate, "1x128", up=up, keep=True)))
 
     return Rounding

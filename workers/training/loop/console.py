@@ -1,26 +1,26 @@
-"""What a rank says on its standard output: a line at the start, at some steps, and at the end.
-Knows no file.
+"""Lines of a rank on its standard output: at the start, at some steps and at the end.
 
-The numbers are global, so that all ranks say the same lines and a log page folds them into one.
+The numbers are global: all ranks print the same lines, and a log page groups them into one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-EVERY = 50  # steps between lines, besides validations
+EVERY = 50  # steps between lines, in addition to validations
 
 
 def started(*, model: str, first: int, steps: int, tokens_per_step: int, ranks: int) -> None:
-    begin = f"going on after step {first} of {steps}" if first else f"{steps} steps"
-    _say(
+    """Print the start line."""
+    begin = f"continuing after step {first} of {steps}" if first else f"{steps} steps"
+    _print(
         f"training {model} on {ranks} rank{'s' if ranks > 1 else ''}: {begin}, "
-        f"{tokens_per_step:,} tokens a step"
+        f"{tokens_per_step:,} tokens per step"
     )
 
 
 def stepped(step: int, steps: int, values: Mapping[str, float]) -> None:
-    """Says a step's numbers at step 1, at each 50th, at validations and at the last."""
+    """Print a step's numbers at step 1, every 50th, at validations and at the last."""
     if step not in (1, steps) and step % EVERY and "val_loss" not in values:
         return
     line = (
@@ -33,12 +33,13 @@ def stepped(step: int, steps: int, values: Mapping[str, float]) -> None:
         line += f"  {values['tokens_per_s']:,.0f} tokens/s"
     if "mfu" in values:
         line += f"  mfu {values['mfu']:.1%}"
-    _say(line)
+    _print(line)
 
 
 def ended(reason: str) -> None:
-    _say(reason)
+    """Print why training ended."""
+    _print(reason)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(text, flush=True)

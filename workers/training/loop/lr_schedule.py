@@ -1,7 +1,7 @@
-"""The learning rate of a step: linear warm-up, then constant, cosine, linear, or
+"""The learning rate of a step: linear warm-up, then constant, cosine, linear or
 warmup-stable-decay.
 
-A pure function of the step; does not know optimizers.
+A pure function of the step. Does not depend on optimizers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from workers.contracts.specs.run_bodies import LrSchedule
 
 
 def lr_at(step: int, *, steps: int, peak: float, schedule: LrSchedule) -> float:
-    """Learning rate of step 1…`steps`. Warm-up reaches `peak` at step `warmup_steps`; the decay
-    reaches `min_lr` at the
-    last step. `wsd` (arXiv 2404.06395) falls linearly over the last `decay_steps` (default a tenth
-    of the run).
+    """Learning rate of step 1…`steps`.
+
+    Warm-up reaches `peak` at step `warmup_steps`; the decay reaches `min_lr` at the last step.
+    `wsd` (arXiv 2404.06395) falls linearly over the last `decay_steps` (default: a tenth of the
+    run).
     """
     warmup, low = schedule.warmup_steps, schedule.min_lr
     if step <= warmup:

@@ -28,7 +28,7 @@ _TOLD = ("params", "grads", "optimizer", "activations", "buffers")
 _WORDS = {"params": "weights", "grads": "gradients", "optimizer": "optimizer state"}
 
 
-def holding(values: Mapping[str, float]) -> str:
+def describe_memory(values: Mapping[str, float]) -> str:
     """What a rank held, in a few words: `weights 57.1 MiB, activations 1.20 GiB; 2.31 of 22.9 GiB
     in use`.
     """
@@ -47,7 +47,7 @@ def _size(held_bytes: float) -> str:
     )
 
 
-class MemoryBook:
+class MemoryMetrics:
     """Categories in bytes of this rank. Shapes do not change from step to step, so one step's count
     holds for all.
 

@@ -1,7 +1,6 @@
-"""What is minimised: the token loss of a micro-batch.
+"""The training objective: the token loss of a micro-batch.
 
-Does not know where micro-batches come from, or what multiplies the loss. Shapes: B batch, S
-sequence, V vocabulary.
+Does not depend on data or on loss scaling. Shapes: B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,35 +17,36 @@ from workers.training.parallel.batch_sharding import IGNORED
 
 
 def token_losses(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
-    """Cross-entropy summed over each row's tokens, `[B]` in fp32; targets IGNORED count nothing.
+    """Cross-entropy summed over each row's tokens, `[B]` fp32; targets IGNORED count nothing.
 
-    Not `fused`: by torch's own function, which keeps more tensors of the logits' size.
+    Without `fused`: torch's function, which stores more tensors of the logits' size.
     """
-    return _each(logits_BSV, targets_BS, fused).view_as(targets_BS).sum(dim=1)
+    return _per_token(logits_BSV, targets_BS, fused).view_as(targets_BS).sum(dim=1)
 
 
 def token_loss(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
     """The sum over all tokens, in fp32."""
-    return _each(logits_BSV, targets_BS, fused).sum()
+    return _per_token(logits_BSV, targets_BS, fused).sum()
 
 
-def without_logits(plan: ParallelPlan, device: torch.device) -> bool:
-    """Whether the loss is made from hidden states, the head's product a chunk of tokens at a time;
-    told as every choice
-    of kernels is."""
+def uses_hidden_states(plan: ParallelPlan, device: torch.device) -> bool:
+    """Whether the loss is computed from hidden states, the head's product in chunks of tokens.
+
+    The choice is recorded like every choice of kernels.
+    """
     why = None
     if plan.pp > 1:
         why = "a pipeline's schedule takes logits from its last stage"
     elif runtime.mode(device) == "reference":
         why = f"whole logits, used up in place, are faster on a {device.type.upper()}"
     facts: dict[str, object] = {"device": device.type, "sharded": plan.tp > 1}
-    chosen = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
-    return chosen.backend == "own"
+    choice = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
+    return choice.backend == "own"
 
 
-def _each(logits_BSV: Tensor, targets_BS: Tensor, fused: bool) -> Tensor:
-    """Cross-entropy of each token, `[B · S]`, over logits that may be sharded over the vocabulary,
-    and are used up.
+def _per_token(logits_BSV: Tensor, targets_BS: Tensor, fused: bool) -> Tensor:
+    """Cross-entropy of each token, `[B · S]`; overwrites the logits, which may be sharded over the
+    vocabulary.
     """
     if _is_sharded(logits_BSV):
         from workers.training.parallel.tensor import vocabulary

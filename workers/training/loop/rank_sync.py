@@ -1,7 +1,6 @@
-"""Decisions that all ranks share, and errors that all ranks raise: nobody is left waiting for one
-that has given up.
+"""Decisions and errors shared by all ranks, so that none waits for one that has failed.
 
-Only plain data travels between ranks. Does not know what is decided.
+Only plain data is sent between ranks. Does not depend on what is decided.
 """
 
 from __future__ import annotations
@@ -17,22 +16,18 @@ from workers.training.parallel.mesh import World
 T = TypeVar("T")
 
 
-def agreed(world: World, decide: Callable[[], T], *, leads: bool) -> T:
-    """What rank 0 decides, on every rank; its error is raised on every rank too, so that none is
-    left waiting.
-    """
-    found = _try(decide) if leads else (None, None)
+def broadcast_decision(world: World, decide: Callable[[], T], *, leads: bool) -> T:
+    """The result of `decide` on rank 0, or its error, on every rank."""
+    result = _try(decide) if leads else (None, None)
     if world.size > 1:
-        told = [found]
-        dist.broadcast_object_list(told, src=0)
-        found = told[0]
-    return cast(T, _value_or_raise(found))
+        results = [result]
+        dist.broadcast_object_list(results, src=0)
+        result = results[0]
+    return cast(T, _value_or_raise(result))
 
 
-def together(world: World, act: Callable[[], object], *, leads: bool) -> None:
-    """Run `act` on the leading rank of each node; every rank goes on when all are done, or raises
-    the first error.
-    """
+def run_on_leaders(world: World, act: Callable[[], object], *, leads: bool) -> None:
+    """Run `act` on the leading rank of each node; every rank waits, or raises the first error."""
     error = _try(act)[1] if leads else None
     if world.size > 1:
         errors: list[Any] = [None] * world.size
@@ -42,10 +37,7 @@ def together(world: World, act: Callable[[], object], *, leads: bool) -> None:
 
 
 def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
-    """The value, or whether it was the user's error and what it says.
-
-    Only plain data travels between ranks.
-    """
+    """The value, or whether the error is the user's and its message."""
     try:
         return act(), None
     except UserError as error:
@@ -54,9 +46,9 @@ def _try(act: Callable[[], T]) -> tuple[T | None, tuple[bool, str] | None]:
         return None, (False, str(error))
 
 
-def _value_or_raise(found: Any) -> Any:
-    value, error = found
+def _value_or_raise(result: Any) -> Any:
+    value, error = result
     if error is not None:
-        users, message = error
-        raise UserError(message) if users else OSError(message)
+        is_user_error, message = error
+        raise UserError(message) if is_user_error else OSError(message)
     return value

@@ -1,7 +1,6 @@
-"""What ranks tell each other at the end of a step: named numbers, summed over all ranks in one
-message.
+"""Named numbers summed over all ranks in one all-reduce at the end of a step.
 
-Does not know what the numbers mean.
+Does not depend on what the numbers mean.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from workers.training.parallel.mesh import World
 
 
 class Sums:
-    """Parts are put in by name, in the same order on every rank; `total` sends them all at once."""
+    """`put` values by name, in the same order on every rank; `total` reduces them all at once."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -26,12 +25,12 @@ class Sums:
         self._sent = False
 
     def put(self, name: str, values: Tensor | list[float] | float) -> None:
-        """Numbers of this rank, of any shape; a single number is a list of one."""
+        """Add this rank's numbers, of any shape; a single number is a list of one."""
         flat = torch.as_tensor(values, dtype=torch.float64).reshape(-1)
         self._parts[name] = flat.to(self.world.device)
 
     def send(self) -> None:
-        """Begin; the sums are on their way while this rank goes on."""
+        """Start the all-reduce without waiting."""
         self._flat = torch.cat(list(self._parts.values()))
         self._work = dist.all_reduce(self._flat, async_op=True) if self.world.size > 1 else None
         self._sent = True
@@ -43,8 +42,8 @@ class Sums:
         if self._work is not None:
             self._work.wait()
         summed: list[float] = self._flat.tolist()
-        found, start = {}, 0
+        sums, start = {}, 0
         for name, part in self._parts.items():
-            found[name] = summed[start : start + part.numel()]
+            sums[name] = summed[start : start + part.numel()]
             start += part.numel()
-        return found
+        return sums

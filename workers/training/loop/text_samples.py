@@ -1,14 +1,11 @@
-"""Texts that the model writes while it is trained: at checkpoints, by the same passes that validate
-it, under any plan.
+"""Texts that the model generates at checkpoints, under any plan, by the validation forward passes.
 
-Knows prompts and logits; does not know how a plan computes them. Shapes: B texts, S positions, V
-vocabulary.
+Does not depend on how a plan computes logits. Shapes: B texts, S positions, V vocabulary.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from math import lcm
 from typing import Any
 
@@ -16,87 +13,66 @@ import torch
 from torch import Tensor
 
 from workers.contracts.specs.run_bodies import SamplesSpec
-from workers.metrics.recorder import Recorder
 from workers.models.initialise import derived_seed
 from workers.training.data.prompts import Prompts
-from workers.training.loop.microbatches import Passes
-from workers.training.parallel.parallelize import Parallel
-from workers.training.setup.spec_loading import TrainingRun
+from workers.training.loop.step_context import MicrobatchRunner, StepContext
 
-# of an attempt's time that writing may take, and seconds beside it, so that a short run has its
-# texts too
+# share of an attempt's time for text samples, plus seconds so that a short run has some too
 SHARE, GRACE_S = 0.02, 3.0
-_ROUND = 8  # positions: sequences whose length is a multiple suit kernels
+_MULTIPLE = 8  # kernels prefer sequence lengths that are a multiple
 
 
-class Writer:
-    """`write` on all ranks. For each new token the whole text goes through the model, all texts at
-    once.
+class SampleWriter:
+    """Call `write` on all ranks. For each new token, all texts go through the model in full.
 
-    Texts are those of one process under every plan as far as logits are: a token changes only where
-    its draw falls
+    Texts are the same under every plan, up to logits: a token differs only if its random draw falls
     within rounding of the border between two.
     """
 
     def __init__(
-        self,
-        run: TrainingRun,
-        spec: SamplesSpec,
-        prompts: Prompts,
-        *,
-        parallel: Parallel,
-        passes: Passes,
-        recorder: Recorder,
-        tell: Callable[[str], None],
+        self, context: StepContext, spec: SamplesSpec, prompts: Prompts, runner: MicrobatchRunner
     ) -> None:
-        self.run, self.spec, self.prompts, self.recorder, self.tell = (
-            run,
-            spec,
-            prompts,
-            recorder,
-            tell,
-        )
-        self.parallel, self.passes, self.world = parallel, passes, parallel.world
-        plan, seq_len = run.plan, run.train.seq_len
-        unit = lcm(_ROUND, plan.cp * plan.tp)
+        self.context, self.spec, self.prompts, self.runner = context, spec, prompts, runner
+        self.world, self.parallel = context.world, context.parallel
+        plan, seq_len = context.run.plan, context.run.train.seq_len
+        multiple = lcm(_MULTIPLE, plan.cp * plan.tp)
         longest = max(map(len, prompts.ids))
-        wanted = -(-(longest + spec.max_tokens) // unit) * unit
-        self.length = min(wanted, seq_len)  # which a plan's axes divide
-        self._began, self._spent_s = time.perf_counter(), 0.0
+        length = -(-(longest + spec.max_tokens) // multiple) * multiple
+        self.length = min(length, seq_len)  # which the plan's axes divide
+        self._created, self._spent_s = time.perf_counter(), 0.0
 
     @torch.no_grad()
     def write(self, step: int) -> None:
-        """Tell the texts of `step` by event, cut short where the time for them is over, or none at
-        all.
-        """
+        """Record the texts of `step` as an event, cut short or left out if the time is used up."""
         started = time.perf_counter()
-        self.tell("samples")
-        budget_s = GRACE_S + SHARE * (started - self._began) - self._spent_s
-        if self._all_know([], late=budget_s <= 0)[-1]:
+        self.context.progress.enter("samples")
+        budget_s = GRACE_S + SHARE * (started - self._created) - self._spent_s
+        if self._share([], late=budget_s <= 0)[-1]:
             return
         for module in self.parallel.modules:
             module.eval()
-        texts, late = self._texts(until=started + budget_s)
+        texts, late = self._generate(until=started + budget_s)
         for module in self.parallel.modules:
             module.train()
         self.parallel.release_gathered()
         seconds = time.perf_counter() - started
         self._spent_s += seconds
         if self.world.rank == 0:
-            told = [
-                self._told(prompt, new) for prompt, new in zip(self.prompts.ids, texts, strict=True)
+            samples = [
+                self._describe(prompt, new)
+                for prompt, new in zip(self.prompts.ids, texts, strict=True)
             ]
-            self.recorder.event(
+            self.context.recorder.event(
                 "samples_written",
                 step=step,
-                samples=told,
+                samples=samples,
                 temperature=self.spec.temperature,
                 seconds=round(seconds, 3),
                 cut_short=late,
             )
 
-    def _texts(self, *, until: float) -> tuple[list[list[int]], bool]:
-        """New ids of every text, and whether time was over."""
+    def _generate(self, *, until: float) -> tuple[list[list[int]], bool]:
+        """New ids of every text, and whether time ran out."""
         written = [list(ids) for ids in self.prompts.ids]
         begins = [len(ids) for ids in written]
         tokens_BS = torch.zeros(
@@ -106,48 +82,49 @@ class Writer:
             tokens_BS[row, : len(ids)] = torch.tensor(ids)
         late = False
         while not late and (
-            open_rows := [row for row in range(len(written)) if self._goes_on(row, written[row])]
+            open_rows := [row for row in range(len(written)) if self._is_open(row, written[row])]
         ):
-            self.tell("samples")
-            found = self.passes.logits(tokens_BS, [len(ids) - 1 for ids in written])
-            # those that hold the same logits leave it to one of them
-            speaks = self.world.axis("dp").rank == self.world.axis("tp").rank == 0
+            self.context.progress.enter("samples")
+            logits = self.runner.logits(tokens_BS, [len(ids) - 1 for ids in written])
+            # of ranks with the same logits, one draws
+            draws = self.world.axis("dp").rank == self.world.axis("tp").rank == 0
             own = [
-                self._next(row, len(written[row]), found[row]) if speaks and row in found else 0
+                self._next(row, len(written[row]), logits[row]) if draws and row in logits else 0
                 for row in open_rows
             ]
-            *chosen, flag = self._all_know(own, late=time.perf_counter() > until)
+            *chosen, flag = self._share(own, late=time.perf_counter() > until)
             for row, token in zip(open_rows, chosen, strict=True):
                 tokens_BS[row, len(written[row])] = token
                 written[row].append(token)
             late = bool(flag)
-        cut_short = late and any(self._goes_on(row, ids) for row, ids in enumerate(written))
+        cut_short = late and any(self._is_open(row, ids) for row, ids in enumerate(written))
         return [ids[begin:] for ids, begin in zip(written, begins, strict=True)], cut_short
 
-    def _goes_on(self, row: int, ids: list[int]) -> bool:
+    def _is_open(self, row: int, ids: list[int]) -> bool:
         begin = len(self.prompts.ids[row])
         ended = len(ids) > begin and ids[-1] == self.prompts.end
         return not ended and len(ids) < min(self.length, begin + self.spec.max_tokens)
 
-    def _next(self, row: int, place: int, logits_V: Tensor) -> int:
-        """The token drawn for `place` of a text, from a number that text and place alone decide."""
+    def _next(self, row: int, position: int, logits_V: Tensor) -> int:
+        """The token at `position` of a text, drawn with a seed of text and position."""
         logits = logits_V.double().cpu()
         if self.spec.temperature == 0:
             return int(logits.argmax())
         generator = torch.Generator().manual_seed(
-            derived_seed(self.run.train.seed, "samples", row, place)
+            derived_seed(self.context.run.train.seed, "samples", row, position)
         )
-        drawn = torch.rand((), dtype=torch.float64, generator=generator)
-        up_to = torch.softmax(logits / self.spec.temperature, 0).cumsum(0)
-        return min(int(torch.searchsorted(up_to, drawn * up_to[-1], right=True)), len(up_to) - 1)
+        draw = torch.rand((), dtype=torch.float64, generator=generator)
+        cumulative = torch.softmax(logits / self.spec.temperature, 0).cumsum(0)
+        index = int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
+        return min(index, len(cumulative) - 1)
 
-    def _all_know(self, own: list[int], *, late: bool) -> list[int]:
-        """Each number from the one rank that has it, and whether rank 0 is late."""
-        told = torch.tensor([*own, int(late and self.world.rank == 0)], device=self.world.device)
-        found: list[int] = self.world.sum_(told).tolist()
-        return found
+    def _share(self, own: list[int], *, late: bool) -> list[int]:
+        """Sum over ranks: each number comes from one rank; the last is whether rank 0 is late."""
+        numbers = torch.tensor([*own, int(late and self.world.rank == 0)], device=self.world.device)
+        total: list[int] = self.world.sum_(numbers).tolist()
+        return total
 
-    def _told(self, prompt: list[int], new: list[int]) -> dict[str, Any]:
+    def _describe(self, prompt: list[int], new: list[int]) -> dict[str, Any]:
         return {
             "prompt": self.prompts.words(prompt),
             "text": self.prompts.continuation(prompt, new),

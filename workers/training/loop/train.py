@@ -1,7 +1,6 @@
-"""The training loop: batches in, updates, numbers out; validation, checkpoints and requests at step
-boundaries.
+"""The training loop: updates, metrics, validation, checkpoints and requests at step boundaries.
 
-Knows the order of things; how each is done stands in the module of its name.
+Decides the order only; each action is implemented in its own module.
 """
 
 from __future__ import annotations
@@ -9,136 +8,72 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import EVENT as KERNELS
 from workers.metrics.kernel_choices import kernels_chosen
-from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
-from workers.models.moe.balance_control import Balancer, routing_layers
+from workers.models.moe.balance_control import Balancer
 from workers.runtime.exits import Outcome
 from workers.training.checkpoint import Checkpointer, training_tensors
-from workers.training.data.losses import SourceLosses
-from workers.training.data.prompts import Prompts
 from workers.training.data.samples import Samples
 from workers.training.loop import console
 from workers.training.loop.lr_schedule import lr_at
-from workers.training.loop.memory_metrics import MemoryBook
-from workers.training.loop.microbatches import Setting, passes_of
-from workers.training.loop.objective import without_logits
-from workers.training.loop.step_report import Report, Told
-from workers.training.loop.text_samples import Writer
-from workers.training.numerics.step_checks import Soundness
-from workers.training.optim import Following, build_optimizer, fill_state, set_lr, update
-from workers.training.parallel.arrival_skew import Arrivals
-from workers.training.parallel.mesh import World
-from workers.training.parallel.parallelize import Parallel
+from workers.training.loop.step_context import MicrobatchRunner, StepContext
+from workers.training.loop.step_report import PendingReport, StepReport
+from workers.training.loop.text_samples import SampleWriter
+from workers.training.numerics.step_checks import StepChecks
+from workers.training.optim import fill_state, set_lr, update
 from workers.training.setup.control import Control, strongest
 from workers.training.setup.resume import Start, manifest_of
-from workers.training.setup.spec_loading import TrainingRun
-from workers.training.trace.step_trace import ACTIONS as WATCHED
-from workers.training.trace.step_trace import Trace
+from workers.training.trace.step_trace import ACTIONS as TRACE_ACTIONS
 
 
 class Loop:
-    """One attempt's training on this rank.
-
-    `step` is the last finished step, `phase` what it is doing, for reports.
-    """
-
-    leaves_together = True  # ranks leave a step at the same time
+    """One attempt's training on this rank. `step` is the last finished step."""
 
     def __init__(
         self,
-        run: TrainingRun,
-        world: World,
-        parallel: Parallel,
+        context: StepContext,
         *,
-        train: Samples,
-        held_out: Samples | None,
-        recorder: Recorder,
+        runner: MicrobatchRunner,
+        checks: StepChecks,
+        report: StepReport,
+        balancer: Balancer | None,
+        throughput: Throughput,
         control: Control,
         checkpointer: Checkpointer,
-        throughput: Throughput,
-        memory: MemoryBook,
-        scratch: Path,
-        beacon: Beacon,
-        trace: Trace,
-        node: str | None,
-        prompts: Prompts | None = None,
+        held_out: Samples | None,
+        writer: SampleWriter | None,
     ) -> None:
-        """With `prompts` texts are written at checkpoints and at the end.
-
-        `node`: where this rank is, of several.
-        """
-        self.run, self.world, self.parallel = run, world, parallel
-        self.train, self.held_out = train, held_out
-        self.recorder, self.control, self.checkpointer = recorder, control, checkpointer
-        self.throughput, self.memory, self.beacon, self.trace = throughput, memory, beacon, trace
-        self.parameters = parallel.parameters()
-        data = world.axis("data")
-        self.optimizer = build_optimizer(
-            self.parameters,
-            run.train.optimizer,
-            split_state=run.plan.zero == 1 and data.size > 1,
-            among=lambda parameter: parallel.copies(parameter).group,
-            offload=run.plan.offload,
-            scratch=scratch,
-            fused=run.train.fused_kernels,
-        )
-        trace.optimizer = self.optimizer
-        if isinstance(self.optimizer, Following):
-            parallel.follow = self.optimizer.follow
-        self.balancer: Balancer | None = None
-        if run.model.moe:
-            self.balancer = Balancer(routing_layers(parallel.parts, run.model), run.model.moe)
-        self.soundness = Soundness(run, parallel, self.parameters, recorder)
-        by_source = SourceLosses(train, world.device) if len(train.names) > 1 else None
-        setting = Setting(run, world, parallel, train, memory, by_source, self._tell, trace)
-        setting.without_logits = run.train.fused_kernels and without_logits(run.plan, world.device)
-        self.passes = passes_of(setting)
-        self.arrivals = Arrivals(
-            rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device
-        )
-        if run.plan.zero < 2:
-            self.arrivals.watch(self.parameters.values())
-        self.report = Report(
-            setting,
-            balancer=self.balancer,
-            soundness=self.soundness,
-            arrivals=self.arrivals if self.leaves_together else None,
-            throughput=throughput,
-            recorder=recorder,
-            node=node,
-        )
-        self.writer: Writer | None = None
-        if prompts is not None and prompts.ids and run.train.writes is not None:
-            self.writer = Writer(
-                run,
-                run.train.writes,
-                prompts,
-                parallel=parallel,
-                passes=self.passes,
-                recorder=recorder,
-                tell=self._tell,
-            )
-        self.step = self.tokens = self.samples = 0
-        self.phase = "starting"
+        """`writer` writes text samples at checkpoints and at the end."""
+        self.context, self.runner, self.checks, self.report = context, runner, checks, report
+        self.run, self.world, self.parallel = context.run, context.world, context.parallel
+        self.optimizer, self.memory, self.trace = context.optimizer, context.memory, context.trace
+        self.recorder, self.progress = context.recorder, context.progress
+        self.balancer, self.throughput, self.control = balancer, throughput, control
+        self.checkpointer, self.held_out, self.writer = checkpointer, held_out, writer
+        self.parameters = context.parallel.parameters()
+        self.tokens = self.sample = 0
         self._has_state = False
+        self.progress.enter("starting")
 
-    def go(self, start: Start) -> Outcome:
-        """Train from `start` to the last step, or until asked to leave.
+    @property
+    def step(self) -> int:
+        """The last finished step."""
+        return self.progress.step
 
-        Raises NumericsError when numbers end.
+    def run_steps(self, start: Start) -> Outcome:
+        """Train from `start` to the last step, or until a request to leave.
+
+        Raises NumericsError if the loss or gradients are not finite and cannot be recovered.
         """
-        self.step, self.tokens, self.samples = start.step, start.tokens, start.samples
+        self.progress.step, self.tokens, self.sample = start.step, start.tokens, start.samples
         self._has_state = start.folder is not None
-        self.soundness.restore(start.loss_scale)
+        self.checks.restore(start.loss_scale)
         steps, checkpoint = self.run.train.steps, self.run.train.checkpoint
         console.started(
             model=self.run.model.name,
@@ -149,93 +84,87 @@ class Loop:
         )
         while self.step < steps:
             with self.trace.step(self.step + 1), self._compiling():
-                asked = self._one_step()
+                request = self._one_step()
             if self.step == start.step + 1 and self.world.rank == 0:
                 self.recorder.event(
                     KERNELS, **kernels_chosen(self.world.device, fused=self.run.train.fused_kernels)
                 )
-            leaving = asked in ("stop", "pause", "preempt")
+            leaving = request in ("stop", "pause", "preempt")
             due = checkpoint is not None and (
                 self.step % checkpoint.every_steps == 0 or self.step == steps
             )
-            saves = asked in ("pause", "preempt", "checkpoint") or (due and asked != "stop")
+            saves = request in ("pause", "preempt", "checkpoint") or (due and request != "stop")
             if saves:
                 self._save(wait=leaving)
             if self.writer and not leaving and (saves or self.step == steps):
                 self.writer.write(self.step)
-            if asked in WATCHED:
-                self.trace.want(asked)
-            if asked is not None:
+            if request in TRACE_ACTIONS:
+                self.trace.want(request)
+            if request is not None:
                 self.control.mark_done()
             if leaving and self.step < steps:
                 self._finish_saving()
                 self.recorder.event(
-                    "preempted" if asked != "stop" else "stopped", action=asked, step=self.step
+                    "preempted" if request != "stop" else "stopped", action=request, step=self.step
                 )
-                kind = "cancelled" if asked == "stop" else "preempted"
-                return self._left(
-                    Outcome(kind, f"{asked} was asked for, left after step {self.step}", self.step)
-                )
+                kind = "cancelled" if request == "stop" else "preempted"
+                reason = f"{request} was requested, left after step {self.step}"
+                return self._leave(Outcome(kind, reason, self.step))
         self._finish_saving()
-        return self._left(Outcome("ok", f"all {steps} steps done", self.step))
+        return self._leave(Outcome("ok", f"all {steps} steps done", self.step))
 
     @contextmanager
     def _compiling(self) -> Iterator[None]:
-        """Around a step: what torch compiles in it is a phase, and told afterwards."""
+        """Around a step: compilation by torch is a phase, and reported afterwards."""
         if not self.run.train.compile:
             yield
             return
-        from workers.training.setup.compile import Compilation
+        from workers.training.parallel.compile import Compilation
 
-        with Compilation(lambda: self.phase, self._enter) as compilation:
+        with Compilation(lambda: self.progress.phase, self.progress.enter) as compilation:
             yield
         taken = compilation.taken
         if taken is not None and self.trace.speaks:
             self.recorder.event("compiled", step=self.step, **taken)
 
-    def _enter(self, phase: str) -> None:
-        self.phase = phase
-
     def _finish_saving(self) -> None:
-        """Wait for what is written beside training: a phase that no earlier one tells how long it
-        may take.
-        """
-        self.phase = "finishing"
+        """Wait for asynchronous checkpoints, as a phase of its own: its duration is unknown."""
+        self.progress.enter("finishing")
         self.checkpointer.finish()
 
-    def _left(self, outcome: Outcome) -> Outcome:
+    def _leave(self, outcome: Outcome) -> Outcome:
         console.ended(outcome.reason)
         return outcome
 
     def _one_step(self) -> str | None:
-        """One update and its point; returns the action that any rank was asked for."""
+        """One update and its point; returns the action requested on any rank."""
         number = self.step + 1
         self.trace.split.enter("other")
-        asked = self.control.poll()
-        loss_sum, data_s = self._gradients()
-        self.phase = "update"
-        gradients = self._found_gradients()
-        told = self._send(
-            number, loss_sum=loss_sum, gradients=gradients, asked=asked, data_s=data_s
+        requests = self.control.poll()
+        loss_sum, data_s = self._forward_backward()
+        self.progress.enter("update")
+        gradients = self._collect_gradients()
+        pending = self._send(
+            number, loss_sum=loss_sum, gradients=gradients, requests=requests, data_s=data_s
         )
-        values, sums = self.report.read(told)
+        values, sums = self.report.read(pending)
         norm = values["grad_norm"]
         if math.isfinite(values["loss"]) and math.isfinite(norm):
             set_lr(self.optimizer, values["lr"])
-            limit, scale = self.run.train.clip_norm, self.soundness.scale
+            limit, scale = self.run.train.clip_norm, self.checks.gradient_scale
             update(self.optimizer, gradients, norm=norm, limit=limit, scale=scale)
             self.parallel.finish_update()
             self.memory.count_state(gradients, self.optimizer)
             self._has_state = True
             if self.balancer:
                 self.balancer.update(sums["balance"])
-            self.soundness.updated(number)
-        elif not self.soundness.skip(number, values["loss"]):
-            self._end(number, values)
+            self.checks.updated(number)
+        elif not self.checks.skip(number, values["loss"]):
+            self._fail(number, values)
         self.optimizer.zero_grad(set_to_none=True)
-        self.step = number
+        self.progress.step = number
         self._after_step(number, self.tokens, values)
-        return strongest(sums["asked"])
+        return strongest(sums["requests"])
 
     def _send(
         self,
@@ -243,13 +172,13 @@ class Loop:
         *,
         loss_sum: Tensor,
         gradients: list[Tensor],
-        asked: list[float],
+        requests: list[float],
         data_s: float,
-    ) -> Told:
-        """Tell the other ranks of step `number`, whose samples are used up by that."""
-        train, first = self.run.train, self.samples
+    ) -> PendingReport:
+        """Start step `number`'s all-reduce of metrics; its samples count as consumed from now on."""
+        train, first = self.run.train, self.sample
         lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
-        self.samples += self.run.plan.global_batch_size
+        self.sample += self.run.plan.global_batch_size
         self.tokens += self.run.tokens_per_step
         return self.report.send(
             number,
@@ -257,14 +186,16 @@ class Loop:
             tokens=self.tokens,
             loss_sum=loss_sum,
             gradients=gradients,
-            asked=asked,
+            requests=requests,
             values={"lr": lr, "data_time_s": data_s},
         )
 
-    def _found_gradients(self) -> list[Tensor]:
-        """The step's gradients in the parameters' order. Raises RuntimeError where one is missing:
-        some combination of
-        techniques lost it, and the update would silently leave its weights behind."""
+    def _collect_gradients(self) -> list[Tensor]:
+        """The step's gradients in the order of parameters.
+
+        Raises RuntimeError if one is missing: some combination of techniques lost it, and the
+        update would silently skip its weights.
+        """
         gradients = [each.grad for each in self.parameters.values()]
         missing = [
             name
@@ -277,91 +208,75 @@ class Loop:
             )
         return [gradient for gradient in gradients if gradient is not None]
 
-    def _gradients(self) -> tuple[Tensor, float]:
-        """Forward and backward over this rank's micro-batches: its share of the summed token loss,
-        seconds of data.
-        """
+    def _forward_backward(self) -> tuple[Tensor, float]:
+        """Run this rank's micro-batches: its share of the summed token loss, seconds of data."""
         for module in self.parallel.modules:
             module.train()
-        factor = self.soundness.factor
-        # a mean over all sequences, likewise, to which each tensor-parallel rank adds its part
+        factor = self.checks.loss_factor
+        # the balance loss is a mean over all sequences, to which each tensor-parallel rank adds
         if self.balancer:
             self.balancer.scale_gradients(factor * self.run.train.seq_len / self.run.plan.tp)
-        return self.passes.gradients(self.samples, factor)
+        return self.runner.forward_backward(self.sample, factor)
 
     def _after_step(self, step: int, tokens: int, values: dict[str, float]) -> None:
-        """The point of a step that gets one, `tokens` being those until then."""
+        """Write the point of a logged step; `tokens` counts those up to it."""
         train = self.run.train
         self.trace.split.enter(None)
         if not train.logs(step):
             return
         if train.validates(step):
-            self.phase = "validation"
+            self.progress.enter("validation")
             values["val_loss"] = self.validate()
             values["val_perplexity"] = math.exp(min(values["val_loss"], 700.0))
         values |= self.throughput.values() | self.memory.values() | self.trace.values()
-        self.phase = "record"
+        self.progress.enter("record")
         self.recorder.point(step=step, tokens=tokens, values=values)
         console.stepped(step, train.steps, values)
 
     @torch.no_grad()
     def validate(self) -> float:
-        """Mean token loss over the first `eval.batches` global batches of held-out text, in order,
-        dropout off.
+        """Mean token loss over the first `eval.batches` global batches of held-out data, in order,
+        without dropout.
 
-        The same samples under any number of ranks.
+        The samples are the same under any number of ranks.
         """
         spec, samples = self.run.train.eval, self.held_out
         assert spec is not None and samples is not None
         count = min(spec.batches * self.run.plan.global_batch_size, samples.windows)
         for module in self.parallel.modules:
             module.eval()
-        total = self.passes.evaluate(samples, count)
+        total = self.runner.evaluate(samples, count)
         for module in self.parallel.modules:
             module.train()
         loss, tokens = self.world.sum_(total).tolist()
         return float(loss / tokens)
 
-    def _tell(self, phase: str) -> None:
-        self.phase = phase
-        if phase == "forward":
-            self.arrivals.begin()
-
-    @property
-    def phase(self) -> str:
-        """What this rank is doing; each setting is a sign of progress."""
-        return self.beacon.phase
-
-    @phase.setter
-    def phase(self, phase: str) -> None:
-        self.beacon.mark(phase, step=self.step)
-        self.trace.split.phase(phase)
-
     def _save(self, *, wait: bool) -> None:
-        self.phase = "checkpoint"
+        self.progress.enter("checkpoint")
         manifest = manifest_of(
             self.run,
             step=self.step,
             tokens=self.tokens,
-            samples=self.samples,
+            samples=self.sample,
             world_size=self.world.size,
-            loss_scale=self.soundness.state,
+            loss_scale=self.checks.state,
         )
         if not self._has_state:  # every update so far was skipped
             fill_state(self.optimizer, self.parameters.values())
             self._has_state = True
         tensors = training_tensors(self.parallel.weights(), self.optimizer)
-        # beside training, a copy of all states would be held in memory: the very thing that states
-        # on disk avoid
+        # an asynchronous save copies all states to memory, which states on disk avoid
         wait = wait or self.run.plan.offload == "nvme"
         self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
 
-    def _end(self, number: int, values: dict[str, float]) -> NoReturn:
-        """The update is not made: the last checkpoint's weights, and these, are still sound."""
-        spoiled = self.soundness.spoiled()
+    def _fail(self, number: int, values: dict[str, float]) -> NoReturn:
+        """Raise for a step without update: the current weights and the last checkpoint are sound."""
+        parameters = self.checks.non_finite_gradients()
         self.recorder.point(step=number, tokens=self.tokens, values=values)
-        self.phase = "locating"
+        self.progress.enter("locating")
         self.optimizer.zero_grad(set_to_none=True)
-        # the step once more, to see where it begins
-        self.samples -= self.run.plan.global_batch_size
-        raise self.soundness.ended(number, values, spoiled=spoiled, again=self._gradients)
+        # repeat the step to find its first non-finite number
+        self.sample -= self.run.plan.global_batch_size
+        raise self.checks.failure(
+            number, values, parameters=parameters, repeat=self._forward_backward
+        )

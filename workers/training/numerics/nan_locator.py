@@ -26,7 +26,7 @@ _LAST = 1 << 30  # after every block: the final norm, the head, the decoder as a
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class NonFiniteSource:
     """`module` by its name in the whole model; `what` of it was not finite: its output or its
     gradient; on `rank`.
     """
@@ -36,7 +36,9 @@ class Culprit:
     rank: int
 
 
-def locate(parts: Sequence[nn.Module], world: World, again: Callable[[], object]) -> Culprit | None:
+def find_non_finite(
+    parts: Sequence[nn.Module], world: World, again: Callable[[], object]
+) -> NonFiniteSource | None:
     """Run `again`, forward and backward over the step's batch, and name the first module whose
     output is not finite.
 
@@ -65,17 +67,17 @@ def locate(parts: Sequence[nn.Module], world: World, again: Callable[[], object]
     return _earliest(_of_all_ranks(mine, world))
 
 
-def _earliest(found: list[list[tuple[int, int, str, int]]]) -> Culprit | None:
+def _earliest(found: list[list[tuple[int, int, str, int]]]) -> NonFiniteSource | None:
     """Forward the smallest place counts, backward the largest; an empty name is none."""
     forward = [each for each, _ in found if each[2]]
     if forward:
         *_, module, rank = min(forward)
-        return Culprit(module, "output", rank)
+        return NonFiniteSource(module, "output", rank)
     backward = [each for _, each in found if each[2]]
     if not backward:
         return None
     *_, module, rank = max(backward, key=lambda each: each[:2])
-    return Culprit(module, "gradient", rank)
+    return NonFiniteSource(module, "gradient", rank)
 
 
 def _of_all_ranks(mine: Any, world: World) -> list[Any]:

@@ -16,8 +16,16 @@ from torch.func import functional_call
 
 from workers.training.numerics.fp16_products import HalfProducts
 
+# the compute dtype; for fp8, of everything but the linear layers inside blocks
+DTYPES = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.bfloat16,
+}
 
-def products(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+
+def matmul_context(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Around forward and backward passes: how matrices are multiplied where the device does it
     badly by itself.
     """
@@ -26,7 +34,7 @@ def products(precision: str, device: torch.device) -> AbstractContextManager[Any
     return nullcontext()
 
 
-class CastUnits:
+class CastCopies:
     """Makes each block, and what is left of the model, compute with `dtype` copies of its fp32
     parameters.
 

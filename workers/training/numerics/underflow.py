@@ -1,6 +1,6 @@
-"""How much of each layer's gradient fp16 lost: numbers too small for it, which it rounds to zero.
+"""Gradient underflow per layer: the share of fp16 gradients that were rounded to zero.
 
-Knows gradients by parameter name; the sum over ranks is the caller's.
+The caller sums over ranks. Does not depend on models, only on parameter names.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from workers.training.numerics.layer_names import layer_name, layer_of
 
 
 def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
-    """`[2 · layers]` fp64 on the gradients' device: zeros in this rank's gradients of each block,
-    then all numbers.
+    """`[2 · layers]` fp64 on the gradients' device: zeros in this rank's gradients per block, then
+    all elements per block.
 
-    Embeddings are left out: most of their rows are zero because no token asked for them.
+    Embeddings are excluded: most of their rows are zero because no token used them.
     """
     zeros: list[list[Tensor]] = [[] for _ in range(layers)]
     counts = [0] * layers
@@ -29,15 +29,13 @@ def zeros_by_layer(parameters: dict[str, Tensor], layers: int) -> Tensor:
         zeros[layer].append(gradient.numel() - torch.count_nonzero(gradient))
         counts[layer] += gradient.numel()
         device = gradient.device
-    nothing = torch.zeros((), dtype=torch.float64, device=device)
-    sums = [torch.stack(each).sum().double() if each else nothing for each in zeros]
+    none = torch.zeros((), dtype=torch.float64, device=device)
+    sums = [torch.stack(each).sum().double() if each else none for each in zeros]
     return torch.cat([torch.stack(sums), torch.tensor(counts, dtype=torch.float64, device=device)])
 
 
-def shares(sums: list[float]) -> dict[str, float]:
-    """Metrics from `zeros_by_layer` summed over all ranks; replicas count alike above and below the
-    line.
-    """
+def underflow_metrics(sums: list[float]) -> dict[str, float]:
+    """Metrics from `zeros_by_layer` summed over all ranks; replicas cancel in the ratio."""
     layers = len(sums) // 2
     return {
         f"grad_underflow/{layer_name(layer, layers)}": sums[layer] / sums[layers + layer]

@@ -1,9 +1,8 @@
-"""How long after the first rank each came to a step's first reduction of gradients: told in the
-step's own collective.
+"""How much later than the first rank each rank reaches a step's first gradient reduction.
 
-Ranks leave a step together, so each one's own clock from there on is all that is needed. Knows no
-supervisor; what a
-node sees of its ranks' collectives is the launcher's.
+Ranks leave a step together, so each rank's own clock since then is enough; the delays travel in the
+step's all-reduce. The launcher's supervisor watches the collectives within a node; this does not
+depend on it.
 """
 
 from __future__ import annotations
@@ -16,35 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_WINDOW_S = 8.0  # a rank that is last for so long is told
-_LEAST_STEPS = 5
+_WINDOW_S = 8.0  # a rank that is last for so long is a straggler
+_MIN_STEPS = 5
 _LATE = 0.25  # of the step's time, in most of the window's steps
 
 
-class Arrivals:
-    """Of one attempt on one rank; `stages` as pipeline stages come after one another by design.
+class ArrivalTracker:
+    """Arrivals of one attempt on one rank, compared within each of `stages` pipeline stages.
 
-    Where gradients are whole (ZeRO 0, 1) a rank comes when its own backward pass is done, which a
-    hook on the parameter
-    that gets its gradient last tells: overlapped reductions wait for nobody before. Where weights
-    are sharded or cut,
-    the first collective is in the first forward pass, and a rank comes when its batch is there.
+    If gradients are unsharded (ZeRO 0, 1), a rank arrives when its own backward pass is done: a
+    hook on the parameter whose gradient comes last, since overlapped reductions do not wait before.
+    If weights are sharded, the first collective is in the first forward pass, and a rank arrives
+    when its batch is loaded.
     """
 
     def __init__(self, *, rank: int, size: int, stages: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._peers = size // stages
-        self._left = self._came = time.perf_counter()
+        self._left = self._arrived = time.perf_counter()
         self._begun = False
-        # when, last rank, seconds late, of a step
+        # per step: time, last rank, its delay in seconds, duration of the step
         self._window: deque[tuple[float, int, float, float]] = deque()
-        self._told: int | None = None
+        self._reported: int | None = None
 
     def watch(self, parameters: Iterable[Tensor]) -> None:
-        """The first parameter of the model gets its gradient last.
-
-        For plans whose gradients are whole only.
-        """
+        """Use the model's first parameter, whose gradient comes last; for unsharded gradients."""
         for parameter in parameters:
             if parameter.requires_grad:
                 watched: Any = parameter
@@ -52,71 +47,68 @@ class Arrivals:
                 return
 
     def begin(self) -> None:
-        """This rank is about to go into a forward pass; the step's first counts."""
+        """Call before each forward pass; the step's first counts."""
         if not self._begun:
-            self._begun, self._came = True, time.perf_counter()
+            self._begun, self._arrived = True, time.perf_counter()
 
-    def told(self) -> Tensor:
-        """`[size]`, fp64: seconds from the last step's end to the arrival, in this rank's place."""
-        found = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        found[self.rank] = self._came - self._left
-        return found
+    def delays(self) -> Tensor:
+        """`[size]` fp64: seconds from the end of the last step to arrival, at this rank's index."""
+        row = torch.zeros(self.size, dtype=torch.float64, device=self.device)
+        row[self.rank] = self._arrived - self._left
+        return row
 
-    def left(self, seconds: Sequence[float]) -> float:
-        """The step's collective is over, `seconds` is everybody's `told`: how much later than the
-        first of its stage
-        this rank came."""
+    def finish_step(self, delays: Sequence[float]) -> float:
+        """Call when the step's all-reduce is done, with the sum of all `delays`.
+
+        Returns by how many seconds this rank arrived after the first of its stage.
+        """
         now = time.perf_counter()
         step_s, self._left, self._begun = now - self._left, now, False
-        mine = self._stage(seconds, self.rank // self._peers)
-        self._remember(now, seconds, step_s)
-        return mine[self.rank % self._peers] - min(mine)
+        stage = self._stage(delays, self.rank // self._peers)
+        self._remember(now, delays, step_s)
+        return stage[self.rank % self._peers] - min(stage)
 
     def straggler(self) -> dict[str, Any] | None:
-        """The rank that was last by more than a quarter of a step nearly all the time, told once
-        until another is.
+        """The rank that is nearly always last by over a quarter of a step; reported once until
+        another is.
         """
         window = self._window
-        if len(window) < _LEAST_STEPS or window[-1][0] - window[0][0] < 0.9 * _WINDOW_S:
+        if len(window) < _MIN_STEPS or window[-1][0] - window[0][0] < 0.9 * _WINDOW_S:
             return None
         late = [
             (rank, late_s, step_s) for _, rank, late_s, step_s in window if late_s > _LATE * step_s
         ]
-        ranks = {rank for rank, _, _ in late}
-        for rank in ranks:
+        for rank in {rank for rank, _, _ in late}:
             own = [late_s for each, late_s, _ in late if each == rank]
             if len(own) > 0.8 * len(window):
-                if self._told == rank:
+                if self._reported == rank:
                     return None
-                self._told = rank
+                self._reported = rank
                 mean_s = sum(own) / len(own)
-                message = (
-                    f"it comes {1000 * mean_s:.0f} ms after the first to its gradients, step "
-                    "after step"
-                )
                 return {
                     "rank": rank,
                     "stage": rank // self._peers,
                     "late_s": round(mean_s, 4),
-                    "message": message,
+                    "message": f"it reaches its gradients {1000 * mean_s:.0f} ms after the first "
+                    "rank in nearly every step",
                 }
         if len(late) < 0.4 * len(window):
-            self._told = None
+            self._reported = None
         return None
 
     def _ready(self, parameter: Tensor) -> None:
-        self._came = time.perf_counter()
+        self._arrived = time.perf_counter()
 
-    def _stage(self, seconds: Sequence[float], stage: int) -> Sequence[float]:
-        return seconds[stage * self._peers : (stage + 1) * self._peers]
+    def _stage(self, delays: Sequence[float], stage: int) -> Sequence[float]:
+        return delays[stage * self._peers : (stage + 1) * self._peers]
 
-    def _remember(self, now: float, seconds: Sequence[float], step_s: float) -> None:
-        worst, by = 0, 0.0
+    def _remember(self, now: float, delays: Sequence[float], step_s: float) -> None:
+        last_rank, worst_s = 0, 0.0
         for stage in range(self.size // self._peers):
-            mine = self._stage(seconds, stage)
-            late_s = max(mine) - min(mine)
-            if late_s > by:
-                worst, by = stage * self._peers + list(mine).index(max(mine)), late_s
-        self._window.append((now, worst, by, step_s))
+            own = self._stage(delays, stage)
+            late_s = max(own) - min(own)
+            if late_s > worst_s:
+                last_rank, worst_s = stage * self._peers + list(own).index(max(own)), late_s
+        self._window.append((now, last_rank, worst_s, step_s))
         while now - self._window[0][0] > _WINDOW_S:
             self._window.popleft()

@@ -18,7 +18,7 @@ IGNORED = -100  # target that no loss counts; cross_entropy's default
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Microbatch:
     """One micro-batch of one rank: `count` samples from global sample `first` on; `missing` more
     are only padding.
     """
@@ -28,9 +28,9 @@ class Block:
     missing: int = 0
 
 
-def blocks_of(
+def microbatches_for(
     first: int, samples: int, *, micro_batch_size: int, dp: int, rank: int
-) -> list[Block]:
+) -> list[Microbatch]:
     """The micro-batches of data-parallel `rank` in the batch of `samples` from `first` on.
 
     Micro-batch m of rank r holds samples (m · dp + r) · micro_batch_size onwards: the same groups
@@ -43,12 +43,12 @@ def blocks_of(
     for index in range(rank, rounds * dp, dp):
         start = index * micro_batch_size
         count = max(0, min(micro_batch_size, samples - start))
-        found.append(Block(first + start, count, micro_batch_size - count))
+        found.append(Microbatch(first + start, count, micro_batch_size - count))
     return found
 
 
-def tensors_of(
-    samples: Samples, block: Block, device: torch.device
+def load_microbatch(
+    samples: Samples, block: Microbatch, device: torch.device
 ) -> tuple[Tensor, Tensor, Documents | None]:
     """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding
     targets IGNORED.

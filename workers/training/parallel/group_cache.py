@@ -1,8 +1,7 @@
-"""Process groups and meshes that a process makes once and uses again, while its world stays the
-same.
+"""Caches process groups and meshes per process, as long as the world stays the same.
 
-A group costs threads until the process ends, and a process may see many runs: benchmark variants,
-tests. Knows no plan.
+A group costs threads until the process ends, and one process may run many attempts (benchmark
+variants, tests). Does not depend on plans.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 T = TypeVar("T")
-_kept: dict[Hashable, Any] = {}
+_cache: dict[Hashable, Any] = {}
 _world: Any = None
 
 
-def once(what: Hashable, make: Callable[[], T]) -> T:
-    """What `make` gave in this world for `what`; all ranks ask for the same things in the same
+def cached_group(key: Hashable, make: Callable[[], T]) -> T:
+    """The result of `make` for `key` in this world; all ranks request the same keys in the same
     order.
     """
     global _world
     if _world is not dist.group.WORLD:
-        _kept.clear()
+        _cache.clear()
         _world = dist.group.WORLD
-    if what not in _kept:
-        _kept[what] = make()
-    return cast(T, _kept[what])
+    if key not in _cache:
+        _cache[key] = make()
+    return cast(T, _cache[key])

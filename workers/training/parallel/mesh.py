@@ -1,7 +1,6 @@
-"""The processes of a run: their device, process group and mesh. CPU with gloo and CUDA with NCCL by
-the same code.
+"""The processes of a run: device, process group and mesh axes, for gloo on CPU and NCCL on CUDA.
 
-Does not know models.
+Does not depend on models.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch.distributed as dist
 from workers.contracts.specs.plan import ParallelPlan
 from workers.runtime.environment import Environment
 from workers.runtime.exits import UserError
-from workers.training.parallel.group_cache import once
+from workers.training.parallel.group_cache import cached_group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of the mesh: how many ranks lie along it, and which of them this one is."""
+    """One axis of the mesh: its size and this rank's index on it."""
 
     name: str
     size: int = 1
@@ -34,21 +33,19 @@ class Axis:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks along this axis that differ in nothing else; None means all ranks."""
+        """The ranks that differ from this one on this axis only; None means all ranks."""
         return None if self.mesh is None else self.mesh.get_group()
 
 
 @dataclass(slots=True)
 class World:
-    """This process among all. One process alone has no process group and no axes.
+    """This process and its mesh axes. A single process has no process group and no axes.
 
     Axes: those of the plan, and `data` = dp x cp, over which gradients are reduced. `fsdp` is the
-    mesh that
-    `fully_shard` shards over (dp_shard x cp, and copies over dp_replicate), None where nothing is
-    sharded.
-    With expert parallelism `data` is ep x `expert_data`, the ranks that hold the same experts;
-    `experts` is the mesh
-    over which routed experts lie (ep, tp), and `expert_fsdp` what `fully_shard` shards them over.
+    mesh that `fully_shard` shards over (dp_shard x cp, replicated over dp_replicate), None if
+    nothing is sharded. With expert parallelism, `data` is ep x `expert_data` (the ranks that hold
+    the same experts), `experts` the mesh of routed experts (ep, tp), and `expert_fsdp` the mesh
+    that `fully_shard` shards them over.
     """
 
     rank: int
@@ -60,6 +57,7 @@ class World:
     expert_fsdp: DeviceMesh | None = None
 
     def axis(self, name: str) -> Axis:
+        """The axis `name`; an axis of size 1 if the plan has none."""
         return self.axes.get(name) or Axis(name)
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
@@ -69,23 +67,24 @@ class World:
         return values
 
     def barrier(self) -> None:
+        """Wait for all ranks."""
         if self.size > 1:
             dist.barrier()
 
 
 def pick_device(environment: Environment) -> torch.device:
-    """The local rank's GPU where any are visible, else the CPU.
+    """The local rank's GPU if any is visible, else the CPU.
 
-    Raises UserError where GPUs do not suffice.
+    Raises UserError if there are fewer GPUs than ranks.
     """
     if torch.cuda.is_available():
         if environment.local_world_size > torch.cuda.device_count():
-            found = (
+            message = (
                 f"{environment.local_world_size} ranks on a node with "
                 f"{torch.cuda.device_count()} visible GPUs"
             )
             raise UserError(
-                f"plan: {found}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU"
+                f"plan: {message}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU"
             )
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)
@@ -94,52 +93,47 @@ def pick_device(environment: Environment) -> torch.device:
 
 
 def start_world(environment: Environment, plan: ParallelPlan) -> World:
-    """Join the process group that torchrun prepared (one that exists already is used) and lay out
-    the mesh.
-    """
+    """Join torchrun's process group (an existing one is reused) and build the mesh axes."""
     device = pick_device(environment)
     if environment.world_size == 1 and not plan.offloads_weights:
         return World(0, 1, device)
     on_cuda = device.type == "cuda"
     if not dist.is_initialized():
-        join_group(
+        init_process_group(
             alone=environment.world_size == 1,
             backend="cpu:gloo,cuda:nccl" if on_cuda else "gloo",
             timeout=timedelta(seconds=environment.timeout_s),
             device_id=device if on_cuda else None,
         )
-    return lay_out(plan, World(environment.rank, environment.world_size, device))
+    return build_axes(plan, World(environment.rank, environment.world_size, device))
 
 
-def join_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
-    """The process group that torchrun prepared; a process `alone` gets a group of one, without a
-    store to meet at.
-    """
+def init_process_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
+    """Join torchrun's process group; a process `alone` gets a group of one, without a rendezvous."""
     from torch._C._distributed_c10d import HashStore
 
     own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}
     dist.init_process_group(backend, **own, **more)
 
 
-def lay_out(plan: ParallelPlan, world: World) -> World:
-    """Give `world` the plan's axes, outer to inner pp, dp_replicate, dp_shard, cp, tp; experts have
-    their own view.
+def build_axes(plan: ParallelPlan, world: World) -> World:
+    """Add the plan's axes to `world`: outer to inner pp, dp_replicate, dp_shard, cp, tp.
 
-    Every view of the ranks is unflattened from one mesh, so that parameters sharded over several
-    agree on their root.
-    Pure data parallelism without sharding needs no mesh: the whole process group is its.
+    Experts have their own view. Every view of the ranks is unflattened from one mesh, so parameters
+    sharded over several have the same root. Pure data parallelism without sharding needs no mesh:
+    it uses the whole process group.
     """
     sizes = axis_sizes(plan)
-    place = coordinate(plan, world.rank)
-    world.axes = {name: Axis(name, size, place[name]) for name, size in sizes.items() if size > 1}
-    alike = plan.zero < 2 and plan.dp * plan.cp == world.size and plan.cp == plan.ep == 1
-    # offloaded weights come to the device by `fully_shard`, to a single one too
-    if (world.size == 1 or alike) and not plan.offloads_weights:
+    index = rank_indices(plan, world.rank)
+    world.axes = {name: Axis(name, size, index[name]) for name, size in sizes.items() if size > 1}
+    plain_dp = plan.zero < 2 and plan.dp * plan.cp == world.size and plan.cp == plan.ep == 1
+    # `fully_shard` moves offloaded weights to the device, also on a single rank
+    if (world.size == 1 or plain_dp) and not plan.offloads_weights:
         return world
     from torch.distributed.device_mesh import init_device_mesh
 
     kind = world.device.type
-    root = once(
+    root = cached_group(
         ("root", kind), lambda: init_device_mesh(kind, (world.size,), mesh_dim_names=("world",))
     )
     outer, inner = {"pp": plan.pp}, {"tp": plan.tp}
@@ -151,7 +145,7 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
             break
         mesh = _view(root, view)
         for name in mesh.mesh_dim_names or ():
-            world.axes[name] = Axis(name, view[name], place[name], mesh[name])
+            world.axes[name] = Axis(name, view[name], index[name], mesh[name])
     if plan.zero >= 2 or plan.offloads_weights:
         copies = plan.dp_replicate or 1
         dense = _view(
@@ -161,42 +155,44 @@ def lay_out(plan: ParallelPlan, world: World) -> World:
         )
         world.fsdp = dense["dp_replicate", "fsdp"] if copies > 1 else dense["fsdp"]
     if plan.ep > 1:
-        _lay_out_experts(root, plan, world)
+        _build_expert_axes(root, plan, world)
     return world
 
 
-def _lay_out_experts(root: DeviceMesh, plan: ParallelPlan, world: World) -> None:
+def _build_expert_axes(root: DeviceMesh, plan: ParallelPlan, world: World) -> None:
     """Outer to inner pp, dp_replicate, efsdp, ep, tp: consecutive ranks of the data axis hold one
     set of experts.
     """
-    place, sharded = coordinate(plan, world.rank), world.fsdp is not None
+    index, sharded = rank_indices(plan, world.rank), world.fsdp is not None
     copies = (plan.dp_replicate or 1) if sharded else 1
-    alike = plan.dp * plan.cp // plan.ep
+    replicas = plan.dp * plan.cp // plan.ep
     sizes = {
         "pp": plan.pp,
         "dp_replicate": copies,
-        "efsdp": alike // copies,
+        "efsdp": replicas // copies,
         "ep": plan.ep,
         "tp": plan.tp,
     }
     mesh = _view(root, sizes, keep="efsdp")
     world.experts = mesh["ep", "tp"] if plan.tp > 1 else mesh["ep"]
-    world.axes["ep"] = Axis("ep", plan.ep, place["ep"], mesh["ep"])
+    world.axes["ep"] = Axis("ep", plan.ep, index["ep"], mesh["ep"])
     if sharded:
         world.expert_fsdp = mesh["dp_replicate", "efsdp"] if copies > 1 else mesh["efsdp"]
     else:
-        world.axes["expert_data"] = Axis("expert_data", alike, place["expert_data"], mesh["efsdp"])
+        world.axes["expert_data"] = Axis(
+            "expert_data", replicas, index["expert_data"], mesh["efsdp"]
+        )
 
 
 def axis_sizes(plan: ParallelPlan) -> dict[str, int]:
-    """Every axis that a rank may ask its place on, composed ones included."""
+    """Sizes of all axes, composed ones included."""
     data = plan.dp * plan.cp
     experts = {"ep": plan.ep, "expert_data": data // plan.ep} if plan.ep > 1 else {}
     return {"pp": plan.pp, "dp": plan.dp, "cp": plan.cp, "tp": plan.tp, "data": data, **experts}
 
 
-def coordinate(plan: ParallelPlan, rank: int) -> dict[str, int]:
-    """The place of a rank on every axis."""
+def rank_indices(plan: ParallelPlan, rank: int) -> dict[str, int]:
+    """The index of a rank on every axis."""
     rest, tp = divmod(rank, plan.tp)
     rest, cp = divmod(rest, plan.cp)
     pp, dp = divmod(rest, plan.dp)
@@ -212,8 +208,26 @@ def coordinate(plan: ParallelPlan, rank: int) -> dict[str, int]:
     }
 
 
+def extra_group(world: World, axis: str, purpose: str) -> Any:
+    """Another process group over the ranks of an axis; collective over the world, cached."""
+    size = world.axis(axis).size
+    return cached_group((purpose, size), lambda: _new_group(world, axis))
+
+
+def _new_group(world: World, axis: str) -> Any:
+    mesh = world.axis(axis).mesh
+    assert mesh is not None
+    lines: list[Any] = [None] * world.size
+    dist.all_gather_object(lines, mesh.mesh.flatten().tolist())
+    own = None
+    for line in sorted({tuple(each) for each in lines}):
+        group = dist.new_group(list(line))
+        own = group if world.rank in line else own
+    return own
+
+
 def _view(root: DeviceMesh, sizes: dict[str, int], *, keep: str = "") -> DeviceMesh:
-    """All ranks laid out by `sizes`, row by row; axes of one rank are left out but for `keep`."""
-    kept = {name: size for name, size in sizes.items() if size > 1 or name == keep}
-    made = partial(root._unflatten, 0, tuple(kept.values()), tuple(kept))
-    return once(("view", root.device_type, tuple(kept.items())), made)
+    """All ranks as a mesh of `sizes`, row by row; axes of size 1 are dropped, except `keep`."""
+    axes = {name: size for name, size in sizes.items() if size > 1 or name == keep}
+    make = partial(root._unflatten, 0, tuple(axes.values()), tuple(axes))
+    return cached_group(("view", root.device_type, tuple(axes.items())), make)

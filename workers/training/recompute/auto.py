@@ -20,9 +20,9 @@ from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.layers.documents import Documents
 from workers.runtime.exits import UserError
-from workers.training.loop.rank_sync import agreed
-from workers.training.numerics.precision import products
-from workers.training.parallel.parallelize import DTYPES, Parallel
+from workers.training.loop.rank_sync import broadcast_decision
+from workers.training.numerics.precision import DTYPES, matmul_context
+from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.apply import recomputed_blocks
 from workers.training.recompute.checkpointing import Call, Recomputed
 from workers.training.recompute.knapsack import Choice, best_sets, spread
@@ -64,7 +64,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class KernelOperations:
     """`event` is what `recompute_chosen` tells; `again` the share of the blocks' forward FLOPs that
     run again.
     """
@@ -75,7 +75,7 @@ class Chosen:
 
 def choose_recompute(
     run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
-) -> Chosen:
+) -> KernelOperations:
     """Measure, choose and set; all ranks call it together, before the first step. `masked`:
     attention is to keep to
     documents, which is another operator.
@@ -91,13 +91,13 @@ def choose_recompute(
     by_stage = [
         _together([each for each in told if each.stage == stage]) for stage in range(run.plan.pp)
     ]
-    chosen = agreed(world, lambda: [choose(run, each) for each in by_stage], leads=world.rank == 0)
+    chosen = broadcast_decision(world, lambda: [choose(run, each) for each in by_stage], leads=world.rank == 0)
     layers = chosen[world.axis("pp").rank]
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
     for block, kept in zip(blocks, layers, strict=True):
         set_kept(block.forward, kept)
     shares = [kept.flops_share for stage in chosen for kept in stage]
-    return Chosen(_event(run, by_stage, chosen), sum(shares) / len(shares))
+    return KernelOperations(_event(run, by_stage, chosen), sum(shares) / len(shares))
 
 
 def measure(
@@ -118,7 +118,7 @@ def measure(
     outside = 0
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
-        products(run.plan.precision, device),
+        matmul_context(run.plan.precision, device),
     ):
         for _ in range(RUNS):
             outside = sum(

@@ -18,9 +18,9 @@ from torch import Tensor
 from workers.contracts.catalog.counts import parameter_count
 from workers.models.decoder import Decoder
 from workers.runtime.exits import UserError
-from workers.training.parallel.mesh import World, coordinate, lay_out
-from workers.training.parallel.parallelize import lay
-from workers.training.parallel.pipeline.stage_layers import part_of_stage, parts_of, stages_of
+from workers.training.parallel.mesh import World, build_axes, rank_indices
+from workers.training.parallel.pipeline.stage_layers import build_parts, stage_part, stages_on_rank
+from workers.training.parallel.transforms import SHARDING, BuildContext, apply_transforms
 from workers.training.setup.spec_loading import TrainingRun, mesh_axes
 
 
@@ -40,15 +40,15 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
     by_stage = {}
     for stage in range(plan.pp):
         with _pretending(stage * (ranks // plan.pp), ranks) as world:
-            lay_out(plan, world)
+            build_axes(plan, world)
             with torch.device("meta"):
-                parts = parts_of(run.model, plan, world.axis("pp"))
-            lay(parts, plan, world)
+                parts = build_parts(run.model, plan, world.axis("pp"))
+            apply_transforms(parts, BuildContext(run.model, plan, world), names=SHARDING)
             by_stage[stage] = [
-                _held(parts, coordinate(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)
+                _held(parts, rank_indices(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)
             ]
             if stage == 0:
-                place = coordinate(plan, 0)
+                place = rank_indices(plan, 0)
                 shards = {
                     n: list(_local_shape(p, place))
                     for part in parts
@@ -65,9 +65,9 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank,
-                "coordinate": _shown(run, coordinate(plan, rank)),
-                "stages": stages_of(plan, coordinate(plan, rank)["pp"]),
-                "parameter_bytes": by_stage[coordinate(plan, rank)["pp"]][
+                "coordinate": _shown(run, rank_indices(plan, rank)),
+                "stages": stages_on_rank(plan, rank_indices(plan, rank)["pp"]),
+                "parameter_bytes": by_stage[rank_indices(plan, rank)["pp"]][
                     rank % (ranks // plan.pp)
                 ],
             }
@@ -151,5 +151,5 @@ def _schedule(run: TrainingRun) -> dict[str, Any]:
 
     with _pretending(0, plan.pp):
         order = order_of(plan)
-    layers = [list(part_of_stage(run.model, plan, stage).layers) for stage in range(plan.stages)]
+    layers = [list(stage_part(run.model, plan, stage).layers) for stage in range(plan.stages)]
     return {"stage_layers": layers, "schedule": order}

@@ -16,7 +16,7 @@ from workers.models.weights.manifest import (
     NAME,
     DamagedError,
     complete_checkpoints,
-    damage,
+    find_damage,
     read_manifest,
 )
 from workers.runtime.exits import UserError
@@ -45,7 +45,7 @@ def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) ->
     for folder in [resume] if resume is not None else complete_checkpoints(checkpoints):
         try:
             manifest = read_manifest(folder)
-            broken = damage(folder, manifest)
+            broken = find_damage(folder, manifest)
             if broken is None:
                 read_table(folder)
         except WeightsError as error:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from workers.contracts.specs.plan import SPLIT_BACKWARD
 from workers.metrics.recorder import Recorder
 from workers.training.parallel.parallelize import Parallel
-from workers.training.parallel.pipeline.stage_layers import stages_of
+from workers.training.parallel.pipeline.stage_layers import stages_on_rank
 from workers.training.setup.spec_loading import TrainingRun
 from workers.training.trace.clock import Clock
 from workers.training.trace.profiles import memory_recorded, memory_tracked, profiled
@@ -49,13 +49,14 @@ class Trace:
         self,
         run: TrainingRun,
         parallel: Parallel,
+        optimizer: Optimizer,
         *,
         recorder: Recorder,
         folder: Path,
         spans_nodes: bool,
     ) -> None:
         self.run, self.parallel, self.world, self.recorder = run, parallel, parallel.world, recorder
-        self._folder = folder
+        self.optimizer, self._folder = optimizer, folder
         self.clock = Clock(self.world.device)
         self.split = StepSplit(self.clock)
         self.timeline: Timeline | None = None
@@ -77,7 +78,6 @@ class Trace:
         self._wanted: str | None = None
         self._wants_timeline = False
         self._bytes: dict[str, float] = {}
-        self.optimizer: Optimizer | None = None
 
     def close(self) -> None:
         if self._waits is not None:
@@ -179,7 +179,7 @@ class Trace:
         self.recorder.event(
             "pipeline_timeline",
             step=number,
-            stages=stages_of(self.run.plan, place),
+            stages=stages_on_rank(self.run.plan, place),
             pp_rank=place,
             schedule=self.run.plan.schedule,
             began_s=began_s,
@@ -198,7 +198,6 @@ class Trace:
             return memory_recorded(
                 self._folder / f"memory-step-{number}.pickle", tell, device=device
             )
-        assert self.optimizer is not None
         path = self._folder / f"memory-step-{number}.json"
         whole = self.run.plan.pp == 1 or self.run.plan.schedule not in SPLIT_BACKWARD
         return memory_tracked(

@@ -18,7 +18,12 @@ from workers.training.data.mixture import Mixture
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source
 from workers.training.data.stream import Stream
-from workers.training.parallel.batch_sharding import IGNORED, Block, blocks_of, tensors_of
+from workers.training.parallel.batch_sharding import (
+    IGNORED,
+    Microbatch,
+    load_microbatch,
+    microbatches_for,
+)
 
 
 def samples(
@@ -97,7 +102,7 @@ def test_blocks_cover_a_batch_once_under_any_dp(
     count: int, micro: int, dp: int, first: int
 ) -> None:
     by_rank = [
-        blocks_of(first, count, micro_batch_size=micro, dp=dp, rank=rank) for rank in range(dp)
+        microbatches_for(first, count, micro_batch_size=micro, dp=dp, rank=rank) for rank in range(dp)
     ]
     assert len({len(blocks) for blocks in by_rank}) == 1, "ranks step together"
     covered = [
@@ -105,7 +110,7 @@ def test_blocks_cover_a_batch_once_under_any_dp(
     ]
     assert sorted(covered) == list(range(first, first + count))
     assert all(block.count + block.missing == micro for blocks in by_rank for block in blocks)
-    alone = blocks_of(first, count, micro_batch_size=micro, dp=1, rank=0)
+    alone = microbatches_for(first, count, micro_batch_size=micro, dp=1, rank=0)
     spread = sorted((b for blocks in by_rank for b in blocks if b.count), key=lambda b: b.first)
     assert spread == [b for b in alone if b.count], (
         "the same groups, so that seeds by group are the same"
@@ -118,11 +123,11 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
     def batch(found: Samples, first: int, dp: int) -> list[list[int]]:
         rows = []
         for rank in range(dp):
-            for block in blocks_of(first, 8, micro_batch_size=2, dp=dp, rank=rank):
+            for block in microbatches_for(first, 8, micro_batch_size=2, dp=dp, rank=rank):
                 rows += list(
                     zip(
                         (block.first + i for i in range(2)),
-                        tensors_of(found, block, cpu)[0],
+                        load_microbatch(found, block, cpu)[0],
                         strict=True,
                     )
                 )
@@ -137,8 +142,8 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
 
 
 def test_padding_is_not_learned_from() -> None:
-    inputs, targets, documents = tensors_of(
-        samples(41, shuffle=False), Block(2, 1, missing=1), torch.device("cpu")
+    inputs, targets, documents = load_microbatch(
+        samples(41, shuffle=False), Microbatch(2, 1, missing=1), torch.device("cpu")
     )
     assert inputs.tolist()[0] == [8, 9, 10, 11]
     assert targets.tolist() == [[9, 10, 11, 12], [IGNORED] * 4]
@@ -164,8 +169,8 @@ def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() ->
         )
         rows: dict[int, list[int]] = {}
         for rank in range(dp):
-            for block in blocks_of(first, 10, micro_batch_size=3, dp=dp, rank=rank):
-                documents = tensors_of(found, block, torch.device("cpu"))[2]
+            for block in microbatches_for(first, 10, micro_batch_size=3, dp=dp, rank=rank):
+                documents = load_microbatch(found, block, torch.device("cpu"))[2]
                 assert documents is not None and len(documents.starts) == 3
                 assert all(list(row) == [0] for row in documents.starts[block.count :])
                 for row in range(block.count):

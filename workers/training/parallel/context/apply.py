@@ -17,43 +17,43 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.models.decoder import Decoder
-from workers.models.layers.attention import Attending
+from workers.models.layers.attention import AttentionBase
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
 from workers.models.moe.experts import drop_beyond_capacity
 from workers.models.moe.layer import RoutedMlp
-from workers.models.moe.load_balance import Balance
+from workers.models.moe.load_balance import LoadBalance
 from workers.training.parallel.context.ring_attention import ring_attend
 from workers.training.parallel.context.ring_chunks import held_spans
 from workers.training.parallel.mesh import Axis
 
 
 def apply_context(decoder: Decoder, axis: Axis) -> None:
-    """Make `decoder`, or a part of it, take the positions of each sequence that `cut` gives this
+    """Make `decoder`, or a part of it, take the positions of each sequence that `shard_sequence` gives this
     rank of `axis`.
     """
     if axis.size == 1:
         return
-    decoder.placement = Held(axis)
+    decoder.placement = RankPositions(axis)
     found: Any
     for found in decoder.modules():
-        if isinstance(found, Attending | LatentAttention):
+        if isinstance(found, AttentionBase | LatentAttention):
             found.attend = partial(ring_attend, group=axis.group)
-        elif isinstance(found, Balance):
+        elif isinstance(found, LoadBalance):
             found.whole_counts = partial(_summed, axis.group)
         elif isinstance(found, RoutedMlp):
             found.drop_beyond_capacity = partial(_drop_of_whole, axis)
 
 
-def cut(inputs_BS: Tensor, targets_BS: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
+def shard_sequence(inputs_BS: Tensor, targets_BS: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
     """Of whole sequences the positions that this rank of `axis` holds, `[B, S / axis.size]` each."""
     if axis.size == 1:
         return inputs_BS, targets_BS
-    held = positions_of(inputs_BS.shape[1], axis, inputs_BS.device)
+    held = rank_positions(inputs_BS.shape[1], axis, inputs_BS.device)
     return inputs_BS[:, held], targets_BS[:, held]
 
 
-class Held:
+class RankPositions:
     """A decoder's `placement`: the positions that this rank of `axis` holds, kept per length."""
 
     def __init__(self, axis: Axis) -> None:
@@ -63,11 +63,13 @@ class Held:
     def __call__(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:
         length = tokens * self.axis.size
         if (length, device) not in self._kept:
-            self._kept[length, device] = positions_of(length, self.axis, device)
+            self._kept[length, device] = rank_positions(length, self.axis, device)
         return length, self._kept[length, device]
 
 
-def positions_of(length: int, axis: Axis, device: torch.device, rank: int | None = None) -> Tensor:
+def rank_positions(
+    length: int, axis: Axis, device: torch.device, rank: int | None = None
+) -> Tensor:
     """Which of `length` positions this rank of `axis` holds, or the one at place `rank`."""
     spans = held_spans(length, axis.size, axis.rank if rank is None else rank)
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
@@ -96,7 +98,7 @@ def _drop_of_whole(
     ]
     dist.all_gather(parts, chosen_BSK.contiguous(), group=axis.group)
     length = chosen_BSK.shape[1] * axis.size
-    places = [positions_of(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
+    places = [rank_positions(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
     whole_BSK = torch.empty_like(torch.cat(parts, dim=1))
     whole_BSK[:, torch.cat(places)] = torch.cat(parts, dim=1)
     kept_BSK = drop_beyond_capacity(

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.models.layers.block_attention import block_backward, block_forward
-from workers.models.layers.documents import Documents, Piece
-from workers.training.parallel.context.ring_chunks import Block, held_spans, visible_blocks
+from workers.models.layers.documents import Documents, AttentionChunk
+from workers.training.parallel.context.ring_chunks import AttentionTile, held_spans, visible_tiles
 
 _groups: dict[str, dist.ProcessGroup] = {}  # by name, which is what an operator can be given
 
@@ -201,26 +201,26 @@ class _Ring:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.spans = [held_spans(held * self.size, self.size, rank) for rank in range(self.size)]
 
-    def blocks(self, step: int) -> list[tuple[slice, Block]]:
+    def blocks(self, step: int) -> list[tuple[slice, AttentionTile]]:
         """Of this rank's queries with the keys that it carries after `step` steps, for some rows of
         the batch each.
         """
         queries, keys = self.spans[self.rank], self.spans[(self.rank - step) % self.size]
         if self.starts is None:
-            return [(slice(None), block) for block in visible_blocks(queries, keys, self.window)]
+            return [(slice(None), block) for block in visible_tiles(queries, keys, self.window)]
         rows = enumerate(self.starts)
         return [
             (slice(row, row + 1), block)
             for row, starts in rows
-            for block in visible_blocks(queries, keys, self.window, starts)
+            for block in visible_tiles(queries, keys, self.window, starts)
         ]
 
-    def mask(self, block: Block, device: torch.device) -> tuple[bool, Tensor | None]:
+    def mask(self, block: AttentionTile, device: torch.device) -> tuple[bool, Tensor | None]:
         """Whether the block is causal, and what each query sees where that does not say it, `[Q,
         K]`.
         """
         if block.kind == "documents":
-            return False, Piece(block.queries, block.keys, block.starts).seen(device)
+            return False, AttentionChunk(block.queries, block.keys, block.starts).seen(device)
         if block.kind != "window":
             return block.kind == "causal", None
         assert self.window is not None
@@ -269,7 +269,7 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 
 
 def _kept(
-    queries_BHSD: Tensor, some: slice, block: Block, dropout: float, seed: int
+    queries_BHSD: Tensor, some: slice, block: AttentionTile, dropout: float, seed: int
 ) -> Tensor | None:
     """The dropout mask of a block in some rows, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same
     whenever drawn.

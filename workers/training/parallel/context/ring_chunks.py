@@ -10,11 +10,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.models.layers.documents import pieces_of
+from workers.models.layers.documents import attention_chunks
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionTile:
     """Queries and keys, as places among those that their ranks hold, of which some query sees some
     key.
 
@@ -56,12 +56,12 @@ def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
     return tuple(span for span in spans if span)
 
 
-def visible_blocks(
+def visible_tiles(
     queries: tuple[range, ...],
     keys: tuple[range, ...],
     window: int | None,
     starts: Sequence[int] = (0,),
-) -> list[Block]:
+) -> list[AttentionTile]:
     """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones
     are left out.
 
@@ -72,7 +72,7 @@ def visible_blocks(
         return _of_held(queries, starts)
     if len(starts) > 1:
         return _of_documents(queries, keys, window, starts)
-    found: list[Block] = []
+    found: list[AttentionTile] = []
     query_at = 0
     for query in queries:
         key_at = 0
@@ -85,7 +85,7 @@ def visible_blocks(
     return _joined(found)
 
 
-def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[Block]:
+def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[AttentionTile]:
     """What a rank holds, with itself: held positions are in order, and so are the documents that
     they are of.
     """
@@ -99,19 +99,19 @@ def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[Block]:
         places += [held + start - span.start for start in inside]
         last, held = first + len(inside), held + len(span)
     return [
-        Block(
+        AttentionTile(
             each.queries,
             each.keys,
             "documents" if len(each.starts) > 1 else "causal",
             starts=each.starts,
         )
-        for each in pieces_of([*places, held], None)
+        for each in attention_chunks([*places, held], None)
     ]
 
 
 def _of_documents(
     queries: tuple[range, ...], keys: tuple[range, ...], window: int | None, starts: Sequence[int]
-) -> list[Block]:
+) -> list[AttentionTile]:
     """Block by block of each document's queries with its keys."""
     found = []
     query_at = 0
@@ -140,10 +140,12 @@ def _of_documents(
 
 def _between(
     query: range, key: range, query_at: int, key_at: int, window: int | None
-) -> Block | None:
+) -> AttentionTile | None:
     if query == key:
         kind = "causal" if window is None or window >= len(query) else "window"
-        return Block(slice(query_at, query_at + len(query)), slice(key_at, key_at + len(key)), kind)
+        return AttentionTile(
+            slice(query_at, query_at + len(query)), slice(key_at, key_at + len(key)), kind
+        )
     if key.start > query.start:
         return None
     if window is not None:  # only what some query still sees, and only the queries that see it
@@ -157,7 +159,7 @@ def _between(
             return None
     ahead = query.start - key.start
     inside = window is None or query[-1] - key.start < window
-    return Block(
+    return AttentionTile(
         slice(query_at, query_at + len(query)),
         slice(key_at, key_at + len(key)),
         "full" if inside else "window",
@@ -165,17 +167,21 @@ def _between(
     )
 
 
-def _joined(blocks: list[Block]) -> list[Block]:
+def _joined(blocks: list[AttentionTile]) -> list[AttentionTile]:
     """Neighbouring full blocks as one: one kernel call, and nothing to merge between them."""
-    found: list[Block] = []
+    found: list[AttentionTile] = []
     for block in blocks:
         last = found[-1] if found else None
         if last is not None and last.kind == block.kind == "full":
             if last.queries == block.queries and last.keys.stop == block.keys.start:
-                found[-1] = Block(block.queries, slice(last.keys.start, block.keys.stop), "full")
+                found[-1] = AttentionTile(
+                    block.queries, slice(last.keys.start, block.keys.stop), "full"
+                )
                 continue
             if last.keys == block.keys and last.queries.stop == block.queries.start:
-                found[-1] = Block(slice(last.queries.start, block.queries.stop), block.keys, "full")
+                found[-1] = AttentionTile(
+                    slice(last.queries.start, block.queries.stop), block.keys, "full"
+                )
                 continue
         found.append(block)
     return found

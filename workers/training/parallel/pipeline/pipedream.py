@@ -1,17 +1,13 @@
-"""PipeDream (arXiv 1806.03377, section 3.3): 1F1B that never flushes, its weights updated by every
-batch on its own.
+"""PipeDream (arXiv 1806.03377, section 3.3): 1F1B without flushes; every batch updates the weights.
 
-Knows one stage's batches, weight versions and neighbours; optimizer steps and metrics are
-`asynchronous`'s.
+Handles one stage's batches, weight versions and neighbours. Does not depend on optimizer steps or
+metrics (`pipedream_loop`).
 
-Staleness, with S stages numbered s = 0 to S - 1 and version v the weights after v updates: stage s
-computes batch b
-with version max(f, b - S + s), f being the last flush; with vertical sync every stage takes that of
-stage 0, max(f,
-b - S). With weight stashing the backward pass uses the version of its forward pass, so that the
-gradient is one of the
-loss; without, it uses what the weights are by then, version b - 1, with the activations of the
-older ones.
+Staleness: with S stages s = 0 … S - 1 and version v the weights after v updates, stage s computes
+batch b with version max(f, b - S + s), where f is the last flush. With vertical sync every stage
+uses the version of stage 0, max(f, b - S). With weight stashing the backward pass uses the version
+of its forward pass, so the gradient is that of the loss. Without, it uses the newest weights,
+version b - 1, with the activations of the older ones.
 """
 
 from __future__ import annotations
@@ -29,226 +25,209 @@ from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
 from workers.training.data.samples import Samples
-from workers.training.loop.microbatches import Setting
-from workers.training.parallel.batch_sharding import Block
-from workers.training.parallel.group_cache import once
-from workers.training.parallel.mesh import World
-from workers.training.parallel.pipeline.pipedream_tied_embedding import StaleTies
+from workers.training.loop.step_context import StepContext
+from workers.training.parallel.batch_sharding import Microbatch
+from workers.training.parallel.mesh import extra_group
+from workers.training.parallel.pipeline.pipedream_tied_embedding import StaleTiedEmbedding
 from workers.training.parallel.pipeline.stage_transfer import (
-    ends_of,
-    evaluate,
+    boundary_tensors,
     global_rank,
-    logits_of,
+    pipeline_evaluate,
+    pipeline_logits,
 )
 
 Version = dict[str, Tensor]
 
 
-class PipeDream:
-    """This rank's stage. `turn(b)` leaves batch b's gradients on the parameters, not yet reduced
-    over other ranks.
+class PipeDreamRunner:
+    """A `MicrobatchRunner` over this rank's stage.
 
-    A batch is a step's micro-batches of this data-parallel rank. Forward passes run ahead of
-    backward passes by the
-    stages behind this one, and stop at the horizon, where the pipeline is flushed.
+    `turn(b)` leaves batch b's gradients on the parameters, not yet reduced over ranks. A batch is
+    a step's micro-batches of this data-parallel rank. Forward passes run ahead of backward passes
+    by the number of stages after this one, up to the horizon, at which the pipeline is flushed.
     """
 
-    def __init__(self, setting: Setting) -> None:
-        """Weight stashing unless the plan says no, vertical sync if it says so, as in the paper's
-        own default.
-        """
-        plan = setting.run.plan
-        self.setting = setting
-        self.stashing, self.vertical_sync = (
-            plan.weight_stashing is not False,
-            bool(plan.vertical_sync),
-        )
-        self.axis = axis = setting.world.axis("pp")
+    def __init__(self, context: StepContext) -> None:
+        """Weight stashing is on and vertical sync off by default, as in the paper. Collective."""
+        plan = context.run.plan
+        self.context = context
+        self.stashing = plan.weight_stashing is not False
+        self.vertical_sync = bool(plan.vertical_sync)
+        self.axis = axis = context.world.axis("pp")
         self.stages, self.stage = axis.size, axis.rank
-        [self.module], [part] = setting.parallel.modules, setting.parallel.parts
-        self.ends = ends_of(part, setting)
+        [self.module], [part] = context.parallel.modules, context.parallel.parts
+        self.input_like, self.output_like = boundary_tensors(part, context)
         self.parameters: Version = dict(self.module.named_parameters())
-        # activations and gradients cross each other; on one communicator each would wait for the
-        # other's turn
-        self.back = once(("back", axis.size), lambda: _second_group(setting.world))
-        self.ties = setting.parallel.ties
-        if isinstance(self.ties, StaleTies):
-            made = (
-                once((name, axis.size), lambda: _second_group(setting.world))
-                for name in ("to last", "to first")
-            )
-            self.ties.groups = next(made), next(made)
-        # the last step at which nothing was under way, and the samples until then
+        # activations and gradients cross; on one communicator each would wait for the other
+        self.backward_group = extra_group(context.world, "pp", "back")
+        # the last step at which the pipeline was empty, and the first sample after it
         self.flushed = self._samples = 0
         self.data_s = 0.0  # of the last turn
-        self._issued = 0  # the last batch that went forward here
-        self._under_way: deque[tuple[list[tuple[Tensor, Tensor]], Version]] = deque()
+        self._issued = 0  # the last batch whose forward pass ran here
+        self._in_flight: deque[tuple[list[tuple[Tensor, Tensor]], Version]] = deque()
         self._versions: dict[int, Version] = {}
-        self._sent: deque[tuple[Any, Tensor]] = deque()
+        self._sends: deque[tuple[Any, Tensor]] = deque()
 
     @property
     def lag(self) -> int:
-        """Forward passes that this stage is ahead of its backward passes."""
+        """Number of batches by which forward passes are ahead of backward passes here."""
         return self.stages - 1 - self.stage
 
     def begin(self, step: int, *, samples: int) -> None:
-        """After a flush at `step`: the weights of now are what the next batches begin with, the
-        first at `samples`.
-        """
+        """Start after a flush at `step` with the current weights; the next sample is `samples`."""
         self.flushed = self._issued = step
         self._samples = samples
         self._versions.clear()
 
     def version_of(self, batch: int) -> int:
-        """The version that stage computes `batch` with."""
+        """The weight version with which this stage computes `batch`."""
         back = self.stages if self.vertical_sync else self.stages - self.stage
         return max(self.flushed, batch - back)
 
-    def gradients(self, first: int, factor: float) -> tuple[Tensor, float]:
-        """One batch through an empty pipeline, as at a flush: for a step that is done once more."""
+    def forward_backward(self, first: int, factor: float) -> tuple[Tensor, float]:
+        """One batch through an empty pipeline, as at a flush: to repeat a step."""
         self.begin(0, samples=first)
         total = self.turn(1, horizon=1, factor=factor)
         self.finish_gradients(flushing=True)
         return total, self.data_s
 
     def finish_gradients(self, *, flushing: bool) -> None:
-        """After a turn: gradients are reduced, those of a tied embedding as late as `StaleTies`
-        says.
+        """Reduce gradients after a turn; those of a tied embedding with `StaleTiedEmbedding`'s
+        delay.
         """
-        if isinstance(self.ties, StaleTies):
-            self.ties.flushing = flushing
-        self.setting.parallel.finish_gradients()
+        tied = self.context.parallel.tied_embedding
+        if isinstance(tied, StaleTiedEmbedding):
+            tied.flushing = flushing
+        self.context.parallel.finish_gradients()
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
-        return evaluate(self.setting, samples, count)
+        """See `MicrobatchRunner`."""
+        return pipeline_evaluate(self.context, samples, count)
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
-        return logits_of(self.setting, tokens_BS, at)
+        """See `MicrobatchRunner`."""
+        return pipeline_logits(self.context, tokens_BS, at)
 
     def turn(self, batch: int, *, horizon: int, factor: float) -> Tensor:
-        """Forward passes up to `batch` + lag, at most to `horizon`; then the backward pass of
-        `batch`.
+        """Forward passes up to `batch` + lag, at most `horizon`; then the backward pass of `batch`.
 
-        Called before the update by `batch`. Returns this rank's summed token loss of `batch`, 0 but
-        on the last stage.
+        Call it before the update by `batch`. Returns this rank's summed token loss of `batch`; 0
+        except on the last stage.
         """
-        self._keep(batch - 1)
+        self._store_version(batch - 1)
         self.data_s = 0.0
-        here, count = self.setting, len(self._blocks(batch))
-        timeline = here.trace.timeline
+        context, count = self.context, len(self._microbatches(batch))
+        timeline = context.trace.timeline
         assert timeline is not None
         timeline.begin()
-        total = torch.zeros((), dtype=torch.float64, device=self.setting.world.device)
+        total = torch.zeros((), dtype=torch.float64, device=context.world.device)
         while self._issued < min(batch + self.lag, horizon):
             self._issued += 1
-            # micro-batches count from this batch's first: those of batches ahead come after
+            # micro-batches count from this batch's first; those of later batches follow
             total += self._forward(self._issued, factor, first=(self._issued - batch) * count)
         self._backward()
-        while len(self._sent) > 4 * self.stages * count:
-            self._sent.popleft()[0].wait()
+        while len(self._sends) > 4 * self.stages * count:
+            self._sends.popleft()[0].wait()
         timeline.end()
-        return total * here.share
+        return total * context.loss_share
 
     def drain(self) -> None:
-        """At the horizon: everything that was sent has arrived."""
-        while self._sent:
-            self._sent.popleft()[0].wait()
+        """At the horizon: wait for all sends."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
 
-    def _blocks(self, batch: int) -> list[Block]:
-        size = self.setting.run.plan.global_batch_size
-        return self.setting.blocks(self._samples + (batch - 1 - self.flushed) * size, size)
+    def _microbatches(self, batch: int) -> list[Microbatch]:
+        size = self.context.run.plan.global_batch_size
+        return self.context.microbatches(self._samples + (batch - 1 - self.flushed) * size, size)
 
     def _forward(self, batch: int, factor: float, *, first: int) -> Tensor:
-        here = self.setting
-        here.tell("forward")
+        context = self.context
+        context.progress.enter("forward")
         weights = self._weights_for(batch)
-        total = torch.zeros((), dtype=torch.float64, device=here.world.device)
-        kept = []
-        for place, block in enumerate(self._blocks(batch)):
+        total = torch.zeros((), dtype=torch.float64, device=context.world.device)
+        passes = []
+        for index, microbatch in enumerate(self._microbatches(batch)):
             started = time.perf_counter()
-            with here.trace.split.within("data"):
-                inputs, targets, documents = here.tensors(here.train, block)
+            with context.trace.split.within("data"):
+                inputs, targets, documents = context.load(context.samples, microbatch)
             self.data_s += time.perf_counter() - started
             x = (
                 inputs
                 if self.stage == 0
-                else self._receive(self.ends[0], self.stage - 1, self.axis.group)
+                else self._receive(self.input_like, self.stage - 1, self.axis.group)
             )
-            here.seed_dropout(block)
-            with here.trace.action("F", self.stage, first + place):
+            context.seed_dropout(microbatch)
+            with context.trace.action("F", self.stage, first + index):
                 out: Tensor = functional_call(
                     self.module, weights, (x.requires_grad_(self.stage > 0), documents)
                 )
                 if self.stage == self.stages - 1:
-                    loss = here.loss(out, targets, block)
+                    loss = context.loss(out, targets, microbatch)
                     total += loss.detach()
                     out = loss * factor
             if self.stage < self.stages - 1:
                 self._send(out.detach(), self.stage + 1, self.axis.group)
-            kept.append((x, out))
-        self._under_way.append((kept, weights))
+            passes.append((x, out))
+        self._in_flight.append((passes, weights))
         return total
 
     def _backward(self) -> None:
-        self.setting.tell("backward")
-        kept, weights = self._under_way.popleft()
+        self.context.progress.enter("backward")
+        passes, weights = self._in_flight.popleft()
         if not self.stashing and weights is not self.parameters:
             for name, each in weights.items():
-                with unchanged([each]):
+                with unversioned([each]):
                     each.copy_(self.parameters[name])
-        for place, (x, out) in enumerate(kept):
+        for index, (x, out) in enumerate(passes):
             gradient = None
             if self.stage < self.stages - 1:
-                gradient = self._receive(self.ends[1], self.stage + 1, self.back)
-            with self.setting.trace.action("B", self.stage, place), self._again_with(weights):
+                gradient = self._receive(self.output_like, self.stage + 1, self.backward_group)
+            with self.context.trace.action("B", self.stage, index), self._recompute_with(weights):
                 torch.autograd.backward(out, gradient)
             if self.stage > 0:
                 assert x.grad is not None
-                self._send(x.grad, self.stage - 1, self.back)
+                self._send(x.grad, self.stage - 1, self.backward_group)
         for name, parameter in self.parameters.items():
             if weights[name] is not parameter:
                 parameter.grad, weights[name].grad = weights[name].grad, None
 
-    def _again_with(self, weights: Version) -> AbstractContextManager[None]:
-        """Around a backward pass: what it recomputes reads the weights that the forward pass had."""
-        if self.setting.run.plan.recompute == "none" or weights is self.parameters:
+    def _recompute_with(self, weights: Version) -> AbstractContextManager[None]:
+        """Around a backward pass: recomputation reads the weights of the forward pass."""
+        if self.context.run.plan.recompute == "none" or weights is self.parameters:
             return nullcontext()
         swapped: AbstractContextManager[None] = _reparametrize_module(self.module, weights)
         return swapped
 
-    def _keep(self, version: int) -> None:
-        """Copy the weights of now, where a batch is computed with them after they have changed."""
+    def _store_version(self, version: int) -> None:
+        """Copy the current weights if a batch uses them after they have changed."""
         if self.vertical_sync or (self.stashing and self.lag):
             self._versions[version] = _copy(self.parameters)
         oldest = self.version_of(self._issued + 1)
         for old in [each for each in self._versions if each < oldest]:
-            del self._versions[old]  # batches under way hold theirs by themselves
+            del self._versions[old]  # batches in flight hold theirs
 
     def _weights_for(self, batch: int) -> Version:
-        """What the forward pass of a batch computes with, and keeps for its backward pass.
+        """The weights of a batch's forward pass, stored for its backward pass.
 
-        Without stashing that is the parameters themselves, which change under it; a version of
-        vertical sync is then
-        this batch's own copy, into which `_backward` puts the newest weights.
+        Without stashing these are the parameters, which change in place; a version of vertical
+        sync is then a copy for this batch, into which `_backward` copies the newest weights.
         """
         weights = self._versions.get(self.version_of(batch), self.parameters)
         return weights if self.stashing or weights is self.parameters else _copy(weights)
 
     def _receive(self, like: Tensor, stage: int, group: Any) -> Tensor:
-        found = torch.empty_like(like, device=self.setting.world.device, requires_grad=False)
-        dist.recv(found, global_rank(self.axis, stage), group)
-        return found
+        received = torch.empty_like(like, device=self.context.world.device, requires_grad=False)
+        dist.recv(received, global_rank(self.axis, stage), group)
+        return received
 
     def _send(self, tensor: Tensor, stage: int, group: Any) -> None:
         tensor = tensor.contiguous()
-        self._sent.append((dist.isend(tensor, global_rank(self.axis, stage), group), tensor))
+        self._sends.append((dist.isend(tensor, global_rank(self.axis, stage), group), tensor))
 
 
 @contextmanager
-def unchanged(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Changes within go unnoticed by autograd: backward passes under way then use the new values,
-    as is meant here.
-    """
+def unversioned(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Hide in-place changes from autograd: pending backward passes use the new values."""
     preserve: Any = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
     with torch.no_grad(), preserve(tuple(tensors)):
         yield
@@ -259,18 +238,3 @@ def _copy(weights: Version) -> Version:
         name: each.detach().clone().requires_grad_(each.requires_grad)
         for name, each in weights.items()
     }
-
-
-def _second_group(world: World) -> Any:
-    """Another process group of the same ranks as this rank's pipeline; all ranks of the world take
-    part.
-    """
-    mesh = world.axis("pp").mesh
-    assert mesh is not None
-    lines: list[Any] = [None] * world.size
-    dist.all_gather_object(lines, mesh.mesh.flatten().tolist())
-    found = None
-    for line in sorted({tuple(each) for each in lines}):
-        group = dist.new_group(list(line))
-        found = group if world.rank in line else found
-    return found

@@ -1,7 +1,6 @@
-"""The order in which each pipeline rank works, as torch's schedule of that name has it, without
-running any.
+"""The order of actions of each pipeline rank under a plan's schedule, without running it.
 
-Knows schedules; does not know models.
+Does not depend on models.
 """
 
 from __future__ import annotations
@@ -15,18 +14,18 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.training.parallel.pipeline.stage import Stage
-from workers.training.parallel.pipeline.stage_layers import stages_of
-from workers.training.parallel.pipeline.torch_schedules import schedule_of
+from workers.training.parallel.pipeline.stage_layers import stages_on_rank
+from workers.training.parallel.pipeline.torch_schedules import build_schedule
 
 
 def order_of(plan: ParallelPlan) -> list[list[str]]:
-    """By pipeline rank: actions like `0F3` (stage 0, forward, micro-batch 3), with B, I (input
-    gradient) and W; an
-    empty string is a wait. Needs a process group of `pp` ranks, which may be a fake one.
+    """Per pipeline rank, actions like `0F3` (stage 0, forward, micro-batch 3), B, I and W.
 
-    Of PipeDream, which torch does not have, a turn between flushes: micro-batches count from those
-    of its backward
-    passes, forward passes are ahead by as many batches as stages come after.
+    I is the input gradient, W the weight gradient, an empty string a wait. Needs a process group of
+    `pp` ranks, which may be a fake one.
+
+    For PipeDream: one turn between flushes. Micro-batches count from those of its backward passes;
+    forward passes are ahead by as many batches as stages follow.
     """
     if plan.schedule == "pipedream":
         count, last = plan.accumulation, plan.pp - 1
@@ -35,55 +34,57 @@ def order_of(plan: ParallelPlan) -> list[list[str]]:
             + [f"{s}B{n}" for n in range(count)]
             for s in range(plan.pp)
         ]
-    schedule, at_once = schedule_of(plan, _bare_stages(plan), lambda logits, targets: logits)
+    schedule, per_call = build_schedule(plan, _empty_stages(plan), lambda logits, targets: logits)
     if isinstance(schedule, Schedule1F1B):
-        return [_one_by_one(stage, plan) for stage in range(plan.pp)]
+        return [_order_1f1b(stage, plan) for stage in range(plan.pp)]
     order = getattr(schedule, "pipeline_order", None) or schedule._get_pipeline_order()
     assert order is not None
-    turns = [at_once * turn for turn in range(plan.accumulation // at_once)]
+    offsets = [per_call * call for call in range(plan.accumulation // per_call)]
     return [
-        [_name(action, first) for first in turns for action in order[rank] if _is_pass(action)]
+        [
+            _name(action, offset)
+            for offset in offsets
+            for action in order[rank]
+            if _has_microbatch(action)
+        ]
         for rank in sorted(order)
     ]
 
 
-def _one_by_one(stage: int, plan: ParallelPlan) -> list[str]:
-    """What 1F1B does on a stage.
-
-    Torch 2.13 runs it so, and lists the last stage's forward passes one too far.
-    """
+def _order_1f1b(stage: int, plan: ParallelPlan) -> list[str]:
+    """What torch 2.13's 1F1B runs on a stage; its list has the last stage's forwards one too far."""
     count, warm = plan.accumulation, min(plan.accumulation, plan.pp - stage)
-    found = [f"{stage}F{n}" for n in range(warm)]
+    order = [f"{stage}F{n}" for n in range(warm)]
     for n in range(count):
-        found += [f"{stage}B{n}", *([f"{stage}F{warm + n}"] if warm + n < count else [])]
-    return found
+        order += [f"{stage}B{n}", *([f"{stage}F{warm + n}"] if warm + n < count else [])]
+    return order
 
 
-def _bare_stages(plan: ParallelPlan) -> list[Stage]:
-    """Of pipeline rank 0, holding nothing."""
-    nothing = torch.empty(0, device="meta")
+def _empty_stages(plan: ParallelPlan) -> list[Stage]:
+    """Stages of pipeline rank 0 without parameters."""
+    empty = torch.empty(0, device="meta")
     return [
         Stage(
             nn.Identity(),
             index=index,
             stages=plan.stages,
-            ends=(nothing, nothing),
+            boundary=(empty, empty),
             group=None,
             device=torch.device("cpu"),
             around=lambda *_: nullcontext(),
         )
-        for index in stages_of(plan, 0)
+        for index in stages_on_rank(plan, 0)
     ]
 
 
-def _is_pass(action: Any) -> bool:
-    """Or a wait: a stage's reductions of its gradients are of no micro-batch."""
+def _has_microbatch(action: Any) -> bool:
+    """True for passes and waits; a stage's gradient reduction belongs to no micro-batch."""
     return action is None or action.sub_actions is not None or action.microbatch_index is not None
 
 
-def _name(action: Any, first: int) -> str:
+def _name(action: Any, offset: int) -> str:
     if action is None:
         return ""
     if action.sub_actions is not None:
-        return "+".join(_name(each, first) for each in action.sub_actions)
-    return f"{action.stage_index}{action.computation_type.value}{first + action.microbatch_index}"
+        return "+".join(_name(each, offset) for each in action.sub_actions)
+    return f"{action.stage_index}{action.computation_type.value}{offset + action.microbatch_index}"

@@ -1,7 +1,6 @@
-"""One stage of a pipeline as torch's schedules want it: a part of the model, the shapes at its
-ends, what it tells.
+"""One pipeline stage for torch's schedules: a model part with known input and output shapes.
 
-Does not know the order in which schedules call it.
+Does not depend on the order in which schedules call it.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ from torch.distributed.pipelining import PipelineStage
 
 from workers.models.layers.documents import Documents
 
-# kind of action, stage, micro-batch -> what surrounds it
+# (kind of action, stage, micro-batch index) -> context around it
 Around = Callable[[str, int, int], AbstractContextManager[Any]]
-# micro-batch -> its documents, which every rank has with its data, so that they need not travel
-Packed = Callable[[int], Documents | None]
+# micro-batch index -> its documents; every rank loads them with its data, so they are not sent
+DocumentsOf = Callable[[int], Documents | None]
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Torch wraps what a stage raises into a RuntimeError; its cause tells an exhausted memory from
-    a mistake.
-    """
+def unwrapped_errors() -> Iterator[None]:
+    """Raise the original error of a stage; torch wraps it into a RuntimeError."""
     try:
         yield
     except RuntimeError as error:
@@ -36,10 +33,9 @@ def plainly() -> Iterator[None]:
 
 
 class Stage(PipelineStage):
-    """A part under the eyes of whoever `around` is: F, B, I (input gradient alone) and W (weight
-    gradient).
+    """A part whose actions run inside `around`: F, B, I (input gradient only), W (weight gradient).
 
-    Shapes are told beforehand, so that no forward pass is run only to learn them.
+    Shapes are given, so no forward pass is needed to infer them.
     """
 
     def __init__(
@@ -48,41 +44,40 @@ class Stage(PipelineStage):
         *,
         index: int,
         stages: int,
-        ends: tuple[Tensor, Tensor],
+        boundary: tuple[Tensor, Tensor],
         group: Any,
         device: torch.device,
         around: Around,
-        packed: Packed = lambda micro_batch: None,
+        documents: DocumentsOf = lambda index: None,
     ) -> None:
-        inputs, outputs = ends
+        inputs, outputs = boundary
         super().__init__(
             module, index, stages, device, input_args=inputs, output_args=outputs, group=group
         )
-        self.around, self.packed = around, packed
+        self.around, self.documents_of = around, documents
         self._documents: Documents | None = None
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self._documents = self.packed(fwd_chunk_id)
-        with plainly(), self.around("F", self.stage_index, fwd_chunk_id):
+        """Action F."""
+        self._documents = self.documents_of(fwd_chunk_id)
+        with unwrapped_errors(), self.around("F", self.stage_index, fwd_chunk_id):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        """What goes through the module.
+        """Call the module with the documents added.
 
-        Were they among the chunk's arguments, torch would look for their gradients.
+        As chunk arguments, torch would look for their gradients.
         """
         plain: Any = super().forward_maybe_with_nosync
         return plain(*args, self._documents, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with (
-            plainly(),
-            self.around(
-                "B" if kwargs.get("full_backward", True) else "I", self.stage_index, bwd_chunk_id
-            ),
-        ):
+        """Action B or I."""
+        kind = "B" if kwargs.get("full_backward", True) else "I"
+        with unwrapped_errors(), self.around(kind, self.stage_index, bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        with plainly(), self.around("W", self.stage_index, bwd_chunk_id):
+        """Action W."""
+        with unwrapped_errors(), self.around("W", self.stage_index, bwd_chunk_id):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)

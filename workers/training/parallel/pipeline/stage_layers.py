@@ -1,6 +1,6 @@
-"""Which layers stand on which stage of a pipeline, and the parts of the model that this rank holds.
+"""Which pipeline rank holds which stages, and which layers a stage has.
 
-Knows where stages lie; does not know how micro-batches go through them.
+Does not depend on how micro-batches run through the stages.
 """
 
 from __future__ import annotations
@@ -11,10 +11,8 @@ from workers.models.decoder import Decoder, Part
 from workers.training.parallel.mesh import Axis
 
 
-def stages_of(plan: ParallelPlan, rank: int) -> list[int]:
-    """The stages of pipeline rank `rank`, in order of depth; V-shaped schedules fold the pipeline
-    in two.
-    """
+def stages_on_rank(plan: ParallelPlan, rank: int) -> list[int]:
+    """The stages of pipeline rank `rank` in order of depth; V-shaped schedules fold the pipeline."""
     if plan.schedule in V_SHAPED:
         return sorted((rank, 2 * plan.pp - 1 - rank))
     return list(range(rank, plan.stages, plan.pp))
@@ -27,7 +25,8 @@ def rank_of_stage(plan: ParallelPlan, stage: int) -> int:
     return stage % plan.pp
 
 
-def part_of_stage(model: ModelSpec, plan: ParallelPlan, stage: int) -> Part:
+def stage_part(model: ModelSpec, plan: ParallelPlan, stage: int) -> Part:
+    """The layers of a stage."""
     counts = plan.layers_of_stages(model.layers)
     first = sum(counts[:stage])
     return Part(
@@ -35,10 +34,10 @@ def part_of_stage(model: ModelSpec, plan: ParallelPlan, stage: int) -> Part:
     )
 
 
-def parts_of(model: ModelSpec, plan: ParallelPlan, axis: Axis) -> list[Decoder]:
-    """This rank's parts, in order of depth; without a pipeline the whole model is one."""
+def build_parts(model: ModelSpec, plan: ParallelPlan, axis: Axis) -> list[Decoder]:
+    """This rank's parts in order of depth; without a pipeline, the full model is the only part."""
     if plan.pp == 1:
         return [Decoder(model)]
     return [
-        Decoder(model, part_of_stage(model, plan, stage)) for stage in stages_of(plan, axis.rank)
+        Decoder(model, stage_part(model, plan, stage)) for stage in stages_on_rank(plan, axis.rank)
     ]

@@ -1,7 +1,6 @@
-"""What goes between stages, and forward passes alone through all of them, for validation and the
-writing of texts.
+"""Tensors sent between pipeline stages, and forward-only passes for validation and text samples.
 
-Knows stages and neighbours; does not know schedules.
+Does not depend on schedules.
 """
 
 from __future__ import annotations
@@ -16,24 +15,21 @@ from torch import Tensor
 from workers.models.decoder import Decoder
 from workers.models.layers.documents import Documents
 from workers.training.data.samples import Samples
-from workers.training.loop.microbatches import Setting
-from workers.training.numerics.precision import products
-from workers.training.parallel.context.apply import cut
+from workers.training.loop.step_context import StepContext
+from workers.training.numerics.precision import DTYPES, matmul_context
+from workers.training.parallel.context.apply import shard_sequence
 from workers.training.parallel.mesh import Axis
-from workers.training.parallel.parallelize import DTYPES
-from workers.training.parallel.pipeline.stage_layers import rank_of_stage, stages_of
+from workers.training.parallel.pipeline.stage_layers import rank_of_stage, stages_on_rank
 
-Sent = list[tuple[Any, Tensor]]  # messages on their way, and what must live as long
+Sends = list[tuple[Any, Tensor]]  # pending sends and the tensors they read
 
 
-def ends_of(part: Decoder, setting: Setting) -> tuple[Tensor, Tensor]:
-    """What goes into and comes out of a part for one micro-batch, as meta tensors: this rank's
-    positions.
-    """
-    run, dtype = setting.run, DTYPES[setting.run.plan.precision]
+def boundary_tensors(part: Decoder, context: StepContext) -> tuple[Tensor, Tensor]:
+    """A part's input and output for one micro-batch at this rank's positions, as meta tensors."""
+    run, dtype = context.run, DTYPES[context.run.plan.precision]
     shape, length = (
-        (run.plan.micro_batch_size, setting.positions),
-        setting.run.train.seq_len // run.plan.cp,
+        (run.plan.micro_batch_size, context.positions),
+        run.train.seq_len // run.plan.cp,
     )
     hidden = torch.empty(*shape, run.model.hidden, dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty(shape[0], length, dtype=torch.int64, device="meta")
@@ -43,78 +39,82 @@ def ends_of(part: Decoder, setting: Setting) -> tuple[Tensor, Tensor]:
     return tokens if part.part.first else hidden, logits if part.part.last else hidden
 
 
-def global_rank(axis: Axis, place: int) -> int:
-    """The rank in the world of whoever stands at `place` of this rank's axis."""
+def global_rank(axis: Axis, index: int) -> int:
+    """The world rank of the rank at `index` of this rank's axis."""
     assert axis.mesh is not None
-    return int(axis.mesh.mesh.flatten()[place])
+    return int(axis.mesh.mesh.flatten()[index])
 
 
 @torch.no_grad()
-def evaluate(setting: Setting, samples: Samples, count: int) -> Tensor:
-    """Of `count` samples from the first: this rank's share of summed loss and of tokens, `[2]` in
-    fp64.
+def pipeline_evaluate(context: StepContext, samples: Samples, count: int) -> Tensor:
+    """`MicrobatchRunner.evaluate` of a pipeline: forward passes of one micro-batch after another.
 
-    One micro-batch after another goes through this rank's stages; a later one is on its way when a
-    stage has sent an
-    earlier one on.
+    A stage starts the next micro-batch as soon as it has sent the previous one.
     """
-    total = torch.zeros(2, dtype=torch.float64, device=setting.world.device)
-    sent: Sent = []
-    for block in setting.blocks(0, count):
-        setting.tell("validation")
-        inputs, targets, documents = setting.tensors(samples, block)
-        logits = _through(setting, inputs, documents, sent)
+    total = torch.zeros(2, dtype=torch.float64, device=context.world.device)
+    sends: Sends = []
+    for microbatch in context.microbatches(0, count):
+        context.progress.enter("validation")
+        inputs, targets, documents = context.load(samples, microbatch)
+        logits = _forward(context, inputs, documents, sends)
         if logits is not None:
-            total[0] += setting.loss(logits, targets, None)
+            total[0] += context.loss(logits, targets, None)
             total[1] += (targets >= 0).sum()
-        while len(sent) > 2 * setting.run.plan.stages:
-            sent.pop(0)[0].wait()
-    _settle(sent)
-    setting.parallel.release_gathered()
-    return total * setting.share
+        while len(sends) > 2 * context.run.plan.stages:
+            sends.pop(0)[0].wait()
+    _wait_all(sends)
+    context.parallel.release_gathered()
+    return total * context.loss_share
 
 
 @torch.no_grad()
-def logits_of(setting: Setting, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
-    """`Passes.logits`: what the last stage's ranks find; nothing on all others."""
-    sent: Sent = []
-    inputs, _ = cut(tokens_BS, tokens_BS, setting.world.axis("cp"))
-    logits = _through(setting, inputs, None, sent)
-    found = {} if logits is None else setting.held_logits(logits, at)
-    _settle(sent)
-    return found
+def pipeline_logits(
+    context: StepContext, tokens_BS: Tensor, at: Sequence[int]
+) -> dict[int, Tensor]:
+    """`MicrobatchRunner.logits` of a pipeline; only ranks of the last stage return rows."""
+    sends: Sends = []
+    inputs, _ = shard_sequence(tokens_BS, tokens_BS, context.world.axis("cp"))
+    logits = _forward(context, inputs, None, sends)
+    rows = {} if logits is None else context.local_logits(logits, at)
+    _wait_all(sends)
+    return rows
 
 
-def _through(setting: Setting, x: Tensor, documents: Documents | None, sent: Sent) -> Tensor | None:
-    """Tokens `[B, S]`, as this rank holds them, through its stages; the logits, where the last
-    stage is one of them.
+def _forward(
+    context: StepContext, x: Tensor, documents: Documents | None, sends: Sends
+) -> Tensor | None:
+    """Tokens `[B, S]` at this rank's positions through its stages; logits if it holds the last.
 
-    What is on its way to the next stage is kept in `sent`.
+    Sends to the next stage are appended to `sends`.
     """
-    plan, axis, found = setting.run.plan, setting.world.axis("pp"), None
+    plan, axis, logits = context.run.plan, context.world.axis("pp"), None
+    device = context.world.device
     hidden = (
         x.shape[0],
         x.shape[1] // (plan.tp if plan.sequence_parallel else 1),
-        setting.run.model.hidden,
+        context.run.model.hidden,
     )
-    here = zip(
-        stages_of(plan, axis.rank), setting.parallel.modules, setting.parallel.parts, strict=True
+    stages = zip(
+        stages_on_rank(plan, axis.rank),
+        context.parallel.modules,
+        context.parallel.parts,
+        strict=True,
     )
-    with products(plan.precision, setting.world.device):
-        for index, module, part in here:
+    with matmul_context(plan.precision, device):
+        for index, module, part in stages:
             if index > 0 and rank_of_stage(plan, index - 1) != axis.rank:
-                x = torch.empty(hidden, dtype=DTYPES[plan.precision], device=setting.world.device)
+                x = torch.empty(hidden, dtype=DTYPES[plan.precision], device=device)
                 dist.recv(x, global_rank(axis, rank_of_stage(plan, index - 1)), axis.group)
             x = module(x, documents)
             if part.part.last:
-                found = x
+                logits = x
             elif rank_of_stage(plan, index + 1) != axis.rank:
                 x = x.contiguous()
                 to = global_rank(axis, rank_of_stage(plan, index + 1))
-                sent.append((dist.isend(x, to, axis.group), x))
-    return found
+                sends.append((dist.isend(x, to, axis.group), x))
+    return logits
 
 
-def _settle(sent: Sent) -> None:
-    for work, _ in sent:
+def _wait_all(sends: Sends) -> None:
+    for work, _ in sends:
         work.wait()

@@ -1,7 +1,6 @@
-"""A plan's schedule by name to one of torch's, over the stages of this rank.
+"""Builds torch's pipeline schedule for a plan's schedule name.
 
-Knows which class runs which name; PipeDream, which updates between micro-batches, is not among
-them.
+Does not cover PipeDream, which updates between micro-batches.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.training.parallel.pipeline.stage import Stage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-_SEVERAL = {
+_MULTI_STAGE = {
     "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,
     "zb1p": schedules.ScheduleInterleavedZeroBubble,
     "zbv": schedules.ScheduleZBVZeroBubble,
@@ -24,15 +23,14 @@ _SEVERAL = {
 }
 
 
-def schedule_of(plan: ParallelPlan, stages: list[Stage], loss: Loss) -> tuple[Any, int]:
-    """The schedule, and the micro-batches that one call of its `step` takes.
+def build_schedule(plan: ParallelPlan, stages: list[Stage], loss: Loss) -> tuple[Any, int]:
+    """The schedule, and the number of micro-batches per call of its `step`.
 
-    `naive` is one micro-batch at a time through all stages (all but one of which wait). 1F1B with
-    fewer micro-batches
-    than stages has no steady phase: all forward passes come first, which is GPipe.
+    `naive` runs one micro-batch at a time through all stages. 1F1B with fewer micro-batches than
+    stages has no steady phase: all forward passes come first, which is GPipe.
     """
     count = plan.accumulation
-    kind = _SEVERAL.get(plan.schedule)
+    kind = _MULTI_STAGE.get(plan.schedule)
     if kind is not None:
         return kind(list(stages), count, loss_fn=loss, scale_grads=False), count
     if plan.schedule == "naive":

@@ -36,7 +36,7 @@ Travel = Callable[[Tensor, DeviceMesh], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class ParameterSharding:
     """How a parameter lies over the axis, how its gradient does, and what of the local part the
     forward pass uses.
     """
@@ -46,15 +46,15 @@ class Held:
     take: Take | None = None
 
 
-def sharded(dim: int) -> Held:
-    return Held(Shard(dim), Shard(dim))
+def sharded(dim: int) -> ParameterSharding:
+    return ParameterSharding(Shard(dim), Shard(dim))
 
 
 # used by every rank alike: each has the whole gradient
-ALIKE = Held(Replicate(), Replicate())
+ALIKE = ParameterSharding(Replicate(), Replicate())
 # used by every rank for its own heads, columns or tokens: the gradient is the sum over ranks
 # (`gradients.sum_partial`)
-SUMMED = Held(Replicate(), Partial())
+SUMMED = ParameterSharding(Replicate(), Partial())
 
 
 class Region(ParallelStyle):
@@ -64,11 +64,11 @@ class Region(ParallelStyle):
 
     def __init__(
         self,
-        held: Mapping[str, Held],
+        held: Mapping[str, ParameterSharding],
         *,
         enter: Travel | None = None,
         leave: Travel | None = None,
-        other: Held = SUMMED,
+        other: ParameterSharding = SUMMED,
     ) -> None:
         super().__init__()
         self.held, self.enter, self.leave, self.other = held, enter, leave, other
@@ -139,7 +139,7 @@ def whole_dtensor(outside: Placement) -> Travel:
 
 
 @contextmanager
-def _local_parameters(places: list[tuple[nn.Module, str, Held]]) -> Iterator[None]:
+def _local_parameters(places: list[tuple[nn.Module, str, ParameterSharding]]) -> Iterator[None]:
     """Local parts in the parameters' place.
 
     What stood there (a parameter, a cast copy of it) comes back after.

@@ -24,7 +24,7 @@ from workers.training.parallel.tensor.dropout import draw_apart
 from workers.training.parallel.tensor.region import (
     ALIKE,
     SUMMED,
-    Held,
+    ParameterSharding,
     Region,
     distribute,
     gathered,
@@ -86,7 +86,9 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
         _rope_of_whole_sequences(decoder, plan.tp)
 
 
-def held_parameters(spec: ModelSpec, prefix: str, *, tp: int, rank: int) -> dict[str, Held]:
+def held_parameters(
+    spec: ModelSpec, prefix: str, *, tp: int, rank: int
+) -> dict[str, ParameterSharding]:
     """Parameters of the block's module `prefix`, by name within it.
 
     With fewer key-value heads than ranks, their weights are replicated and each rank uses the head
@@ -97,11 +99,11 @@ def held_parameters(spec: ModelSpec, prefix: str, *, tp: int, rank: int) -> dict
         if not name.startswith(prefix):
             continue
         if shard.dim is None:
-            how = Held(Replicate(), Partial(), once(rank))
+            how = ParameterSharding(Replicate(), Partial(), once(rank))
         elif shard.style == "kv_heads" and spec.kv_heads % tp:
             head = rank * spec.kv_heads // tp
             own = rows(head * spec.head_dim, (head + 1) * spec.head_dim)
-            how = Held(Replicate(), Partial(), own)
+            how = ParameterSharding(Replicate(), Partial(), own)
         else:
             how = sharded(shard.dim)
         held[name.removeprefix(prefix)] = how

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
-from workers.models.layers.head import rows_of
+from workers.models.layers.head import vocab_rows
 from workers.training.parallel.tensor.region import distribute, reduced
 
 
@@ -35,7 +35,7 @@ class VocabularyRows(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)
         distribute(module, "weight", module.weight, Shard(0), device_mesh)
-        start, stop = rows_of(module.num_embeddings, device_mesh)
+        start, stop = vocab_rows(module.num_embeddings, device_mesh)
         leave = reduced(self.outside)
 
         def forward(tokens: Tensor) -> Tensor:
@@ -64,12 +64,12 @@ def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
     sharded: Any = logits
     mesh, vocab = sharded.device_mesh, logits.shape[-1]
     local = sharded.to_local().flatten(0, -2)
-    start, stop = rows_of(vocab, mesh)
+    start, stop = vocab_rows(vocab, mesh)
     found = _CrossEntropy.apply(local, targets_N, start, stop, ignored, mesh.get_group())  # type: ignore[no-untyped-call]
     return cast(Tensor, found)
 
 
-def gathered_at(logits: Tensor, rows: list[int], places: list[int]) -> Tensor:
+def gather_logits(logits: Tensor, rows: list[int], places: list[int]) -> Tensor:
     """Of `logits` as above, `[B, S, V]`, those of the whole vocabulary at some rows' places:
     `[len(rows), V]`.
     """

@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
-from workers.models.layers.attention import Attending
+from workers.models.layers.attention import AttentionBase
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
 from workers.models.moe.layer import RoutedMlp
@@ -60,7 +60,7 @@ def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
     are a piece each, what
     travels between them stays outside. Routed experts, whose shapes follow the tokens, run as they
     are between compiled
-    pieces (`keep_apart`: some attention cores, too). With recompute `selective` the rule is part of
+    pieces (`exclude_attention`: some attention cores, too). With recompute `selective` the rule is part of
     a piece.
     """
     import torch._dynamo.config
@@ -86,11 +86,11 @@ def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
             piece.forward = Compiled(plain, drops=drops)
 
 
-def keep_apart(decoder: Decoder, *, always: bool) -> None:
+def exclude_attention(decoder: Decoder, *, always: bool) -> None:
     """Attention to packed documents runs as it is, between compiled pieces; with `always` attention
     does.
     """
-    cores = [each for each in decoder.modules() if isinstance(each, Attending | LatentAttention)]
+    cores = [each for each in decoder.modules() if isinstance(each, AttentionBase | LatentAttention)]
     if cores:  # one for all, or each would be a version of its own
         shared = _as_it_is(cores[0].attend) if always else _but_for_documents(cores[0].attend)
         for each in cores:

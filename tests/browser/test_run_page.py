@@ -171,14 +171,12 @@ def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
     until_step(page, 300)
     page.get_by_role("button", name="tokens", exact=True).click()
     page.wait_for_function(f"{LOSS}.last?.x === 19200")
-    page.get_by_role("button", name="smoother", exact=True).click()
+    page.get_by_role("slider", name="Smoothing").fill("0.9")
     page.locator('[data-panel="loss"] [data-act="logy"]').click()
     assert page.evaluate("location.search") == "?x=tokens&smooth=0.9&logy=loss"
     other = visit(f"/runs/{run}/?x=tokens&smooth=0.9&logy=loss")
     other.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === 19200")
-    expect(other.get_by_role("button", name="smoother", exact=True)).to_have_attribute(
-        "aria-pressed", "true"
-    )
+    expect(other.get_by_role("slider", name="Smoothing")).to_have_value("0.9")
     other.wait_for_function(
         """document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'"""
     )
@@ -230,7 +228,7 @@ def test_a_state_that_changes_is_announced(site: Site, visit: Visit) -> None:
     page.wait_for_function("orrery.live.status === 'open'")
     site.client.post(f"runs/{run}/finish", json={"status": "failed", "reason": "The power went."})
     expect(page.locator("#run-state")).to_contain_text("failed")
-    expect(page.locator("#announce")).to_contain_text("The run is failed now.")
+    expect(page.locator("#announce")).to_contain_text("The run is now failed.")
     expect(page.locator("#sentence")).to_contain_text("The power went")
 
 
@@ -301,6 +299,6 @@ def test_by_keys_alone(site: Site, visit: Visit) -> None:
     page.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').data""")
     page.locator('[data-panel="loss"] .chart-plot').focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator('[data-panel="loss"] .chart-words')).to_contain_text(
+    expect(page.locator('[data-panel="loss"] .chart-summary')).to_contain_text(
         "step 9: training 4.237 nats/token"
     )

@@ -90,13 +90,13 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     run, client = served[0], factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert f"http://testserver/serve/{run.pk}/v1" in page and 'id="chat-form"' in page
-    assert (
-        "from openai import OpenAI" in page and "Serving; no request yet." in page
-    )
+    assert "from openai import OpenAI" in page and "Serving; no request yet." in page
     with CaptureQueriesContext(connection) as caught:
         page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
     assert len(caught) <= MOST_QUERIES, [query["sql"] for query in caught]
-    assert page.count('class="fall-') >= 6 and "req-b" in page and "Preempted to free memory" in page
+    assert (
+        page.count('class="fall-') >= 6 and "req-b" in page and "Preempted to free memory" in page
+    )
     assert "Predicted vs measured" in page  # three have ended, and the shape is known
     part = client.get(f"/runs/{run.pk}/engine/cache/").content.decode()
     assert "4 of 8" in part and 'class="block-shared"' in part and "<html" not in part
@@ -116,7 +116,9 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     assert "Snapshot of" not in page
     folder = home / "runs" / str(run.pk) / "attempt-1" / "rank-0"
     folder.mkdir(parents=True)
-    (folder / "stood.json").write_text(EngineSnapshot(time=1_760_000_000, state=STATE).to_json())
+    (folder / "engine_snapshot.json").write_text(
+        EngineSnapshot(time=1_760_000_000, state=STATE).to_json()
+    )
     Run.objects.filter(pk=run.pk).update(
         state="failed", exit={"class": "infrastructure", "reason": "killed"}
     )
@@ -132,7 +134,7 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
     assert (
         factories.api(people.owner)
         .get(f"/api/v1/runs/{run.pk}/requests")
-        .json()["stood"]["state"]["used"]
+        .json()["snapshot"]["state"]["used"]
         == 4
     )
     # and where it could: what it told at its end stands
@@ -157,12 +159,7 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_what_remains(
         state="cancelled", exit={"class": "cancelled", "reason": "Cancelled."}
     )
     page = client.get(f"/runs/{run.pk}/?tab=requests").content.decode()
-    assert (
-        "p50" in page
-        and "400 ms" in page
-        and "req-z" in page
-        and "3 stop and 1 length" in page
-    )
+    assert "p50" in page and "400 ms" in page and "req-z" in page and "3 stop and 1 length" in page
     assert "25%" in client.get(f"/runs/{run.pk}/?tab=cache").content.decode()
     assert "Not serving" in client.get(f"/runs/{run.pk}/").content.decode()
     rest = factories.api(people.owner).get(f"/api/v1/runs/{run.pk}/requests").json()
@@ -201,7 +198,7 @@ def test_answers_stand_beside_their_prompts_a_page_at_a_time(
         cursor = answer["next_cursor"]
         if not cursor:
             break
-    assert [(each["number"], each["asked"], each["text"]) for each in found] == [
+    assert [(each["number"], each["prompt"], each["text"]) for each in found] == [
         (i, f"question <{i}>", f"answer {i}") for i in range(1, 42)
     ]
     assert rest.get(address, {"cursor": "x"}).status_code == 422
@@ -311,8 +308,6 @@ def test_the_prediction_is_kept_at_submit_and_a_model_too_large_is_told(
     )
     assert 0 < found["alone"]["tpot_s"] <= found["full"]["tpot_s"] and found["full"]["batch"] == 16
     told = runs.spec_preview({"kind": "serve", "model": "llama2-70b", "serve": {}})
-    assert (
-        told["fits"] is False and told["misfits"] and endpoint.status(run=run).phase == "waiting"
-    )
+    assert told["fits"] is False and told["misfits"] and endpoint.status(run=run).phase == "waiting"
     page = factories.client_for(people.owner).get("/runs/new/?kind=serve").content.decode()
     assert "python -m workers.models.fetch" in page and "Time to first token" in page

@@ -175,9 +175,7 @@ def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> N
     }
     loads = newest_loads(latest)
     assert loads == {0: {0: 1.0, 1: 1.0}, 1: {0: 3.0, 1: 0.0}}
-    says = (
-        "Expert 0 of layer 1 is fullest, with 3 times the even load. 1 expert gets no tokens."
-    )
+    says = "Expert 0 of layer 1 is fullest, with 3 times the even load. 1 expert gets no tokens."
     assert loads_summary(loads) == says
     assert loads_summary({}) == "No expert loads reported yet."
 
@@ -243,7 +241,9 @@ def test_lengths_that_are_worlds_apart_have_scales_of_their_own_and_say_so() -> 
     assert found is not None and found.predicted is not None
     assert "30.0 times longer than predicted" in found.scale
     alone = measured_pipeline.compare(told(), None)
-    assert alone is not None and alone.predicted is None and "there is no prediction" in alone.summary
+    assert (
+        alone is not None and alone.predicted is None and "there is no prediction" in alone.summary
+    )
 
 
 def test_a_wait_from_before_the_step_begins_with_it() -> None:
@@ -268,7 +268,9 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
     )
     assert found is not None and [row.title for row in found.rows] == ["all-reduce", "send"]
     assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
-    assert "10% of the step" in found.summary and "Differs from the prediction: send." in found.summary
+    assert (
+        "10% of the step" in found.summary and "Differs from the prediction: send." in found.summary
+    )
     alone = measured_communication.calls(latest, None)
     assert (
         alone is not None

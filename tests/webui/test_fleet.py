@@ -53,7 +53,9 @@ def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factorie
             page = page_of(viewer, address)
             assert ("secret plan" in page) is knows, (viewer, address)
             assert (f"/runs/{run.pk}/" in page) is knows
-        assert "1 node, 4 devices: 2 allocated, 2 free; all nodes are up." in page_of(viewer, "/fleet/")
+        assert "1 node, 4 devices: 2 allocated, 2 free; all nodes are up." in page_of(
+            viewer, "/fleet/"
+        )
         assert "The node is up; 2 of 4 devices allocated." in page_of(viewer, "/fleet/orion/")
     assert "another user's run" in page_of(people.stranger, "/fleet/")
 

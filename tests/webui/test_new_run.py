@@ -221,11 +221,11 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
         ({"train.steps": "0"}, "train.steps", "0 is out of range, it must be at least 1"),
         ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3; try tp"),
         ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
-        ({"resources.devices": "3"}, "resources.devices", "3 devices are asked for"),
+        ({"resources.devices": "3"}, "resources.devices", "3 devices are requested"),
         (
             {"data.preset": "file", "data.path": "/etc/passwd"},
             "data.path",
-            "does not lie under the allowed folders",
+            "is not under the allowed folders",
         ),
         ({"data.preset": "file", "data.path": ""}, "data.path", ""),
         ({"model": "custom", "model.custom": '{"layers": 2'}, "model", ""),
@@ -334,7 +334,7 @@ def test_what_the_engine_does_not_run_is_told_before(owner: User) -> None:
     client = factories.client_for(owner)
     both = form_of(START, **{"train.compile": "on", "plan.recompute": "auto"})
     page = html.unescape(client.post("/runs/check/", both).content.decode())
-    assert "1 problem to fix" in page and "a compiled block has fused them" in page
+    assert "1 problem to fix" in page and "a compiled block fuses them" in page
     notes = summarize_spec(
         {"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}},
         [],

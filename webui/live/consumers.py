@@ -88,9 +88,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             with contextlib.suppress(DatabaseError):  # database unavailable: checked next time
                 user = await self._user(recheck=True)
                 if user is None:
-                    await self.close(
-                        NOT_LOGGED_IN, "Session or token ended. Log in again."
-                    )
+                    await self.close(NOT_LOGGED_IN, "Session or token ended. Log in again.")
                     return
                 if await self.topic_for(user) is None:
                     await self.close(NOT_FOUND, "You may no longer see this run.")

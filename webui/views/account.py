@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -194,21 +193,19 @@ def installation(request: PageRequest) -> HttpResponse:
     """Show the settings; of secrets only whether they are set."""
     require_role(request.user, Role.OPERATOR, _("The settings page"))
     env, rows = settings.ENV, []
-    for item in fields(env):
-        value = getattr(env, item.name)
-        name = (
-            item.name.upper()
-            if item.name in ("database_url", "redis_url")
-            else f"ORRERY_{item.name.upper()}"
-        )
-        is_set = value != item.default
-        shown = (_("set") if value else _("not set")) if item.name in SECRET else _plain(value)
+    for field, info in type(env).model_fields.items():
+        value = getattr(env, field)
+        name = field.upper()
+        if field not in ("database_url", "redis_url"):
+            name = f"ORRERY_{name}"
+        is_set = value != info.default
+        shown = (_("set") if value else _("not set")) if field in SECRET else _plain(value)
         rows.append(
             {
                 "name": name,
                 "value": shown,
                 "is_set": is_set,
-                "description": item.metadata["message"].replace("`", ""),
+                "description": (info.description or "").replace("`", ""),
             }
         )
     return render(

@@ -88,7 +88,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "events": list_events(user, stream),
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
-            for key, (title, _) in STREAMS.items()
+            for key, (title, _types) in STREAMS.items()
         ],
         "days": (days := usage(now, fleet_view.devices)),
         "days_sentence": week.summarize(days),

@@ -1,4 +1,4 @@
-/* One chart: figure element, toolbar, legend with values, cursor, table, downloads. Knows its panel and its set. */
+/* One chart: figure element, toolbar, legend with values, cursor, table, downloads. */
 import { figure } from "./figure.js";
 import { inUnit, quantity } from "./format.js";
 import { plotly, theme } from "./plot.js";
@@ -13,7 +13,7 @@ export class Chart {
     this.plot = element.querySelector(".chart-plot");
     this.legend = element.querySelector(".legend");
     this.note = element.querySelector(".chart-note");
-    this.words = element.querySelector(".chart-words");
+    this.textSummary = element.querySelector(".chart-summary");
     this.cursor = Object.assign(document.createElement("div"), { className: "chart-cursor", hidden: true });
     this.plot.after(this.cursor);
     this.sight = watchVisible(element, () => this.mark?.());
@@ -28,7 +28,7 @@ export class Chart {
   draw() {
     const has = this.hasData();
     this.element.classList.toggle("waiting", !has);
-    if (!has) return this.sayEmpty();
+    if (!has) return this.showEmpty();
     const Plotly = window.Plotly;
     if (!Plotly) { plotly().then(() => this.mark()); return; }
     const view = { ...this.set.view, logy: this.set.isLog(this.panel) };
@@ -50,9 +50,9 @@ export class Chart {
     if (this.tableOpen) this.fillTable();
   }
 
-  sayEmpty() {
+  showEmpty() {
     this.note.hidden = false;
-    this.note.textContent = this.set.loading ? "" : this.set.emptyWords(this.panel);
+    this.note.textContent = this.set.loading ? "" : this.set.emptyText(this.panel);
   }
 
   attach() {
@@ -84,10 +84,10 @@ export class Chart {
       this.values.set(item.name, { button, value });
     }
     for (const level of this.panel.levels ?? []) {
-      const said = Object.assign(document.createElement("span"), { className: "level" });
-      said.style.setProperty("--hue", `var(--${level.hue})`);
-      said.append(`${level.label} `, Object.assign(document.createElement("b"), { textContent: inUnit(level.value, this.panel.unit) }));
-      this.legend.append(said);
+      const entry = Object.assign(document.createElement("span"), { className: "level" });
+      entry.style.setProperty("--hue", `var(--${level.hue})`);
+      entry.append(`${level.label} `, Object.assign(document.createElement("b"), { textContent: inUnit(level.value, this.panel.unit) }));
+      this.legend.append(entry);
     }
   }
 
@@ -133,12 +133,12 @@ export class Chart {
     const here = this.cursorAt === null ? curve.length - 1 : Math.max(0, upper(curve.x, this.cursorAt) - 1);
     const at = Math.max(0, Math.min(curve.length - 1, here + (forward ? jump : -jump)));
     this.set.hover(curve.x[at]);
-    const said = this.panel.series.filter(({ name }) => this.curves().get(name)?.length)
+    const values = this.panel.series.filter(({ name }) => this.curves().get(name)?.length)
       .map((item) => `${item.label} ${this.valueAt(this.curves().get(item.name), curve.x[at])}`).join(", ");
-    this.words.textContent = `${this.set.axisWords(curve.x[at])}: ${said}`;
+    this.textSummary.textContent = `${this.set.formatAxis(curve.x[at])}: ${values}`;
   }
 
-  /** Puts the cursor line where another chart of the page has it. */
+  /** Shows the cursor at the place of the other charts. */
   showCursor(at) {
     this.cursorAt = at;
     if (!this.drawn || !this.visible()) return;
@@ -148,7 +148,7 @@ export class Chart {
     this.cursor.hidden = at === null || place < 0 || place > axis._length;
     if (!this.cursor.hidden) {
       this.cursor.style.transform = `translateX(${this.plot.offsetLeft + axis._offset + place}px)`;
-      this.cursor.dataset.at = this.set.axisWords(at);
+      this.cursor.dataset.at = this.set.formatAxis(at);
       this.cursor.classList.toggle("left", place > axis._length * 0.7);
     }
     this.legendValues();
@@ -181,7 +181,7 @@ export class Chart {
     const body = table.createTBody();
     for (const place of places) {
       const row = body.insertRow();
-      const cells = [this.set.axisWords(place, true), ...shown.map(({ name }) => {
+      const cells = [this.set.formatAxis(place, true), ...shown.map(({ name }) => {
         const curve = curves.get(name), at = upper(curve.x, place) - 1;
         return curve.x[at] !== place ? "" : Number.isFinite(curve.y[at]) ? inUnit(curve.y[at], this.panel.unit) : String(curve.y[at]);
       })];
@@ -189,11 +189,11 @@ export class Chart {
     }
     const caption = table.createCaption();
     caption.className = "small muted";
-    caption.textContent = `${this.panel.title}: newest ${places.length} points drawn; CSV has all of them`;
+    caption.textContent = `${this.panel.title}: newest ${places.length} points drawn; the CSV has all`;
     this.element.querySelector(".chart-table").replaceChildren(table);
   }
 
-  /** The chart in words, for people who do not see it. */
+  /** Describes the chart for screen readers. */
   describe() {
     this.described = performance.now();
     const parts = [];
@@ -205,8 +205,8 @@ export class Chart {
         if (!Number.isFinite(value)) odd += 1;
         else { low = Math.min(low, value); high = Math.max(high, value); }
       }
-      const say = (value) => inUnit(value, this.panel.unit);
-      parts.push(`${item.label} ${say(curve.last.y)} at ${this.set.axisWords(curve.last.x)}, between ${say(low)} and ${say(high)} over ${quantity(curve.total)} points${odd ? `, ${odd} not finite` : ""}`);
+      const format = (value) => inUnit(value, this.panel.unit);
+      parts.push(`${item.label} ${format(curve.last.y)} at ${this.set.formatAxis(curve.last.x)}, between ${format(low)} and ${format(high)} over ${quantity(curve.total)} points${odd ? `, ${odd} not finite` : ""}`);
     }
     this.plot.setAttribute("aria-label", `${this.panel.title}. ${parts.join("; ")}. Arrow keys move along the curve.`);
   }

@@ -1,19 +1,19 @@
-/* A page's charts together: their data from REST and live frames, their shared view in the URL, cursor and zoom.
-   Knows series and panels; knows nothing of runs beyond the address of their series. */
+/* All charts of a page: data from REST and live frames, the shared view in the URL, cursor and zoom.
+   Does not depend on runs, only on the URL of their series. */
 import { Chart } from "./chart.js";
 import { quantity } from "./format.js";
 import { scheduler } from "./scheduler.js";
 import { Curve, MOST } from "./store.js";
 import { DEFAULTS, readView, writeView } from "./view.js";
 
-const ASK = 1200; // points of a snapshot, so that live ones have room up to 1,500
+const SNAPSHOT_POINTS = 1200; // leaves room for live points up to 1,500
 const REFETCH_MS = 3000;
 const AT_ONCE = 2; // the first chart in sight comes first
 
 export class ChartSet {
   /** `source`: {series: address, name, per_step: {tokens, flops}}; `root` holds figure.chart[data-panel]. */
   constructor(root, source, panels, marks = []) {
-    Object.assign(this, { root, source, marks, loading: true, queue: [], busy: 0, asked: new Map() });
+    Object.assign(this, { root, source, marks, loading: true, queue: [], busy: 0, scheduled: new Map() });
     this.view = readView();
     this.curves = new Map(); // all data: "name" or "name@rank" → Curve
     this.windows = new Map(); // the same for a zoomed window, finer
@@ -30,14 +30,14 @@ export class ChartSet {
 
   key(panel, name) { return panel.rank === undefined || panel.rank === null ? name : `${name}@${panel.rank}`; }
 
-  /** The curves that a panel draws now, by series name. */
+  /** Returns the curves that a panel draws, by series name. */
   curvesOf(panel) {
-    const found = new Map();
+    const result = new Map();
     for (const { name } of panel.series) {
       const key = this.key(panel, name);
-      found.set(name, (this.zoomed() && this.windows.get(key)) || this.curves.get(key));
+      result.set(name, (this.zoomed() && this.windows.get(key)) || this.curves.get(key));
     }
-    return found;
+    return result;
   }
 
   zoomed() { return this.view.from !== null; }
@@ -57,7 +57,7 @@ export class ChartSet {
   /* ---- data ---- */
 
   async fetchSeries(name, rank, extra = {}) {
-    const query = new URLSearchParams({ name, x: this.view.x, points: ASK });
+    const query = new URLSearchParams({ name, x: this.view.x, points: SNAPSHOT_POINTS });
     if (rank !== null && rank !== undefined) query.set("rank", rank);
     for (const [key, value] of Object.entries(extra)) query.set(key, value);
     const answer = await fetch(`${this.source.series}?${query}`, { headers: { Accept: "application/json" } });
@@ -96,13 +96,13 @@ export class ChartSet {
 
   failed(error) {
     console.warn(error.message);
-    this.problem = "The server did not answer; the page tries again.";
+    this.problem = "The server did not respond; retrying.";
     this.dirty();
     clearTimeout(this.again);
     this.again = setTimeout(() => this.refetch(), 5000);
   }
 
-  /** The finer points of a zoomed window or of "last n", asked of the server where the whole curve is thinned. */
+  /** Fetches finer points of a zoomed or "last n" window if the full curve is downsampled. */
   async refine() {
     const window = this.zoomed() ? [this.view.from, this.view.to] : this.charts[0] && this.windowOf(this.charts[0].panel);
     if (!window) return;
@@ -149,11 +149,11 @@ export class ChartSet {
     return changed;
   }
 
-  /** Asks the server for a curve soon, at most every few seconds: its pyramid replaces what was thinned here. */
+  /** Schedules a refetch of a curve, at most every few seconds; it replaces locally thinned points. */
   later(curve) {
-    if (this.asked.has(curve)) return;
-    this.asked.set(curve, setTimeout(() => {
-      this.asked.delete(curve);
+    if (this.scheduled.has(curve)) return;
+    this.scheduled.set(curve, setTimeout(() => {
+      this.scheduled.delete(curve);
       if (document.hidden) { curve.wantsServer = true; return; }
       this.slot(async () => curve.replace(await this.fetchSeries(curve.name, curve.rank)))
         .then(() => this.dirty(curve.name), (error) => console.warn(error.message));
@@ -199,7 +199,7 @@ export class ChartSet {
     if (!hidden.delete(name)) hidden.add(name);
     this.change({ hidden });
   }
-  /** The view names the charts whose scale is not the one that they begin with. */
+  /** The view lists the charts whose scale differs from their default. */
   isLog(panel) {
     return this.view.logy.has(panel.id) !== Boolean(panel.log);
   }
@@ -228,10 +228,10 @@ export class ChartSet {
       if (!button) return;
       if (button.dataset.x) this.setAxis(button.dataset.x);
       else if (button.dataset.range) this.setRange(button.dataset.range);
-      else if (button.dataset.smooth) this.setSmooth(Number(button.dataset.smooth));
       else if ("logx" in button.dataset) this.change({ logx: !this.view.logx });
       else if ("reset" in button.dataset) this.change({ ...DEFAULTS(), x: this.view.x });
     });
+    tools?.querySelector("[data-smooth]")?.addEventListener("input", (event) => this.setSmooth(Number(event.target.value)));
     this.showTools();
   }
 
@@ -239,21 +239,25 @@ export class ChartSet {
     const press = (selector, on) => this.tools?.querySelectorAll(selector).forEach((button) => button.setAttribute("aria-pressed", String(on(button))));
     press("[data-x]", (button) => button.dataset.x === this.view.x);
     press("[data-range]", (button) => !this.zoomed() && button.dataset.range === this.view.range);
-    press("[data-smooth]", (button) => Number(button.dataset.smooth) === this.view.smooth);
+    const slider = this.tools?.querySelector("[data-smooth]");
+    if (slider) {
+      slider.value = this.view.smooth;
+      this.tools.querySelector("[data-smooth-value]").textContent = this.view.smooth;
+    }
     press("[data-logx]", () => this.view.logx);
     this.tools?.querySelectorAll('[data-range^="last"]').forEach((button) => { button.disabled = this.view.x !== "step"; });
     for (const chart of this.charts) chart.element.querySelector('[data-act="logy"]')?.setAttribute("aria-pressed", String(this.isLog(chart.panel)));
   }
 
-  /* ---- words and files ---- */
+  /* ---- text and files ---- */
 
-  axisWords(at, bare = false) {
+  formatAxis(at, bare = false) {
     if (this.view.x === "time") return `${new Date(at * 1000).toISOString().slice(11, 19)} UTC`;
     const text = this.view.x === "step" ? Math.round(at).toLocaleString("en-US") : quantity(at);
     return bare ? text : `${this.view.x === "flops" ? "FLOPs" : this.view.x} ${text}`;
   }
 
-  emptyWords(panel) { return this.problem ?? panel.empty ?? "No points yet: they appear here as the run logs them."; }
+  emptyText(panel) { return this.problem ?? panel.empty ?? "No data yet: points appear here as the run logs them."; }
   fileName(panel) { return `${this.source.name}-${panel.id}`; }
 
   async downloadCsv(panel) {

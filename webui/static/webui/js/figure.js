@@ -8,7 +8,7 @@ const AXIS = {
   flops: { title: "FLOPs", tickformat: "~s" },
   time: { title: "", type: "date" },
 };
-const FEW = 60; // a curve of so few points is not smoothed: validation says what it says
+const FEW = 60; // a curve of so few points is not smoothed: validation points stay exact
 const POINTS_PER_PIXEL = 1.2; // more cannot be seen; the extremes stay
 const LAYER_PLACES = 400; // of a stack: its cost is the sum of its layers
 const LINES_FOR_EVENTS = 60; // more marks than that get no line through the chart

@@ -1,4 +1,4 @@
-// Fleet, node and queue pages: readings go into their cells at once; what changes who holds what asks for the part again.
+// Fleet, node and queue pages: writes device metrics into their cells; refetches the part on other changes.
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
 import { memory, percent, quantity } from "./format.js";
@@ -8,20 +8,20 @@ const kind = part.dataset.livePart;
 const REFRESH_MS = 1000;
 let waiting = 0;
 
-const held = () => Boolean(part.querySelector("details[open]")) || (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
+const inUse = () => Boolean(part.querySelector("details[open]")) || (part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea"));
 
-/** At most one request a second, none while a hand is in a field of the part. */
+/** At most one request per second, none while a field of the part has focus. */
 function refresh() {
   if (waiting) return;
   waiting = setTimeout(() => {
     waiting = 0;
-    if (held()) return refresh();
+    if (inUse()) return refresh();
     window.htmx?.trigger(part, "refresh");
   }, REFRESH_MS);
 }
-// a hand that came while the answer was on its way
+// a field got focus while the response was loading
 part.addEventListener("htmx:beforeSwap", (event) => {
-  if (event.target !== part || !held()) return;
+  if (event.target !== part || !inUse()) return;
   event.detail.shouldSwap = false;
   refresh();
 });
@@ -30,8 +30,8 @@ const put = (row, name, text) => { const cell = row?.querySelector(`[data-cell="
 const bar = (row, name, share) => row?.querySelector(`[data-cell="${name}"]`)?.style.setProperty("--part", `${Math.min(100, Math.max(0, 100 * share))}%`);
 const known = (value) => value !== null && value !== undefined;
 
-function heard(row) {
-  const time = row?.querySelector('[data-cell="heard"] time');
+function touchHeartbeat(row) {
+  const time = row?.querySelector('[data-cell="heartbeat"] time');
   if (time) time.dateTime = new Date().toISOString();
 }
 
@@ -40,10 +40,10 @@ function sample(frame) {
     const row = part.querySelector(`tr[data-node="${CSS.escape(frame.node)}"]`);
     const uses = frame.devices.map((device) => device.utilization).filter(known);
     if (uses.length) put(row, "use", percent(uses.reduce((a, b) => a + b, 0) / uses.length));
-    heard(row);
+    touchHeartbeat(row);
   }
   if (kind !== "node" || frame.node !== part.dataset.node) return;
-  heard(part);
+  touchHeartbeat(part);
   for (const device of frame.devices) {
     const row = part.querySelector(`tr[data-device="${device.index}"]`);
     if (!row) continue;

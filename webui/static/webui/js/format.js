@@ -1,4 +1,4 @@
-/* Numbers as people read them, the same words as webui/presentation/formatting.py. Knows nothing of pages. */
+/* Formats numbers like webui/presentation/formatting.py. */
 
 export const DASH = "–";
 export const real = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
@@ -41,13 +41,13 @@ export function duration(value) {
 }
 
 export function ago(seconds) {
-  const whole = Math.max(0, Math.round(seconds));
-  if (whole < 3) return "now";
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (whole >= size) return `${Math.floor(whole / size)} ${unit} ago`;
-  return `${whole} s ago`;
+  const rounded = Math.max(0, Math.round(seconds));
+  if (rounded < 3) return "now";
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (rounded >= size) return `${Math.floor(rounded / size)} ${unit} ago`;
+  return `${rounded} s ago`;
 }
 
-/** A value of a metric in its unit; the unit is what the series endpoint or the chart says. */
+/** A value of a metric in its unit; the unit comes from the series endpoint or the chart. */
 export function inUnit(value, unit) {
   if (unit === "bytes") return memory(value);
   if (unit === "fraction") return percent(value);

@@ -1,4 +1,4 @@
-/* Heat maps: which cell the pointer or the arrow keys are on, in words. The picture itself is the server's. */
+/* Heat maps: describes the cell under the pointer or arrow keys; the server renders the picture. */
 
 const read = new WeakMap();
 
@@ -44,7 +44,7 @@ document.addEventListener("keydown", (event) => {
   show(field, Number(field.dataset.row ?? 0) + move[0], Number(field.dataset.column ?? -1) + move[1]);
 });
 
-// a picture that one is reading is not changed under one's eyes
+// do not refresh a figure while it is open, hovered or focused
 document.addEventListener("htmx:beforeRequest", (event) => {
   const figure = event.target;
   if (figure.matches?.("figure.heat-card, figure.timeline-card, .samples") && (figure.querySelector("details[open]") || figure.matches(":hover, :focus-within"))) event.preventDefault();

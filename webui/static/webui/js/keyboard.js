@@ -75,8 +75,8 @@ function listKeys() {
     if (!list) break;
     const term = document.createElement("dt");
     for (const key of node.dataset.key.split(" ")) term.append(Object.assign(document.createElement("kbd"), { textContent: key }), " ");
-    const words = document.createElement("dd");
-    words.textContent = node.dataset.keySays ?? node.textContent.trim().toLowerCase();
-    list.append(term, words);
+    const description = document.createElement("dd");
+    description.textContent = node.dataset.keyLabel ?? node.textContent.trim().toLowerCase();
+    list.append(term, description);
   }
 }

@@ -1,25 +1,25 @@
-/* One live topic over a websocket: buffers, numbers, reconnects, tells gaps. Knows frames, not what they mean.
+/* One live topic over a websocket: buffering, ordering, reconnects and gaps. Does not interpret frames.
 
-   The socket's handler only buffers; the buffer is read ten times a second. A frame seen before is dropped, a hole in
-   the numbers or a new epoch is reported to `onGap`, which fetches what is missing. */
+   The socket handler only buffers; the buffer is read ten times per second. Duplicate frames are dropped; a gap in the
+   numbers or a new epoch calls `onGap`, which fetches the missing data. */
 
 const READ_MS = 100;
-const SILENT_MS = 20000; // no frame and no heartbeat: the connection is dead though nobody said so
+const SILENT_MS = 20000; // without frames or heartbeats the connection counts as dead
 const NOTICE_MS = 800;
 const MOST_WAIT_MS = 10000;
 const FILL_AGAIN_MS = 2000;
 
 export class Live {
-  /** `path` like /ws/runs/12/; `after` and `epoch` are where the page's data stand. */
+  /** `path` like /ws/runs/12/; `after` and `epoch` are the position of the page's data. */
   constructor({ path, after = 0, epoch = "", onFrame, onGap, onStatus = () => {} }) {
     Object.assign(this, { path, epoch, onFrame, onGap, onStatus });
     this.lastSeq = Number(after) || 0;
     this.stats = { frames: 0, gaps: 0, filled: 0, doubles: 0, reconnects: 0 };
     this.buffer = [];
-    this.tries = 0;
+    this.attempts = 0;
     this.behind = 0;
     this.status = "connecting";
-    this.heard = performance.now();
+    this.lastReceived = performance.now();
     this.timer = setInterval(() => this.read(), READ_MS);
     addEventListener("online", () => this.hurry());
     document.addEventListener("visibilitychange", () => { if (!document.hidden) this.hurry(); });
@@ -29,38 +29,38 @@ export class Live {
   open() {
     const scheme = location.protocol === "https:" ? "wss" : "ws";
     const query = new URLSearchParams({ after: this.lastSeq, ...(this.epoch ? { epoch: this.epoch } : {}) });
-    this.heard = performance.now();
+    this.lastReceived = performance.now();
     const socket = new WebSocket(`${scheme}://${location.host}${this.path}?${query}`);
     this.socket = socket;
     socket.onopen = () => {
-      this.tries = 0;
-      this.say("open");
+      this.attempts = 0;
+      this.setStatus("open");
     };
     socket.onmessage = (message) => {
-      this.heard = performance.now();
+      this.lastReceived = performance.now();
       this.buffer.push(message.data);
     };
     socket.onclose = (event) => {
       if (this.socket !== socket) return;
       this.socket = null;
-      if (event.code >= 4400 && event.code < 4500) return this.say("refused", event.reason);
+      if (event.code >= 4400 && event.code < 4500) return this.setStatus("refused", event.reason);
       this.stats.reconnects += 1;
-      this.say("lost");
-      const wait = Math.min(MOST_WAIT_MS, 250 * 2 ** this.tries++);
+      this.setStatus("lost");
+      const wait = Math.min(MOST_WAIT_MS, 250 * 2 ** this.attempts++);
       this.retry = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
     };
   }
 
-  /** Tries at once: the network is back, or somebody looks again. */
+  /** Reconnects at once: the network is back, or the page is visible again. */
   hurry() {
     if (this.status === "refused") return;
     if (this.socket === null) {
       clearTimeout(this.retry);
       this.open();
-    } else if (performance.now() - this.heard > SILENT_MS) this.drop();
+    } else if (performance.now() - this.lastReceived > SILENT_MS) this.drop();
   }
 
-  /** Ends the present connection as if the network had; a new one follows. */
+  /** Drops the connection as if the network had failed, then reconnects. */
   drop() {
     const socket = this.socket;
     if (!socket) return;
@@ -68,23 +68,23 @@ export class Live {
     socket.onclose = null;
     socket.close();
     this.stats.reconnects += 1;
-    this.say("lost");
+    this.setStatus("lost");
     this.retry = setTimeout(() => this.open(), 250 + Math.random() * 250);
-    this.tries = 1;
+    this.attempts = 1;
   }
 
-  say(status, reason = "") {
-    const again = status === "lost" && this.status === "lost"; // one more try that failed: the notice is on its way
+  setStatus(status, reason = "") {
+    const repeated = status === "lost" && this.status === "lost"; // another failed attempt: the notice is already scheduled
     this.status = status;
-    if (again) return;
+    if (repeated) return;
     clearTimeout(this.noticing);
-    const tell = () => this.onStatus(status, reason);
-    if (status === "lost") this.noticing = setTimeout(tell, NOTICE_MS);
-    else tell();
+    const notify = () => this.onStatus(status, reason);
+    if (status === "lost") this.noticing = setTimeout(notify, NOTICE_MS);
+    else notify();
   }
 
   read() {
-    if (this.socket && performance.now() - this.heard > SILENT_MS) this.drop();
+    if (this.socket && performance.now() - this.lastReceived > SILENT_MS) this.drop();
     if (!this.buffer.length) return;
     const texts = this.buffer;
     this.buffer = [];
@@ -94,7 +94,7 @@ export class Live {
   take(frame) {
     if (frame.type === "heartbeat") return this.beat(frame);
     if (this.epoch && frame.epoch && frame.epoch !== this.epoch) {
-      this.epoch = frame.epoch; // the database began anew: nothing known holds
+      this.epoch = frame.epoch; // new database: all known data is invalid
       this.lastSeq = 0;
       this.missed(0, frame.seq, true);
     }
@@ -124,7 +124,7 @@ export class Live {
     }
   }
 
-  /** The connection may break once more while the hole is filled: then that is tried again. */
+  /** Fills a gap; retries if the connection breaks meanwhile. */
   missed(from, to, everything) {
     this.stats.gaps += 1;
     const fill = async () => {
@@ -139,11 +139,11 @@ export class Live {
   }
 }
 
-/** The page's notice about its connection, in words. */
+/** Shows the page's connection notice. */
 export function showStatus(status, reason = "") {
   const notice = document.getElementById("connection");
   if (!notice) return;
-  const words = { lost: "Reconnecting…", refused: reason || "Live updates ended: log in again, then reload the page." };
-  notice.textContent = words[status] ?? "";
-  notice.hidden = !(status in words);
+  const messages = { lost: "Reconnecting…", refused: reason || "Live updates stopped: log in again, then reload the page." };
+  notice.textContent = messages[status] ?? "";
+  notice.hidden = !(status in messages);
 }

@@ -1,4 +1,4 @@
-/* Live log lines: folded over ranks as webui/presentation/log_grouping.py does it, followed while one is at the end. */
+/* Live log lines: grouped over ranks like webui/presentation/log_grouping.py; follows while scrolled to the end. */
 
 const MOST = 1000; // lines kept on the page
 const WINDOW = 200;
@@ -8,11 +8,11 @@ const DEBUG = /\b(debug|trace)\b/i;
 const LEVELS = ["debug", "info", "warning", "error"];
 
 const level = (text) => (ERROR.test(text) ? "error" : WARNING.test(text) ? "warning" : DEBUG.test(text) ? "debug" : "info");
-const plain = (text) => text.replace(/^\W*(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?\W*/, "").replace(/\brank[ =:]?\d+|\[\d+\]/gi, "rank");
+const normalize = (text) => text.replace(/^\W*(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?\W*/, "").replace(/\brank[ =:]?\d+|\[\d+\]/gi, "rank");
 
 export function startLog(list, empty, follow) {
   const { q, level: least, rank } = list.dataset;
-  const wanted = q.toLowerCase();
+  const needle = q.toLowerCase();
   let open = new Map();
   list.scrollTop = list.scrollHeight;
   list.addEventListener("scroll", () => { follow.checked = list.scrollHeight - list.scrollTop - list.clientHeight < 40; });
@@ -21,7 +21,7 @@ export function startLog(list, empty, follow) {
   function add(frame) {
     if (rank !== "" && Number(rank) !== frame.rank) return;
     for (const [, text] of frame.lines) {
-      if (wanted && !text.toLowerCase().includes(wanted)) continue;
+      if (needle && !text.toLowerCase().includes(needle)) continue;
       const its = level(text);
       if (least && LEVELS.indexOf(its) < LEVELS.indexOf(least)) continue;
       put(text, its, frame.rank, frame.attempt ?? 0);
@@ -32,24 +32,24 @@ export function startLog(list, empty, follow) {
   }
 
   function put(text, its, rank, attempt) {
-    const key = `${attempt}|${plain(text)}`, before = open.get(key);
+    const key = `${attempt}|${normalize(text)}`, before = open.get(key);
     if (before && !before.ranks.includes(rank) && rank >= 0 && before.ranks[0] >= 0) {
       before.ranks.push(rank);
-      before.who.textContent = ranksWords(before.ranks);
+      before.who.textContent = formatRanks(before.ranks);
       return;
     }
-    const line = document.createElement("li"), who = document.createElement("span"), words = document.createElement("span");
+    const line = document.createElement("li"), who = document.createElement("span"), content = document.createElement("span");
     line.className = its;
     who.className = "who";
-    who.textContent = ranksWords([rank]);
-    words.textContent = text.replace(/^\[(rank)?\d+\]:?\s?/, "").slice(0, 400);
-    line.append(who, words);
+    who.textContent = formatRanks([rank]);
+    content.textContent = text.replace(/^\[(rank)?\d+\]:?\s?/, "").slice(0, 400);
+    line.append(who, content);
     list.append(line);
     open.set(key, { ranks: [rank], who });
     if (open.size > WINDOW) open.delete(open.keys().next().value);
   }
 
-  /** After a gap: the server's newest lines replace what stands here. */
+  /** After a gap, replaces all lines with the server's newest ones. */
   async function reload() {
     const answer = await fetch(location.href).catch(() => null);
     if (!answer?.ok) return;
@@ -64,7 +64,7 @@ export function startLog(list, empty, follow) {
   return { add, reload };
 }
 
-function ranksWords(ranks) {
+function formatRanks(ranks) {
   if (ranks[0] < 0) return "supervisor";
   const ordered = [...ranks].sort((a, b) => a - b), groups = [];
   for (const rank of ordered) {

@@ -24,7 +24,7 @@ const live = new Live({
   onFrame(frame) {
     if (frame.type === "progress") progress(frame);
     else if (frame.type === "sample") sample(frame);
-    else soon();
+    else schedulePulse();
   },
   onGap: () => pulse(),
 });
@@ -59,7 +59,7 @@ function sample({ node, devices }) {
 }
 
 let timer = 0, last = 0;
-function soon() {
+function schedulePulse() {
   if (!timer) timer = setTimeout(pulse, Math.max(200, last + PULSE_MS - performance.now()));
 }
 

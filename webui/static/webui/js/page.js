@@ -1,4 +1,4 @@
-/* What every page needs: theme choice, keyboard, dialogs, menus, ages, toasts. Knows no run and no chart. */
+/* Shared by all pages: theme, keyboard, dialogs, menus, ages, toasts. */
 import { startKeyboard } from "./keyboard.js";
 import { ago } from "./format.js";
 
@@ -7,7 +7,7 @@ export const theme = () => document.documentElement.dataset.theme ?? "system";
 export function setTheme(choice) {
   if (choice === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = choice;
-  try { localStorage.setItem("orrery-theme", choice); } catch { /* lasts for this page then */ }
+  try { localStorage.setItem("orrery-theme", choice); } catch { /* kept for this page only */ }
   showTheme();
   dispatchEvent(new CustomEvent("orrery:theme"));
 }
@@ -17,13 +17,13 @@ function showTheme() {
     button.setAttribute("aria-pressed", String(button.dataset.themeChoice === theme()));
 }
 
-/** Says something once to people who listen, without moving focus. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   const region = document.getElementById("announce");
   if (region) region.textContent = text;
 }
 
-/** Floats a message for a few seconds; `kind` is "", good, warn or bad. Bad ones stay until closed. */
+/** Shows a toast for a few seconds; `kind` is "", good, warn or bad. Bad ones stay until closed. */
 export function toast(text, kind = "") {
   const box = document.createElement("div");
   box.className = `note toast ${kind}`;
@@ -46,7 +46,7 @@ document.addEventListener("click", (event) => {
     location.assign(target.dataset.href);
 });
 
-// a click beside a dialog closes it
+// a click outside a dialog closes it
 document.addEventListener("pointerdown", (event) => {
   if (event.target instanceof HTMLDialogElement && event.target.open) {
     const box = event.target.getBoundingClientRect();
@@ -55,22 +55,22 @@ document.addEventListener("pointerdown", (event) => {
   }
 });
 
-// a second press of a form's button does nothing while the first is on its way
+// ignore repeated submits while one is in progress
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();
   else if (event.target.method === "post") event.target.dataset.sent = "1";
 });
 addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 
-document.addEventListener("htmx:responseError", (event) => toast(`The server answered ${event.detail.xhr.status}. Try again, or reload the page.`, "bad"));
-document.addEventListener("htmx:sendError", () => toast("The server cannot be reached. Nothing was changed; try again.", "bad"));
+document.addEventListener("htmx:responseError", (event) => toast(`The server returned ${event.detail.xhr.status}. Try again, or reload the page.`, "bad"));
+document.addEventListener("htmx:sendError", () => toast("The server is unreachable. Nothing was changed; try again.", "bad"));
 
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
     toast("Copied", "good");
   } catch {
-    toast("The browser does not allow copying here: select the text and copy it by hand.", "warn");
+    toast("The browser does not allow copying here: select and copy the text manually.", "warn");
   }
 }
 

@@ -2,14 +2,14 @@
 
 let loading = null;
 
-/** The Plotly object; its file (data-plotly on <body>) is asked for once, when the page has been painted. */
+/** The Plotly object; its file (data-plotly on <body>) loads once, after the first paint. */
 export function plotly() {
   loading ??= new Promise((done, fail) => {
     const start = () => {
       const script = document.createElement("script");
       script.src = document.body.dataset.plotly;
       script.onload = () => done(window.Plotly);
-      script.onerror = () => { loading = null; fail(new Error("the chart library could not be loaded")); };
+      script.onerror = () => { loading = null; fail(new Error("could not load the chart library")); };
       document.head.append(script);
     };
     requestAnimationFrame(() => setTimeout(start));
@@ -33,7 +33,7 @@ export function theme() {
   return cached;
 }
 
-/** The same colour, more or less see-through; takes #rrggbb. */
+/** The same colour, with another opacity; takes #rrggbb. */
 export function faint(colour, alpha) {
   const value = parseInt(colour.slice(1), 16);
   return `rgba(${value >> 16}, ${(value >> 8) & 255}, ${value & 255}, ${alpha})`;

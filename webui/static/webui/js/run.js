@@ -1,4 +1,4 @@
-/* The run page, live: one socket feeds charts, tiles, log lines and the headline. Knows the page's parts by id. */
+/* Live run page: one socket feeds charts, tiles, log lines and the headline. */
 import { ChartSet } from "./charts.js";
 import { duration, memory, parse, percent, quantity } from "./format.js";
 import { Live, showStatus } from "./live.js";
@@ -27,23 +27,23 @@ const live = new Live({
       charts?.points(frame);
       tiles.points(frame);
       noticeNew(frame.values);
-      soon();
+      schedulePulse();
     } else if (frame.type === "log") log?.add(frame);
-    else if (frame.type === "event" || frame.type === "state") soon(true);
+    else if (frame.type === "event" || frame.type === "state") schedulePulse(true);
   },
   async onGap(gap) {
-    soon(true);
+    schedulePulse(true);
     await Promise.all([charts?.refetch(), log && gap.to - gap.from > 0 ? log.reload() : null]);
   },
 });
 
 window.orrery = { charts, live, scheduler, tiles };
 
-/* ---- headline: asked of the server, which alone knows the words ---- */
+/* ---- headline: rendered by the server ---- */
 
 let pulseTimer = 0, lastPulse = performance.now() - PULSE_MS + 1500, state = document.querySelector("#run-state .state")?.textContent.trim();
 
-function soon(now = false) {
+function schedulePulse(now = false) {
   const wait = now ? 150 : Math.max(150, lastPulse + PULSE_MS - performance.now());
   if (pulseTimer && !now) return;
   clearTimeout(pulseTimer);
@@ -56,29 +56,29 @@ async function pulse() {
   lastPulse = performance.now();
   const answer = await fetch(`/runs/${source.id}/pulse/`, { headers: { Accept: "application/json" } }).catch(() => null);
   if (!answer?.ok) return;
-  const found = await answer.json();
-  part("sentence").textContent = found.sentence;
+  const update = await answer.json();
+  part("sentence").textContent = update.sentence;
   const bar = part("run-progress");
-  if (found.part) {
+  if (update.part) {
     bar.removeAttribute("data-none");
-    bar.style.setProperty("--part", `${found.part}%`);
-    bar.setAttribute("aria-valuenow", found.part);
+    bar.style.setProperty("--part", `${update.part}%`);
+    bar.setAttribute("aria-valuenow", update.part);
   }
-  if (part("run-events") && part("run-events").innerHTML !== found.parts.events) part("run-events").innerHTML = found.parts.events;
-  if (charts && found.marks.length !== charts.marks.length) {
-    charts.marks = found.marks;
+  if (part("run-events") && part("run-events").innerHTML !== update.parts.events) part("run-events").innerHTML = update.parts.events;
+  if (charts && update.marks.length !== charts.marks.length) {
+    charts.marks = update.marks;
     charts.dirty();
   }
-  if (found.run_state === state) return;
-  state = found.run_state;
-  part("run-state").innerHTML = found.parts.state;
-  part("run-actions").innerHTML = found.parts.actions;
-  announce(`The run is ${state} now. ${found.sentence}`);
+  if (update.run_state === state) return;
+  state = update.run_state;
+  part("run-state").innerHTML = update.parts.state;
+  part("run-actions").innerHTML = update.parts.actions;
+  announce(`The run is now ${state}. ${update.sentence}`);
 }
-document.addEventListener("visibilitychange", () => { if (!document.hidden) soon(true); });
-if (!source.ended) soon();
+document.addEventListener("visibilitychange", () => { if (!document.hidden) schedulePulse(true); });
+if (!source.ended) schedulePulse();
 
-// a dangerous button asks first
+// dangerous buttons ask for confirmation
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.confirm && !confirm(event.target.dataset.confirm)) {
     event.preventDefault();
@@ -131,7 +131,7 @@ function shown(name, value) {
   return quantity(value, name.includes("loss") ? 4 : 3);
 }
 
-/* ---- a metric that the page was not made with: offered, not forced ---- */
+/* ---- metrics that appeared after the page was rendered ---- */
 
 const names = new Set(source.names);
 function noticeNew(values) {
@@ -141,6 +141,6 @@ function noticeNew(values) {
   if (!charts || !unknown.length || !source.quiet || part("new-series")) return;
   const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
   const link = Object.assign(document.createElement("a"), { href: location.href, textContent: "Show them" });
-  note.append(`New series: ${unknown.slice(0, 4).join(", ")}. `, link);
+  note.append(`New metrics: ${unknown.slice(0, 4).join(", ")}. `, link);
   part("charts").before(note);
 }

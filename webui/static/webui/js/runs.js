@@ -1,4 +1,4 @@
-// The runs list: sparklines, live cells, chosen rows, saved views. Knows the table's cells and the fleet's frames.
+// Runs list: sparklines, live cells, selected rows, saved views.
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
 import { percent, quantity, parse } from "./format.js";
@@ -46,7 +46,7 @@ function setProgress(row, summary) {
 function onFrame(frame) {
   const row = rowOf(frame.run);
   if (!row) {
-    if (frame.type === "state" && frame.state === "queued" && Number(frame.run) > newest()) sayNew();
+    if (frame.type === "state" && frame.state === "queued" && Number(frame.run) > newest()) showNewRuns();
     return;
   }
   if (frame.type === "state") {
@@ -63,7 +63,7 @@ function onFrame(frame) {
 
 const newest = () => Math.max(0, ...[...table.querySelectorAll("tr[data-run]")].map((row) => Number(row.dataset.run)));
 let fresh = 0;
-function sayNew() {
+function showNewRuns() {
   fresh += 1;
   let note = document.getElementById("fresh");
   if (!note) {
@@ -73,7 +73,7 @@ function sayNew() {
   note.textContent = `${fresh} new ${fresh === 1 ? "run" : "runs"}. Show`;
 }
 
-/** Device-hours of what runs grow with the clock. */
+/** Updates device-hours of active runs. */
 function growHours() {
   if (document.hidden) return;
   for (const found of table.querySelectorAll('[data-cell="hours"][data-started]')) {
@@ -84,10 +84,10 @@ function growHours() {
 }
 if (table) setInterval(growHours, 5000);
 
-/** After a hole in the stream the rows are asked for again; nothing else of the page is touched. */
+/** Refetches the rows after a gap in the stream. */
 async function refill() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok) throw new Error(`the rows were not told: ${answer.status}`);
+  if (!answer.ok) throw new Error(`could not refetch rows: ${answer.status}`);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const row of page.querySelectorAll("tr[data-run]")) {
     const old = rowOf(row.dataset.run);
@@ -102,19 +102,19 @@ if (table && "live" in table.dataset)
   new Live({ path: "/ws/fleet/", after: table.dataset.after, epoch: table.dataset.epoch, onFrame, onGap: refill, onStatus: showStatus });
 
 // --- chosen rows --------------------------------------------------------------------------------------------------
-function chosen() {
+function updateSelection() {
   const boxes = [...bulk.querySelectorAll('input[name="run"]')];
   const count = boxes.filter((box) => box.checked).length;
   for (const box of boxes) box.closest("tr").classList.toggle("selected", box.checked);
   document.getElementById("bulk-bar").hidden = !count;
-  document.getElementById("bulk-count").textContent = `${count} chosen`;
+  document.getElementById("bulk-count").textContent = `${count} selected`;
   const all = document.getElementById("pick-all");
   all.checked = count === boxes.length;
   all.indeterminate = count > 0 && count < boxes.length;
 }
 
 if (table) {
-  chosen();
+  updateSelection();
   let last = null;
   bulk.addEventListener("click", (event) => {
     const box = event.target.closest('input[name="run"]');
@@ -129,7 +129,7 @@ if (table) {
   bulk.addEventListener("change", (event) => {
     if (event.target.id === "pick-all")
       for (const box of bulk.querySelectorAll('input[name="run"]')) box.checked = event.target.checked;
-    chosen();
+    updateSelection();
   });
   bulk.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.target.name !== "tag") return;
@@ -138,7 +138,7 @@ if (table) {
   });
   bulk.addEventListener("submit", (event) => {
     const count = bulk.querySelectorAll('input[name="run"]:checked').length;
-    if (event.submitter?.value === "cancel" && !confirm(`Cancel ${count} ${count === 1 ? "run" : "runs"}? What was learned since the last checkpoint is lost.`)) {
+    if (event.submitter?.value === "cancel" && !confirm(`Cancel ${count} ${count === 1 ? "run" : "runs"}? Progress since the last checkpoint is lost.`)) {
       event.preventDefault();
       event.stopImmediatePropagation();
       delete bulk.dataset.sent;

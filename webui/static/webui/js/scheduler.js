@@ -20,7 +20,7 @@ class Scheduler {
   }
 
   /** `item`: {draw(), visible() → bool, hz, light?, drawn?}; light ones (tiles) are drawn together and do not wait for
-      their turn, `drawn` false says that a draw had nothing to show yet. Returns a function that marks it dirty. */
+      their turn, `drawn` false means that a draw had nothing to show yet. Returns a function that marks it dirty. */
   add(item) {
     const entry = { ...item, item, dirty: false, drawn: false, last: -Infinity };
     this.items.push(entry);

@@ -1,10 +1,9 @@
-// Form values to spec and back: the browser's half of webui/forms/spec_form.py. Knows the field table it is given,
-// no element of the page and no server.
+// Converts form values to a spec and back, like webui/forms/spec_form.py. Does not depend on the page or a server.
 
 const SPECIAL = new Set(["model", "model.custom", "weights", "model.path", "data.preset", "plan"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** The spec that the field values (path → text) say, laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path, presets, packages}. */
+/** Returns the spec of the field values (path → text), laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path, presets, packages}. */
 export function specOf(values, base, table) {
   const kind = values.kind || "train";
   const rest = structuredClone(base || {});
@@ -31,7 +30,7 @@ export function specOf(values, base, table) {
     for (const field of section.fields) {
       if (field.kinds.length && !field.kinds.includes(kind)) continue;
       if (SPECIAL.has(field.path) || (field.path.startsWith("data.") && preset)) continue;
-      put(spec, field, read(field, values[field.path] || "", table));
+      put(spec, field, parse(field, values[field.path] || "", table));
     }
   }
   for (const section of table.sections)
@@ -40,7 +39,7 @@ export function specOf(values, base, table) {
   return tidy(spec);
 }
 
-/** What each field shows for this spec. */
+/** Returns the field values of a spec. */
 export function valuesOf(spec, table) {
   const values = { kind: String(spec.kind ?? "train") };
   for (const section of table.sections) {
@@ -60,8 +59,8 @@ export function valuesOf(spec, table) {
   return values;
 }
 
-export function read(field, given, table) {
-  const text = given.trim();
+export function parse(field, input, table) {
+  const text = input.trim();
   if (field.kind === "flag") return ["on", "true", "1"].includes(text) ? true : null;
   if (!text) return null;
   switch (field.kind) {
@@ -117,7 +116,7 @@ function reference(text, table) {
   return table.packages.includes(text) ? { package: text } : { path: text };
 }
 
-/** What `reference` makes this of. */
+/** The text that `reference` parses to this value. */
 function named(value, table) {
   if (isObject(value) && Object.keys(value).length === 1) {
     if (typeof value.path === "string") return value.path;
@@ -126,19 +125,19 @@ function named(value, table) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
-/** A POSIX shell's words of a line, null where a quote is not closed. */
+/** Splits a line like a POSIX shell; null if a quote is not closed. */
 export function split(text) {
   const words = [];
-  const piece = /'([^']*)'|"((?:[^"\\]|\\[^])*)"|\\([^])|([^\s'"\\]+)|(\s+)/y;
+  const token = /'([^']*)'|"((?:[^"\\]|\\[^])*)"|\\([^])|([^\s'"\\]+)|(\s+)/y;
   let word = null;
-  for (let place = 0; place < text.length; place = piece.lastIndex) {
-    piece.lastIndex = place;
-    const found = piece.exec(text);
-    if (!found) return null;
-    if (found[5] !== undefined) {
+  for (let place = 0; place < text.length; place = token.lastIndex) {
+    token.lastIndex = place;
+    const match = token.exec(text);
+    if (!match) return null;
+    if (match[5] !== undefined) {
       if (word !== null) words.push(word);
       word = null;
-    } else word = (word ?? "") + (found[1] ?? found[2]?.replace(/\\(["\\])/g, "$1") ?? found[3] ?? found[4]);
+    } else word = (word ?? "") + (match[1] ?? match[2]?.replace(/\\(["\\])/g, "$1") ?? match[3] ?? match[4]);
   }
   if (word !== null) words.push(word);
   return words;
@@ -171,7 +170,7 @@ function putWeights(spec, values, table) {
   if (chosen !== table.json) spec.model = chosen === table.path ? { path: (values["model.path"] || "").trim() } : { package: chosen };
 }
 
-/** What is no path and no package is left to the JSON; of other kinds of run the first choice is offered. */
+/** Other models stay in the JSON; non-inference kinds preselect the first package. */
 function weightsOf(spec, table) {
   const model = isObject(spec.model) ? spec.model : {}, lone = Object.keys(model).length === 1;
   if (typeof model.path === "string" && lone) return { weights: table.path, "model.path": model.path };

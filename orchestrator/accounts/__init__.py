@@ -1,0 +1,1 @@
+"""Users, teams, API tokens, the audit log and idempotency keys."""

@@ -1,7 +1,4 @@
-"""People, teams, tokens and the audit log in Django's admin.
-
-Tokens and audit entries cannot be made by hand.
-"""
+"""Users, teams, tokens and the audit log in Django's admin; tokens and audit are read-only."""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -17,6 +14,8 @@ from orchestrator.accounts.models import ApiToken, AuditEntry, IdempotencyKey, T
 
 @admin.register(User)
 class PersonAdmin(UserAdmin):
+    """Users with their role."""
+
     list_display = ("username", "role", "email", "is_active", "last_login")
     list_filter = ("role", "is_active", "teams")
     fieldsets = (
@@ -28,23 +27,29 @@ class PersonAdmin(UserAdmin):
 
 @admin.register(Team)
 class TeamAdmin(admin.ModelAdmin):
+    """Teams and their members."""
+
     list_display = ("name",)
     search_fields = ("name",)
     filter_horizontal = ("members",)
 
 
 class ReadOnly(admin.ModelAdmin):
-    """Look, do not touch: what these rows say is written by services."""
+    """Rows that only services write."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
+        """Never."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Never."""
         return False
 
 
 @admin.register(ApiToken)
 class TokenAdmin(ReadOnly):
+    """API tokens, without their texts."""
+
     list_display = ("name", "prefix", "user", "created", "expires", "last_used", "revoked")
     list_select_related = ("user",)
     list_filter = ("revoked",)
@@ -53,6 +58,8 @@ class TokenAdmin(ReadOnly):
 
 @admin.register(AuditEntry)
 class AuditAdmin(ReadOnly):
+    """The audit log."""
+
     list_display = ("time", "actor_name", "action", "target", "ip")
     list_filter = ("action",)
     search_fields = ("actor_name", "target")
@@ -60,10 +67,13 @@ class AuditAdmin(ReadOnly):
     show_full_result_count = False
 
     def has_delete_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Never."""
         return False
 
 
 @admin.register(IdempotencyKey)
 class IdempotencyAdmin(ReadOnly):
+    """Idempotency keys."""
+
     list_display = ("route", "key", "user", "status", "created")
     list_select_related = ("user",)

@@ -1,4 +1,4 @@
-"""People, teams, API tokens, audit entries and idempotency keys. Knows nothing of runs or nodes."""
+"""Users, teams, API tokens, audit entries and idempotency keys."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from orchestrator.accounts.roles import Role
 
 
 class User(AbstractUser):
+    """A user with a role."""
+
     role = models.CharField(max_length=16, choices=Role.choices, default=Role.SUBMITTER)
     must_change_password = models.BooleanField(default=False)
 
     @property
     def is_operator(self) -> bool:
+        """Whether the user is an operator or admin."""
         return self.role in (Role.OPERATOR, Role.ADMIN) or self.is_superuser
 
 
 class Team(models.Model):
+    """Users who see each other's runs and experiments."""
+
     name = models.CharField(max_length=80, unique=True)
     members = models.ManyToManyField(User, related_name="teams", blank=True)
 
@@ -27,16 +32,13 @@ class Team(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token.
-
-    Only its SHA-256 is stored; `prefix` is what people see to tell tokens apart.
-    """
+    """A bearer token: stored as SHA-256; `prefix` identifies it to people."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=12)
     digest = models.CharField(max_length=64, unique=True)
-    # of roles.SCOPES; never more than the user's role allows
+    # of roles.SCOPES, within the user's role
     scopes = models.JSONField(default=list)
     created = models.DateTimeField(default=timezone.now)
     expires = models.DateTimeField(null=True, blank=True)
@@ -48,7 +50,7 @@ class ApiToken(models.Model):
 
 
 class AuditEntry(models.Model):
-    """Who did what to which thing, when, from where. Only ever appended."""
+    """Who did what to which object, when and from where. Append-only."""
 
     time = models.DateTimeField(default=timezone.now, db_index=True)
     actor = models.ForeignKey(
@@ -69,13 +71,13 @@ class AuditEntry(models.Model):
 
 
 class IdempotencyKey(models.Model):
-    """The answer that a creating POST gave, so that the same key and body get it again."""
+    """The stored response of a creating POST, for repeats with the same key and body."""
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     key = models.CharField(max_length=200)
     route = models.CharField(max_length=120)
     body_digest = models.CharField(max_length=64)
-    # null while the first call is still at work
+    # null while the first request is in progress
     status = models.PositiveSmallIntegerField(null=True)
     answer = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now, db_index=True)

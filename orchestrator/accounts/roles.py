@@ -1,4 +1,4 @@
-"""Roles and token scopes, as plain tables. Knows no view and no database."""
+"""Roles and token scopes as tables. Does not depend on the database."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from django.db import models
 
 
 class Role(models.TextChoices):
-    VIEWER = "viewer", "viewer"  # sees everything a team shares
-    SUBMITTER = "submitter", "submitter"  # and submits and manages own runs
-    OPERATOR = "operator", "operator"  # and manages everybody's runs, nodes and pools
-    ADMIN = "admin", "admin"  # and people, tokens, settings
+    """What a user may do; each role includes the previous ones."""
+
+    VIEWER = "viewer", "viewer"  # sees what the team shares
+    SUBMITTER = "submitter", "submitter"  # submits and manages own runs
+    OPERATOR = "operator", "operator"  # manages all runs, nodes and pools
+    ADMIN = "admin", "admin"  # manages users, tokens, settings
 
 
-# scope → the least role that may hold it
+# scope → the lowest role that may have it
 SCOPES: dict[str, Role] = {
     "read": Role.VIEWER,
     "runs": Role.SUBMITTER,
@@ -24,10 +26,11 @@ SCOPES: dict[str, Role] = {
 _RANK = {Role.VIEWER: 0, Role.SUBMITTER: 1, Role.OPERATOR: 2, Role.ADMIN: 3}
 
 
-def at_least(role: str, wanted: Role) -> bool:
-    return _RANK[Role(role)] >= _RANK[wanted]
+def at_least(role: str, required: Role) -> bool:
+    """Whether the role includes the required one."""
+    return _RANK[Role(role)] >= _RANK[required]
 
 
 def scopes_of(role: str) -> list[str]:
-    """The scopes that a role may use, in table order."""
+    """The scopes that the role may have, in table order."""
     return [scope for scope, least in SCOPES.items() if at_least(role, least)]

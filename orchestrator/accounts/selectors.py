@@ -1,4 +1,4 @@
-"""Reads people, tokens and audit entries, and tells whose things a person may see."""
+"""Reads users, tokens and audit entries; decides whose objects a user may see."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from orchestrator.accounts.models import ApiToken, AuditEntry, Team, User
 from orchestrator.accounts.roles import Role, at_least
 from orchestrator.accounts.services import TOKEN_PREFIX, token_digest
 from orchestrator.common import clock, conditional
-from orchestrator.common.errors import Refusal, not_found
+from orchestrator.common.errors import Refusal, missing_object
 from orchestrator.common.units import is_id, iso
 
-_USED_EVERY = timedelta(minutes=1)
+_LAST_USED_INTERVAL = timedelta(minutes=1)
 
 
 def token_check(text: str) -> tuple[User, ApiToken]:
-    """The user and token of a bearer text. Raises 401 that tells an unknown from an expired or
-    revoked token.
+    """The user and token of a bearer text.
 
-    Notes the use at most once a minute, so that reading costs no write each time.
+    Raises 401 with different types for unknown, revoked and expired tokens. Records the last use
+    at most once per minute, to avoid a write per request.
     """
     now = clock.now()
     token = None
@@ -28,22 +28,24 @@ def token_check(text: str) -> tuple[User, ApiToken]:
         token = ApiToken.objects.select_related("user").filter(digest=token_digest(text)).first()
     if token is None:
         raise _unauthorized(
-            "token-unknown", "This token is not known here. Check that it was copied whole."
+            "token-unknown", "This token does not exist. Check that it was copied completely."
         )
     if token.revoked is not None:
         raise _unauthorized(
-            "token-revoked", f"The token {token.name!r} was revoked {iso(token.revoked)}. Make one."
+            "token-revoked",
+            f"The token {token.name!r} was revoked {iso(token.revoked)}. Create a new one.",
         )
     if token.expires is not None and token.expires <= now:
         raise _unauthorized(
-            "token-expired", f"The token {token.name!r} expired {iso(token.expires)}. Make another."
+            "token-expired",
+            f"The token {token.name!r} expired {iso(token.expires)}. Create a new one.",
         )
     if not token.user.is_active:
         raise _unauthorized(
-            "user-inactive", f"The account {token.user.username} is switched off. Ask an admin."
+            "user-inactive", f"The account {token.user.username} is disabled. Ask an admin."
         )
-    if token.last_used is None or now - token.last_used >= _USED_EVERY:
-        conditional.move(
+    if token.last_used is None or now - token.last_used >= _LAST_USED_INTERVAL:
+        conditional.update(
             ApiToken.objects.filter(pk=token.pk, last_used=token.last_used), last_used=now
         )
         token.last_used = now
@@ -51,7 +53,7 @@ def token_check(text: str) -> tuple[User, ApiToken]:
 
 
 def token_user(text: str) -> tuple[User, ApiToken] | None:
-    """As `token_check`, None where that refuses."""
+    """`token_check`, but None for an invalid token."""
     try:
         return token_check(text)
     except Refusal:
@@ -59,49 +61,52 @@ def token_user(text: str) -> tuple[User, ApiToken] | None:
 
 
 def tokens_of(*, user: User) -> QuerySet[ApiToken]:
-    """The person's own tokens that are not revoked, newest first."""
+    """The user's tokens that are not revoked, newest first."""
     return ApiToken.objects.filter(user=user, revoked=None).order_by("-id")
 
 
 def token_get(*, user: User, id: int | str) -> ApiToken:
-    """A token that this person may revoke: an own one, or for admins any. Raises 404."""
+    """A token that the user may revoke: their own, or for admins any. Raises 404."""
     if is_id(id):
-        found = ApiToken.objects.filter(pk=int(id))
-        token = (found if at_least(user.role, Role.ADMIN) else found.filter(user=user)).first()
+        tokens = ApiToken.objects.filter(pk=int(id))
+        token = (tokens if at_least(user.role, Role.ADMIN) else tokens.filter(user=user)).first()
         if token is not None:
             return token
-    raise not_found("token", id)
+    raise missing_object("token", id)
 
 
 def audit_entries(*, user: User) -> QuerySet[AuditEntry]:
-    """Newest first: admins see all, everybody else what they did themselves."""
+    """Audit entries, newest first: all for admins, their own for other users."""
     entries = AuditEntry.objects.order_by("-id")
     return entries if at_least(user.role, Role.ADMIN) else entries.filter(actor=user)
 
 
 def user_get(username: str) -> User | None:
+    """The user with this name."""
     return User.objects.filter(username=username).first()
 
 
 def sees_everyone(user: User) -> bool:
+    """Whether the user sees the objects of all users."""
     return at_least(user.role, Role.OPERATOR) or user.is_superuser
 
 
 def visible_owners(user: User) -> list[int] | None:
-    """Ids of the people whose runs this one may see: oneself and everybody of one's teams; None
-    means everybody.
+    """Ids of the users whose runs the user may see: their own and those of their teams.
+
+    None: all users.
     """
     if sees_everyone(user):
         return None
-    mine = Team.objects.filter(members=user)
-    return sorted({user.pk, *User.objects.filter(teams__in=mine).values_list("id", flat=True)})
+    teams = Team.objects.filter(members=user)
+    return sorted({user.pk, *User.objects.filter(teams__in=teams).values_list("id", flat=True)})
 
 
 def people_visible_to(*, user: User) -> QuerySet[User]:
-    """For filters by owner: oneself and team mates, for operators everybody."""
+    """For filters by owner: the user and team members, for operators all users."""
     owners = visible_owners(user)
-    everybody = User.objects.order_by("username")
-    return everybody if owners is None else everybody.filter(Q(pk__in=owners))
+    users = User.objects.order_by("username")
+    return users if owners is None else users.filter(Q(pk__in=owners))
 
 
 def _unauthorized(type: str, detail: str) -> Refusal:

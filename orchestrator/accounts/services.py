@@ -1,7 +1,4 @@
-"""Writes people, tokens and audit entries, and says who may do what.
-
-Knows nothing of runs or nodes.
-"""
+"""Creates and changes users, tokens and audit entries; checks roles."""
 
 from __future__ import annotations
 
@@ -54,14 +51,11 @@ def user_create(
     must_change_password: bool = False,
     by: User | None = None,
 ) -> User:
-    """A person who can log in with the password, or, without one, only use tokens.
-
-    Admins get Django's admin pages.
-    """
+    """Create a user. Without a password the user can only use tokens; admins get Django's admin."""
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
     if by is not None:
-        require_role(by, Role.ADMIN, "create people")
+        require_role(by, Role.ADMIN, "create users")
     try:
         User.username_validator(username)
     except ValidationError as error:
@@ -88,14 +82,14 @@ def user_create(
 
 
 def user_role_set(*, user: User, role: str, by: User | None) -> None:
-    """Gives a role; tokens lose the scopes that it does not allow at their next use."""
+    """Set the role; at their next use, tokens lose scopes that it does not allow."""
     if by is not None:
         require_role(by, Role.ADMIN, "change roles")
     if role not in Role.values:
         raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
     if by is not None and user.pk == by.pk and role != Role.ADMIN:
         raise conflict(
-            "You cannot take the admin role from yourself. Ask another admin.", type="last-admin"
+            "You cannot remove your own admin role. Ask another admin.", type="last-admin"
         )
     with transaction.atomic():
         old, user.role = user.role, role
@@ -107,7 +101,7 @@ def user_role_set(*, user: User, role: str, by: User | None) -> None:
 
 
 def password_change(*, user: User, password: str) -> None:
-    """Sets a new password under the site's rules and ends the duty to change it."""
+    """Set a new password under the site's rules; it then need not be changed."""
     try:
         validate_password(password, user)
     except ValidationError as error:
@@ -120,10 +114,10 @@ def password_change(*, user: User, password: str) -> None:
 
 
 def require_role(user: User, role: Role, doing: str) -> None:
-    """Raises 403 unless the person has at least that role. `doing` completes "is needed to …"."""
+    """Raise 403 unless the user has at least that role. `doing` completes "is required to …"."""
     if not at_least(user.role, role) and not user.is_superuser:
         raise forbidden(
-            f"The role {role.value} is needed to {doing}; {user.username} is {user.role}. Ask an "
+            f"The role {role.value} is required to {doing}; {user.username} is {user.role}. Ask an "
             "admin."
         )
 
@@ -136,17 +130,17 @@ def token_create(
     expires: datetime | None = None,
     by: User | None,
 ) -> tuple[ApiToken, str]:
-    """`(token, text)`; the text is shown now and never again. Scopes default to all that the user's
-    role allows.
+    """Create a token: `(token, text)`; the text cannot be shown again.
 
-    One makes tokens for oneself; admins, and commands of this machine (`by` None), for everybody.
+    `scopes` defaults to all that the user's role allows. Users create tokens for themselves; admins
+    and local commands (`by` None) for every user.
     """
     if by is not None and by.pk != user.pk:
-        require_role(by, Role.ADMIN, "make tokens for other people")
+        require_role(by, Role.ADMIN, "create tokens for other users")
     name = name.strip()
     if not 1 <= len(name) <= 80:
         raise invalid(
-            "name", "a token's name has 1 to 80 characters", "what will use it, such as laptop"
+            "name", "a token's name has 1 to 80 characters", "name where it is used, such as laptop"
         )
     allowed = scopes_of(user.role)
     wanted = allowed if scopes is None else list(dict.fromkeys(scopes))
@@ -161,7 +155,7 @@ def token_create(
                 type="scope-not-allowed",
             )
     if expires is not None and expires <= clock.now():
-        raise invalid("expires", "that moment is past", "a later one, or none")
+        raise invalid("expires", "the time is in the past", "a later time, or none")
     if ApiToken.objects.filter(user=user, revoked=None).count() >= MAX_TOKENS:
         raise conflict(
             f"{user.username} has {MAX_TOKENS} tokens. Revoke one first.", type="too-many-tokens"
@@ -183,11 +177,11 @@ def token_create(
 
 
 def token_revoke(*, token: ApiToken, by: User) -> None:
-    """Ends the token at once. Revoking twice is the same as once."""
+    """Revoke the token at once. Idempotent."""
     if token.user_id != by.pk:
-        require_role(by, Role.ADMIN, "revoke tokens of other people")
+        require_role(by, Role.ADMIN, "revoke tokens of other users")
     with transaction.atomic():
-        if conditional.move(
+        if conditional.update(
             ApiToken.objects.filter(pk=token.pk, revoked=None), revoked=clock.now()
         ):
             audit(
@@ -200,7 +194,7 @@ def token_revoke(*, token: ApiToken, by: User) -> None:
 
 
 def token_digest(text: str) -> str:
-    """SHA-256 is enough: the text has 256 random bits, there is nothing to guess."""
+    """The SHA-256 of the text; enough, because the text has 256 random bits."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -212,10 +206,7 @@ def audit(
     data: Mapping[str, Any] | None = None,
     ip: str | None = None,
 ) -> AuditEntry:
-    """Appends who did what, inside the caller's transaction.
-
-    Without an actor it was the system itself.
-    """
+    """Append an audit entry in the caller's transaction. No actor: the system."""
     return AuditEntry.objects.create(
         time=clock.now(),
         actor=actor,

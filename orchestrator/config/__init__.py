@@ -1,0 +1,1 @@
+"""Composition root: settings, URLs, ASGI application and embedded mode."""

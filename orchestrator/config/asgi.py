@@ -1,6 +1,4 @@
-"""The web process: pages and REST over HTTP, served models below /serve/, live topics over
-websockets.
-"""
+"""The ASGI application: pages and REST, served models below /serve/, live topics on websockets."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from webui.live import routing
 
 
 async def http(scope: Any, receive: Any, send: Any) -> None:
-    """Streams of served models pass by Django, whose middleware would keep a thread for each."""
+    """Bypass Django for served models: its middleware would hold a thread per stream."""
     await (serve.application if scope["path"].startswith("/serve/") else pages)(
         scope, receive, send
     )

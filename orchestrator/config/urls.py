@@ -1,4 +1,4 @@
-"""Where everything answers. Pages are webui's, `/api/` is api's."""
+"""URL configuration: pages from webui, `/api/` from api."""
 
 from __future__ import annotations
 

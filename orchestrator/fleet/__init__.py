@@ -1,0 +1,1 @@
+"""Nodes, devices, pools and join tokens."""

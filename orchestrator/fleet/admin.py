@@ -1,7 +1,4 @@
-"""Clusters, pools, nodes, devices and join tokens in Django's admin.
-
-Keys and nonces are not shown.
-"""
+"""Clusters, pools, nodes, devices and join tokens in Django's admin, without keys and nonces."""
 
 # Django's admin classes cannot be subscripted at run time
 # mypy: disable-error-code="type-arg"
@@ -16,27 +13,36 @@ from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
 
 @admin.register(Cluster)
 class ClusterAdmin(admin.ModelAdmin):
+    """Clusters."""
+
     list_display = ("name",)
 
 
 @admin.register(Pool)
 class PoolAdmin(admin.ModelAdmin):
+    """Pools with priority and quota."""
+
     list_display = ("name", "priority", "max_devices_per_user")
     list_editable = ("priority", "max_devices_per_user")
 
 
 class DeviceInline(admin.TabularInline):
+    """The devices of a node."""
+
     model = Device
     extra = 0
     can_delete = False
     readonly_fields = ("index", "kind", "name", "catalogue", "memory_bytes", "uuid")
 
     def has_add_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Never."""
         return False
 
 
 @admin.register(Node)
 class NodeAdmin(admin.ModelAdmin):
+    """Nodes."""
+
     list_display = ("name", "pool", "health", "drained", "address", "last_heartbeat")
     list_select_related = ("pool",)
     list_filter = ("health", "drained", "pool")
@@ -54,16 +60,21 @@ class NodeAdmin(admin.ModelAdmin):
     inlines = (DeviceInline,)
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # nodes join by themselves
+        """Never: nodes join by themselves."""
+        return False
 
 
 @admin.register(JoinToken)
 class JoinTokenAdmin(admin.ModelAdmin):
+    """Join tokens, without their texts."""
+
     list_display = ("id", "pool", "created", "created_by", "expires", "used", "node")
     list_select_related = ("pool", "node")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        return False  # the token's text is shown once, by the service that makes it
+        """Never: the service that creates a token shows its text."""
+        return False
 
     def has_change_permission(self, request: HttpRequest, obj: object = None) -> bool:
+        """Never."""
         return False

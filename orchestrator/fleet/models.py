@@ -1,7 +1,4 @@
-"""Nodes and what they carry.
-
-Knows nothing of runs: which attempt holds a device is scheduling's.
-"""
+"""Clusters, pools, nodes, devices and join tokens. `scheduling` assigns devices to attempts."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from django.utils import timezone
 
 
 class Cluster(models.Model):
+    """A group of nodes with a common network."""
+
     name = models.CharField(max_length=80, unique=True)
 
     def __str__(self) -> str:
@@ -17,7 +16,7 @@ class Cluster(models.Model):
 
 
 class Pool(models.Model):
-    """A named share of the fleet with a quota and a priority of its own."""
+    """A named share of the fleet with its own quota and priority."""
 
     name = models.CharField(max_length=80, unique=True)
     max_devices_per_user = models.PositiveIntegerField(null=True, blank=True)
@@ -28,22 +27,26 @@ class Pool(models.Model):
 
 
 class Node(models.Model):
+    """A machine with an agent."""
+
     class Health(models.TextChoices):
+        """The node's health by the time since its last heartbeat."""
+
         UP = "up", "up"
         SILENT = "silent", "silent"  # no heartbeat for a while: unknown, not failed
-        LOST = "lost", "lost"  # silent past the reaper's patience
+        LOST = "lost", "lost"  # silent beyond the reaper's timeout
 
     name = models.CharField(max_length=80, unique=True)
     cluster = models.ForeignKey(Cluster, on_delete=models.PROTECT, related_name="nodes")
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="nodes")
-    address = models.CharField(max_length=255)  # where other nodes reach it
+    address = models.CharField(max_length=255)  # for connections from other nodes
     hostname = models.CharField(max_length=255, blank=True)
     health = models.CharField(max_length=8, choices=Health.choices, default=Health.UP)
     drained = models.BooleanField(default=False)
     drain_reason = models.CharField(max_length=200, blank=True)
-    inventory = models.JSONField(default=dict)  # contracts.node.NodeInventory
+    inventory = models.JSONField(default=dict)  # contract NodeInventory
     sample = models.JSONField(default=dict)  # newest device samples, from the last heartbeat
-    # with the nonces: the secret is derived, not stored
+    # the secret is derived from token id and nonces, not stored
     join_token_id = models.CharField(max_length=32, blank=True)
     join_nonces = models.CharField(max_length=140, blank=True)
     joined = models.DateTimeField(default=timezone.now)
@@ -54,13 +57,13 @@ class Node(models.Model):
 
 
 class Device(models.Model):
-    """One accelerator, or one CPU slot where a node has none."""
+    """One accelerator, or one CPU slot of a node without accelerators."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="devices")
     index = models.PositiveSmallIntegerField()
     kind = models.CharField(max_length=8)  # gpu | cpu
     name = models.CharField(max_length=120)
-    # contracts.devices name: h100-80g, cpu, ...
+    # name in the device catalogue: h100-80g, cpu, ...
     catalogue = models.CharField(max_length=40, blank=True)
     memory_bytes = models.BigIntegerField(default=0)
     uuid = models.CharField(max_length=80, blank=True)
@@ -74,10 +77,7 @@ class Device(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one node join, once.
-
-    The key inside the token is derived from the server's secret and never stored.
-    """
+    """Lets one node join, once. Its key is derived from the server's secret and never stored."""
 
     id = models.CharField(max_length=32, primary_key=True)
     pool = models.ForeignKey(Pool, on_delete=models.PROTECT, related_name="+")

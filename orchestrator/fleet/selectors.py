@@ -1,4 +1,4 @@
-"""Reads nodes, devices and pools, and derives secrets. Who logs in sees the whole fleet."""
+"""Reads nodes, devices and pools; derives node secrets. All active users see the whole fleet."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
 from orchestrator.accounts.models import User
-from orchestrator.common.errors import not_found
+from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id, iso
 from orchestrator.fleet.models import Device, Node, Pool
 from workers.contracts.wire import envelope
 
 
 def nodes_visible_to(*, user: User) -> QuerySet[Node]:
-    """By name, with their devices, cluster and pool at hand."""
+    """Nodes by name; prefetches devices, cluster and pool."""
     nodes = (
         Node.objects.order_by("name").select_related("cluster", "pool").prefetch_related("devices")
     )
@@ -27,27 +27,27 @@ def nodes_visible_to(*, user: User) -> QuerySet[Node]:
 
 
 def devices_visible_to(*, user: User) -> QuerySet[Device]:
-    """By node and index, with their node at hand."""
+    """Devices by node and index; selects the node."""
     devices = Device.objects.order_by("node__name", "index").select_related("node", "node__pool")
     return devices if user.is_active else devices.none()
 
 
 def node_get(*, user: User, id: int | str) -> Node:
-    """By number or by name. Raises 404."""
+    """The node with this id or name. Raises 404."""
     named = Q(name=str(id))
     node = nodes_visible_to(user=user).filter(named | Q(pk=int(id)) if is_id(id) else named).first()
     if node is None:
-        raise not_found("node", id)
+        raise missing_object("node", id)
     return node
 
 
 def node_named(name: str) -> Node | None:
-    """For news from nodes: the node that an envelope claims to be from."""
+    """The node that an envelope names as its sender."""
     return Node.objects.filter(name=name).first()
 
 
 def pools() -> QuerySet[Pool]:
-    """By priority, with `node_count` and `device_count` (healthy devices of nodes that take work)."""
+    """Pools by priority, with `node_count` and `device_count` (healthy, accepting work)."""
     serving = Q(nodes__devices__healthy=True, nodes__health=Node.Health.UP, nodes__drained=False)
     return Pool.objects.order_by("-priority", "name").annotate(
         node_count=Count("nodes", distinct=True),
@@ -56,17 +56,15 @@ def pools() -> QuerySet[Pool]:
 
 
 def capacity() -> int:
-    """Healthy devices of the whole fleet, whatever their nodes' present health."""
+    """Number of healthy devices of the fleet, independent of node health."""
     return Device.objects.filter(healthy=True).count()
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a pool has of one kind of device: the least memory among them, the most on one node, how
-    many in all.
+    """A pool's devices of one type: minimum memory, maximum per node, total.
 
-    `cores` are the fewest of a node that has `per_node` of them: CPU slots may be more than there
-    are cores.
+    `cores`: the minimum of nodes with `per_node` devices; there may be more CPU slots than cores.
     """
 
     catalogue: str
@@ -77,9 +75,7 @@ class Offer:
 
 
 def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
-    """The kind of healthy device that the pool has most of, or the named kind; None where it has
-    none it knows.
-    """
+    """The pool's most frequent healthy device type, or the named one; null if unknown."""
     devices = Device.objects.filter(healthy=True, node__pool__name=pool).exclude(catalogue="")
     if catalogue is not None:
         devices = devices.filter(catalogue=catalogue)
@@ -103,24 +99,21 @@ def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
 
 
 def join_key(token_id: str) -> bytes:
-    """The secret part of a join token: derived from the server's key, so that none is stored."""
+    """The secret part of a join token, derived from the server's key."""
     key = settings.SECRET_KEY.encode()
     return hmac.new(key, f"join:{token_id}".encode(), hashlib.sha256).hexdigest().encode()
 
 
 def node_secret(node: Node) -> bytes:
-    """What seals every envelope from and to the node.
-
-    Raises ValueError for a node that never joined.
-    """
+    """The key of all envelopes from and to the node. ValueError for a node that never joined."""
     nonces = node.join_nonces.split(" ")
     if not node.join_token_id or len(nonces) != 2:
         raise ValueError(f"{node.name} has not joined; start its agent with a join token.")
     return envelope.node_secret(join_key(node.join_token_id), *nonces)
 
 
-def node_answer(node: Node) -> dict[str, Any]:
-    """The REST shape of a node, devices included."""
+def serialize_node(node: Node) -> dict[str, Any]:
+    """The REST representation of a node with its devices."""
     return {
         "id": str(node.pk),
         "name": node.name,
@@ -136,12 +129,12 @@ def node_answer(node: Node) -> dict[str, Any]:
         "cores": node.inventory.get("cores"),
         "memory_bytes": node.inventory.get("memory_bytes"),
         "versions": node.inventory.get("versions", {}),
-        "devices": [device_answer(device, node) for device in node.devices.all()],
+        "devices": [serialize_device(device, node) for device in node.devices.all()],
     }
 
 
-def device_answer(device: Device, node: Node | None = None) -> dict[str, Any]:
-    """The REST shape of a device with its newest reading, null before the first."""
+def serialize_device(device: Device, node: Node | None = None) -> dict[str, Any]:
+    """The REST representation of a device with its newest reading, null before the first."""
     node = node or device.node
     readings = node.sample.get("devices", [])
     return {

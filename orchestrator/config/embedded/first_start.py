@@ -1,6 +1,4 @@
-"""What a start does to the database before anything else runs: migrate, first login, join token,
-demo run.
-"""
+"""Prepares the database at a start: migrations, first login, join token, demo run."""
 
 from __future__ import annotations
 
@@ -56,14 +54,12 @@ EXAMPLE_PROMPTS = (
 
 
 def migrate() -> None:
+    """Apply all migrations."""
     call_command("migrate", verbosity=0, interactive=False)
 
 
 def first_login(home: Path) -> tuple[str, str] | None:
-    """Creates the first admin where there are no users.
-
-    Returns (username, password), None where users exist.
-    """
+    """Create the first admin: `(username, password)`; None if there are users."""
     from orchestrator.accounts import services
     from orchestrator.accounts.models import User
     from orchestrator.accounts.roles import Role
@@ -82,13 +78,12 @@ def first_login(home: Path) -> tuple[str, str] | None:
 
 
 def first_login_path(home: Path) -> Path:
+    """The file with the first login."""
     return home / "first-login"
 
 
 def join_token(home: Path, node: str) -> str | None:
-    """A fresh single-use token for this machine's agent; None where the node has joined and is
-    known here.
-    """
+    """A new single-use token for this machine's agent; None if the node has joined."""
     from orchestrator.fleet import services
     from orchestrator.fleet.models import Node
 
@@ -102,24 +97,22 @@ def join_token(home: Path, node: str) -> str | None:
 
 
 def example_prompts(root: Path) -> None:
-    """Puts the prompts that the new-run form offers into the data root, where nothing of that name
-    lies.
-    """
+    """Write the example prompts of the new-run form to the data root, unless the file exists."""
     path = root / "examples" / "prompts.jsonl"
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [
         json.dumps(
-            {"id": number, "messages": [{"role": "user", "content": asked}]}, ensure_ascii=False
+            {"id": number, "messages": [{"role": "user", "content": prompt}]}, ensure_ascii=False
         )
-        for number, asked in enumerate(EXAMPLE_PROMPTS, 1)
+        for number, prompt in enumerate(EXAMPLE_PROMPTS, 1)
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def submit_demo() -> None:
-    """Submits the demo run, owned by the first admin, where no run was ever submitted."""
+    """Submit the demo run, owned by the first admin, if there are no runs."""
     from orchestrator.accounts.models import User
     from orchestrator.runs import services
     from orchestrator.runs.models import Run

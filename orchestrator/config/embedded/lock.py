@@ -1,6 +1,4 @@
-"""One `up` a data directory: an advisory lock that the kernel drops with its holder, however that
-ends.
-"""
+"""Allows one `up` per data directory: an advisory lock that the kernel releases with its holder."""
 
 from __future__ import annotations
 
@@ -12,12 +10,15 @@ from pathlib import Path
 from typing import IO, Any
 
 
-class AlreadyUp(Exception):
-    pass
+class AlreadyRunning(Exception):
+    """Another process has the lock or the port."""
 
 
-def hold(home: Path, url: str) -> IO[str]:
-    """Takes `home/up.lock`. Raises AlreadyUp naming the holder. Keep the returned file open."""
+def acquire(home: Path, url: str) -> IO[str]:
+    """Lock `home/up.lock`.
+
+    Raises AlreadyRunning with the holder. Do not close the returned file.
+    """
     home.mkdir(parents=True, exist_ok=True)
     file = open(home / "up.lock", "a+")  # noqa: SIM115 -- held until the process ends
     try:
@@ -25,7 +26,7 @@ def hold(home: Path, url: str) -> IO[str]:
     except BlockingIOError:
         holder = _read(file)
         file.close()
-        raise AlreadyUp(
+        raise AlreadyRunning(
             f"Orrery is already up in {home}: {holder.get('url', 'starting')} (process "
             f"{holder.get('pid', '?')}). "
             f"Open that page, or stop it with `kill {holder.get('pid', 'PID')}`, "
@@ -39,15 +40,15 @@ def hold(home: Path, url: str) -> IO[str]:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises AlreadyUp where the address cannot be listened on."""
+    """Raise AlreadyRunning if the address is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise AlreadyUp(
-                f"Cannot listen on {host}:{port} ({error.strerror}): another program may hold it. "
+            raise AlreadyRunning(
+                f"Cannot listen on {host}:{port} ({error.strerror}): another program may use it. "
                 f"Start with --port N (or ORRERY_PORT), or with another --host."
             ) from None
 

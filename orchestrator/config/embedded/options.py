@@ -1,6 +1,6 @@
-"""The options of `manage.py up`, put into the environment before settings are read.
+"""The options of `manage.py up`, copied to the environment before settings are read.
 
-Knows no Django.
+Does not depend on Django.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--home", metavar="DIR", help="data directory (ORRERY_HOME, default ./var)")
     parser.add_argument("--port", type=int, help="port to listen on (ORRERY_PORT, default 8000)")
     parser.add_argument("--host", help="address to listen on (ORRERY_HOST, default 127.0.0.1)")
@@ -19,24 +20,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=4,
         metavar="N",
-        help="CPU slots offered where there is no GPU (default 4)",
+        help="CPU slots on a machine without GPU (default 4)",
     )
     parser.add_argument(
         "--no-demo",
         action="store_true",
-        help="submit no demo run at the first start (ORRERY_DEMO=0)",
+        help="do not submit the demo run at the first start (ORRERY_DEMO=0)",
     )
 
 
 def apply(arguments: list[str], environ: MutableMapping[str, str] | None = None) -> None:
-    """Sets ORRERY_HOME, _PORT, _HOST and _DEMO from the command line; what is not given stays as it
-    is.
-    """
+    """Set ORRERY_HOME, _PORT, _HOST and _DEMO from the given options."""
     environ = os.environ if environ is None else environ
     parser = argparse.ArgumentParser(add_help=False)
     add_options(parser)
     known, _ = parser.parse_known_args(arguments)
-    given = {"ORRERY_HOME": known.home, "ORRERY_PORT": known.port, "ORRERY_HOST": known.host}
-    environ.update({name: str(value) for name, value in given.items() if value is not None})
+    values = {"ORRERY_HOME": known.home, "ORRERY_PORT": known.port, "ORRERY_HOST": known.host}
+    environ.update({name: str(value) for name, value in values.items() if value is not None})
     if known.no_demo:
         environ["ORRERY_DEMO"] = "0"

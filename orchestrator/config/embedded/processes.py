@@ -1,8 +1,4 @@
-"""Keeps a handful of child processes running: start, restart with back-off, stop in order, leave no
-orphan.
-
-Knows commands and signals; knows nothing of what the children do.
-"""
+"""Runs child processes: start, restart with back-off, stop in order, leave no orphans."""
 
 from __future__ import annotations
 
@@ -25,17 +21,14 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass
 class Child:
-    """One kept process.
-
-    `wave`: children of a lower wave are stopped first; `patience_s`: until SIGKILL.
-    """
+    """One child process. A lower `stop_order` stops first; `stop_timeout_s`: time until SIGKILL."""
 
     name: str
     command: list[str]
     environ: Mapping[str, str]
-    wave: int
-    patience_s: float = 3.0
-    on_orphan: int = signal.SIGTERM  # what the kernel sends it if its keeper is killed
+    stop_order: int
+    stop_timeout_s: float = 3.0
+    on_orphan: int = signal.SIGTERM  # sent by the kernel if the manager is killed
     process: subprocess.Popen[bytes] | None = None
     fails: int = 0
     started: float = 0.0
@@ -43,58 +36,59 @@ class Child:
 
 
 @dataclass
-class Keeper:
+class ProcessManager:
+    """The children of this process; their pids are in `home/up.json`."""
+
     home: Path
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     children: list[Child] = field(default_factory=list)
 
     def start(self, child: Child) -> None:
+        """Start the child and watch it."""
         self.children.append(child)
         self._spawn(child)
 
     def watch(self) -> None:
-        """One look at every child; starts again what died, later each time it dies soon after its
-        start.
-        """
+        """Check every child once; restart dead ones, with back-off if they die early."""
         now = time.monotonic()
         for child in self.children:
             if child.process is not None and child.process.poll() is not None:
                 lived_s = now - child.started
                 child.fails = 0 if lived_s > 30 else child.fails + 1
                 child.not_before = now + min(10.0, 0.25 * 2**child.fails)
-                self.say(
-                    f"{child.name} ended ({_exit_words(child.process.returncode)}), starting it "
-                    "again; "
-                    f"its last words are in {self.log_path(child.name)}"
+                self.log(
+                    f"{child.name} ended ({_describe_exit(child.process.returncode)}) and is "
+                    "restarted; "
+                    f"see {self.log_path(child.name)}"
                 )
                 child.process = None
             if child.process is None and now >= child.not_before:
                 self._spawn(child)
 
     def stop(self, total_s: float = 9.0) -> None:
-        """Ends all children, wave by wave, by SIGTERM and, past patience or total time, SIGKILL."""
+        """Stop all children in order: SIGTERM, then SIGKILL after their timeout or `total_s`."""
         deadline = time.monotonic() + total_s
-        for wave in sorted({child.wave for child in self.children}):
-            group = [c for c in self.children if c.wave == wave and c.process is not None]
+        for stop_order in sorted({child.stop_order for child in self.children}):
+            group = [
+                c for c in self.children if c.stop_order == stop_order and c.process is not None
+            ]
             for child in group:
                 _signal(child, signal.SIGTERM)
             for child in group:
                 assert child.process is not None
-                limit = min(deadline, time.monotonic() + child.patience_s)
+                limit = min(deadline, time.monotonic() + child.stop_timeout_s)
                 try:
                     child.process.wait(max(0.05, limit - time.monotonic()))
                 except subprocess.TimeoutExpired:
                     _signal(child, signal.SIGKILL)
                     child.process.wait()
         self.children.clear()
-        self._remember()
+        self._save_state()
 
-    def end_leftovers(self) -> None:
-        """Ends children of a keeper that was killed before it could; they are named in
-        `home/up.json`.
-        """
+    def stop_leftovers(self) -> None:
+        """Stop the children of a manager that was killed, as listed in `home/up.json`."""
         try:
-            listed = json.loads(self._memory.read_text())
+            listed = json.loads(self._state_file.read_text())
         except (OSError, ValueError):
             return
         left = []
@@ -111,13 +105,14 @@ class Keeper:
             process.kill()
         psutil.wait_procs(alive, timeout=2)
         if left:
-            self.say(f"ended {len(left)} processes that an earlier start had left behind")
+            self.log(f"stopped {len(left)} processes of an earlier start")
 
     def log_path(self, name: str) -> Path:
+        """The child's log file."""
         return self.home / "logs" / f"{name}.log"
 
     @property
-    def _memory(self) -> Path:
+    def _state_file(self) -> Path:
         return self.home / "up.json"
 
     def _spawn(self, child: Child) -> None:
@@ -132,13 +127,13 @@ class Keeper:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # a Ctrl-C in the terminal reaches the keeper alone
+                start_new_session=True,  # a Ctrl-C in the terminal reaches only the manager
                 preexec_fn=_die_with_parent(child.on_orphan),
             )
         child.started = time.monotonic()
-        self._remember()
+        self._save_state()
 
-    def _remember(self) -> None:
+    def _save_state(self) -> None:
         entries = []
         for child in self.children:
             if child.process is None:
@@ -155,9 +150,9 @@ class Keeper:
                     "signal": int(child.on_orphan),
                 }
             )
-        temporary = self._memory.with_suffix(".tmp")
+        temporary = self._state_file.with_suffix(".tmp")
         temporary.write_text(json.dumps(entries))
-        temporary.replace(self._memory)
+        temporary.replace(self._state_file)
 
 
 def _die_with_parent(number: int) -> Callable[[], None] | None:
@@ -181,5 +176,5 @@ def _signal(child: Child, number: int) -> None:
         child.process.send_signal(number)
 
 
-def _exit_words(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

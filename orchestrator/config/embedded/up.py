@@ -1,4 +1,4 @@
-"""`manage.py up`: the whole of Orrery on this machine, in the foreground, until Ctrl-C or SIGTERM."""
+"""`manage.py up`: all of Orrery on this machine, in the foreground, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 from django.conf import settings
 
 from orchestrator.config.embedded import broker, first_start, lock
-from orchestrator.config.embedded.processes import Child, Keeper
+from orchestrator.config.embedded.processes import Child, ProcessManager
 
 ROOT = Path(settings.BASE_DIR)
 
@@ -25,56 +25,53 @@ class Stop(Exception):
 
 
 def up(*, devices: int) -> int:
-    """Runs until told to stop.
-
-    Returns the exit code: 0 after a clean stop, 1 where it could not start.
-    """
+    """Run until a signal. Returns the exit code: 0 after a clean stop, 1 if it cannot start."""
     env = settings.ENV
     home: Path = env.home
     url = f"http://{_shown_host(env.host)}:{env.port}/"
-    keeper = Keeper(home, say)
+    processes = ProcessManager(home, log)
     try:
-        held = lock.hold(home, url)
-        # with the lock taken, whatever an earlier start left is nobody's: its port is ours
-        keeper.end_leftovers()
+        held = lock.acquire(home, url)
+        # with the lock, processes of an earlier start are orphans and may use the port
+        processes.stop_leftovers()
         lock.check_port(env.host, env.port)
-    except lock.AlreadyUp as refusal:
+    except lock.AlreadyRunning as refusal:
         print(refusal, file=sys.stderr)
         return 1
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # INT may be inherited as ignored: `make up &` in a script
         signal.signal(number, _raise_stop)
     try:
-        _start(keeper, home=home, devices=devices)
-        _greet(keeper, home, url)
+        _start(processes, home=home, devices=devices)
+        _greet(processes, home, url)
         while True:
-            keeper.watch()
+            processes.watch()
             time.sleep(0.2)
     except Stop:
-        say("stopping (runs that are under way go on from their last checkpoint at the next start)")
+        log("stopping (active runs continue from their last checkpoint at the next start)")
         return 0
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave orphans
-        keeper.stop()
+        processes.stop()
         _end_strays(home)
         held.close()
 
 
-def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
+def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
     environ = {
         **os.environ,
         "ORRERY_HOME": str(home),
         "ORRERY_EMBEDDED": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    # whitenoise warns of a missing one
+    # whitenoise warns if it is missing
     Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
     if not settings.ENV.redis_url:
         server = broker.prepare(home)
         environ["REDIS_URL"] = os.environ["REDIS_URL"] = settings.REDIS_URL = server.url
-        keeper.start(Child("valkey", server.command, environ, wave=3, patience_s=2.0))
-    say("preparing the database")
+        processes.start(Child("valkey", server.command, environ, stop_order=3, stop_timeout_s=2.0))
+    log("preparing the database")
     first_start.migrate()
     login = first_start.first_login(home)
     token = first_start.join_token(home, _node_name())
@@ -105,45 +102,54 @@ def _start(keeper: Keeper, *, home: Path, devices: int) -> None:
         "--ws-max-size",
         "65536",
     ]
-    web += ["--ws-per-message-deflate", "false"]  # else every frame is compressed once a socket
-    # REDIS_URL, with its password, by environment
+    web += [
+        "--ws-per-message-deflate",
+        "false",
+    ]  # otherwise every frame is compressed once per socket
+    # REDIS_URL, with its password, is in the environment
     agent = [python, "-m", "workers.agent", "--devices", str(devices)]
     agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
     without_join = {name: value for name, value in environ.items() if name != "ORRERY_JOIN"}
-    # the scheduler stops before the agent has ended its runs, or it would place them on the leaving
-    # node at once
-    keeper.start(
-        Child("scheduler", [python, manage, "scheduler"], without_join, wave=0, patience_s=2.0)
+    # the scheduler stops before the agent ends its runs, or it would place them on this node again
+    processes.start(
+        Child(
+            "scheduler",
+            [python, manage, "scheduler"],
+            without_join,
+            stop_order=0,
+            stop_timeout_s=2.0,
+        )
     )
-    # a killed keeper must not stop the training: the agent goes at once, its detached supervisors
-    # stay
-    keeper.start(Child("agent", agent, environ, wave=1, patience_s=8.0, on_orphan=signal.SIGKILL))
-    keeper.start(Child("web", web, without_join, wave=1, patience_s=2.0))
-    keeper.start(Child("ingest", [python, manage, "ingest"], without_join, wave=2))
+    # a killed manager must not stop training: the agent is killed, its detached supervisors survive
+    processes.start(
+        Child("agent", agent, environ, stop_order=1, stop_timeout_s=8.0, on_orphan=signal.SIGKILL)
+    )
+    processes.start(Child("web", web, without_join, stop_order=1, stop_timeout_s=2.0))
+    processes.start(Child("ingest", [python, manage, "ingest"], without_join, stop_order=2))
 
 
-def _greet(keeper: Keeper, home: Path, url: str) -> None:
-    """Waits until the web process answers, then says where and how to log in."""
+def _greet(processes: ProcessManager, home: Path, url: str) -> None:
+    """Wait until the web process answers, then print its URL and the first login."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             urllib.request.urlopen(f"{url}health/", timeout=2).read()
             break
         except OSError:
-            keeper.watch()
+            processes.watch()
             time.sleep(0.1)
     else:
-        say(f"the web process does not answer yet; see {home / 'logs' / 'web.log'}")
-    say(f"Orrery is up: {url}")
-    kept = first_start.first_login_path(home)
-    if kept.exists():
-        username, password = kept.read_text().split()
-        say(f"first login: {username} / {password}   (change it under Account; kept in {kept})")
-    say("Ctrl-C stops everything.")
+        log(f"the web process does not answer yet; see {home / 'logs' / 'web.log'}")
+    log(f"Orrery is up: {url}")
+    path = first_start.first_login_path(home)
+    if path.exists():
+        username, password = path.read_text().split()
+        log(f"first login: {username} / {password}   (change it under Account; stored in {path})")
+    log("Ctrl-C stops everything.")
 
 
 def _end_strays(home: Path) -> None:
-    """The last look: no process of an attempt under this data directory outlives a clean stop."""
+    """Kill remaining attempt processes of this data directory after a clean stop."""
     strays = []
     for process in psutil.process_iter():
         try:
@@ -169,5 +175,6 @@ def _shown_host(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
+    """Print a message for the user."""
     print(f"orrery: {text}", flush=True)

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from orchestrator.config.embedded import broker, lock, options
-from orchestrator.config.embedded.processes import Child, Keeper
+from orchestrator.config.embedded.processes import Child, ProcessManager
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 STUBBORN = [
@@ -63,56 +63,56 @@ def _answers(client: redis.Redis) -> bool:
 
 
 def test_a_second_start_is_told_of_the_first(tmp_path: Path) -> None:
-    held = lock.hold(tmp_path, "http://127.0.0.1:8000/")
-    with pytest.raises(lock.AlreadyUp, match=rf"already up .*8000.*process {os.getpid()}"):
-        lock.hold(tmp_path, "http://127.0.0.1:9000/")
+    held = lock.acquire(tmp_path, "http://127.0.0.1:8000/")
+    with pytest.raises(lock.AlreadyRunning, match=rf"already up .*8000.*process {os.getpid()}"):
+        lock.acquire(tmp_path, "http://127.0.0.1:9000/")
     held.close()
-    lock.hold(tmp_path, "http://127.0.0.1:9000/").close()
+    lock.acquire(tmp_path, "http://127.0.0.1:9000/").close()
 
 
 def test_a_taken_port_is_named() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(lock.AlreadyUp, match="--port"):
+        with pytest.raises(lock.AlreadyRunning, match="--port"):
             lock.check_port("127.0.0.1", other.getsockname()[1])
 
 
 def test_the_keeper_starts_again_what_died(tmp_path: Path) -> None:
     said: list[str] = []
-    keeper = Keeper(tmp_path, said.append)
-    keeper.start(Child("sleeper", SLEEP, os.environ, wave=1))
-    first = keeper.children[0].process
+    processes = ProcessManager(tmp_path, said.append)
+    processes.start(Child("sleeper", SLEEP, os.environ, stop_order=1))
+    first = processes.children[0].process
     assert first is not None
     first.kill()
     first.wait()
 
     def again() -> bool:
-        keeper.watch()
-        process = keeper.children[0].process
+        processes.watch()
+        process = processes.children[0].process
         return process is not None and process.pid != first.pid
 
     until(again)
     assert "SIGKILL" in said[0]
-    keeper.stop()
+    processes.stop()
 
 
 def test_stopping_ends_even_the_stubborn(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, lambda text: None)
-    keeper.start(Child("stubborn", STUBBORN, os.environ, wave=1, patience_s=0.3))
-    keeper.start(Child("sleeper", SLEEP, os.environ, wave=2))
-    pids = [child.process.pid for child in keeper.children if child.process]
-    until(lambda: b"on" in keeper.log_path("stubborn").read_bytes())
-    keeper.stop()
+    processes = ProcessManager(tmp_path, lambda text: None)
+    processes.start(Child("stubborn", STUBBORN, os.environ, stop_order=1, stop_timeout_s=0.3))
+    processes.start(Child("sleeper", SLEEP, os.environ, stop_order=2))
+    pids = [child.process.pid for child in processes.children if child.process]
+    until(lambda: b"on" in processes.log_path("stubborn").read_bytes())
+    processes.stop()
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_leftovers_of_a_killed_keeper_are_ended(tmp_path: Path) -> None:
-    keeper = Keeper(tmp_path, lambda text: None)
-    keeper.start(Child("sleeper", SLEEP, os.environ, wave=1))
-    process = keeper.children[0].process
+    processes = ProcessManager(tmp_path, lambda text: None)
+    processes.start(Child("sleeper", SLEEP, os.environ, stop_order=1))
+    process = processes.children[0].process
     assert process is not None
-    Keeper(tmp_path, lambda text: None).end_leftovers()
+    ProcessManager(tmp_path, lambda text: None).stop_leftovers()
     assert not psutil.pid_exists(process.pid)
     process.wait()
 

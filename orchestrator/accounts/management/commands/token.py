@@ -1,4 +1,4 @@
-"""`manage.py token USERNAME`: makes an API token and prints it once."""
+"""`manage.py token USERNAME`: creates an API token and prints it once."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from orchestrator.common.errors import Refusal
 
 
 class Command(BaseCommand):
-    help = "Makes an API token for a user and prints it; it cannot be shown again."
-    requires_system_checks: list[str] = []  # `manage.py check` is for that; a start loads no pages
+    """The command `token`."""
+
+    help = "Creates an API token for a user and prints it; it cannot be shown again."
+    requires_system_checks: list[str] = []  # for a fast start; `manage.py check` runs them
 
     def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the options."""
         parser.add_argument("username")
         parser.add_argument("--role", choices=Role.values, help="give the user this role")
         parser.add_argument(
-            "--create", action="store_true", help="create the user where there is none"
+            "--create", action="store_true", help="create the user if it does not exist"
         )
         parser.add_argument("--json", action="store_true", help="print {token, username, role}")
-        parser.add_argument(
-            "--name", default="command line", help="what the token is called in lists"
-        )
+        parser.add_argument("--name", default="command line", help="the token's name in lists")
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Create the token; with --create the user, with --role set the role."""
         username, role = options["username"], options["role"]
         try:
             user = selectors.user_get(username)
             if user is None and not options["create"]:
-                raise CommandError(f"There is no user {username}. Add --create to make one.")
+                raise CommandError(f"There is no user {username}. Add --create to create it.")
             if user is None:
                 user = services.user_create(username=username, role=role or Role.SUBMITTER)
             elif role and role != user.role:

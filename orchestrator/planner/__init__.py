@@ -1,0 +1,1 @@
+"""Predicts memory, time and cost of parallel plans, and ranks them."""

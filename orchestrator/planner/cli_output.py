@@ -103,7 +103,7 @@ def format_serving(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str
     ]
     width = max(len(name) for name, _ in rows)
     lines = [f"{where} {verdict}.", "", *(f"{name:<{width}}  {value}" for name, value in rows)]
-    lines += [f"Would fit: {each}" for each in answer.get("suggestions", ())]
+    lines += [f"Would fit: {item}" for item in answer.get("suggestions", ())]
     return "\n".join(lines) + "\n"
 
 

@@ -126,7 +126,7 @@ def nest_flat_fields(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _legality_problems(plan: ParallelPlan, scenario: Scenario) -> list[Problem]:
-    found = plan_problems(
+    problems = plan_problems(
         plan,
         model=scenario.model,
         seq_len=scenario.workload.seq_len,
@@ -134,7 +134,7 @@ def _legality_problems(plan: ParallelPlan, scenario: Scenario) -> list[Problem]:
     )
     return [
         item.model_copy(update={"field": "workload.seq_len"}) if item.field == "seq_len" else item
-        for item in found
+        for item in problems
     ]
 
 
@@ -264,7 +264,7 @@ def _parse_framework(value: Any) -> tuple[Framework | None, list[Problem]]:
 
 def _framework_problems(values: Mapping[str, Any]) -> list[Problem]:
     """A problem for each field with a value of the wrong type. Unknown fields are ignored."""
-    found = []
+    problems = []
     for key, value in values.items():
         default = getattr(FRAMEWORKS["orrery"], key, None)
         hint = ""
@@ -280,8 +280,8 @@ def _framework_problems(values: Mapping[str, Any]) -> list[Problem]:
             hint = "" if type(value) in (int, float) and 0 <= value <= 2**40 else "a number from 0"
         if hint:
             message = f"{_shortened(value)} is not a valid {key}"
-            found.append(problem(f"framework.{key}", message, hint))
-    return found
+            problems.append(problem(f"framework.{key}", message, hint))
+    return problems
 
 
 def strip_comments(value: Any) -> Any:

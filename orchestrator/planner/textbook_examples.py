@@ -172,8 +172,8 @@ def _larger_batch() -> ExampleResult:
         rows,
         message,
         "Time per sequence does not fall with the batch once matrix products are large: FLOPs per "
-        "token stay the same. A larger batch saves launches, small-matrix inefficiency and gradient "
-        "exchanges per token; compare the planner's step times of each micro-batch.",
+        "token stay the same. A larger batch saves launches, small-matrix inefficiency and "
+        "gradient exchanges per token; compare the planner's step times of each micro-batch.",
         f"{_ZERO_PAPER}; activations: Korthikanti et al. 2022, arXiv 2205.05198, table 2, "
         "selective recomputation",
     )

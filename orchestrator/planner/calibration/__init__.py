@@ -1,0 +1,1 @@
+"""Fits the planner's parameters to measured runs."""

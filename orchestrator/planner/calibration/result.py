@@ -107,7 +107,8 @@ class Calibration:
         version = document.get("version") if isinstance(document, Mapping) else None
         if version != VERSION or not isinstance(document.get("groups"), list):
             raise ValueError(
-                f"not a calibration of version {VERSION} but {version!r}; fit it again from its runs"
+                f"not a calibration of version {VERSION} but {version!r}; "
+                "fit it again from its runs"
             )
         try:
             groups = [

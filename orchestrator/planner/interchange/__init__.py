@@ -1,6 +1,6 @@
-"""A plan as another engine's own configuration.
+"""Exports a plan as the configuration of another engine.
 
-Does not depend on what a plan costs.
+Does not depend on the cost model.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.planner.interchange import accelerate, deepspeed, megatron, torchtitan
-from orchestrator.planner.interchange.export_job import Exported, Inexpressible, Job
+from orchestrator.planner.interchange.export_job import Exported, ExportJob, Inexpressible
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan
 
-_WRITERS: dict[str, Callable[[Job], Exported]] = {
+_WRITERS: dict[str, Callable[[ExportJob], Exported]] = {
     "torchtitan": torchtitan.write,
     "megatron": megatron.write,
     "deepspeed": deepspeed.write,
@@ -31,17 +31,14 @@ def export(
     steps: int | None = None,
     lr: float | None = None,
 ) -> Exported:
-    """The plan as configuration of `kind` (one of KINDS); `steps` and `lr` are the engine's default
-    where None.
+    """The plan as a configuration of `kind` (one of KINDS); None: the engine's default.
 
-    What the engine says otherwise stands in `notes`. Raises Inexpressible, a ValueError, for an
-    unknown kind, a plan
-    that is not legal for model, cluster and sequence, and one that the engine cannot run, naming
-    one that can.
+    `notes` lists deviations from the plan. Raises Inexpressible, a ValueError, for an unknown kind,
+    for an illegal plan, and for a plan that the engine cannot run.
     """
     if kind not in _WRITERS:
         raise Inexpressible(f"{kind!r} is not an engine to export to; one of {', '.join(KINDS)}")
-    job = Job(model=model, plan=plan, cluster=cluster, seq_len=seq_len, steps=steps, lr=lr)
+    job = ExportJob(model=model, plan=plan, cluster=cluster, seq_len=seq_len, steps=steps, lr=lr)
     return _WRITERS[kind](job)
 
 

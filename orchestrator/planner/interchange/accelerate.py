@@ -1,9 +1,8 @@
-"""A plan as Hugging Face accelerate's YAML: FSDP2 with a mesh, DeepSpeed, or plain data parallel.
+"""Exports a plan as Hugging Face accelerate YAML: FSDP2 with a mesh, DeepSpeed, or data parallel.
 
-Names and meanings as in accelerate 1.15.0 (`commands/config/config_args.py`,
-`parallelism_config.py`,
-`utils/launch.py`). The model, the batch and the accumulation are the program's; notes say what to
-set there.
+Options as in accelerate 1.15.0 (`commands/config/config_args.py`, `parallelism_config.py`,
+`utils/launch.py`). The user's program sets the model, the batch and the accumulation; notes say
+how.
 """
 
 from __future__ import annotations
@@ -13,20 +12,19 @@ from typing import Any
 from orchestrator.planner.interchange.deepspeed import NVME_PATH
 from orchestrator.planner.interchange.export_job import (
     Exported,
-    Job,
-    commented,
+    ExportJob,
     note_gathering,
     refuse,
     torchrun,
-    yaml,
 )
+from orchestrator.planner.interchange.text_formats import commented, yaml
 
 ENGINE = "accelerate"
 VERSION = "1.15.0"
 
 
-def write(job: Job) -> Exported:
-    """Raises Inexpressible for plans that accelerate does not run."""
+def write(job: ExportJob) -> Exported:
+    """Writes `accelerate.yaml`. Raises Inexpressible for plans that accelerate cannot run."""
     plan, cluster = job.plan, job.cluster
     if plan.pp > 1:
         raise refuse(
@@ -43,17 +41,17 @@ def write(job: Job) -> Exported:
     kind, body = _engine(job)
     on_cpu = cluster.entry.kind == "cpu"
     if on_cpu and kind in ("FSDP", "DEEPSPEED"):
-        # its launcher starts the ranks, and each then trains a whole model alone
+        # the launcher starts the ranks, but each one trains a full model alone
         raise refuse(
             ENGINE,
-            "shards on accelerators only, the cluster's devices are CPUs",
+            "shards on accelerators only, but the cluster's devices are CPUs",
             "zero 0, or Orrery's own engine",
         )
     if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
         precision = "no" if plan.precision == "fp32" else plan.precision
         job.note(
-            "On CPUs accelerate launch starts one rank only. Start them all with "
+            "On CPUs accelerate launch starts only one rank. Start all with "
             "ACCELERATE_USE_CPU=true "
             f"ACCELERATE_MIXED_PRECISION={precision} {torchrun(job)} train.py"
         )
@@ -78,24 +76,22 @@ def write(job: Job) -> Exported:
         )
     if plan.precision == "fp8":
         values["fp8_config"] = {"backend": "TE", "fp8_format": "HYBRID"}
-        job.note("fp8 is Transformer Engine's, which must be installed")
-    _in_the_program(job)
+        job.note("fp8 requires Transformer Engine")
+    _note_program_settings(job)
     job.note(f"accelerate {VERSION}: accelerate launch --config_file accelerate.yaml train.py")
     return Exported(commented(job.comments(), yaml(values)), "accelerate.yaml", tuple(job.notes))
 
 
-def _engine(job: Job) -> tuple[str, dict[str, Any]]:
-    """`distributed_type` and its section: DeepSpeed for ZeRO-1 and partial offload, FSDP2 for the
-    rest that shards.
-    """
+def _engine(job: ExportJob) -> tuple[str, dict[str, Any]]:
+    """`distributed_type` and its section: DeepSpeed for ZeRO-1 and partial offload, else FSDP2."""
     plan = job.plan
     mesh = plan.tp * plan.cp > 1
     partial = plan.offload in ("optimizer", "nvme") or (plan.offload == "all" and plan.zero < 3)
     if partial and mesh:
         raise refuse(
             ENGINE,
-            f"offloads {plan.offload} through DeepSpeed only, which its mesh of tp and cp does "
-            "not join",
+            f"offloads {plan.offload} through DeepSpeed only, which does not support a mesh of tp "
+            "and cp",
             "offload none, or deepspeed",
         )
     if not mesh and (partial or (plan.zero == 1 and plan.dp > 1)):
@@ -107,19 +103,19 @@ def _engine(job: Job) -> tuple[str, dict[str, Any]]:
     return "FSDP", _fsdp(job)
 
 
-def _fsdp(job: Job) -> dict[str, Any]:
+def _fsdp(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     replicate, shard = (plan.dp_replicate or 1, plan.dp_shard) if plan.zero else (plan.dp, 1)
     if shard * plan.cp == 1:
         raise refuse(
             ENGINE,
-            f"joins tp {plan.tp} to sharding only, dp is {plan.dp} and zero {plan.zero}",
+            f"combines tp {plan.tp} with sharding only, dp is {plan.dp} and zero {plan.zero}",
             "zero 3 with dp at least 2, or torchtitan, megatron or deepspeed",
         )
     if shard == 1 and replicate > 1:
         raise refuse(
             ENGINE,
-            f"does not join tp or cp to copies of whole weights over dp {plan.dp}",
+            f"does not combine tp or cp with replicated weights over dp {plan.dp}",
             "zero 3, or torchtitan or megatron",
         )
     if plan.zero == 0:
@@ -129,8 +125,7 @@ def _fsdp(job: Job) -> dict[str, Any]:
         )
     if plan.zero == 1:
         job.note(
-            "Beside tp or cp accelerate has no ZeRO-1: written as ZeRO-2, which shards gradients "
-            "too"
+            "accelerate has no ZeRO-1 with tp or cp: written as ZeRO-2, which also shards gradients"
         )
     fsdp: dict[str, Any] = {
         "fsdp_version": 2,
@@ -146,8 +141,8 @@ def _fsdp(job: Job) -> dict[str, Any]:
             "as full" if plan.recompute == "auto" else "without, so activations take more memory"
         )
         job.note(
-            f"accelerate recomputes whole blocks or nothing: recompute {plan.recompute} is "
-            f"written {other}"
+            f"accelerate recomputes full blocks or nothing: recompute {plan.recompute} is written "
+            f"{other}"
         )
     sections: dict[str, Any] = {"fsdp_config": fsdp}
     if plan.tp * plan.cp * replicate > 1:
@@ -156,7 +151,7 @@ def _fsdp(job: Job) -> dict[str, Any]:
     return sections
 
 
-def _mesh(job: Job, replicate: int, shard: int) -> dict[str, Any]:
+def _mesh(job: ExportJob, replicate: int, shard: int) -> dict[str, Any]:
     plan = job.plan
     mesh: dict[str, Any] = {
         "parallelism_config_dp_replicate_size": replicate,
@@ -174,13 +169,13 @@ def _mesh(job: Job, replicate: int, shard: int) -> dict[str, Any]:
         )
         if plan.sequence_parallel:
             job.note(
-                "A model's tp_plan need not shard the sequence between blocks: activations may "
-                "take more memory"
+                "A model's tp_plan may not shard the sequence between blocks: activations may take "
+                "more memory"
             )
     return mesh
 
 
-def _deepspeed(job: Job) -> dict[str, Any]:
+def _deepspeed(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.zero == 0:
         raise refuse(
@@ -210,14 +205,14 @@ def _deepspeed(job: Job) -> dict[str, Any]:
     if plan.dp_replicate and plan.dp_replicate > 1:
         job.note(
             f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate "
-            f"{plan.dp_replicate} is left out"
+            f"{plan.dp_replicate} is omitted"
         )
     if plan.recompute != "none":
         job.note("For recompute call model.gradient_checkpointing_enable()")
     return values
 
 
-def _in_the_program(job: Job) -> None:
+def _note_program_settings(job: ExportJob) -> None:
     plan = job.plan
     if plan.accumulation > 1:
         job.note(
@@ -233,7 +228,7 @@ def _in_the_program(job: Job) -> None:
         job.note("For recompute call model.gradient_checkpointing_enable()")
     if plan.grad_dtype or plan.reduce_dtype or plan.params_dtype:
         job.note(
-            "accelerate's file has no dtype of gradients or weights: mixed precision keeps fp32 "
+            "accelerate's file has no dtype of gradients or weights: mixed precision uses fp32 "
             "weights"
         )
     if plan.precision == "fp16" and plan.loss_scale:
@@ -244,6 +239,6 @@ def _in_the_program(job: Job) -> None:
             f"growth_factor={scale.growth:g}, backoff_factor={scale.backoff:g})"
         )
     if job.steps is not None:
-        job.note(f"The number of steps, {job.steps}, is your loop's")
+        job.note(f"Set the number of steps, {job.steps}, in your training loop")
     if job.lr is not None:
-        job.note(f"The learning rate, {job.lr:g}, is your optimizer's")
+        job.note(f"Set the learning rate, {job.lr:g}, in your optimizer")

@@ -1,9 +1,8 @@
-"""A plan as DeepSpeed's JSON configuration.
+"""Exports a plan as DeepSpeed's JSON configuration.
 
-Names and meanings as in DeepSpeed 0.19.6 (`deepspeed/runtime/config.py`, `runtime/zero/config.py`,
-`runtime/precision_config.py`, docs `config-json`). DeepSpeed is told the model in Python, so the
-file has none of it;
-the batch it writes is `train_batch_size = micro-batch x accumulation x dp`, exactly.
+Options as in DeepSpeed 0.19.6 (`deepspeed/runtime/config.py`, `runtime/zero/config.py`,
+`runtime/precision_config.py`, docs `config-json`). The file has no model, which DeepSpeed takes in
+Python. `train_batch_size` is micro-batch x accumulation x dp.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ import json
 import math
 from typing import Any
 
-from orchestrator.planner.interchange.export_job import Exported, Job, refuse
+from orchestrator.planner.interchange.export_job import Exported, ExportJob, refuse
 from workers.contracts.catalog.counts import parameter_count
 
 ENGINE = "DeepSpeed"
 VERSION = "0.19.6"
 
-# where nothing else is known; DeepSpeed wants a folder on a fast local disk
+# a placeholder; DeepSpeed needs a folder on a fast local disk
 NVME_PATH = "/local_nvme"
 
 
-def write(job: Job) -> Exported:
-    """Raises Inexpressible for plans that DeepSpeed does not run."""
+def write(job: ExportJob) -> Exported:
+    """Writes `ds_config.json`. Raises Inexpressible for plans that DeepSpeed cannot run."""
     plan = job.plan
     values: dict[str, Any] = {
         "train_batch_size": plan.global_batch_size,
@@ -44,16 +43,16 @@ def write(job: Job) -> Exported:
             "overlap_events": True,
         }
     if job.steps is not None:
-        job.note(f"The number of steps, {job.steps}, is your loop's")
+        job.note(f"Set the number of steps, {job.steps}, in your training loop")
     nodes = f"--num_nodes {job.cluster.nodes} --num_gpus {job.cluster.devices_per_node}"
     job.note(f"DeepSpeed {VERSION}: deepspeed {nodes} train.py --deepspeed_config ds_config.json")
     job.note(
-        f"The model ({job.model.name}) and sequences of {job.seq_len} tokens are your program's"
+        f"Set the model ({job.model.name}) and sequences of {job.seq_len} tokens in your program"
     )
     return Exported(json.dumps(values, indent=2) + "\n", "ds_config.json", tuple(job.notes))
 
 
-def _zero(job: Job) -> dict[str, Any]:
+def _zero(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     values: dict[str, Any] = {"stage": plan.zero, "overlap_comm": plan.zero > 0}
     if plan.pp > 1 and plan.zero > 1:
@@ -68,26 +67,24 @@ def _zero(job: Job) -> dict[str, Any]:
         if plan.max_live_params is not None:
             values["stage3_max_live_parameters"] = plan.max_live_params
         if plan.prefetch_layers is not None:
-            # elements, of the layer that a device gathers
+            # in elements of the layers that a device gathers
             values["stage3_prefetch_bucket_size"] = plan.prefetch_layers * _layer_elements(job)
         values["stage3_gather_16bit_weights_on_model_save"] = True
     elif plan.prefetch_layers is not None or plan.max_live_params is not None:
-        job.note("prefetch_layers and max_live_params belong to ZeRO-3 in DeepSpeed, left out")
+        job.note("prefetch_layers and max_live_params require ZeRO-3 in DeepSpeed and are omitted")
     if plan.dp_replicate and plan.dp_replicate > 1 and plan.zero:
         if plan.zero == 3:
             values["mics_shard_size"] = plan.dp_shard
-            job.note(
-                "Copies of shards are MiCS: construct the model under deepspeed.zero.MiCS_Init"
-            )
+            job.note("dp_replicate uses MiCS: construct the model under deepspeed.zero.MiCS_Init")
         else:
             job.note(
                 f"DeepSpeed shards ZeRO-{plan.zero} over all dp ranks, dp_replicate "
-                f"{plan.dp_replicate} is left out"
+                f"{plan.dp_replicate} is omitted"
             )
     return values
 
 
-def _offload(job: Job, values: dict[str, Any]) -> None:
+def _offload(job: ExportJob, values: dict[str, Any]) -> None:
     plan = job.plan
     if plan.zero == 0:
         raise refuse(
@@ -121,17 +118,17 @@ def _offload(job: Job, values: dict[str, Any]) -> None:
         values["offload_param"] = dict(device)
 
 
-def _precision(job: Job) -> dict[str, Any]:
+def _precision(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.params_dtype is not None and plan.precision != "fp32" and plan.params_dtype != "fp32":
-        job.note("DeepSpeed keeps fp32 master weights beside 16-bit ones, params_dtype is left out")
+        job.note("DeepSpeed uses fp32 master weights, params_dtype is omitted")
     values: dict[str, Any] = {}
     if plan.precision in ("bf16", "fp8"):
         values["bf16"] = {"enabled": True}
         if plan.precision == "fp8":
             job.note(
-                "DeepSpeed has no fp8 of its own: written as bf16; fp8 layers (Transformer "
-                "Engine) are your model's"
+                "DeepSpeed has no fp8: written as bf16; use Transformer Engine's fp8 layers "
+                "in your model"
             )
     elif plan.precision == "fp16":
         values["fp16"] = {"enabled": True, **_loss_scale(job)}
@@ -142,7 +139,7 @@ def _precision(job: Job) -> dict[str, Any]:
     return values
 
 
-def _loss_scale(job: Job) -> dict[str, Any]:
+def _loss_scale(job: ExportJob) -> dict[str, Any]:
     scale = job.plan.loss_scale
     if scale is None:
         return {"loss_scale": 0}
@@ -158,12 +155,12 @@ def _loss_scale(job: Job) -> dict[str, Any]:
     }
 
 
-def _mesh(job: Job) -> dict[str, Any]:
+def _mesh(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     values: dict[str, Any] = {}
     if plan.tp > 1 and plan.pp > 1:
         job.note(
-            "Within a PipelineModule tp is your layers' own: give it "
+            "A PipelineModule's layers implement tp: pass "
             f"PipeModelDataParallelTopology(num_pp={plan.pp}, "
             f"num_mp={plan.tp}, num_dp={plan.dp})"
         )
@@ -176,7 +173,7 @@ def _mesh(job: Job) -> dict[str, Any]:
             )
         values["tensor_parallel"] = {"autotp_size": plan.tp}
         job.note(
-            "Tensor parallel is AutoTP: it splits Hugging Face models by itself and others by a "
+            "Tensor parallel uses AutoTP: it splits Hugging Face models automatically, others by a "
             "partition_config"
         )
         if plan.sequence_parallel:
@@ -188,20 +185,20 @@ def _mesh(job: Job) -> dict[str, Any]:
         if plan.tp > 1 or plan.pp > 1:
             raise refuse(
                 ENGINE,
-                "combines its sequence parallelism with neither tp nor pp",
+                "does not combine its sequence parallelism with tp or pp",
                 "tp 1 and pp 1, or megatron",
             )
         heads = job.model.heads
         if heads % plan.cp:
             raise refuse(
                 ENGINE,
-                f"spreads heads over cp (Ulysses), {heads} do not divide by {plan.cp}",
+                f"shards heads over cp (Ulysses), {heads} is not divisible by {plan.cp}",
                 "megatron or torchtitan",
             )
         values |= {"sequence_parallel_size": plan.cp, "data_parallel_size": plan.dp}
         job.note(
-            "Context parallel is Ulysses (all-to-all over heads), not a ring: its traffic differs "
-            "from the plan's"
+            "Context parallel uses Ulysses (all-to-all over heads), not a ring: its traffic "
+            "differs from the plan"
         )
         if job.model.kv_heads % plan.cp and job.model.attention == "softmax":
             job.note(f"{job.model.kv_heads} key-value heads are repeated to reach cp {plan.cp}")
@@ -209,12 +206,12 @@ def _mesh(job: Job) -> dict[str, Any]:
         if plan.dp % plan.ep:
             raise refuse(
                 ENGINE,
-                f"spreads experts over dp ranks, ep {plan.ep} does not divide dp {plan.dp}",
+                f"distributes experts over dp ranks, ep {plan.ep} does not divide dp {plan.dp}",
                 "another ep, or megatron",
             )
         values["expert_parallel"] = {"enabled": True, "autoep_size": plan.ep}
         job.note(
-            "Expert parallel is AutoEP: name preset_model or the patterns of your model's experts"
+            "Expert parallel uses AutoEP: set preset_model or the patterns of your model's experts"
         )
     if plan.pp > 1:
         values["pipeline"] = {"stages": plan.pp, "partition": "uniform"}
@@ -222,7 +219,7 @@ def _mesh(job: Job) -> dict[str, Any]:
     return values
 
 
-def _pipeline(job: Job) -> None:
+def _pipeline(job: ExportJob) -> None:
     plan = job.plan
     job.note(
         f"Build the model as PipelineModule(layers, num_stages={plan.pp}, "
@@ -231,7 +228,7 @@ def _pipeline(job: Job) -> None:
     )
     if plan.schedule != "1f1b":
         other = (
-            "pipedream is Orrery's own engine's"
+            "Orrery's own engine runs pipedream"
             if plan.schedule == "pipedream"
             else "torchtitan may run it"
         )
@@ -240,11 +237,11 @@ def _pipeline(job: Job) -> None:
         )
     if plan.stage_layers is not None:
         job.note(
-            f"partition_method takes no list of layers a stage, {plan.stage_layers} is left out"
+            f"partition_method has no list of layers per stage, {plan.stage_layers} is omitted"
         )
 
 
-def _recompute(job: Job) -> dict[str, Any]:
+def _recompute(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.recompute == "none":
         return {}
@@ -254,7 +251,7 @@ def _recompute(job: Job) -> dict[str, Any]:
             "memory and more time"
         )
     job.note(
-        "Recompute runs where your model calls deepspeed.checkpointing (or torch's), once a block"
+        "For recompute call deepspeed.checkpointing (or torch's) in your model, once per block"
     )
     return {
         "activation_checkpointing": {
@@ -264,7 +261,7 @@ def _recompute(job: Job) -> dict[str, Any]:
     }
 
 
-def _layer_elements(job: Job) -> int:
+def _layer_elements(job: ExportJob) -> int:
     count = parameter_count(job.model)
     moe = job.model.moe
     return (

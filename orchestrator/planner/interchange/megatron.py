@@ -1,29 +1,29 @@
-"""A plan as Megatron-LM training arguments, one a line, for `pretrain_gpt.py`.
+"""Exports a plan as Megatron-LM training arguments for `pretrain_gpt.py`, one per line.
 
-Names and meanings as in Megatron-LM at core 0.20.0 (`megatron/training/arguments.py`,
-`core/transformer/
-transformer_config.py`). The model's own arguments are `megatron_model`'s. Does not know data sets.
+Options as in Megatron-LM core 0.20.0 (`megatron/training/arguments.py`,
+`core/transformer/transformer_config.py`); model arguments are in `megatron_model`. Does not set
+data.
 """
 
 from __future__ import annotations
 
 from orchestrator.planner.interchange.export_job import (
     Exported,
-    Job,
-    commented,
+    ExportJob,
     note_cpu,
     note_gathering,
     refuse,
     torchrun,
 )
 from orchestrator.planner.interchange.megatron_model import Args, model_args
+from orchestrator.planner.interchange.text_formats import commented
 
 ENGINE = "Megatron"
 VERSION = "core 0.20.0"
 
 
-def write(job: Job) -> Exported:
-    """Raises Inexpressible for models and plans that Megatron does not run."""
+def write(job: ExportJob) -> Exported:
+    """Writes `megatron.args`. Raises Inexpressible for models and plans it cannot run."""
     args = [
         *model_args(job),
         *_batch(job),
@@ -44,7 +44,7 @@ def write(job: Job) -> Exported:
     return Exported(commented(job.comments(), body), "megatron.args", tuple(job.notes))
 
 
-def _batch(job: Job) -> Args:
+def _batch(job: ExportJob) -> Args:
     plan = job.plan
     return [
         ("--seq-length", str(job.seq_len)),
@@ -54,7 +54,7 @@ def _batch(job: Job) -> Args:
     ]
 
 
-def _degrees(job: Job) -> Args:
+def _degrees(job: ExportJob) -> Args:
     plan = job.plan
     args: Args = [
         ("--tensor-model-parallel-size", str(plan.tp)),
@@ -64,11 +64,11 @@ def _degrees(job: Job) -> Args:
     if plan.cp > 1 and job.seq_len % (2 * plan.cp):
         raise refuse(
             ENGINE,
-            f"splits a sequence into 2 cp chunks, {job.seq_len} does not divide by {2 * plan.cp}",
-            "another length",
+            f"splits a sequence into 2 cp chunks, {job.seq_len} is not divisible by {2 * plan.cp}",
+            "another sequence length",
         )
     if job.model.moe:
-        # ep counts over dp x cp, so experts keep the tensor parallelism of everything else
+        # ep divides dp x cp, so experts have the same tensor parallelism as other layers
         args += [
             ("--expert-model-parallel-size", str(plan.ep)),
             ("--expert-tensor-parallel-size", str(plan.tp)),
@@ -83,11 +83,8 @@ def _degrees(job: Job) -> Args:
         args.append(("--sequence-parallel",))
     if plan.tp * plan.cp > 1:
         job.note(
-            (
-                "On devices before Blackwell set CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron "
-                "wants "
-                "with tp or cp"
-            )
+            "On devices before Blackwell set CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron "
+            "requires with tp or cp"
             + (" (but not with its FSDP, written here)" if plan.zero >= 2 else "")
         )
     if plan.tp > job.cluster.devices_per_node:
@@ -98,19 +95,19 @@ def _degrees(job: Job) -> Args:
     return args
 
 
-def _pipeline(job: Job) -> Args:
+def _pipeline(job: ExportJob) -> Args:
     plan, layers = job.plan, job.model.layers
     stages, virtual = plan.stages, plan.virtual_stages
     interleaved = plan.schedule in ("interleaved_1f1b", "zb1p")
     if interleaved and plan.accumulation % plan.pp:
         message = (
-            f"interleaves micro-batches in whole rounds of pp {plan.pp}, {plan.accumulation} "
-            "do not divide"
+            f"interleaves micro-batches in full rounds of pp {plan.pp}, {plan.accumulation} is not "
+            "divisible"
         )
         raise refuse(
             ENGINE,
             message,
-            f"a global batch of {plan.pp * plan.micro_batch_size * plan.dp} or its multiples",
+            f"a global batch that is a multiple of {plan.pp * plan.micro_batch_size * plan.dp}",
         )
     if plan.schedule == "zb1p":
         job.note(
@@ -119,22 +116,20 @@ def _pipeline(job: Job) -> Args:
         )
     elif plan.schedule in ("zbv", "dualpipev"):
         job.note(
-            f"Megatron has no {plan.schedule}: written as 1F1B, which keeps as many micro-batches "
-            "but has the larger "
-            f"bubble; torchtitan runs {plan.schedule}"
+            f"Megatron has no {plan.schedule}: written as 1F1B with the same micro-batches in "
+            f"flight and a larger bubble; torchtitan runs {plan.schedule}"
         )
     elif plan.schedule == "pipedream":
         job.note(
-            "Megatron has no pipedream: written as 1F1B, which flushes each step, so no weights "
-            "are stale; "
-            "Orrery's own engine runs pipedream"
+            "Megatron has no pipedream: written as 1F1B, which flushes each step and has no stale "
+            "weights; Orrery's own engine runs pipedream"
         )
     elif plan.schedule in ("gpipe", "naive"):
         job.note(f"Megatron has no {plan.schedule}: written as 1F1B, so bubble and memory differ")
     if not interleaved and virtual > 1:
         stages, virtual = plan.pp, 1
     counts = plan.layers_of_stages(layers)
-    if len(counts) != stages:  # two stages of a folded pipeline become one
+    if len(counts) != stages:  # merge the two stages of a device in a V-shaped pipeline
         counts = [counts[i] + counts[-1 - i] for i in range(stages)]
     if len(set(counts)) > 1:
         return [("--pipeline-model-parallel-layout", _layout(counts))]
@@ -148,7 +143,7 @@ def _layout(counts: list[int]) -> str:
     return "|".join(parts)
 
 
-def _sharding(job: Job) -> Args:
+def _sharding(job: ExportJob) -> Args:
     plan = job.plan
     args: Args = []
     if plan.zero:
@@ -164,8 +159,8 @@ def _sharding(job: Job) -> Args:
         ]
         if plan.pp > 1:
             job.note(
-                "Megatron documents its FSDP beside tp and ep, not beside a pipeline: try a few "
-                "steps first"
+                "Megatron documents its FSDP with tp and ep, not with a pipeline: test a few steps "
+                "first"
             )
     if plan.dp * plan.cp > 1:
         args.append(("--overlap-grad-reduce",))
@@ -187,7 +182,7 @@ def _sharding(job: Job) -> Args:
     return args
 
 
-def _precision(job: Job) -> Args:
+def _precision(job: ExportJob) -> Args:
     plan = job.plan
     args: Args = []
     if plan.precision in ("bf16", "fp8"):
@@ -198,7 +193,7 @@ def _precision(job: Job) -> Args:
             args.append(("--grad-reduce-in-bf16",))
         elif plan.grad_dtype is None:
             job.note(
-                "Megatron keeps and reduces bf16 gradients in fp32, 4 bytes each; "
+                "Megatron stores and reduces bf16 gradients in fp32, 4 bytes each; "
                 "--grad-reduce-in-bf16 halves that"
             )
     elif plan.precision == "fp16":
@@ -212,16 +207,16 @@ def _precision(job: Job) -> Args:
             if (scale.growth, scale.backoff) != (2.0, 0.5):
                 job.note("Megatron always doubles and halves the loss scale")
     if plan.params_dtype == "bf16" and plan.precision != "fp32":
-        job.note("Megatron keeps fp32 master weights, params_dtype bf16 is left out")
+        job.note("Megatron uses fp32 master weights, params_dtype bf16 is omitted")
     return args
 
 
-def _recompute(job: Job) -> Args:
+def _recompute(job: ExportJob) -> Args:
     recompute = job.plan.recompute
     if recompute == "selective":
         job.note(
-            "Megatron's selective recompute repeats core attention; a fused attention kernel does "
-            "so anyway"
+            "Megatron's selective recompute repeats core attention, as fused attention kernels "
+            "always do"
         )
         return [("--recompute-granularity", "selective")]
     if recompute == "auto":
@@ -238,7 +233,7 @@ def _recompute(job: Job) -> Args:
     return []
 
 
-def _optimizer(job: Job) -> Args:
+def _optimizer(job: ExportJob) -> Args:
     if job.lr is None:
         job.note("Set --lr and its schedule; the optimizer is Adam")
         return [("--optimizer", "adam")]

@@ -1,11 +1,11 @@
-"""A ModelSpec as Megatron-LM's model arguments.
+"""Exports a ModelSpec as Megatron-LM model arguments.
 
-Names as in Megatron-LM at core 0.20.0. Knows shapes only; refuses what those arguments cannot say.
+Options as in Megatron-LM core 0.20.0. Refuses shapes that these arguments cannot express.
 """
 
 from __future__ import annotations
 
-from orchestrator.planner.interchange.export_job import Job, refuse
+from orchestrator.planner.interchange.export_job import ExportJob, refuse
 from workers.contracts import ModelSpec
 
 Args = list[tuple[str, ...]]
@@ -14,8 +14,8 @@ Args = list[tuple[str, ...]]
 _PAD = 128
 
 
-def model_args(job: Job) -> Args:
-    """Raises Inexpressible for shapes that Megatron's GPT model does not take."""
+def model_args(job: ExportJob) -> Args:
+    """The arguments. Raises Inexpressible for shapes that Megatron's GPT does not support."""
     model = job.model
     return [
         *_block(job),
@@ -27,7 +27,7 @@ def model_args(job: Job) -> Args:
     ]
 
 
-def _block(job: Job) -> Args:
+def _block(job: ExportJob) -> Args:
     model = job.model
     if model.attention == "mfa":
         raise _refuse(model, "multi-matrix factorisation attention")
@@ -45,7 +45,7 @@ def _block(job: Job) -> Args:
     ]
     if model.norm == "layernorm" and model.bias != "all":
         job.note(
-            "Megatron's LayerNorm always has a bias: 2 x hidden parameters a layer more than the "
+            "Megatron's LayerNorm always has a bias: 2 x hidden parameters per layer more than the "
             "model"
         )
     if not model.tie_embeddings:
@@ -57,7 +57,7 @@ def _block(job: Job) -> Args:
     return args + _activation(job)
 
 
-def _activation(job: Job) -> Args:
+def _activation(job: ExportJob) -> Args:
     model = job.model
     if model.gated_mlp and model.activation == "silu":
         return [("--swiglu",)]
@@ -65,14 +65,11 @@ def _activation(job: Job) -> Args:
         raise _refuse(
             model, f"{'a gated' if model.gated_mlp else 'an'} MLP with {model.activation}"
         )
-    # the fusion with the bias computes the tanh approximation, the plain path the exact function
+    # with bias fusion Megatron computes the tanh approximation, else the exact function
     if model.activation == "gelu":
         return [("--no-bias-gelu-fusion",)]
     if model.bias != "all":
-        job.note(
-            "Without a bias to fuse with, Megatron computes the exact GELU, not the tanh "
-            "approximation"
-        )
+        job.note("Without a bias Megatron computes the exact GELU, not the tanh approximation")
     return []
 
 
@@ -83,12 +80,12 @@ def _heads(model: ModelSpec) -> Args:
     if model.qk_norm:
         args.append(("--qk-layernorm",))
     if model.window is not None:
-        # keys to the left of a query, itself not counted
+        # keys to the left of a query, excluding itself
         args.append(("--window-size", f"{model.window - 1},0"))
     return args
 
 
-def _mla(job: Job) -> Args:
+def _mla(job: ExportJob) -> Args:
     mla = job.model.mla
     assert mla is not None
     args: Args = [
@@ -103,7 +100,7 @@ def _mla(job: Job) -> Args:
     return [*args, ("--q-lora-rank", str(mla.q_lora_rank))] if mla.q_lora_rank else args
 
 
-def _position(job: Job) -> Args:
+def _position(job: ExportJob) -> Args:
     model = job.model
     args: Args = [("--max-position-embeddings", str(max(model.max_seq_len, job.seq_len)))]
     if model.position != "rope":
@@ -111,14 +108,16 @@ def _position(job: Job) -> Args:
         return [*args, ("--position-embedding-type", kind)]
     base = round(model.rope.theta)
     if base != model.rope.theta:
-        job.note(f"Megatron takes whole rotary bases: {base} instead of {model.rope.theta!r}")
+        job.note(
+            f"Megatron requires an integer rotary base: {base} instead of {model.rope.theta!r}"
+        )
     args.append(("--rotary-base", str(base)))
     if model.rope.interleaved and not model.mla:
         args.append(("--rotary-interleaved",))
     return args + _scaling(job)
 
 
-def _scaling(job: Job) -> Args:
+def _scaling(job: ExportJob) -> Args:
     model, scaling = job.model, job.model.rope.scaling
     name = scaling.name if scaling else ""
     if model.mla:
@@ -133,7 +132,7 @@ def _scaling(job: Job) -> Args:
                 ("--mscale-all-dim", f"{scaling.mscale_all_dim or 0.0:g}"),
             ]
         elif scaling:
-            job.note(f"Megatron's latent attention has no {name} rotary scaling, left out")
+            job.note(f"Megatron's latent attention has no {name} rotary scaling, omitted")
         return args
     if scaling and name == "yarn":
         return [
@@ -149,23 +148,23 @@ def _scaling(job: Job) -> Args:
     args = [("--position-embedding-type", "rope")]
     if scaling and name == "llama3":
         args += [("--use-rope-scaling",), ("--rope-scaling-factor", f"{scaling.factor:g}")]
-        given = (scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_seq_len)
-        if given != (1.0, 4.0, 8192):
+        values = (scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_seq_len)
+        if values != (1.0, 4.0, 8192):
             job.note(
                 "Megatron's llama3 scaling has fixed low, high and original length 1, 4, 8192, "
-                f"not {given}"
+                f"not {values}"
             )
     elif scaling and name == "linear" and scaling.factor == int(scaling.factor):
         args.append(("--rotary-seq-len-interpolation-factor", str(int(scaling.factor))))
     elif scaling:
         job.note(
-            f"Megatron has no rotary scaling {name} by {scaling.factor:g}, left out: train within "
+            f"Megatron has no rotary scaling {name} by {scaling.factor:g}, omitted: train within "
             "the original length"
         )
     return args
 
 
-def _moe(job: Job) -> Args:
+def _moe(job: ExportJob) -> Args:
     model = job.model
     moe = model.moe
     assert moe is not None
@@ -181,12 +180,10 @@ def _moe(job: Job) -> Args:
     if moe.shared_experts:
         args.append(("--moe-shared-expert-intermediate-size", str(moe.shared_width)))
     if moe.scoring == "softmax" and (not moe.renormalise or moe.top_k == 1):
-        # scores of all experts first; otherwise those of the chosen ones add up to one
+        # softmax over all experts; otherwise the scores of the selected experts sum to one
         args.append(("--moe-router-pre-softmax",))
     elif moe.scoring == "sigmoid" and not moe.renormalise and moe.top_k > 1:
-        job.note(
-            "Megatron makes sigmoid scores of the chosen experts add up to one, the model does not"
-        )
+        job.note("Megatron normalises sigmoid scores of the selected experts, the model does not")
     if moe.routed_scale != 1.0:
         args.append(("--moe-router-topk-scaling-factor", f"{moe.routed_scale:g}"))
     if moe.groups:
@@ -209,7 +206,7 @@ def _moe(job: Job) -> Args:
 
 
 def _layer_freq(model: ModelSpec) -> str:
-    """An expert layer every so many, or the pattern of them all."""
+    """The interval of expert layers, or the pattern of all layers."""
     moe = model.moe
     assert moe is not None
     if moe.first_dense_layers == 0:
@@ -219,7 +216,7 @@ def _layer_freq(model: ModelSpec) -> str:
     return "[" + ",".join(str(int(model.is_moe_layer(i))) for i in range(model.layers)) + "]"
 
 
-def _vocabulary(job: Job) -> Args:
+def _vocabulary(job: ExportJob) -> Args:
     vocab, unit = job.model.vocab, _PAD * job.plan.tp
     padded = -(-vocab // unit) * unit
     if padded != vocab:

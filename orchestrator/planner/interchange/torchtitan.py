@@ -1,10 +1,9 @@
-"""A plan as torchtitan's job configuration, a TOML file.
+"""Exports a plan as torchtitan's TOML job configuration.
 
-Names and meanings as in torchtitan v0.2.2 (`torchtitan/config/job_config.py`,
-`distributed/parallel_dims.py`), the last
-version that reads TOML; later ones take the same options as `--section.option` beside a Python
-configuration. The
-model is one of torchtitan's own by name and flavor (`torchtitan_models`). Does not know data sets.
+Options as in torchtitan v0.2.2 (`torchtitan/config/job_config.py`,
+`distributed/parallel_dims.py`), the last version that reads TOML; later versions accept the same
+options as `--section.option`. The model is a torchtitan model and flavor (`torchtitan_models`).
+Does not set data.
 """
 
 from __future__ import annotations
@@ -13,15 +12,14 @@ from typing import Any
 
 from orchestrator.planner.interchange.export_job import (
     Exported,
-    Job,
-    commented,
+    ExportJob,
     note_cpu,
     note_gathering,
     refuse,
-    toml,
     torchrun,
 )
-from orchestrator.planner.interchange.torchtitan_models import Titan, titan_model
+from orchestrator.planner.interchange.text_formats import commented, toml
+from orchestrator.planner.interchange.torchtitan_models import TitanModel, titan_model
 
 ENGINE = "torchtitan"
 VERSION = "0.2.2"
@@ -37,8 +35,8 @@ _SCHEDULES = {
 }
 
 
-def write(job: Job) -> Exported:
-    """Raises Inexpressible for models and plans that torchtitan does not run."""
+def write(job: ExportJob) -> Exported:
+    """Writes `torchtitan.toml`. Raises Inexpressible for models and plans it cannot run."""
     titan = titan_model(job)
     tables: dict[str, dict[str, Any]] = {
         "job": {"description": job.headline},
@@ -54,13 +52,12 @@ def write(job: Job) -> Exported:
         tables["compile"] = {"enable": True, "components": ["model", "loss"]}
         tables["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
         job.note(
-            "fp8 is torchao's float8 with rowwise scales on every linear but the output head, and "
-            "wants compilation"
+            "fp8 is torchao's rowwise float8 on every linear layer except the output head; it "
+            "requires compilation"
         )
     job.note(
         f"torchtitan {VERSION}: {torchrun(job)} -m torchtitan.train --job.config_file "
-        "torchtitan.toml; versions "
-        "without TOML take the same options as --section.option"
+        "torchtitan.toml; versions without TOML accept the same options as --section.option"
     )
     note_cpu(job, ENGINE)
     job.note(
@@ -69,7 +66,7 @@ def write(job: Job) -> Exported:
     return Exported(commented(job.comments(), toml(tables)), "torchtitan.toml", tuple(job.notes))
 
 
-def _model(job: Job, titan: Titan) -> dict[str, Any]:
+def _model(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
     if titan.registration:
         job.note(
             f"torchtitan has no flavor of this shape: register {titan.flavor!r} in "
@@ -82,7 +79,7 @@ def _model(job: Job, titan: Titan) -> dict[str, Any]:
     return values
 
 
-def _training(job: Job) -> dict[str, Any]:
+def _training(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.precision == "fp16":
         raise refuse(
@@ -93,13 +90,12 @@ def _training(job: Job) -> dict[str, Any]:
     if not wide and not sharded and plan.tp * plan.pp > 1:
         raise refuse(
             ENGINE,
-            f"mixes precision only where it shards weights or on dp alone, tp {plan.tp} x pp "
-            f"{plan.pp} without would "
-            "train in fp32",
+            f"supports mixed precision only with sharded weights or dp alone; tp {plan.tp} x pp "
+            f"{plan.pp} would train in fp32",
             "zero 3 with dp at least 2, or megatron",
         )
     values: dict[str, Any] = {
-        # one step's sequences of a rank go through a pipeline together, else one after another
+        # a pipeline takes all sequences of a rank's step at once, else one micro-batch at a time
         "local_batch_size": plan.micro_batch_size * (plan.accumulation if plan.pp > 1 else 1),
         "global_batch_size": plan.global_batch_size,
         "seq_len": job.seq_len,
@@ -108,55 +104,55 @@ def _training(job: Job) -> dict[str, Any]:
     }
     if plan.params_dtype == "bf16" and not wide:
         values["dtype"] = "bfloat16"
-        job.note("training.dtype bfloat16 keeps the optimizer's states in bf16 as well")
+        job.note("training.dtype bfloat16 also stores optimizer states in bf16")
     if "fp16" in (plan.params_dtype, plan.grad_dtype, plan.reduce_dtype) or "bf16" in (
         plan.grad_dtype,
         plan.reduce_dtype,
     ):
-        job.note("Gradients are reduced in fp32, torchtitan offers nothing else")
+        job.note("torchtitan always reduces gradients in fp32")
     if plan.offload in ("optimizer", "all"):
         if plan.zero == 0:
             raise refuse(
                 ENGINE,
-                "offloads only what it shards",
+                "offloads sharded states only",
                 "zero 3, or megatron for the optimizer alone",
             )
         values["enable_cpu_offload"] = True
         if plan.offload == "optimizer":
             job.note(
-                "torchtitan offloads parameters and gradients with the optimizer: less device "
-                "memory, a slower step"
+                "torchtitan also offloads parameters and gradients: less device memory, a slower "
+                "step"
             )
     elif plan.offload == "nvme":
-        raise refuse(ENGINE, "does not offload to NVMe", "deepspeed does")
+        raise refuse(ENGINE, "does not offload to NVMe", "deepspeed")
     if job.steps is not None:
         values["steps"] = job.steps
     if job.model.dropout:
-        job.note(f"torchtitan has no dropout, {job.model.dropout:g} is left out")
+        job.note(f"torchtitan has no dropout, {job.model.dropout:g} is omitted")
     return values
 
 
-def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
+def _parallelism(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
     plan = job.plan
     replicate, shard = (plan.dp_replicate or 1, plan.dp_shard) if plan.zero else (plan.dp, 1)
     if shard * plan.cp == 1 and replicate > 1 and plan.tp * plan.pp > 1:
         raise refuse(
             ENGINE,
-            "copies whole weights over dp only where tp, pp and cp are 1",
+            "replicates weights over dp only if tp, pp and cp are 1",
             "zero 3 or 2, or megatron or deepspeed",
         )
     if plan.ep > 1 and (shard * plan.cp) % plan.ep:
         raise refuse(
             ENGINE,
-            f"spreads experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} x "
-            f"cp {plan.cp}",
+            f"shards experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} "
+            f"x cp {plan.cp}",
             "zero 3 with a dp_replicate that leaves them together, or megatron",
         )
     if job.seq_len % (plan.tp * (2 * plan.cp if plan.cp > 1 else 1)):
         raise refuse(
             ENGINE,
-            f"wants a sequence length that divides by tp x 2 cp, {job.seq_len} does not",
-            "another length",
+            f"requires a sequence length divisible by tp x 2 cp, {job.seq_len} is not",
+            "another sequence length",
         )
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": replicate,
@@ -179,7 +175,7 @@ def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
             "than with zero 0"
         )
     if plan.ep > 1:
-        # the other choice, 1, would give tp's ranks to expert parallelism as well
+        # 1 would use the ranks of tp for expert parallelism too
         values["expert_tensor_parallel_degree"] = plan.tp
     if plan.tp > 1 and not plan.sequence_parallel:
         job.note(
@@ -195,7 +191,7 @@ def _parallelism(job: Job, titan: Titan) -> dict[str, Any]:
     return values | (_pipeline(job, titan) if plan.pp > 1 else {})
 
 
-def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
+def _pipeline(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
     plan = job.plan
     if not titan.pipelines:
         raise refuse(
@@ -206,9 +202,8 @@ def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
         schedule = _SCHEDULES["1f1b"]
         job.note(
             (
-                f"Schedule {plan.schedule} is not torchtitan's: written as 1F1B, so bubble and "
-                "memory "
-                "differ"
+                f"torchtitan has no schedule {plan.schedule}: written as 1F1B, so bubble and "
+                "memory differ"
             )
             + (
                 " and weights are not stale; Orrery's own engine runs pipedream"
@@ -231,9 +226,7 @@ def _pipeline(job: Job, titan: Titan) -> dict[str, Any]:
 
 
 def _parts(layers: list[int]) -> list[list[str]]:
-    """The modules of each stage; left to itself torchtitan counts embedding and head as a layer
-    each.
-    """
+    """The modules of each stage; by default torchtitan counts embedding and head as layers."""
     parts, first = [], 0
     for count in layers:
         parts.append([f"layers.{i}" for i in range(first, first + count)])
@@ -243,7 +236,7 @@ def _parts(layers: list[int]) -> list[list[str]]:
     return parts
 
 
-def _recompute(job: Job) -> dict[str, Any]:
+def _recompute(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.recompute == "auto":
         job.note(
@@ -253,8 +246,8 @@ def _recompute(job: Job) -> dict[str, Any]:
         return {"mode": "memory_budget", "memory_budget": 0.5}
     if plan.recompute == "selective":
         job.note(
-            "Selective recompute is torchtitan's per-operation kind: it keeps attention and every "
-            "second product"
+            "Selective recompute is torchtitan's per-operation mode: it saves attention and every "
+            "second matrix product"
         )
         return {"mode": "selective", "selective_ac_option": "op"}
     return {"mode": plan.recompute}

@@ -1,15 +1,13 @@
-"""Which of torchtitan's models has a ModelSpec's shape, and how to register the shape where none
-has.
+"""Maps a ModelSpec to a torchtitan model and flavor, or to the code that registers a new flavor.
 
-Flavors as in torchtitan v0.2.2 (`torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py`). Knows
-shapes only.
+Flavors as in torchtitan v0.2.2 (`torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.planner.interchange.export_job import Job, refuse
+from orchestrator.planner.interchange.export_job import ExportJob, refuse
 from workers.contracts import ModelSpec
 from workers.contracts.specs.model import Rope
 
@@ -44,10 +42,8 @@ _DEEPSEEK = {
 
 
 @dataclass(frozen=True, slots=True)
-class Titan:
-    """A model of torchtitan; `registration` is the Python expression of a flavor that it does not
-    ship.
-    """
+class TitanModel:
+    """A torchtitan model; `registration` is the Python expression of a flavor it does not ship."""
 
     name: str
     flavor: str
@@ -55,14 +51,14 @@ class Titan:
     registration: str = ""
 
 
-def titan_model(job: Job) -> Titan:
-    """Raises Inexpressible for shapes that none of torchtitan's models has."""
+def titan_model(job: ExportJob) -> TitanModel:
+    """The matching model. Raises Inexpressible for a shape that no torchtitan model has."""
     titan = _nearest(job.model, cp=job.plan.cp)
     _note_constants(job, titan)
     return titan
 
 
-def _nearest(model: ModelSpec, *, cp: int) -> Titan:
+def _nearest(model: ModelSpec, *, cp: int) -> TitanModel:
     _check_block(model)
     if model.attention == "mla":
         return _deepseek(model, cp=cp)
@@ -77,7 +73,7 @@ def _nearest(model: ModelSpec, *, cp: int) -> Titan:
     ):
         raise refuse(
             "torchtitan",
-            "routes every layer of its qwen3 model, without shared experts or groups",
+            "supports experts in qwen3 only in every layer, without shared experts or groups",
             _elsewhere(),
         )
     return _qwen3(model)
@@ -94,7 +90,7 @@ def _check_block(model: ModelSpec) -> None:
         (model.bias != "none", f"has no biases, {model.name} has bias {model.bias}"),
         (
             model.window is not None,
-            f"attends to everything before, {model.name} has a window of {model.window}",
+            f"has no sliding window, {model.name} has a window of {model.window}",
         ),
         (model.logit_softcap is not None, "has no logit softcap"),
     ):
@@ -102,12 +98,11 @@ def _check_block(model: ModelSpec) -> None:
             raise refuse("torchtitan", message, _elsewhere())
 
 
-def _llama3(model: ModelSpec) -> Titan:
+def _llama3(model: ModelSpec) -> TitanModel:
     shape = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.vocab)
     if shape in _LLAMA3:
-        return Titan("llama3", _LLAMA3[shape], True)
-    # the width is 2/3 of 4 x dim times the multiplier, rounded up to multiple_of: one multiple of
-    # itself
+        return TitanModel("llama3", _LLAMA3[shape], True)
+    # the width is 8/3 x dim x multiplier, rounded up to multiple_of, which is the width itself
     multiplier = (
         ""
         if 8 * model.hidden // 3 <= model.ffn
@@ -120,10 +115,10 @@ def _llama3(model: ModelSpec) -> Titan:
         f"norm_eps={model.norm_eps:g}, "
         f"rope_theta={model.rope.theta:.15g}, rope_scaling_args={_llama3_scaling(model.rope)}"
     )
-    return Titan("llama3", model.name, True, f"TransformerModelArgs({sizes})")
+    return TitanModel("llama3", model.name, True, f"TransformerModelArgs({sizes})")
 
 
-def _qwen3(model: ModelSpec) -> Titan:
+def _qwen3(model: ModelSpec) -> TitanModel:
     moe = model.moe
     shape = (
         model.layers,
@@ -142,7 +137,7 @@ def _qwen3(model: ModelSpec) -> Titan:
         and (moe is None or (moe.expert_ffn, moe.top_k) == (_QWEN3_EXPERT_FFN[flavor], 8))
     )
     if own:
-        return Titan("qwen3", flavor, False)
+        return TitanModel("qwen3", flavor, False)
     sizes = (
         f"dim={model.hidden}, n_layers={model.layers}, n_heads={model.heads}, "
         f"n_kv_heads={model.kv_heads}, "
@@ -153,15 +148,15 @@ def _qwen3(model: ModelSpec) -> Titan:
     )
     if moe:
         sizes += f", moe_enabled=True, moe_inter_dim={moe.expert_ffn}, moe_args={_moe(model)}"
-    return Titan("qwen3", model.name, False, f"Qwen3ModelArgs({sizes})")
+    return TitanModel("qwen3", model.name, False, f"Qwen3ModelArgs({sizes})")
 
 
-def _deepseek(model: ModelSpec, *, cp: int) -> Titan:
+def _deepseek(model: ModelSpec, *, cp: int) -> TitanModel:
     moe, mla = model.moe, model.mla
     if moe is None or mla is None or moe.every > 1:
         raise refuse(
             "torchtitan",
-            "has latent attention only in its deepseek_v3 model, which routes",
+            "has latent attention only in deepseek_v3, a mixture-of-experts model",
             _elsewhere(),
         )
     if model.tie_embeddings:
@@ -180,10 +175,10 @@ def _deepseek(model: ModelSpec, *, cp: int) -> Titan:
         model.vocab,
     )
     heads = (mla.kv_lora_rank, mla.qk_nope_head_dim, mla.qk_rope_head_dim, mla.v_head_dim)
-    # the flavors attend by FlexAttention, which context parallelism refuses; one of our own takes
-    # the default
+    # shipped flavors use FlexAttention, which context parallelism does not support; a registered
+    # flavor uses the default
     if shape in _DEEPSEEK and heads == (512, 128, 64, 128) and cp == 1:
-        return Titan("deepseek_v3", _DEEPSEEK[shape], True)
+        return TitanModel("deepseek_v3", _DEEPSEEK[shape], True)
     sizes = (
         f"dim={model.hidden}, n_layers={model.layers}, n_dense_layers={moe.first_dense_layers}, "
         f"n_heads={model.heads}, "
@@ -195,11 +190,11 @@ def _deepseek(model: ModelSpec, *, cp: int) -> Titan:
         f"rope_theta={model.rope.theta:.15g}, rope_factor={_yarn_factor(model.rope):g}, "
         f"moe_args={_moe(model)}"
     )
-    return Titan("deepseek_v3", model.name, True, f"DeepSeekV3ModelArgs({sizes})")
+    return TitanModel("deepseek_v3", model.name, True, f"DeepSeekV3ModelArgs({sizes})")
 
 
 def _llama3_scaling(rope: Rope) -> str:
-    """torchtitan's llama3 always rescales; a factor of 1 leaves every frequency as it is."""
+    """torchtitan's llama3 always rescales; a factor of 1 changes no frequency."""
     scaling = rope.scaling
     if scaling is None or scaling.name != "llama3":
         return "RoPEScalingArgs(scaling_factor=1.0)"
@@ -215,10 +210,8 @@ def _yarn_factor(rope: Rope) -> float:
     return rope.scaling.factor if rope.scaling and rope.scaling.name == "yarn" else 1.0
 
 
-def _note_constants(job: Job, titan: Titan) -> None:
-    """Say where a shipped flavor's constants, or the rotations a model knows, are not the model's
-    own.
-    """
+def _note_constants(job: ExportJob, titan: TitanModel) -> None:
+    """Notes constants of a shipped flavor and rotary scalings that differ from the model's."""
     model, rope = job.model, job.model.rope
     kind = rope.scaling.name if rope.scaling else "none"
     if kind != _SCALINGS[titan.name] and (
@@ -243,12 +236,12 @@ def _note_constants(job: Job, titan: Titan) -> None:
 def _moe(model: ModelSpec) -> str:
     moe = model.moe
     assert moe is not None
-    # torchtitan's shared experts are one MLP of this many times the experts' width
+    # torchtitan's shared experts are one MLP with a multiple of the experts' width
     shared, rest = divmod(moe.shared_width, moe.expert_ffn)
     if rest:
         raise refuse(
             "torchtitan",
-            f"wants shared experts of the routed width {moe.expert_ffn} each",
+            f"requires shared experts of the routed width {moe.expert_ffn}",
             _elsewhere(),
         )
     groups = (

@@ -1,0 +1,1 @@
+"""Enumerates and ranks plans, and gives advice."""

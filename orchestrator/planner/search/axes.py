@@ -180,12 +180,12 @@ def build_axes(fix: Mapping[str, Any] | None, cluster: ClusterSpec, entry: Devic
 @lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors, ascending."""
-    found, root = [], 1
+    result, root = [], 1
     while root * root <= number:
         if number % root == 0:
-            found += [root, number // root]
+            result += [root, number // root]
         root += 1
-    return tuple(sorted(set(found)))
+    return tuple(sorted(set(result)))
 
 
 def _parse_fix(fix: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
@@ -230,9 +230,9 @@ def _validated(name: str, value: Any) -> Any:
     try:
         return getattr(ParallelPlan.from_dict({name: value}), name)
     except ValidationError as error:
-        found = validation_problems(error, prefix="fix")[0]
+        first = validation_problems(error, prefix="fix")[0]
         raise Refused(
-            found.message, found.hint or f"a value like {_default(name)}", field=f"fix.{name}"
+            first.message, first.hint or f"a value like {_default(name)}", field=f"fix.{name}"
         ) from None
 
 

@@ -136,7 +136,7 @@ def _degrees(
 
     Counts each other factorization once in `rejected`.
     """
-    found: list[tuple[int, ...]] = []
+    rows: list[tuple[int, ...]] = []
     for nodes, per_node in _device_numbers(cluster, axes):
         devices = nodes * per_node
         for tp in (degree for degree in divisors(devices) if axes.allows("tp", degree)):
@@ -165,11 +165,11 @@ def _degrees(
                     elif global_batch % dp:
                         rejected["global_batch_size: does not divide by micro_batch_size x dp"] += 1
                     else:
-                        found.append((nodes, per_node, dp, tp, pp, cp))
-                if len(found) > _MOST_DEGREES:
-                    raise _too_many(len(found) * _plans_per_row(axes), axes, at_least=True)
+                        rows.append((nodes, per_node, dp, tp, pp, cp))
+                if len(rows) > _MOST_DEGREES:
+                    raise _too_many(len(rows) * _plans_per_row(axes), axes, at_least=True)
     names = ("nodes", "devices_per_node", "dp", "tp", "pp", "cp")
-    columns = np.array(found, np.int64).reshape(-1, len(names))
+    columns = np.array(rows, np.int64).reshape(-1, len(names))
     return {name: columns[:, index] for index, name in enumerate(names)}
 
 
@@ -254,14 +254,14 @@ def _options(
     """
     names, keys, values = axis
     table: list[tuple[int, ...]] = []
-    places: dict[tuple[int, ...], tuple[int, int]] = {}
+    ranges: dict[tuple[int, ...], tuple[int, int]] = {}
     index = []
     for key in zip(*(degrees[name].tolist() for name in keys), strict=True):
-        if key not in places:
+        if key not in ranges:
             options = values(*key)
-            places[key] = (len(table), len(options))
+            ranges[key] = (len(table), len(options))
             table += options
-        index.append(places[key])
+        index.append(ranges[key])
     where = np.array(index, np.int64).reshape(-1, 2)
     return np.array(table, np.int64).reshape(-1, len(names)), where[:, 0], where[:, 1]
 

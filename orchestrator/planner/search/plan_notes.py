@@ -48,9 +48,9 @@ def notes_on_ranking(ranked: Sequence[Request], table: Table | None) -> list[str
             and host_bytes * _devices_per_node(request) >= GIB
         ):
             notes.append(
-                f"Number {rank} stores {_gib_per_node(request, float(host_bytes))} GiB of states in "
-                "the memory of each host, whose size is unknown: only device memory was checked. "
-                f"{_HOST_HINT}"
+                f"Number {rank} stores {_gib_per_node(request, float(host_bytes))} GiB of states "
+                "in the memory of each host, whose size is unknown: only device memory was "
+                f"checked. {_HOST_HINT}"
             )
             break
     return [*dict.fromkeys(filter(None, map(_precision, ranked))), *notes]

@@ -306,15 +306,15 @@ def _no_legal_plan(
         if len(values) == 1 and name != DEVICES
     }
     plan = ParallelPlan.from_dict({**chosen.constants, **singles, "global_batch_size": batch})
-    found = [
+    problems = [
         item.model_copy(update={"field": f"fix.{item.field}"})
         for item in plan_problems(
             plan, model=scenario.model, seq_len=scenario.workload.seq_len, within=devices, field=""
         )
         if item.field in singles
     ]
-    if found:
-        return found
+    if problems:
+        return problems
     if DEVICES not in chosen.fixed and (degrees := _degrees_problem(singles, devices)):
         return [degrees]
     reasons = [reason for reason, _ in rejected.most_common(3)]

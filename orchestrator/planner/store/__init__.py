@@ -1,0 +1,1 @@
+"""Stored calibrations, own devices and saved plans."""

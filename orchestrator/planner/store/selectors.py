@@ -9,7 +9,7 @@ from typing import Any
 
 from django.db.models import QuerySet
 
-from orchestrator.accounts import selectors as people
+from orchestrator.accounts import selectors as accounts
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id, iso
@@ -19,32 +19,32 @@ from workers.contracts.catalog.devices import Device
 
 def calibrations_visible_to(*, user: User) -> QuerySet[Calibration]:
     """All calibrations, newest first, without documents and measurements."""
-    found = (
+    rows = (
         Calibration.objects.select_related("created_by")
         .defer("document", "measurements")
         .order_by("-id")
     )
-    return found if user.is_active else found.none()
+    return rows if user.is_active else rows.none()
 
 
-def calibration_by_number(*, user: User, id: int | str) -> Calibration:
+def calibration_by_id(*, user: User, id: int | str) -> Calibration:
     """By id. Raises 404."""
     rows = Calibration.objects.select_related("created_by")
-    found = rows.filter(pk=int(id)).first() if is_id(id) and user.is_active else None
-    if found is None:
+    row = rows.filter(pk=int(id)).first() if is_id(id) and user.is_active else None
+    if row is None:
         raise missing_object("calibration", id)
-    return found
+    return row
 
 
 def calibration_get(*, user: User, id: int | str) -> Calibration:
     """By id or name. Raises 404."""
     rows = Calibration.objects.select_related("created_by").order_by("id")
-    found = rows.filter(name=str(id)).first() or (
+    row = rows.filter(name=str(id)).first() or (
         rows.filter(pk=int(id)).first() if is_id(id) else None
     )
-    if found is None or not user.is_active:
+    if row is None or not user.is_active:
         raise missing_object("calibration", id)
-    return found
+    return row
 
 
 def calibration_default(*, device: str) -> Calibration | None:
@@ -54,17 +54,17 @@ def calibration_default(*, device: str) -> Calibration | None:
 
 def device_types_visible_to(*, user: User) -> QuerySet[DeviceType]:
     """Devices of the user and their teams, by name."""
-    found = DeviceType.objects.select_related("owner").order_by("name", "id")
-    owners = people.visible_owners(user)
-    return found if owners is None else found.filter(owner_id__in=owners)
+    rows = DeviceType.objects.select_related("owner").order_by("name", "id")
+    owners = accounts.visible_owners(user)
+    return rows if owners is None else rows.filter(owner_id__in=owners)
 
 
 def device_type_get(*, user: User, id: int | str) -> DeviceType:
     """By id. Raises 404."""
-    found = device_types_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
-    if found is None:
+    row = device_types_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
+    if row is None:
         raise missing_object("device type", id)
-    return found
+    return row
 
 
 def own_devices(*, user: User) -> dict[str, Device]:
@@ -75,22 +75,22 @@ def own_devices(*, user: User) -> dict[str, Device]:
 
 def saved_plans_visible_to(*, user: User) -> QuerySet[SavedPlan]:
     """Saved plans of the user and their teams, newest first."""
-    found = SavedPlan.objects.select_related("owner").order_by("-id")
-    owners = people.visible_owners(user)
-    return found if owners is None else found.filter(owner_id__in=owners)
+    rows = SavedPlan.objects.select_related("owner").order_by("-id")
+    owners = accounts.visible_owners(user)
+    return rows if owners is None else rows.filter(owner_id__in=owners)
 
 
 def saved_plan_get(*, user: User, id: int | str) -> SavedPlan:
     """By id. Raises 404."""
-    found = saved_plans_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
-    if found is None:
+    row = saved_plans_visible_to(user=user).filter(pk=int(id)).first() if is_id(id) else None
+    if row is None:
         raise missing_object("saved plan", id)
-    return found
+    return row
 
 
 def serialize_calibration(row: Calibration, *, with_document: bool = False) -> dict[str, Any]:
     """The REST representation, optionally with the fitted document."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": str(row.pk),
         "name": row.name,
         "device": row.device,
@@ -102,7 +102,7 @@ def serialize_calibration(row: Calibration, *, with_document: bool = False) -> d
         "fitted": iso(row.fitted),
         "version": row.version,
     }
-    return found | {"document": row.document} if with_document else found
+    return fields | {"document": row.document} if with_document else fields
 
 
 def serialize_device_type(row: DeviceType) -> dict[str, Any]:

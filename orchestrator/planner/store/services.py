@@ -238,7 +238,7 @@ def _free_name(device: str) -> str:
     name = f"{device}, {today.day} {today:%B %Y}"
     taken = set(Calibration.objects.filter(name__startswith=name).values_list("name", flat=True))
     numbered = (f"{name} ({number})" for number in count(2))
-    return next(each for each in chain([name], numbered) if each not in taken)
+    return next(item for item in chain([name], numbered) if item not in taken)
 
 
 def _make_default(row: Calibration) -> None:

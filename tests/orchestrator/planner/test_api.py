@@ -1,4 +1,4 @@
-"""Answers to the letter: shapes, sums, order, trees, searches, and one plan alone as among others."""
+"""The public functions: shape of answers, order, explain trees, searches, serving, export."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEARCH: dict[str, Any] = {
 }
 
 
-def test_an_answer_line_is_as_promised() -> None:
+def test_answer_line_has_the_documented_shape() -> None:
     [answer] = api.estimate([LINE])
     assert list(answer)[:12] == [
         "id",
@@ -89,7 +89,7 @@ def test_an_answer_line_is_as_promised() -> None:
     json.dumps(answer, allow_nan=False)
 
 
-def test_the_worst_pipeline_rank_is_named() -> None:
+def test_answer_names_the_worst_pipeline_rank() -> None:
     [answer] = api.estimate([PIPELINE])
     memory = answer["memory"]
     assert answer["id"] == 7 and len(memory["per_stage_total_bytes"]) == 4
@@ -102,7 +102,7 @@ def test_the_worst_pipeline_rank_is_named() -> None:
     )
 
 
-def test_what_does_not_fit_is_told_all_the_same() -> None:
+def test_a_plan_that_does_not_fit_has_all_numbers() -> None:
     [answer] = api.estimate([{**LINE, "model": "llama3-70b", "plan": {**LINE["plan"], "zero": 0}}])
     assert answer["ok"] and answer["fits"] is False
     assert (
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_told_all_the_same() -> None:
     )
 
 
-def test_lines_are_answered_in_order_each_as_if_alone() -> None:
+def test_lines_are_answered_in_order_and_independently() -> None:
     lines = [
         PIPELINE,
         parse_json_line("{"),
@@ -131,7 +131,7 @@ def test_lines_are_answered_in_order_each_as_if_alone() -> None:
         assert alone["step_time_s"] == pytest.approx(answers[at]["step_time_s"], rel=1e-12)
 
 
-def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked() -> None:
+def test_named_numbers_are_explained_to_the_requested_depth() -> None:
     [plain] = api.estimate([PIPELINE])
     [answer] = api.estimate(
         [PIPELINE], explain=parse_explain_options(["mfu", "send_bytes", "step_time_low_s"], 1)
@@ -169,7 +169,7 @@ def test_some_numbers_are_explained_beside_the_answer_and_not_deeper_than_asked(
         ("v100-32g", "fp16", ""),
     ],
 )
-def test_a_precision_that_the_device_lacks_is_said(device: str, precision: str, used: str) -> None:
+def test_unsupported_precision_adds_a_note(device: str, precision: str, used: str) -> None:
     cluster = {"device": device, "devices_per_node": 8}
     [answer] = api.estimate(
         [{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}]
@@ -187,8 +187,8 @@ def test_a_precision_that_the_device_lacks_is_said(device: str, precision: str, 
     assert any("does not multiply" in each for each in searched["notes"]) == bool(used)
 
 
-def test_what_a_host_cannot_hold_does_not_fit() -> None:
-    """ZeRO-Offload keeps 12 bytes a parameter of the shard on the host: 8.03e9 x 12 / 8 a device."""
+def test_a_plan_that_exceeds_host_memory_does_not_fit() -> None:
+    """ZeRO-Offload stores 12 bytes per parameter on the host: 8.03e9 x 12 / 8 per device."""
     plan = {"dp": 8, "zero": 2, "offload": "optimizer", "precision": "bf16"}
     lines = [
         {**LINE, "framework": "megatron", "plan": plan, "cluster": {**LINE["cluster"], **more}}
@@ -216,7 +216,7 @@ def test_what_a_host_cannot_hold_does_not_fit() -> None:
     assert disk["host"]["host_bytes"] == 0 and disk["fits"] and "disks" in disk["notes"][0]
 
 
-def test_trees_say_the_same_as_numbers_and_end_at_what_is_given() -> None:
+def test_trees_equal_the_numbers_and_end_at_inputs() -> None:
     [plain], [tree] = api.estimate([PIPELINE]), api.estimate([PIPELINE], explain=ExplainOptions())
     pairs = [
         (plain[name], tree[name])
@@ -254,7 +254,7 @@ def _leaves(tree: dict[str, Any]) -> set[str]:
     return below | ({tree["name"]} if tree["formula"] == "given" else set())
 
 
-def test_a_search_ranks_what_fits() -> None:
+def test_a_search_ranks_the_plans_that_fit() -> None:
     answer = api.search(SEARCH)
     assert answer["enumerated"] == answer["legal"] >= answer["fit"] > 0 and answer["seconds"] > 0
     plans = answer["plans"]
@@ -278,7 +278,7 @@ def test_a_search_ranks_what_fits() -> None:
     assert len(explained["plans"]) == 1 and explained["plans"][0]["mfu"]["name"] == "mfu"
 
 
-def test_where_nothing_fits_the_answer_says_what_would() -> None:
+def test_a_search_without_fitting_plans_gives_advice() -> None:
     answer = api.search(
         {**SEARCH, "model": "llama3-70b", "fix": {"zero": 0, "offload": "none", "tp": 1, "pp": 1}}
     )
@@ -304,7 +304,7 @@ def test_where_nothing_fits_the_answer_says_what_would() -> None:
         ),
     ],
 )
-def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: str) -> None:
+def test_an_invalid_search_is_refused_with_its_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(BadRequest) as caught:
         api.search({**SEARCH, **change})
     assert field in [item.field for item in caught.value.problems]
@@ -312,7 +312,7 @@ def test_a_search_that_cannot_be_asked_says_why(change: dict[str, Any], field: s
         api.search([])
 
 
-def test_an_open_plan_is_chosen() -> None:
+def test_an_auto_plan_is_chosen() -> None:
     line = {**LINE, "plan": "auto", "workload": {"seq_len": 8192, "global_batch_size": 64}}
     [chosen] = api.estimate([line])
     best = api.search({key: value for key, value in line.items() if key != "plan"} | {"top": 1})[
@@ -324,7 +324,7 @@ def test_an_open_plan_is_chosen() -> None:
     assert refused["ok"] is False and refused["problems"][0]["message"]
 
 
-def test_serving_and_export_answer_and_refuse() -> None:
+def test_serving_and_export_answer_or_refuse() -> None:
     asked = {
         "model": "llama3-70b",
         "cluster": LINE["cluster"],
@@ -337,7 +337,7 @@ def test_serving_and_export_answer_and_refuse() -> None:
         math.isfinite(answer[name])
         for name in ("ttft_s", "tpot_s", "tokens_per_s", "max_concurrency")
     )
-    # 140 GB of weights want two of these devices; what is left of the node holds copies
+    # 140 GB of weights need two devices; the rest of the node holds replicas
     assert answer["devices"] == 8 and answer["memory"]["weights_bytes_per_device"] < 75e9
     for wrong in ({"tp": 7}, {"model": "x"}, {"colour": 1}):
         with pytest.raises(BadRequest):

@@ -1,6 +1,4 @@
-"""`manage.py plan` and `calibrate` as programs call them: one document or one line each, exit
-codes, no database.
-"""
+"""`manage.py plan`, `calibrate` and `planner_accuracy`: output, exit codes, messages."""
 
 from __future__ import annotations
 
@@ -52,7 +50,7 @@ def measurements(file: Path, rows: list[dict[str, Any]]) -> Path:
     return file
 
 
-def test_it_needs_no_database_and_no_redis(tmp_path: Path) -> None:
+def test_plan_needs_no_database_and_no_redis(tmp_path: Path) -> None:
     requests = tmp_path / "requests.jsonl"
     requests.write_bytes(
         b'{"id": 1}\n\xff\xfe\n\nnot json\n'
@@ -80,7 +78,7 @@ def test_it_needs_no_database_and_no_redis(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_a_search_prints_a_sentence_and_a_table() -> None:
+def test_a_search_prints_a_summary_and_a_table() -> None:
     text = plan(*SMALL, "--tokens", "2e12", "--fix", "tp=1|2,zero=1", "--top", "4")
     first, blank, head, *rows = text.splitlines()
     assert first.startswith("llama2-7b on 1 x 8 x a100-80g") and "MFU" in first and blank == ""
@@ -89,7 +87,7 @@ def test_a_search_prints_a_sentence_and_a_table() -> None:
     assert "peak_flops" in plan(*SMALL, "--explain", "--top", "1")
 
 
-def test_json_is_one_document() -> None:
+def test_json_prints_one_document() -> None:
     answer = json.loads(plan(*SMALL, "--json", "--top", "2"))
     assert set(answer) >= {"enumerated", "legal", "fit", "seconds", "plans", "pareto", "rejected"}
     tree = json.loads(plan(*SMALL, "--json", "--explain", "--top", "1"))["plans"][0]["memory"][
@@ -98,7 +96,7 @@ def test_json_is_one_document() -> None:
     assert set(tree) == {"name", "value", "unit", "formula", "inputs", "source"}
 
 
-def test_a_config_file_is_a_model_and_a_plan_another_engines(tmp_path: Path) -> None:
+def test_a_config_file_is_accepted_and_a_plan_is_exported(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA_CONFIG))
     of_file = ["--model", str(file), *SMALL[2:]]
@@ -115,7 +113,7 @@ def test_a_config_file_is_a_model_and_a_plan_another_engines(tmp_path: Path) -> 
     assert "[parallelism]" in plan(*SMALL, "--export", "torchtitan", "--fix", "pp=1")
 
 
-def test_serving_is_told() -> None:
+def test_inference_prints_a_summary() -> None:
     assert "each next token" in plan("--inference", *SMALL)
     answer = json.loads(
         plan(
@@ -125,7 +123,7 @@ def test_serving_is_told() -> None:
     assert (answer["batch"], answer["devices"]) == (4, 2) and answer["tpot_s"] > 0
 
 
-def test_what_cannot_be_planned_ends_with_2_and_a_sentence(tmp_path: Path) -> None:
+def test_bad_input_exits_with_2_and_a_message(tmp_path: Path) -> None:
     assert "--model" in refused("plan")
     assert "--seq-len" in refused("plan", "--model", "llama2-7b", "--global-batch", "8")
     assert "--model" in refused("plan", "--model", "lama2", *SMALL[2:])
@@ -143,7 +141,7 @@ def test_what_cannot_be_planned_ends_with_2_and_a_sentence(tmp_path: Path) -> No
     )
 
 
-def test_a_calibration_moves_predictions_to_what_was_measured(tmp_path: Path) -> None:
+def test_a_calibration_moves_predictions_to_measurements(tmp_path: Path) -> None:
     def predicted(*arguments: str) -> list[float]:
         return [
             json.loads(line)["step_time_s"]
@@ -185,7 +183,7 @@ def test_a_calibration_moves_predictions_to_what_was_measured(tmp_path: Path) ->
         assert now == pytest.approx(wanted, rel=0.05)
 
 
-def test_the_accuracy_report_replaces_its_own_table_only(tmp_path: Path) -> None:
+def test_the_accuracy_report_replaces_only_its_table(tmp_path: Path) -> None:
     def make() -> str:
         call_command(
             "planner_accuracy",

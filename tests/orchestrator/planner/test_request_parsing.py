@@ -1,4 +1,4 @@
-"""Lines as people write them: what is ignored, what is refused by name, what may stand for a model."""
+"""Request lines: ignored fields, refused fields, and the forms of a model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fields(line: Any, **more: Any) -> list[str]:
     return [item.field for item in found.problems]
 
 
-def test_what_lines_carry_besides_is_ignored() -> None:
+def test_extra_fields_of_a_line_are_ignored() -> None:
     plain = parse_line(LINE).request
     assert plain is not None and (plain.tokens, plain.id, plain.framework.name) == (
         1e12,
@@ -104,18 +104,18 @@ def test_what_lines_carry_besides_is_ignored() -> None:
         ({"framework": 3}, "framework"),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], field: str) -> None:
+def test_wrong_fields_are_named(change: dict[str, Any], field: str) -> None:
     assert field in fields({**LINE, **change})
 
 
-def test_an_illegal_plan_is_told_from_an_unreadable_line() -> None:
+def test_an_illegal_plan_is_distinguished_from_an_unreadable_line() -> None:
     assert parse_line({**LINE, "plan": {"dp": 4}}).illegal
     assert not parse_line({**LINE, "plan": {"dp": 4}, "model": "x"}).illegal
     too_long = {**LINE, "model": "gpt2-124m"}
     assert fields(too_long) == ["workload.seq_len"]
 
 
-def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
+def test_a_model_may_be_a_config_or_a_file(tmp_path: Path) -> None:
     shape = PRESETS["llama3-8b"]
     found = parse_line({**LINE, "model": LLAMA_CONFIG}).request
     assert found is not None and (found.model.hidden, found.model.kv_heads, found.model.ffn) == (
@@ -134,7 +134,7 @@ def test_a_model_may_be_a_config_or_its_file(tmp_path: Path) -> None:
     ) == ["model"]
 
 
-def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
+def test_flat_fields_are_nested() -> None:
     flat = {
         "model": "llama3-8b",
         "device": "h100-80g",
@@ -157,7 +157,7 @@ def test_a_search_in_the_commands_words_is_one_in_a_lines() -> None:
     }
 
 
-def test_devices_of_ones_own_are_named_or_written_out() -> None:
+def test_own_devices_are_named_or_written_out() -> None:
     own = DEVICES["h100-80g"].model_copy(update={"name": "lab-gpu", "memory_bytes": 40 * 2**30})
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}
     assert fields(line) == ["cluster.device"]
@@ -174,7 +174,7 @@ def test_devices_of_ones_own_are_named_or_written_out() -> None:
     )
 
 
-def test_lines_that_are_no_json_are_problems() -> None:
+def test_lines_that_are_not_json_are_problems() -> None:
     for text in ("{", "nul", "[" * 100_000, "\ud800", '{"id": 1e999}x', "1" * 5000):
         answer = api.estimate([parse_json_line(text)])[0]
         assert answer["ok"] is False and answer["problems"][0]["message"], text[:20]
@@ -191,7 +191,7 @@ KEYS = st.sampled_from(
 
 @given(st.dictionaries(KEYS, anything, max_size=6))
 @settings(deadline=None, max_examples=60)
-def test_whatever_comes_is_answered(change: dict[str, Any]) -> None:
+def test_any_input_is_answered(change: dict[str, Any]) -> None:
     [answer] = api.estimate([{**LINE, **change}])
     if not answer["ok"]:
         assert answer["problems"] and all(item["message"] for item in answer["problems"])

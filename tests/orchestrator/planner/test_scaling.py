@@ -1,4 +1,4 @@
-"""Scaling laws and textbook examples, against the numbers of the papers they are from."""
+"""Scaling laws and textbook examples against the papers' numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_days_of_narayanans_equation_4() -> None:
     )
 
 
-def test_back_and_forth_agree() -> None:
+def test_budget_and_cost_agree() -> None:
     back = scaling(devices=64, flops_per_device=400e12, budget_days=30)
     forth = scaling(parameters=back["budget_parameters"], devices=64, flops_per_device=400e12)
     assert forth["days"] == pytest.approx(30) and forth["optimal_tokens"] == pytest.approx(
@@ -51,7 +51,7 @@ def test_costs_and_trees() -> None:
         {},
     ],
 )
-def test_bad_numbers_are_told(wrong: dict[str, float]) -> None:
+def test_bad_numbers_are_refused(wrong: dict[str, float]) -> None:
     found = scaling(**{"flops_per_device": 1e14, **wrong})
     assert found["ok"] is False and found["problems"][0]["message"]
 
@@ -68,7 +68,7 @@ def test_bad_numbers_are_told(wrong: dict[str, float]) -> None:
         (1024, 3, 0.12),
     ],
 )
-def test_zero_states_are_those_of_the_paper(devices: int, stage: int, paper_gb: float) -> None:
+def test_zero_states_match_the_paper(devices: int, stage: int, paper_gb: float) -> None:
     """arXiv 1910.02054, table 1, 7.5 B parameters."""
     assert zero_state_bytes(7.5e9, devices, stage) / 1e9 == pytest.approx(paper_gb, rel=0.03)
 

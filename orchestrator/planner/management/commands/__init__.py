@@ -1,0 +1,1 @@
+"""`manage.py plan`, `calibrate` and `planner_accuracy`."""

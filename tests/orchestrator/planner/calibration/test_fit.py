@@ -1,6 +1,4 @@
-"""Calibration against devices of known habits: what it learns, from how little, and what it keeps
-its hands off.
-"""
+"""Calibration on synthetic devices: what it learns, from how few runs, and what it stores."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def runs():
 
 
 def line(pair, measured_as=None):
-    """A measurement line as people write it."""
+    """A measurement line."""
     asked, numbers = pair
     return {
         "id": "run",
@@ -48,7 +46,7 @@ def line(pair, measured_as=None):
     }
 
 
-def test_twenty_runs_teach_a_device(runs):
+def test_twenty_runs_calibrate_a_device(runs):
     before = np.abs(errors(runs[20:], None)).mean()
     after = np.abs(errors(runs[20:], fit(runs[:20]))).mean()
     assert before > 0.2 and after < 0.02
@@ -61,8 +59,8 @@ def test_values_stay_within_their_bounds(runs):
         assert known.low * (1 - 1e-9) <= value <= known.high * (1 + 1e-9), name
 
 
-def test_outliers_do_not_lead_it(runs):
-    """Three of thirty runs three times too slow: a stuck node, a wrong unit."""
+def test_outliers_have_little_effect(runs):
+    """Three of thirty runs are three times too slow."""
     spoiled = [
         (asked, {"step_time_s": numbers["step_time_s"] * (3 if row < 3 else 1)})
         for row, (asked, numbers) in enumerate(runs[:30])
@@ -70,7 +68,7 @@ def test_outliers_do_not_lead_it(runs):
     assert np.abs(errors(runs[30:], fit(spoiled))).mean() < 0.04
 
 
-def test_a_shape_of_its_own_is_learnt_near_itself_alone():
+def test_a_deviating_shape_is_corrected_only_near_itself():
     """tp 4 a third slower than any formula says: plans like the measured ones follow, others do
     not.
     """
@@ -85,7 +83,7 @@ def test_a_shape_of_its_own_is_learnt_near_itself_alone():
     assert found[there].mean() < 0.08 and found[~there].mean() < 0.05
 
 
-def test_far_from_all_runs_nothing_is_corrected(runs):
+def test_no_correction_far_from_all_runs(runs):
     asked = [
         request(
             "llama3-405b",
@@ -99,7 +97,7 @@ def test_far_from_all_runs_nothing_is_corrected(runs):
     assert table_of(asked, columns)["correction"] == pytest.approx(1.0, abs=0.02)
 
 
-def test_any_of_the_numbers_will_do(runs):
+def test_any_measured_number_is_sufficient(runs):
     """Tokens per second, model FLOP/s or, as Megatron logs it, FLOP/s with recomputation: the same
     calibration.
     """
@@ -126,7 +124,7 @@ def test_any_of_the_numbers_will_do(runs):
         assert found == pytest.approx(expected, rel=1e-3)
 
 
-def test_lines_that_cannot_be_used_are_told(runs):
+def test_unusable_lines_are_reported(runs):
     good = line(runs[0])
     lines = [
         good,
@@ -147,7 +145,7 @@ def test_lines_that_cannot_be_used_are_told(runs):
     assert calibration.groups[0].rows == 2 and calibration.groups[0].timed == 1
 
 
-def test_it_survives_json(runs):
+def test_json_round_trip(runs):
     calibration = fit(runs[:10])
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
     assert again == calibration
@@ -162,12 +160,12 @@ def test_it_survives_json(runs):
     "document",
     [{}, [], None, {"version": 99, "groups": []}, {"version": 1, "groups": [{"rows": 1}]}],
 )
-def test_what_is_no_calibration_says_what_to_do(document):
+def test_an_invalid_document_is_refused_with_a_hint(document):
     with pytest.raises(ValueError, match="fit it again"):
         Calibration.from_dict(document)
 
 
-def test_what_belongs_to_the_device_counts_for_other_frameworks(runs):
+def test_device_parameters_apply_to_other_frameworks(runs):
     calibration = fit(runs[:20])
     fitted, entry = calibration.groups[0].values, device("a100-80g")
     there = columns_for([request("llama3-8b", device="a100-80g", using="fsdp2")], calibration)
@@ -184,7 +182,7 @@ def test_what_belongs_to_the_device_counts_for_other_frameworks(runs):
 
 
 def test_groups_do_not_mix(runs):
-    """Two devices in one file and one table: each plan has its own group's values and corrections."""
+    """Two devices in one table: each plan uses the values and corrections of its own group."""
     other = shuffled(measured(requests(device="h100-80g"), {"gemm_efficiency": 0.3}), seed=1)
     both = fit([*runs[:20], *other[:20]])
     alone = [fit(runs[:20]), fit(other[:20])]
@@ -218,7 +216,7 @@ def test_measured_peaks_correct_memory_too():
     assert unchanged == pytest.approx(table.column("step_time_s"))
 
 
-def test_defaults_lie_within_bounds_everywhere():
+def test_defaults_are_within_bounds():
     for name in ("v100-32g", "a100-80g", "h100-80g", "b200-192g", "mi300x-192g", "cpu"):
         for using in (
             "orrery",
@@ -233,7 +231,7 @@ def test_defaults_lie_within_bounds_everywhere():
                 assert known.low <= value <= known.high, (name, using, parameter)
 
 
-def test_a_plan_says_which_parameter_a_number_rests_on():
+def test_an_explained_number_names_its_parameters():
     from orchestrator.planner.model.terms import explain
 
     tree = explain(predicted("llama3-8b", {"dp": 2, "precision": "bf16"}), "memory_rate")

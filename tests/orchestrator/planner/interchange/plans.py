@@ -1,4 +1,4 @@
-"""Legal plans of many kinds for the presets, and short ways to write one."""
+"""Legal plans for all presets, and a short way to export one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Case = tuple[ModelSpec, ParallelPlan, ClusterSpec, int]
 def write(
     kind: str, model: str | ModelSpec = "llama3-8b", *, seq_len: int = 4096, **plan: Any
 ) -> Exported:
-    """The plan for one node of eight per world of up to eight devices, bf16 unless said otherwise."""
+    """Exports a plan on nodes of up to eight devices, bf16 by default."""
     chosen = ParallelPlan.from_dict({"precision": "bf16", **plan})
     world = chosen.world_size
     cluster = ClusterSpec(

@@ -1,4 +1,4 @@
-"""The YAML for accelerate, read by accelerate's own loader, launcher and mesh."""
+"""The exported YAML, read by accelerate's own loader, launcher and mesh."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.contracts.catalog.presets import PRESETS
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The file as `accelerate launch` would take it: its configuration and the resolved arguments."""
+    """The file as `accelerate launch` loads it: configuration and resolved arguments."""
     monkeypatch.setattr(launch, "is_deepspeed_available", lambda: True)
 
     def loaded(found: Exported) -> tuple[ClusterConfig, Any]:
@@ -36,7 +36,7 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return loaded
 
 
-def test_accelerate_takes_every_file(load: Any) -> None:
+def test_accelerate_loads_every_file(load: Any) -> None:
     taken = 0
     for model, plan, cluster, seq_len in legal_cases(300, seed=17):
         try:
@@ -106,7 +106,7 @@ def test_sharding_with_tensor_and_context_parallelism(load: Any) -> None:
         ({"dp": 8, "zero": 3, "offload": "all"}, "FSDP", {"fsdp_offload_params": True}),
     ],
 )
-def test_what_shards_decides_the_engine(
+def test_sharding_selects_the_engine(
     plan: dict[str, Any], kind: str, section: dict[str, Any], load: Any
 ) -> None:
     config, _ = load(write("accelerate", **plan))
@@ -116,7 +116,7 @@ def test_what_shards_decides_the_engine(
     assert {key: found[key] for key in section} == section
 
 
-def test_accumulation_and_batch_are_said_where_the_file_has_no_place() -> None:
+def test_notes_give_accumulation_and_batch() -> None:
     sharded = write("accelerate", dp=8, zero=3, micro_batch_size=2, global_batch_size=64)
     stage1 = yaml.safe_load(
         write("accelerate", dp=8, zero=1, micro_batch_size=2, global_batch_size=64).text
@@ -127,7 +127,7 @@ def test_accumulation_and_batch_are_said_where_the_file_has_no_place() -> None:
     assert stage1["deepspeed_config"]["gradient_accumulation_steps"] == 4
 
 
-def test_two_machines_say_what_each_must_set(load: Any) -> None:
+def test_two_machines_get_notes(load: Any) -> None:
     found = write("accelerate", dp=16, zero=3)
 
     config, _ = load(found)
@@ -135,7 +135,7 @@ def test_two_machines_say_what_each_must_set(load: Any) -> None:
     assert any("machine_rank" in note for note in found.notes)
 
 
-def test_on_cpus_only_plain_data_parallelism_is_what_the_file_says(load: Any) -> None:
+def test_on_cpus_only_data_parallelism_is_exported(load: Any) -> None:
     cluster = ClusterSpec(device="cpu", devices_per_node=2)
 
     def on_cpus(zero: int) -> Exported:
@@ -160,14 +160,14 @@ def test_on_cpus_only_plain_data_parallelism_is_what_the_file_says(load: Any) ->
             "without pipeline stages.*torchtitan, megatron",
         ),
         ({"model": "mixtral-8x7b", "ep": 2}, "no expert parallelism.*torchtitan or megatron"),
-        ({"dp": 1, "tp": 8}, "joins tp 8 to sharding only"),
-        ({"dp": 4, "tp": 2, "zero": 0}, "joins tp 2 to sharding only"),
-        ({"dp": 4, "cp": 2, "zero": 0}, "copies of whole weights"),
+        ({"dp": 1, "tp": 8}, "combines tp 8 with sharding only"),
+        ({"dp": 4, "tp": 2, "zero": 0}, "combines tp 2 with sharding only"),
+        ({"dp": 4, "cp": 2, "zero": 0}, "with replicated weights"),
         ({"dp": 4, "tp": 2, "offload": "optimizer"}, "deepspeed"),
         ({"zero": 0, "offload": "optimizer"}, "under ZeRO only"),
         ({"zero": 2, "offload": "all"}, "ZeRO-3 only"),
     ],
 )
-def test_what_would_make_the_file_wrong_is_refused(plan: dict[str, Any], words: str) -> None:
+def test_unsupported_plans_are_refused(plan: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         write("accelerate", **{"dp": 8, "zero": 3, **plan})

@@ -1,6 +1,4 @@
-"""The JSON for DeepSpeed, against the configuration of its 0.19.6 (`deepspeed/runtime/config.py`
-and below).
-"""
+"""The exported JSON against the configuration of DeepSpeed 0.19.6."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ def deepspeed(**plan: Any) -> dict[str, Any]:
     return json.loads(write("deepspeed", **plan).text)
 
 
-def test_every_key_is_one_of_its_own_and_the_batch_is_exact() -> None:
+def test_every_key_exists_and_the_batch_is_exact() -> None:
     for model, plan, cluster, seq_len in legal_cases(400, seed=13):
         try:
             read = json.loads(
@@ -88,7 +86,7 @@ def test_stages_and_offload(
     assert ("nvme_path" in section.get("offload_param", {})) == (offload == "nvme")
 
 
-def test_limits_of_gathered_weights_are_in_elements() -> None:
+def test_gathered_weight_limits_are_in_elements() -> None:
     section = deepspeed(dp=8, zero=3, prefetch_layers=2, max_live_params=500_000_000)[
         "zero_optimization"
     ]
@@ -148,12 +146,12 @@ def test_axes() -> None:
             "Orrery's own engine",
         ),
         ({"dp": 4, "cp": 2}, "Ulysses"),
-        ({"zero": 2, "dp_replicate": 2}, "dp_replicate 2 is left out"),
+        ({"zero": 2, "dp_replicate": 2}, "dp_replicate 2 is omitted"),
         ({"zero": 3, "dp_replicate": 2}, "MiCS"),
         ({"dp": 4, "tp": 2, "sequence_parallel": True}, "more memory than planned"),
     ],
 )
-def test_what_differs_is_said(plan: dict[str, Any], words: str) -> None:
+def test_deviations_are_noted(plan: dict[str, Any], words: str) -> None:
     assert any(words in note for note in write("deepspeed", **{"dp": 8, "zero": 2, **plan}).notes)
 
 
@@ -164,11 +162,11 @@ def test_what_differs_is_said(plan: dict[str, Any], words: str) -> None:
         ({"zero": 0, "offload": "optimizer"}, "under ZeRO only"),
         ({"zero": 2, "offload": "all"}, "ZeRO-3 only"),
         ({"zero": 2, "offload": "nvme"}, "ZeRO-3 only"),
-        ({"dp": 2, "cp": 2, "tp": 2}, "neither tp nor pp"),
+        ({"dp": 2, "cp": 2, "tp": 2}, "with tp or pp"),
         ({"model": "mixtral-8x7b", "dp": 4, "tp": 2, "ep": 2}, "AutoTP with expert"),
         ({"model": "mixtral-8x7b", "dp": 2, "cp": 4, "ep": 8}, "does not divide dp 2"),
     ],
 )
-def test_what_would_make_the_file_wrong_is_refused(plan: dict[str, Any], words: str) -> None:
+def test_unsupported_plans_are_refused(plan: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         write("deepspeed", **{"dp": 8, "zero": 3, **plan})

@@ -1,4 +1,4 @@
-"""What holds for every engine: legal in, readable out; the rest is refused with what to try."""
+"""All engines: legal plans give readable files or a refusal with a hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_legal_plan_is_written_or_refused_with_a_way_on(kind: str) -> None:
+def test_every_legal_plan_is_exported_or_refused_with_a_hint(kind: str) -> None:
     written = 0
     for model, plan, cluster, seq_len in legal_cases(400, seed=3):
         try:
@@ -45,7 +45,7 @@ def test_every_legal_plan_is_written_or_refused_with_a_way_on(kind: str) -> None
 
 
 def _world(kind: str, read: Any, plan: ParallelPlan, cluster: ClusterSpec) -> int:
-    """Devices as the file tells them, checked against its own batch."""
+    """The number of devices in the file, checked against its batch."""
     if kind == "torchtitan":
         mesh, training = read["parallelism"], read["training"]
         dp = mesh["data_parallel_replicate_degree"] * mesh["data_parallel_shard_degree"]
@@ -90,7 +90,7 @@ def _world(kind: str, read: Any, plan: ParallelPlan, cluster: ClusterSpec) -> in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_name_breaks_a_file(kind: str) -> None:
+def test_any_model_name_gives_a_valid_file(kind: str) -> None:
     hostile = 'a"b\\\n[model]\nname = 1 # \x7f\x00\u2028 – é: {yes}'
     model = ModelSpec.from_dict({**PRESETS["llama2-7b"].to_dict(), "name": hostile})
 
@@ -125,7 +125,7 @@ def test_illegal_plans_and_unknown_engines_are_refused(
         "cluster": ClusterSpec(device="h100-80g", devices_per_node=8),
         "seq_len": 1024,
     }
-    assert export(**given).text  # type: ignore[arg-type]  # refused for the change alone
+    assert export(**given).text  # type: ignore[arg-type]  # only the change is refused
 
     with pytest.raises(ValueError) as refused:
         export(**{**given, **change})  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def test_illegal_plans_and_unknown_engines_are_refused(
         assert word in str(refused.value)
 
 
-def test_steps_and_learning_rate_stand_where_the_engine_reads_them() -> None:
+def test_steps_and_learning_rate_are_exported() -> None:
     def given(kind: str) -> str:
         plan, cluster = (
             ParallelPlan(dp=2, zero=1, precision="bf16"),
@@ -150,4 +150,4 @@ def test_steps_and_learning_rate_stand_where_the_engine_reads_them() -> None:
     assert "--train-iters 900\n" in given("megatron")
     assert "--lr 2e-05\n" in given("megatron")
     assert json.loads(given("deepspeed"))["optimizer"] == {"type": "AdamW", "params": {"lr": 2e-5}}
-    assert "# The number of steps, 900, is your loop's\n" in given("accelerate")
+    assert "# Set the number of steps, 900, in your training loop\n" in given("accelerate")

@@ -1,4 +1,4 @@
-"""The arguments for Megatron-LM, against those of core 0.20.0 (`megatron/training/arguments.py`)."""
+"""The exported arguments against Megatron-LM core 0.20.0."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def megatron(model: str = "llama3-8b", **plan: Any) -> dict[str, str]:
     return parsed(write("megatron", model, **plan).text)
 
 
-def test_every_argument_is_one_of_its_own_with_its_number_of_values() -> None:
+def test_every_argument_exists_with_its_number_of_values() -> None:
     for model, plan, cluster, seq_len in legal_cases(300, seed=11):
         try:
             parsed(
@@ -292,7 +292,7 @@ def test_schedules(schedule: str, virtual: int, wanted: str | None, words: str) 
     )
 
 
-def test_a_folded_pipeline_keeps_the_layers_of_each_device() -> None:
+def test_a_v_shaped_pipeline_preserves_the_layers_of_each_device() -> None:
     layers = [6, 3, 4, 4, 4, 4, 4, 3]
 
     found = megatron(pp=4, dp=2, schedule="zbv", stage_layers=layers, global_batch_size=16)
@@ -315,9 +315,7 @@ def test_a_folded_pipeline_keeps_the_layers_of_each_device() -> None:
         ("llama3-8b", {"dp": 1, "cp": 8, "seq_len": 1000}, "2 cp chunks"),
     ],
 )
-def test_what_would_make_the_file_wrong_is_refused(
-    model: str, plan: dict[str, Any], words: str
-) -> None:
+def test_unsupported_plans_are_refused(model: str, plan: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         write("megatron", model, **{"dp": 8, **plan})
 

@@ -1,6 +1,4 @@
-"""What would make a plan fit: every change told is legal, fits by its own prediction, and is one
-that was asked for.
-"""
+"""Advice: every change is legal, fits by its own prediction, and is a single one."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.plan import ParallelPlan
 
 
-def request_of(
+def make_request(
     model: str, device: str, nodes: int, per_node: int, seq_len: int, **plan: object
 ) -> Request:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
@@ -31,7 +29,7 @@ def predicted(request: Request):
 
 
 def test_single_changes_that_make_a_plan_fit() -> None:
-    request = request_of("llama3-8b", "h100-80g", 1, 8, 8192, dp=8, precision="bf16")
+    request = make_request("llama3-8b", "h100-80g", 1, 8, 8192, dp=8, precision="bf16")
     assert not predicted(request).column("fits")[0]
     changes = advise(request)
     assert changes
@@ -52,15 +50,15 @@ def test_single_changes_that_make_a_plan_fit() -> None:
         assert differ <= change.changes.keys()
         document = change.to_dict()
         assert document["plan"] == plan and document["changes"] == change.changes
-    # of the plan's own changes the fastest comes first; other devices come last
+    # changes of the plan come first, fastest first; other devices come last
     own = [each for each in changes if not {"nodes", "device"} & each.changes.keys()]
     assert changes[: len(own)] == own
     assert [each.step_time_s for each in own] == sorted(each.step_time_s for each in own)
     assert ["zero"] in [list(each.changes) for each in own]
 
 
-def test_more_than_one_change_where_a_single_one_is_not_enough() -> None:
-    request = request_of(
+def test_combined_change_if_no_single_one_is_sufficient() -> None:
+    request = make_request(
         "llama3-70b", "a100-40g", 2, 8, 8192, dp=16, precision="fp32", micro_batch_size=4
     )
     [change, *_] = advise(request)
@@ -70,10 +68,10 @@ def test_more_than_one_change_where_a_single_one_is_not_enough() -> None:
 
 
 def test_a_plan_that_fits_needs_no_advice() -> None:
-    assert advise(request_of("llama-tiny", "h100-80g", 1, 1, 128)) == []
+    assert advise(make_request("llama-tiny", "h100-80g", 1, 1, 128)) == []
 
 
-def test_a_search_that_nothing_fits_is_told_what_would() -> None:
+def test_advice_for_a_search_without_fitting_plans() -> None:
     cluster = ClusterSpec(device="rtx4090-24g", nodes=1, devices_per_node=8)
     scenario = Scenario(
         preset("llama3-70b"),

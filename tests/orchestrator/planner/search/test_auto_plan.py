@@ -1,6 +1,4 @@
-"""What "auto" stands for: the fastest plan that fits, within what is allowed, the same one each
-time.
-"""
+"""Auto plans: the fastest allowed plan that fits, deterministically."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ DATA_PARALLEL = {
 }
 
 
-def scene_of(
+def make_scenario(
     model: str, device: str, nodes: int, per_node: int, seq_len: int, batch: int | None
 ) -> Scenario:
     cluster = ClusterSpec(device=device, nodes=nodes, devices_per_node=per_node)
@@ -44,7 +42,7 @@ def scene_of(
 
 
 def test_the_fastest_data_parallel_plan_is_chosen() -> None:
-    scenario = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+    scenario = make_scenario("llama-15m", "h100-80g", 1, 4, 512, 64)
     choice = resolve_auto(scenario, allowed=DATA_PARALLEL)
     plan = choice.plan
     assert choice.fits and plan is not None
@@ -79,22 +77,24 @@ def test_the_fastest_data_parallel_plan_is_chosen() -> None:
     assert resolve_auto(scenario, allowed=DATA_PARALLEL) == choice
 
 
-def test_a_model_that_is_too_large_for_copies_is_sharded() -> None:
-    choice = resolve_auto(scene_of("llama3-8b", "h100-80g", 1, 8, 4096, 64), allowed=DATA_PARALLEL)
+def test_a_model_too_large_to_replicate_is_sharded() -> None:
+    choice = resolve_auto(
+        make_scenario("llama3-8b", "h100-80g", 1, 8, 4096, 64), allowed=DATA_PARALLEL
+    )
     assert choice.fits and choice.plan is not None
     assert choice.plan.zero >= 1 and choice.plan.dp == 8
 
 
-def test_without_a_batch_one_is_chosen() -> None:
-    scenario = scene_of("llama-tiny", "cpu", 1, 2, 64, None)
+def test_a_missing_batch_is_chosen() -> None:
+    scenario = make_scenario("llama-tiny", "cpu", 1, 2, 64, None)
     choice = resolve_auto(scenario, allowed={**DATA_PARALLEL, "dp": 2})
     assert choice.fits and choice.plan is not None
     assert choice.plan.dp == 2 and choice.plan.global_batch_size % 2 == 0
     assert "sequences per step" in choice.how
 
 
-def test_what_is_fixed_is_kept_and_what_the_engine_lacks_is_refused() -> None:
-    scenario = scene_of("llama-15m", "h100-80g", 1, 4, 512, 64)
+def test_fixed_values_hold_and_unsupported_ones_are_refused() -> None:
+    scenario = make_scenario("llama-15m", "h100-80g", 1, 4, 512, 64)
     choice = resolve_auto(scenario, fix={"zero": 2, "micro_batch_size": 4}, allowed=DATA_PARALLEL)
     assert choice.plan is not None and (choice.plan.zero, choice.plan.micro_batch_size) == (2, 4)
     with pytest.raises(Refused) as refused:
@@ -102,20 +102,20 @@ def test_what_is_fixed_is_kept_and_what_the_engine_lacks_is_refused() -> None:
     assert refused.value.field == "plan.tp"
 
 
-def test_nothing_fits_and_nothing_legal() -> None:
+def test_no_plan_fits_and_no_plan_is_legal() -> None:
     choice = resolve_auto(
-        scene_of("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL
+        make_scenario("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL
     )
     assert not choice.fits and choice.plan is not None and "None of" in choice.how
-    found = choose_plan(scene_of("llama3-8b", "h100-80g", 1, 8, 8192, 3))
+    found = choose_plan(make_scenario("llama3-8b", "h100-80g", 1, 8, 8192, 3))
     assert isinstance(found, ParallelPlan)
     assert not plan_problems(found, model=preset("llama3-8b"), seq_len=8192, devices=8)
-    odd = choose_plan(scene_of("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
+    odd = choose_plan(make_scenario("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
     assert isinstance(odd, ParallelPlan) or odd[0].message
 
 
-def test_the_fastest_that_runs_is_taken() -> None:
-    scenario = scene_of("llama3-8b", "h100-80g", 1, 8, 4096, 64)
+def test_the_fastest_supported_plan_is_chosen() -> None:
+    scenario = make_scenario("llama3-8b", "h100-80g", 1, 8, 4096, 64)
     best = resolve_auto(scenario).plan
     assert best is not None
     second = resolve_auto(scenario, runs=lambda plan: plan != best)

@@ -1,6 +1,4 @@
-"""Enumeration: exactly the plans that the contract calls legal, as columns that stand for them, in
-bounded time.
-"""
+"""Enumeration: exactly the plans that the contract accepts, as columns."""
 
 from __future__ import annotations
 
@@ -98,7 +96,7 @@ def columns_of(plans: list[ParallelPlan]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_columns_are_illegal_exactly_where_the_contract_has_problems(model: ModelSpec) -> None:
+def test_masks_agree_with_the_contract(model: ModelSpec) -> None:
     draw = random.Random(model.name)
     plans = [random_plan(draw) for _ in range(3000)]
     seq_len, devices = draw.choice([64, 96, 100, 128]), draw.choice([None, 8, 48])
@@ -135,7 +133,7 @@ def cells(space, chosen, batch):
             yield block, index, plan_of(fields, batch, chosen)
 
 
-def test_a_small_space_is_every_legal_plan_once() -> None:
+def test_a_small_space_holds_every_legal_plan_once() -> None:
     model, seq_len, batch = preset("mixtral-8x7b"), 32, 8
     chosen = build_axes(
         {"offload": ["none", "all"], "prefetch_layers": [None, 2], "recompute": ["none", "full"]},
@@ -189,7 +187,7 @@ def test_a_small_space_is_every_legal_plan_once() -> None:
     assert set(found) == expected
 
 
-def test_columns_of_a_block_are_those_of_its_plans() -> None:
+def test_columns_of_a_block_match_its_plans() -> None:
     model, seq_len, batch = preset("deepseek-v2"), 4096, 96
     cluster = ClusterSpec(device="h100-80g", nodes=4, devices_per_node=8)
     chosen = build_axes({"precision": ["bf16", "fp8"], "devices": "any"}, cluster, cluster.entry)
@@ -206,12 +204,12 @@ def test_columns_of_a_block_are_those_of_its_plans() -> None:
                 assert np.broadcast_to(columns[name], block.shape).reshape(-1)[index] == value, name
 
 
-def test_fixed_fields_hold_and_the_rest_stays_free() -> None:
+def test_fixed_fields_hold_and_others_vary() -> None:
     fix = {"tp": 4, "zero": [1, 2], "schedule": "zbv", "pp": 2, "reduce_dtype": "fp32"}
     chosen = build_axes(fix, SMALL, SMALL.entry)
     space = enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, chosen)
     plans = [plan for _, _, plan in cells(space, chosen, 16)]
-    # on one data-parallel rank nothing is sharded, but zero was asked for
+    # one data-parallel rank has nothing to shard, but zero is fixed
     assert {
         (plan.tp, plan.pp, plan.schedule, plan.virtual_stages, plan.reduce_dtype) for plan in plans
     } == {(4, 2, "zbv", 2, "fp32")}
@@ -219,7 +217,7 @@ def test_fixed_fields_hold_and_the_rest_stays_free() -> None:
     assert {plan.recompute for plan in plans} == {"none", "selective", "full"}
 
 
-def test_many_choices_beside_the_rows() -> None:
+def test_many_choices_per_row() -> None:
     fix = {
         "prefetch_layers": list(range(80)),
         "pp": 2,
@@ -237,7 +235,7 @@ def test_many_choices_beside_the_rows() -> None:
     )
 
 
-def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
+def test_tensor_parallelism_stays_within_a_node_by_default() -> None:
     model = preset("llama3-70b")
     free = build_axes({}, SMALL, SMALL.entry)
     space = enumerate_plans(model, SMALL, 4096, 16, free)
@@ -262,7 +260,7 @@ def test_tensor_parallelism_stays_inside_a_node_unless_asked_for() -> None:
         ({"micro_batch_size": 1.5}, "fix.micro_batch_size"),
     ],
 )
-def test_a_wrong_fix_is_refused_by_name(fix: dict[str, object], field: str) -> None:
+def test_an_invalid_fix_is_refused_by_field(fix: dict[str, object], field: str) -> None:
     with pytest.raises(Refused) as refused:
         enumerate_plans(preset("llama3-8b"), SMALL, 4096, 16, build_axes(fix, SMALL, SMALL.entry))
     assert refused.value.field == field
@@ -278,7 +276,7 @@ def test_a_cluster_of_a_million_devices_is_answered() -> None:
     assert space.rejected["global_batch_size: does not divide by micro_batch_size x dp"] > 0
 
 
-def test_a_search_that_grows_too_large_says_what_it_leaves_out_or_which_axis_to_fix() -> None:
+def test_a_large_search_is_restricted_with_a_note_or_refused() -> None:
     cluster = ClusterSpec(device="h800-80g", nodes=256, devices_per_node=8)
     free = build_axes({}, cluster, cluster.entry)
     space = enumerate_plans(preset("deepseek-v3"), cluster, 4096, 15360, free)

@@ -1,4 +1,4 @@
-"""What is kept of a stream of plans is what sorting all of them at once would keep."""
+"""Running selections match a sort of all rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def stream(seed: int, n: int = 900):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_best_of_parts_are_the_best_of_all(seed: int) -> None:
+def test_the_best_of_a_stream_match_a_full_sort(seed: int) -> None:
     first, second, parts = stream(seed)
     best = Best(17)
     for part in parts:
@@ -27,7 +27,7 @@ def test_the_best_of_parts_are_the_best_of_all(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_front_of_parts_is_the_front_of_all(seed: int) -> None:
+def test_the_front_of_a_stream_matches_the_full_front(seed: int) -> None:
     first, second, parts = stream(seed)
     front = Front()
     for part in parts:
@@ -45,12 +45,12 @@ def test_the_front_of_parts_is_the_front_of_all(seed: int) -> None:
         assert row == np.flatnonzero((first == a) & (second == b))[0]
 
 
-def test_a_third_number_keeps_what_two_would_drop() -> None:
+def test_a_third_number_extends_the_front() -> None:
     slow_and_few = undominated([[1.0, 2.0, 2.0], [5.0, 5.0, 6.0], [512.0, 64.0, 64.0]])
     assert slow_and_few.tolist() == [0, 1]
 
 
-def test_a_thinned_front_keeps_its_ends() -> None:
+def test_a_thinned_front_includes_both_ends() -> None:
     values = np.sort(np.random.default_rng(0).uniform(0.1, 100, 500))
     kept = thinned(values, 40)
     assert kept[0] == 0 and kept[-1] == 499 and kept.size <= 40

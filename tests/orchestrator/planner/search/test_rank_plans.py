@@ -1,6 +1,4 @@
-"""The search: its grid computes what one plan alone computes, its ranking and front are those of
-all plans.
-"""
+"""The search matches single plans; ranking and front match all plans."""
 
 from __future__ import annotations
 
@@ -49,7 +47,7 @@ TERMS = (
 )
 
 
-def scene_of(
+def make_scenario(
     model: str | ModelSpec,
     device: str = "h100-80g",
     nodes: int = 4,
@@ -80,12 +78,12 @@ MIXED = ModelSpec.from_dict(
 )
 
 
-def parameters_of(scenario: Scenario, calibration: Calibration | None = None):
+def parameters_for(scenario: Scenario, calibration: Calibration | None = None):
     return columns_for([scenario.request(ParallelPlan())], calibration)
 
 
-def calibration_of(scenario: Scenario) -> Calibration:
-    """As if every plan took a third longer than predicted, and tensor parallel ones longer still."""
+def make_calibration(scenario: Scenario) -> Calibration:
+    """Every plan takes a third longer than predicted, tensor parallel ones even longer."""
     lines = []
     for tp, micro in ((1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (8, 1), (8, 4)):
         plan = ParallelPlan(
@@ -112,40 +110,40 @@ def calibration_of(scenario: Scenario) -> Calibration:
 
 
 SCENES = {
-    "dense": (scene_of("gpt3-175b"), {}),
+    "dense": (make_scenario("gpt3-175b"), {}),
     "experts, several precisions": (
-        scene_of("mixtral-8x7b", name="megatron", seq_len=4096),
+        make_scenario("mixtral-8x7b", name="megatron", seq_len=4096),
         {"precision": ["bf16", "fp8", "fp32"]},
     ),
     "latent attention": (
-        scene_of("deepseek-v2", nodes=8, seq_len=4096, name="fsdp2"),
+        make_scenario("deepseek-v2", nodes=8, seq_len=4096, name="fsdp2"),
         {"tp": [1, 4], "pp": [1, 2, 8, 16]},
     ),
     "every other layer": (
-        scene_of(MIXED, nodes=6, per_node=4),
+        make_scenario(MIXED, nodes=6, per_node=4),
         {"zero": [0, 1, 3], "recompute": ["none", "full"]},
     ),
     "fewer devices": (
-        scene_of("llama2-13b", "a100-80g", nodes=2),
+        make_scenario("llama2-13b", "a100-80g", nodes=2),
         {"devices": "any", "prefetch_layers": [0, 3]},
     ),
     "given layers": (
-        scene_of("llama-tiny", nodes=1),
+        make_scenario("llama-tiny", nodes=1),
         {"pp": 2, "stage_layers": [2, 3], "schedule": "1f1b"},
     ),
-    CALIBRATED: (scene_of("llama2-7b", seq_len=4096), {"offload": ["none", "all"]}),
+    CALIBRATED: (make_scenario("llama2-7b", seq_len=4096), {"offload": ["none", "all"]}),
     "cpu": (
-        scene_of("llama-tiny", "cpu", nodes=1, per_node=4, seq_len=128, batch=16),
+        make_scenario("llama-tiny", "cpu", nodes=1, per_node=4, seq_len=128, batch=16),
         {"precision": ["fp32", "bf16"]},
     ),
 }
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_the_grid_agrees_with_single_plans(name: str) -> None:
+def test_the_grid_matches_single_plans(name: str) -> None:
     scenario, fix = SCENES[name]
-    calibration = calibration_of(scenario) if name == CALIBRATED else None
-    parameters, batch = parameters_of(scenario, calibration), scenario.workload.global_batch_size
+    calibration = make_calibration(scenario) if name == CALIBRATED else None
+    parameters, batch = parameters_for(scenario, calibration), scenario.workload.global_batch_size
     assert (float(parameters["correction_runs"]) > 0) == (name == CALIBRATED)
     chosen = build_axes(fix, scenario.cluster, scenario.cluster.entry)
     space = enumerate_plans(
@@ -185,17 +183,17 @@ def every(scenario: Scenario, fix: dict[str, object]):
         for block in space.blocks
         for index in legal_cells(block)
     ]
-    return requests, table_of(requests, parameters_of(scenario))
+    return requests, table_of(requests, parameters_for(scenario))
 
 
 @pytest.mark.parametrize("objective", ["time", "cost", "memory"])
-def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
+def test_ranking_and_front_match_all_plans(objective: str) -> None:
     scenario, fix = (
-        scene_of("llama3-8b", nodes=1, seq_len=8192, batch=16),
+        make_scenario("llama3-8b", nodes=1, seq_len=8192, batch=16),
         {"offload": ["none", "optimizer"], "devices": [4, 8], "zero": 2, "cp": 1},
     )
     found = rank_plans(
-        scenario, fix=fix, parameters=parameters_of(scenario), objective=objective, top=15
+        scenario, fix=fix, parameters=parameters_for(scenario), objective=objective, top=15
     )
     requests, table = every(scenario, fix)
     fits = table.column("fits").astype(bool)
@@ -235,60 +233,64 @@ def test_ranking_and_front_are_those_of_all_plans(objective: str) -> None:
         )
 
 
-def test_nothing_fits_and_the_smallest_plan_is_told() -> None:
-    scenario = scene_of("gpt3-175b", "rtx4090-24g", nodes=1)
+def test_the_smallest_plan_is_returned_if_none_fits() -> None:
+    scenario = make_scenario("gpt3-175b", "rtx4090-24g", nodes=1)
     fix = {"offload": "none", "recompute": "full"}
-    found = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario))
+    found = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
     requests, table = every(scenario, fix)
     assert found.fit == 0 and found.plans == [] and found.enumerated == len(requests) > 1000
-    smallest = table_of([found.closest], parameters_of(scenario)).column("total_bytes")[0]
+    smallest = table_of([found.closest], parameters_for(scenario)).column("total_bytes")[0]
     assert smallest == pytest.approx(table.column("total_bytes").min(), rel=1e-9)
 
 
 @pytest.mark.parametrize(
     ("scenario", "fix", "field"),
     [
-        (scene_of("llama3-8b"), {"tp": 3}, "fix.tp"),
-        (scene_of("llama3-8b"), {"ep": 2}, "fix.ep"),
-        (scene_of("llama3-8b"), {"dp": 3}, "fix.dp"),
-        (scene_of("llama3-8b"), {"tp": 8, "pp": 8}, "fix.tp"),
-        (scene_of("llama3-8b", seq_len=2047), {"cp": 2}, "fix.cp"),
-        (scene_of("llama3-8b", batch=96), {"micro_batch_size": 64}, "workload.global_batch_size"),
-        (scene_of("gpt3-175b", seq_len=4096), {}, "seq_len"),
-        (scene_of("llama3-8b"), {"pp": 64, "virtual_stages": 2, "schedule": "zb1p"}, "fix.pp"),
+        (make_scenario("llama3-8b"), {"tp": 3}, "fix.tp"),
+        (make_scenario("llama3-8b"), {"ep": 2}, "fix.ep"),
+        (make_scenario("llama3-8b"), {"dp": 3}, "fix.dp"),
+        (make_scenario("llama3-8b"), {"tp": 8, "pp": 8}, "fix.tp"),
+        (make_scenario("llama3-8b", seq_len=2047), {"cp": 2}, "fix.cp"),
+        (
+            make_scenario("llama3-8b", batch=96),
+            {"micro_batch_size": 64},
+            "workload.global_batch_size",
+        ),
+        (make_scenario("gpt3-175b", seq_len=4096), {}, "seq_len"),
+        (make_scenario("llama3-8b"), {"pp": 64, "virtual_stages": 2, "schedule": "zb1p"}, "fix.pp"),
     ],
 )
-def test_nothing_legal_is_told_with_a_reason(
+def test_no_legal_plan_gives_a_reason(
     scenario: Scenario, fix: dict[str, object], field: str
 ) -> None:
-    found = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario))
+    found = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
     assert found.enumerated == 0 and found.plans == []
     assert field in [each.field for each in found.problems]
     assert all(each.message and each.hint for each in found.problems)
 
 
-def test_a_suggested_degree_goes_into_the_devices_beside_the_others() -> None:
-    scenario = scene_of("llama3-8b", nodes=1)
+def test_a_suggested_degree_divides_the_devices_with_the_others() -> None:
+    scenario = make_scenario("llama3-8b", nodes=1)
     for fix, tries in (
         ({"pp": 64}, "pp 8"),
         ({"pp": 64, "tp": 2}, "pp 4"),
         ({"tp": 3, "pp": 8}, "tp 1"),
     ):
-        [first, *_] = rank_plans(scenario, fix=fix, parameters=parameters_of(scenario)).problems
+        [first, *_] = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario)).problems
         assert first.hint == tries
         name, degree = tries.split()
         assert (
             rank_plans(
-                scenario, fix={**fix, name: int(degree)}, parameters=parameters_of(scenario)
+                scenario, fix={**fix, name: int(degree)}, parameters=parameters_for(scenario)
             ).enumerated
             > 0
         )
 
 
-def test_a_search_needs_a_batch_and_a_known_objective() -> None:
-    scenario = scene_of("llama3-8b")
+def test_a_search_requires_a_batch_and_a_known_objective() -> None:
+    scenario = make_scenario("llama3-8b")
     with pytest.raises(Refused, match="not an objective"):
-        rank_plans(scenario, parameters=parameters_of(scenario), objective="speed")
+        rank_plans(scenario, parameters=parameters_for(scenario), objective="speed")
     unbound = Scenario(scenario.model, scenario.cluster, Workload(seq_len=128), scenario.framework)
     with pytest.raises(Refused, match="number of sequences per step"):
-        rank_plans(unbound, parameters=parameters_of(scenario))
+        rank_plans(unbound, parameters=parameters_for(scenario))

@@ -1,4 +1,4 @@
-"""What the planner remembers: calibrations, own devices, saved plans; who may, and what is refused."""
+"""Stored calibrations, own devices and saved plans: permissions and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(status: int, act: Any, **arguments: Any) -> Refusal:
     return caught.value
 
 
-def test_a_calibration_is_fitted_kept_and_added_to(
+def test_a_calibration_is_fitted_stored_and_extended(
     owner: User, teammate: User, stranger: User
 ) -> None:
     made = services.calibration_add(
@@ -74,7 +74,7 @@ def test_a_calibration_is_fitted_kept_and_added_to(
         ({**MEASURED[0], "plan": {"dp": 3}}, "measurements.0.plan.dp"),
     ],
 )
-def test_lines_that_cannot_be_used_are_named(owner: User, line: dict[str, Any], field: str) -> None:
+def test_unusable_lines_are_named(owner: User, line: dict[str, Any], field: str) -> None:
     refusal = refused(422, services.calibration_add, by=owner, name="x", measurements=[line])
     assert (
         field in [error["field"] for error in refusal.errors] and not Calibration.objects.exists()
@@ -82,7 +82,7 @@ def test_lines_that_cannot_be_used_are_named(owner: User, line: dict[str, Any], 
     refused(422, services.calibration_add, by=owner, name="x", measurements=[])
 
 
-def test_devices_of_ones_own_are_a_teams(owner: User, teammate: User, stranger: User) -> None:
+def test_own_devices_are_visible_to_the_team(owner: User, teammate: User, stranger: User) -> None:
     made = services.device_type_create(by=owner, entry=OWN)
     assert selectors.own_devices(user=teammate)["lab-gpu"].memory_bytes == 40 * 2**30
     assert not selectors.own_devices(user=stranger)
@@ -102,7 +102,7 @@ def test_devices_of_ones_own_are_a_teams(owner: User, teammate: User, stranger: 
     services.device_type_delete(device_type=made, by=owner)
 
 
-def test_estimates_rest_on_the_devices_default_calibration(owner: User) -> None:
+def test_estimates_use_the_devices_default_calibration(owner: User) -> None:
     [before] = user_api.estimate(user=owner, lines=[LINE])
     services.calibration_add(by=owner, name="March", measurements=MEASURED, default=True)
     [after] = user_api.estimate(user=owner, lines=[LINE])

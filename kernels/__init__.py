@@ -1,11 +1,9 @@
 """Fused operations for transformers: Triton kernels with readable references, chosen by
 measurement.
 
-Wants torch; without triton or a GPU every operation still works, by its reference or torch's own
-kernels.
-`explain()` tells which implementation ran each kind of call, and why. Triton is loaded with the
-first operation that
-has kernels of its own to launch, not with this package.
+Requires torch. Without triton or a GPU every operation still works, through its reference or
+torch's kernels. `explain()` reports which implementation ran each kind of call, and why. Triton is
+imported by the first operation that launches a kernel, not by this package.
 """
 
 from __future__ import annotations

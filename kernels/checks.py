@@ -1,8 +1,7 @@
-"""Arguments looked at before anything is launched: what is wrong, which argument, what to do about
-it.
+"""Argument checks before any launch; each error names the argument, the problem and the remedy.
 
-TypeError for what a thing is (no tensor, dtype), ValueError for its shape, place or value. Knows no
-operation.
+TypeError for wrong types (not a tensor, dtype), ValueError for shapes, devices and values. Does not
+depend on any operation.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def tensor(name: str, x: object) -> None:
-    """x must be a tensor, and a dense one."""
+    """x must be a dense tensor."""
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, not {type(x).__name__}.")
     if x.layout is not torch.strided:
@@ -27,7 +26,7 @@ def tensor(name: str, x: object) -> None:
 
 
 def dtype_in(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS) -> None:
-    """x's dtype must be one of those allowed; also refuses what is no tensor."""
+    """x must be a tensor with one of the allowed dtypes."""
     tensor(name, x)
     allowed = tuple(allowed)
     if x.dtype not in allowed:
@@ -39,20 +38,21 @@ def dtype_in(name: str, x: torch.Tensor, allowed: Iterable[torch.dtype] = FLOATS
 
 
 def same_dtype(**tensors: torch.Tensor) -> None:
-    """All the tensors must have the dtype of the first."""
+    """All tensors must have the dtype of the first."""
     (first, first_tensor), *rest = tensors.items()
     tensor(first, first_tensor)
     for name, x in rest:
         tensor(name, x)
         if x.dtype != first_tensor.dtype:
             raise TypeError(
-                f"{name} is {x.dtype} and {first} is {first_tensor.dtype}; they must be equal. Cast one "
+                f"{name} is {x.dtype} and {first} is {first_tensor.dtype}; they must be equal. "
+                "Cast one "
                 "of them."
             )
 
 
 def same_device(**tensors: torch.Tensor | None) -> None:
-    """All the tensors must lie on the device of the first; None is passed over."""
+    """All tensors must be on the device of the first; None is skipped."""
     present = [(name, x) for name, x in tensors.items() if x is not None]
     first, first_tensor = present[0]
     tensor(first, first_tensor)
@@ -60,7 +60,8 @@ def same_device(**tensors: torch.Tensor | None) -> None:
         tensor(name, x)
         if x.device != first_tensor.device:
             raise ValueError(
-                f"{name} lies on {x.device} and {first} on {first_tensor.device}; move them to one device."
+                f"{name} is on {x.device} and {first} on {first_tensor.device}; move them to one "
+                "device."
             )
 
 
@@ -75,10 +76,7 @@ def dims(name: str, x: torch.Tensor, *counts: int) -> None:
 
 
 def shape(name: str, x: torch.Tensor, expected: tuple[int | None, ...], meaning: str = "") -> None:
-    """x's shape must be the expected one; None stands for any size.
-
-    `meaning` names the dimensions.
-    """
+    """x must have the expected shape; None stands for any size. `meaning` names the dimensions."""
     tensor(name, x)
     matches = x.dim() == len(expected) and all(
         e is None or e == s for s, e in zip(x.shape, expected, strict=True)
@@ -97,7 +95,7 @@ def non_empty(name: str, x: torch.Tensor, dim: int) -> None:
 
 
 def contiguous_last(name: str, x: torch.Tensor) -> None:
-    """Neighbours along the last dimension must be neighbours in memory."""
+    """The last dimension of x must have stride 1."""
     if x.dim() and x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(
             f"{name} has stride {x.stride(-1)} along its last dimension; it must be 1: "
@@ -106,7 +104,7 @@ def contiguous_last(name: str, x: torch.Tensor) -> None:
 
 
 def contiguous(name: str, x: torch.Tensor) -> None:
-    """x must lie in memory without gaps; for what is written in place."""
+    """x must be contiguous; for tensors that are written in place."""
     if not x.is_contiguous():
         raise ValueError(
             f"{name} with shape {tuple(x.shape)} and strides {x.stride()} must be contiguous."
@@ -114,12 +112,12 @@ def contiguous(name: str, x: torch.Tensor) -> None:
 
 
 def not_expanded(name: str, x: torch.Tensor) -> None:
-    """x, which is written in place, must not hold one number in two places, as an expanded tensor
-    does.
+    """x, which is written in place, must not be expanded (several elements in one memory
+    location).
     """
     if any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(
-            f"{name} with shape {tuple(x.shape)} has strides {x.stride()}: expanded; .clone() it "
+            f"{name} with shape {tuple(x.shape)} and strides {x.stride()} is expanded; .clone() it "
             "first."
         )
 
@@ -131,16 +129,16 @@ def pair(name: str, value: object) -> None:
 
 
 def integer_dtype(name: str, x: torch.Tensor) -> None:
-    """x must hold int32 or int64."""
+    """x must be int32 or int64."""
     dtype_in(name, x, (torch.int32, torch.int64))
 
 
 def integer(
     name: str, value: int | None, minimum: int | None = 1, maximum: int | None = None
 ) -> None:
-    """The value must be a whole number within these bounds."""
+    """The value must be an integer within these bounds."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number, not {value!r}.")
+        raise TypeError(f"{name} must be an integer, not {value!r}.")
     if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
         bounds = f"at least {minimum}" if maximum is None else f"in {minimum} to {maximum}"
         raise ValueError(f"{name} is {value}; it must be {bounds}.")
@@ -153,33 +151,33 @@ def boolean(name: str, value: object) -> None:
 
 
 def splits(value: int | None, maximum: int = 256) -> None:
-    """Parts of a sum that programs share, or None to have them chosen."""
+    """Splits of a sum over programs, or None to choose them automatically."""
     if value is not None:
         integer("num_splits", value, 1, maximum)
 
 
 def positive(name: str, value: float, *, finite: bool = True) -> None:
-    """The number must be above zero, and finite unless said otherwise."""
+    """The number must be positive, and finite unless `finite` is False."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not value > 0:
-        raise ValueError(f"{name} is {value}; it must be above zero.")
+        raise ValueError(f"{name} is {value}; it must be positive.")
     if finite and not math.isfinite(value):
         raise ValueError(f"{name} is {value}; it must be finite.")
 
 
 def softcap(value: float) -> None:
-    """A cap on scores or logits: above zero, or 0 for none."""
+    """A cap on scores or logits: positive, or 0 for none."""
     if isinstance(value, torch.Tensor) or value != 0:
         positive("softcap", value)
 
 
 def window(value: int | None) -> None:
-    """How many keys a query sees, its own among them; None for all."""
+    """The number of keys that a query sees, its own included; None for all."""
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"window must be a whole number of keys or None, not {value!r}.")
+        raise TypeError(f"window must be an integer number of keys or None, not {value!r}.")
     if value < 1:
         raise ValueError(
             f"window is {value}; it must be at least 1 (a query sees itself), or None for no "
@@ -188,7 +186,7 @@ def window(value: int | None) -> None:
 
 
 def one_of(name: str, value: object, allowed: Iterable[object]) -> None:
-    """The value must be one of those allowed."""
+    """The value must be one of the allowed values."""
     allowed = tuple(allowed)
     if value not in allowed:
         raise ValueError(

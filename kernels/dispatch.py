@@ -1,8 +1,7 @@
-"""Which implementation runs a call, and why; every choice is remembered.
+"""Chooses and records the implementation that runs a call, with the reason.
 
-Order: what is forced (argument, then KERNELS_BACKEND), else the tuned table's order, else the
-operation's own
-order; the first that can. Knows names and reasons; knows no operation.
+Order: the forced backend (argument, then KERNELS_BACKEND), else the tuned table's order, else the
+operation's order; the first candidate that can run. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ import torch
 from kernels import tuning
 
 KNOWN_BACKENDS = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "compiled")
-"""Every backend an operation may offer; a forced name that none has is refused as a slip of the pen."""
+"""Every backend that an operation may offer; other forced names raise ValueError."""
 
 MAX_RECORDS = 1024
-"""Distinct (operation, facts, backend) kept; later ones are counted together under facts {}."""
+"""Distinct (operation, facts, backend) records; later ones are counted together under facts {}."""
 
 MAX_CACHED = 4096
-"""Exact kinds of calls whose choice is remembered; others are looked at anew each time."""
+"""Cached choices by exact call key; further kinds of calls are checked and chosen each time."""
 
 
 class BackendUnavailable(RuntimeError):
-    """A backend was asked for by name and cannot run this call; the text says why.
+    """The requested backend, or every backend, cannot run this call; the message says why.
 
-    Trying again does not help.
+    A retry does not help.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An implementation of an operation: its backend's name, and why it cannot run this call (None:
-    it can).
+    """An implementation of an operation: its backend's name, and why it cannot run this call (None
+    if it can).
     """
 
     backend: str
@@ -54,7 +53,7 @@ class _Record:
 _records: dict[tuple[object, ...], _Record] = {}
 _cached: dict[tuple[object, ...], tuple[Any, _Record]] = {}
 _variables: dict[bytes, bytes] = getattr(os.environ, "_data", {})
-forced_by_environment = (  # 0.05 us, where os.environ itself takes 0.5
+forced_by_environment = (  # 0.05 us; os.environ itself takes 0.5 us
     _variables.get if b"PATH" in _variables else lambda name: os.environ.get(name.decode())
 )
 _latest = threading.local()  # the record that this thread counted last
@@ -64,13 +63,12 @@ _lock = threading.Lock()
 def choose(
     op: str, facts: dict[str, object], candidates: Sequence[Candidate], backend: str | None = None
 ) -> Candidate:
-    """The candidate to run.
+    """Returns the candidate to run.
 
-    `candidates` stand in the operation's own order; `facts` are what the choice may rest on (dtype,
-    sizes as
-    `tuning.round_up` gives them, flags), with few distinct values. `backend` forces one by name.
-    Raises
-    BackendUnavailable when the forced one cannot, or none can; ValueError for a name nobody has.
+    `candidates` are in the operation's own order. `facts` are what the choice may depend on (dtype,
+    sizes rounded by `tuning.round_up`, flags), with few distinct values. `backend` forces one by
+    name. Raises BackendUnavailable if the forced one, or every candidate, cannot run; ValueError
+    for an unknown name.
     """
     forced, by = (backend, "backend=") if backend is not None else _forced(op)
     if forced is not None:
@@ -94,14 +92,14 @@ def choose(
             _record(op, facts, candidate.backend, reason)
             return candidate
         skipped.append(f"not {candidate.backend}: {candidate.why_not}")
-    raise BackendUnavailable(f"{op}: nothing here can run this call: {'; '.join(skipped)}.")
+    raise BackendUnavailable(f"{op}: no backend can run this call: {'; '.join(skipped)}.")
 
 
 def explain() -> list[dict[str, object]]:
     """Each kind of call since the start: {op, facts, backend, reason, calls}, in the order of first
     use.
 
-    Facts are numbers, words and None: fit for JSON. A call that torch.compile traced counts once.
+    Facts are numbers, strings and None, fit for JSON. A call traced by torch.compile counts once.
     """
     with _lock:
         return [
@@ -117,15 +115,15 @@ def explain() -> list[dict[str, object]]:
 
 
 def clear_records() -> None:
-    """Empties what `explain` tells; for the start of a run."""
+    """Clears the records of `explain` and the cached choices, for the start of a run."""
     with _lock:
         _records.clear()
         _cached.clear()
 
 
 def cached_choice(key: tuple[object, ...] | None) -> Any:
-    """What was settled for calls of this kind, the call counted like those before it; None where
-    nothing was.
+    """The cached value for calls with this key, after counting the call; None if nothing is
+    cached.
     """
     hit = _cached.get(key) if key is not None else None
     if hit is None:
@@ -135,10 +133,9 @@ def cached_choice(key: tuple[object, ...] | None) -> Any:
 
 
 def cache_choice(key: tuple[object, ...] | None, value: Any) -> None:
-    """Remember `value` for all calls of a kind, right after a `choose` whose outcome it rests on.
+    """Caches `value` for all calls with this key, right after the `choose` that it depends on.
 
-    `key` holds whatever checks and choice look at, so that looking once is enough; None settles
-    nothing.
+    `key` contains everything that checks and choice depend on; None caches nothing.
     """
     if key is not None and len(_cached) < MAX_CACHED:
         _cached[key] = value, _latest.record
@@ -147,10 +144,9 @@ def cache_choice(key: tuple[object, ...] | None, value: Any) -> None:
 def cpu_call_key(
     op: str, tensors: Sequence[torch.Tensor | None], *options: object
 ) -> tuple[object, ...] | None:
-    """What checks and choice rest on for a call on a CPU whose strides do not matter; None for any
-    other call, and for
-    what is no tensor. Costs 2 us; checking and choosing anew 10 to 40, where torch's smallest
-    operators take 3.
+    """Cache key of a call on CPU tensors whose strides do not matter; None for any other call.
+
+    Costs 2 us. Checking and choosing again costs 10 to 40 us; torch's smallest operators take 3 us.
     """
     if torch.compiler.is_compiling():
         return None
@@ -170,7 +166,7 @@ def cpu_call_key(
 
 
 def record_choice(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
-    """A call that somebody else than `choose` decided about, for `explain`."""
+    """Records for `explain` a call whose backend was chosen elsewhere, not by `choose`."""
     _record(op, facts, backend, reason)
 
 
@@ -184,7 +180,7 @@ def _forced(op: str) -> tuple[str | None, str]:
         name, _, value = part.strip().rpartition("=")
         if value not in KNOWN_BACKENDS:
             raise ValueError(
-                f"KERNELS_BACKEND names {value!r}; known are: {', '.join(KNOWN_BACKENDS)}."
+                f"KERNELS_BACKEND names {value!r}; it must be one of: {', '.join(KNOWN_BACKENDS)}."
             )
         if name == op:
             return value, f"KERNELS_BACKEND={op}="
@@ -200,16 +196,16 @@ def _select_forced(
         if candidate.backend == forced:
             if candidate.why_not is not None:
                 raise BackendUnavailable(
-                    f"{op}: {by}{forced} was asked for and cannot run this call: "
+                    f"{op}: {by}{forced} was requested and cannot run this call: "
                     f"{candidate.why_not}. "
-                    "Leave the choice open, or change the call."
+                    "Remove the request, or change the call."
                 )
-            return candidate, f"asked for by {by}{forced}"
-    # said for all operations: those that do not have it choose for themselves
+            return candidate, f"requested by {by}{forced}"
+    # A request for all operations does not apply to operations that lack the backend.
     if by == "KERNELS_BACKEND=":
         return None, ""
     names = ", ".join(c.backend for c in candidates)
-    raise ValueError(f"{op}: {by}{forced} was asked for; it has: {names}.")
+    raise ValueError(f"{op}: {by}{forced} was requested; available backends: {names}.")
 
 
 def _record(op: str, facts: dict[str, object], backend: str, reason: str) -> None:
@@ -220,8 +216,8 @@ def _record(op: str, facts: dict[str, object], backend: str, reason: str) -> Non
 
 
 def _traced(op: str, facts: tuple[tuple[str, object], ...], backend: str, reason: str) -> None:
-    """Runs once when torch.compile traces a call, which stands in the graph from then on and is not
-    counted again.
+    """Runs once when torch.compile traces a call; the call stays in the graph and is not counted
+    again.
     """
     _count((op, backend, *facts), dict(facts), f"{reason}; traced by torch.compile")
 
@@ -243,7 +239,11 @@ def _count(key: tuple[object, ...], facts: dict[str, object], reason: str) -> No
     if record is None:
         with _lock:
             if len(_records) >= MAX_RECORDS and key not in _records:
-                key, facts, reason = (key[0], key[1]), {}, "more kinds of calls than are told apart"
+                key, facts, reason = (
+                    (key[0], key[1]),
+                    {},
+                    "further kinds of calls, counted together",
+                )
             record = _records.setdefault(key, _Record(dict(facts), reason))
     record.calls += 1
     _latest.record = record

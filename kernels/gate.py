@@ -1,11 +1,9 @@
 """`python -m kernels.gate --arch sm_90`: compiles every shipped configuration without a GPU and
-looks at the result.
+checks it.
 
-Breaches: spilled registers without a reason, shared memory above the architecture's limit, an
-instruction that
-was expected and is missing, a configuration that does not compile. Finds configurations in each
-module of this
-package that has `shipped(arch) -> list[ShippedKernel]`; knows no operation.
+Breaches: register spills without a reason, shared memory above the architecture's limit, a missing
+expected instruction, a compile error. The gate finds configurations in each module of this package
+that has `shipped(arch) -> list[ShippedKernel]`. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ PROCESSES = 2
 
 @dataclass(frozen=True)
 class CompileResult:
-    """What the compiler made of one configuration."""
+    """The compiler's figures for one configuration."""
 
     op: str
     name: str
@@ -47,8 +45,8 @@ class CompileResult:
 
 
 def shipping_modules(only: str | None = None) -> list[str]:
-    """Names of all modules that ship configurations; of those alone that name an operation, where
-    one is given.
+    """Names of the modules that ship configurations; with `only`, of those that name this
+    operation.
     """
     root = Path(kernels.__file__).parent
     matches = []
@@ -63,7 +61,7 @@ def shipping_modules(only: str | None = None) -> list[str]:
 
 
 def compile_kernel(shipped_kernel: ShippedKernel, arch: str) -> CompileResult:
-    """Compiles one configuration for `arch` and judges it."""
+    """Compiles one configuration for `arch` and checks it."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -77,8 +75,9 @@ def compile_kernel(shipped_kernel: ShippedKernel, arch: str) -> CompileResult:
             continue
         if name not in shipped_kernel.signature:
             raise KeyError(
-                f"{shipped_kernel.op}/{shipped_kernel.name}: argument {name!r} stands neither in signature nor in "
-                "constexprs."
+                f"{shipped_kernel.op}/{shipped_kernel.name}: argument {name!r} is missing from "
+                "both "
+                "signature and constexprs."
             )
         kind, _, multiple = shipped_kernel.signature[name].partition(":")
         signature[name] = kind
@@ -134,15 +133,15 @@ def _breaches(
     message = []
     if stack and shipped_kernel.spills_ok is None:
         message.append(
-            f"spills {stack} bytes of registers a thread; smaller blocks or more warps, or give "
-            "spills_ok."
+            f"spills {stack} bytes of registers per thread; use smaller blocks or more warps, or "
+            "set spills_ok."
         )
     if not stack and shipped_kernel.spills_ok is not None:
-        message.append("spills nothing any more; remove spills_ok.")
+        message.append("no longer spills; remove spills_ok.")
     limit = runtime.shared_memory_limit(arch)
     if shared > limit:
         message.append(
-            f"wants {shared:,} bytes of shared memory; {arch} has {limit:,}. Fewer stages or "
+            f"needs {shared:,} bytes of shared memory; {arch} has {limit:,}. Use fewer stages or "
             "smaller blocks."
         )
     message += [
@@ -154,9 +153,7 @@ def _breaches(
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """(registers, bytes of stack) a thread, as cuobjdump tells them; stack is where spilled
-    registers go.
-    """
+    """(registers, bytes of stack) per thread from cuobjdump; the stack holds spilled registers."""
     from triton import knobs
 
     path = tuning.cache_home() / f"gate-{os.getpid()}.cubin"
@@ -173,7 +170,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         path.unlink()
     matches = re.search(r"REG:(\d+).*?STACK:(\d+)", results)
     if matches is None:
-        raise RuntimeError(f"cuobjdump told no resource usage:\n{results[:500]}")
+        raise RuntimeError(f"cuobjdump reported no resource usage:\n{results[:500]}")
     return int(matches[1]), int(matches[2])
 
 
@@ -185,7 +182,7 @@ def _compile_job(job: tuple[str, int, str]) -> CompileResult:
 def compile_all(
     arch: str, only: str | None = None, processes: int = PROCESSES
 ) -> list[CompileResult]:
-    """Compiles everything shipped for `arch` (or one operation's); results come cached by triton."""
+    """Compiles everything shipped for `arch` (or one operation's); triton caches the results."""
     os.environ.setdefault("TRITON_CACHE_DIR", str(tuning.cache_home() / "triton"))
     jobs = [
         (module, index, arch)
@@ -205,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--arch", default="sm_90", help="sm_80, sm_90, …")
     parser.add_argument("--only", metavar="OP", help="one operation")
-    parser.add_argument("--json", action="store_true", help="one JSON document and nothing else")
+    parser.add_argument("--json", action="store_true", help="print one JSON document only")
     args = parser.parse_args(arguments)
     if not re.fullmatch(r"sm_\d+", args.arch):
         parser.error(f"--arch is {args.arch!r}; it must look like sm_90.")

@@ -1,6 +1,6 @@
-"""Triton's names, importable where triton is not, and the device helpers that kernels share.
+"""Triton's names, importable without triton, and device functions that kernels share.
 
-Knows arithmetic inside a program; knows no operation and no launch.
+Does not depend on any operation or launch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING or HAS_TRITON:
 else:
 
     class _Absent:
-        """Stands in for triton's modules: every attribute and call is itself, so that kernel files
-        import.
+        """Placeholder for triton's modules: each attribute and call returns itself, so that kernel
+        files import.
         """
 
         def __getattr__(self, name: str) -> _Absent:
@@ -47,17 +47,17 @@ __all__ = [
 ]
 
 UPCAST = INTERPRET
-"""What launchers pass for a kernel's UPCAST: the interpreter's bf16 products are silently wrong, so operands
-are cast to fp32 there."""
+"""Value that launchers pass for a kernel's UPCAST. Bf16 products are silently wrong in the
+interpreter, so operands are cast to fp32 there.
+"""
 
 
 _INTERPRETED = tl.constexpr(INTERPRET)
 
 
 def jit(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """`triton.jit`; leaves the function as it is where triton is missing.
-
-    Use bare or with triton's options.
+    """`triton.jit`, used bare or with its options; without triton, returns the function
+    unchanged.
     """
     if not HAS_TRITON:
         return fn if fn is not None else (lambda f: f)
@@ -76,9 +76,8 @@ def cdiv(a: int, b: int) -> int:
 
 @jit
 def dot(a, b, acc, UPCAST: tl.constexpr):
-    """acc + a·b in fp32.
-
-    Operands of fp32 are multiplied exactly, not as TF32, as torch does by default.
+    """acc + a·b in fp32; fp32 operands are multiplied exactly, not as TF32, as torch does by
+    default.
     """
     if UPCAST:
         out = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
@@ -89,8 +88,8 @@ def dot(a, b, acc, UPCAST: tl.constexpr):
 
 @jit
 def fp8_scale(amax):
-    """The fp32 scale of a group whose largest magnitude is amax: x ~ q · scale; a normal number, of
-    zeros too.
+    """The fp32 scale of a group with largest magnitude amax: x ~ q · scale; a normal number even if
+    amax is 0.
     """
     # 448 times the smallest normal number
     return tl.div_rn(tl.maximum(amax, 5.266214691683848e-36), 448.0)
@@ -98,12 +97,11 @@ def fp8_scale(amax):
 
 @jit
 def to_fp8(x, scale):
-    """x / scale as e4m3, clamped to +-448 first: a cast alone wraps in the interpreter.
-
-    NaN stays NaN.
+    """x / scale as e4m3, clamped to +-448 first (a plain cast wraps in the interpreter); NaN stays
+    NaN.
     """
     q = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-    # its cast rounds 127.6 to 64: the carry out of the mantissa is lost, so round before it
+    # The interpreter's cast loses the carry out of the mantissa (127.6 becomes 64): round first.
     if _INTERPRETED:
         bits = q.to(tl.int32, bitcast=True)
         bits = (bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000

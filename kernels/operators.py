@@ -1,9 +1,7 @@
-"""Own launches as operators of torch's, to whoever watches operators: recomputation, profiles,
-counts of FLOPs.
+"""Kernel launches as torch operators, for dispatch modes: recomputation, profilers, FLOP counters.
 
-A launch by itself is no operator: a dispatch mode sees the memory it fills and not what fills it.
-Knows names and
-tensors; knows no operation.
+A launch by itself is not an operator: a dispatch mode sees the allocation but not the kernel that
+fills it. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from torch import Tensor
 
 Run = Callable[[], Sequence[Tensor]]
 
-# defined by hand, since torch.library.custom_op loads torch's compiler at the first call: seconds a
-# process
+# Defined by hand: torch.library.custom_op imports torch's compiler at the first call, which takes
+# seconds per process.
 _LIBRARY: Any = torch.library.Library("kernels", "FRAGMENT")  # type: ignore[no-untyped-call]
 _pending_calls: dict[int, Run] = {}
 _call_ids = itertools.count()
@@ -28,13 +26,11 @@ _call_ids = itertools.count()
 def call_as_operator(
     name: str, inputs: Sequence[Tensor | None], run: Run, *, flops: int = 0
 ) -> list[Tensor]:
-    """What `run()` makes of `inputs`, as one call of `torch.ops.kernels.<name>` where a dispatch
-    mode looks on.
+    """Returns `run()`, as one call of `torch.ops.kernels.<name>` if a dispatch mode is active.
 
-    `run` makes new tensors alone, as many as the inputs and options say, so that a watcher may give
-    those of an earlier
-    call instead. Where nobody looks on it is called as it is: an operator in Python costs some 20
-    us.
+    `run` returns new tensors only, as many as the inputs and options determine, so that a mode may
+    substitute those of an earlier call. Without a mode `run` is called directly: an operator in
+    Python costs about 20 us.
     """
     if torch.compiler.is_compiling() or not torch._C._len_torch_dispatch_stack():
         return list(run())
@@ -49,7 +45,7 @@ def call_as_operator(
 
 @functools.cache
 def operator(name: str) -> Any:
-    """The overload that `call_as_operator` calls by this name: `(Tensor[] inputs, int call, int flops) ->
+    """The overload that `call_as_operator` calls: `(Tensor[] inputs, int call, int flops) ->
     Tensor[]`.
     """
     _LIBRARY.define(f"{name}(Tensor[] inputs, int call, int flops) -> Tensor[]")

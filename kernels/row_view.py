@@ -1,4 +1,4 @@
-"""A tensor of any leading dimensions as rows, for kernels that know two. Knows no operation."""
+"""Views of a tensor with any leading dimensions as rows, for kernels that take two dimensions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import torch
 
 
 def as_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [..., N] as [rows, N] whose neighbours are adjacent; a view where strides allow it."""
+    """x [..., N] as [rows, N] with contiguous rows; a view if the strides allow it."""
     rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 or rows.shape[-1] == 1 else rows.contiguous()

@@ -1,7 +1,7 @@
-"""Where a kernel can run: on this GPU, in Triton's interpreter, or not at all (then references and
-torch's own).
+"""Where a kernel can run: on this GPU, in Triton's interpreter, or nowhere (then references and
+torch run).
 
-Knows devices and limits; knows no operation.
+Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import torch
 Mode = Literal["gpu", "interpret", "reference"]
 
 HAS_TRITON: bool = importlib.util.find_spec("triton") is not None
-# Triton reads the variable when a kernel is decorated, so a later change has no effect here either.
+# Triton reads the variable when a kernel is decorated, so later changes have no effect.
 INTERPRET: bool = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 
-# Bytes of shared memory that one program may ask for (CUDA programming guide, table "technical
-# specifications",
-# less the 1 KiB a block reserves); architectures that are not listed get the smallest.
+# Bytes of shared memory that one program may use (CUDA programming guide, table "technical
+# specifications", less the 1 KiB that each block reserves). Unlisted architectures get the
+# smallest.
 _SHARED_MEMORY_BYTES = {
     "sm_75": 65_536,
     "sm_80": 166_912,
@@ -35,7 +35,7 @@ _SHARED_MEMORY_BYTES = {
 
 
 def mode(location: torch.Tensor | torch.device) -> Mode:
-    """How an own kernel would run on this tensor's device; "reference" when it cannot."""
+    """How an own kernel would run on this tensor's device; "reference" if it cannot run."""
     device = location.device if isinstance(location, torch.Tensor) else location
     if not HAS_TRITON:
         return "reference"
@@ -47,28 +47,27 @@ def mode(location: torch.Tensor | torch.device) -> Mode:
 def why_not(
     location: torch.Tensor | torch.device, *other_tensors: torch.Tensor | None
 ) -> str | None:
-    """Why an own kernel cannot run there, in words; None when it can.
-
-    `other_tensors`: further tensors of the call.
+    """The reason why an own kernel cannot run there; None if it can. `other_tensors`: further
+    tensors of the call.
     """
     for x in (location, *other_tensors):
         if isinstance(x, torch.Tensor) and type(x) not in (torch.Tensor, torch.nn.Parameter):
             # DTensor, FakeTensor, …
-            return f"a {type(x).__name__}, whose numbers a kernel does not see"
+            return f"{type(x).__name__} is not a plain tensor"
     if mode(location) != "reference":
         return None
     device = location.device if isinstance(location, torch.Tensor) else location
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type == "cpu":
-        return "a CPU tensor, and no interpreter was asked for"
+        return "a CPU tensor, and TRITON_INTERPRET is not set"
     if INTERPRET:
-        return "the process interprets kernels, so a GPU tensor has none"
-    return f"no Triton kernels for {device.type} devices here"
+        return "this process interprets kernels, which excludes GPU tensors"
+    return f"no Triton kernels for {device.type} devices"
 
 
 def device_key(device: torch.device) -> int:
-    """The device's index; the current one where the device names none."""
+    """The device's index, or the current device's if the device has no index."""
     return device.index if device.index is not None else torch.cuda.current_device()
 
 
@@ -84,7 +83,7 @@ def _device_arch(index: int) -> str:
 
 
 def arch(device: torch.device | None = None) -> str:
-    """The architecture kernels are chosen for: "sm_90", "interpret", or "cpu" where neither exists."""
+    """The architecture to choose kernels for: "sm_90", "interpret", or "cpu" without either."""
     if INTERPRET:
         return "interpret"
     if not _has_gpu() or (device is not None and device.type != "cuda"):
@@ -93,7 +92,7 @@ def arch(device: torch.device | None = None) -> str:
 
 
 def has_fp8(arch: str) -> bool:
-    """If Triton's e4m3 exists there: from sm_89 on, and in the interpreter."""
+    """Whether Triton supports e4m3: from sm_89 on, and in the interpreter."""
     return arch == "interpret" or (arch.startswith("sm_") and int(arch[3:]) >= 89)
 
 
@@ -103,8 +102,8 @@ def _device_sm_count(index: int) -> int:
 
 
 def sm_count(device: torch.device | None = None) -> int:
-    """Streaming multiprocessors of the device; 4 in the interpreter, where programs run one after
-    the other.
+    """Streaming multiprocessors of the device; 4 in the interpreter, which runs programs in
+    sequence.
     """
     if INTERPRET or not _has_gpu() or (device is not None and device.type != "cuda"):
         return 4
@@ -114,12 +113,12 @@ def sm_count(device: torch.device | None = None) -> int:
 
 
 def shared_memory_limit(arch: str) -> int:
-    """Bytes of shared memory one program may use on this architecture."""
+    """Bytes of shared memory that one program may use on this architecture."""
     return _SHARED_MEMORY_BYTES.get(arch, min(_SHARED_MEMORY_BYTES.values()))
 
 
 def device_guard(tensor: torch.Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's device the current one for a launch; Triton launches on the current device
+    """Makes the tensor's device current for a launch; Triton launches on the current device
     only.
     """
     if tensor.device.type == "cuda" and tensor.device.index != torch.cuda.current_device():

@@ -1,6 +1,6 @@
-"""What an operation tells the gate: each kernel configuration it ships, as it would be launched.
+"""The kernel configurations that an operation ships, as the compile gate receives them.
 
-Knows no compiler; imports without triton.
+Imports without triton.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ShippedKernel:
-    """One kernel with its types and constants.
+    """One kernel with its argument types and constants.
 
-    `signature`: argument -> triton type ("*bf16", "fp32", "i32"), constexprs left out. Pointers
-    count as aligned
-    to 16 bytes, as torch allocates; an integer that is always a multiple of 16 says so: "i32:16".
-    `expects`: words that the PTX must contain ("wgmma", "mma.sync", "cp.async", "setmaxnreg").
-    `spills_ok`: the reason why this one may spill registers; None means it must not.
+    `signature`: argument -> triton type ("*bf16", "fp32", "i32"), without constexprs. Pointers
+    count as aligned to 16 bytes, as torch allocates; "i32:16" marks an integer that is always a
+    multiple of 16. `expects`: instructions that the PTX must contain ("wgmma", "mma.sync",
+    "cp.async", "setmaxnreg"). `spills_ok`: the reason why this kernel may spill registers; None if
+    it must not.
     """
 
     op: str

@@ -1,9 +1,9 @@
-"""Launch configurations and backend orders by architecture: what was measured, else the operation's
-own rule.
+"""Launch configurations and backend orders by architecture: measured values, else the operation's
+rule.
 
-`tables/<arch>.json` ships with the project; a user's own measurements lie in the XDG cache, keyed
-by triton's
-version and a hash of these sources. Nothing is timed while a program runs. Knows no operation.
+`tables/<arch>.json` ships with the project. A user's measurements are stored in the XDG cache,
+keyed by triton's version and a hash of these sources. Nothing is timed while a program runs. Does
+not depend on any operation.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ _overrides: dict[str, Config] = {}
 _cached: dict[tuple[object, ...], Config] = {}
 
 MAX_CACHED_CONFIGS = 4096
-"""Configurations kept ready by their exact facts; further ones are looked up anew each time."""
+"""Cached configurations by exact facts; further ones are looked up each time."""
 
 
 def rule(op: str) -> Callable[[Rule], Rule]:
-    """Registers a function (arch, facts) -> configuration as what `op` runs with where no table has
-    a row.
+    """Registers a function (arch, facts) -> configuration, used by `op` if no table has a row.
 
-    `arch` is "sm_90" and the like, or "interpret": there give blocks so small that tests cross
-    their edges.
+    `arch` is "sm_90" or similar, or "interpret": return blocks so small that tests cross their
+    edges.
     """
 
     def register(function: Rule) -> Rule:
@@ -52,7 +51,7 @@ def rule(op: str) -> Callable[[Rule], Rule]:
 
 
 def candidates(op: str) -> Callable[[CandidateFunction], CandidateFunction]:
-    """Registers a function (arch, facts) -> changes to the rule's configuration that `make gpu` may
+    """Registers a function (arch, facts) -> changes to the rule's configuration for `make gpu` to
     measure.
     """
 
@@ -64,13 +63,13 @@ def candidates(op: str) -> Callable[[CandidateFunction], CandidateFunction]:
 
 
 def candidates_for(op: str, facts: dict[str, Any]) -> list[Config]:
-    """The changes worth measuring for these facts; none where the operation registered none."""
+    """The changes to measure for these facts; empty if the operation registered none."""
     return _candidates[op](runtime.arch(), facts) if op in _candidates else []
 
 
 @contextlib.contextmanager
 def record_lookups() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Within the block the list fills with (op, facts) of each configuration that is asked for."""
+    """Within the block, the list collects (op, facts) of each configuration lookup."""
     lookups: list[tuple[str, dict[str, Any]]] = []
     _recorders.append(lookups)
     try:
@@ -97,7 +96,7 @@ def config(op: str, **facts: Any) -> Config:
 
 
 def order(op: str, facts: dict[str, Any]) -> list[str]:
-    """Backends of `op` by measured speed for these facts; empty where nothing was measured."""
+    """Backends of `op` by measured speed for these facts; empty if nothing was measured."""
     arch = runtime.arch()
     for table in _tables(arch):
         rows = table.get("order", {}).get(op, {})
@@ -109,7 +108,7 @@ def order(op: str, facts: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def override(op: str, **values: Any) -> Iterator[None]:
-    """Within the block `op` launches with these values; for the tuner and for tests of odd block
+    """Within the block, `op` launches with these values; for the tuner and for tests of odd block
     sizes.
     """
     before = _overrides.get(op)
@@ -124,7 +123,7 @@ def override(op: str, **values: Any) -> Iterator[None]:
 
 
 def round_up(n: int) -> int:
-    """n as its bucket: the next power of two; 0 stays 0."""
+    """n rounded up to the next power of two, its bucket; 0 stays 0."""
     return 1 << (n - 1).bit_length() if n > 0 else 0
 
 
@@ -134,7 +133,7 @@ def bucket(facts: dict[str, Any]) -> str:
 
 
 def save(op: str, facts: dict[str, Any], values: Config) -> Path:
-    """Keeps a measured configuration in the user's cache; gives the file."""
+    """Saves a measured configuration in the user's cache; returns the file."""
     path = user_table(runtime.arch())
     table = json.loads(path.read_text()) if path.exists() else {}
     table.setdefault("configs", {}).setdefault(op, {})[bucket(facts)] = values
@@ -148,13 +147,13 @@ def save(op: str, facts: dict[str, Any], values: Config) -> Path:
 
 
 def cache_home() -> Path:
-    """The directory of all that kernels keep on a user's machine."""
+    """The directory of the files that kernels store on a user's machine."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "orrery" / "kernels"
 
 
 def user_table(arch: str) -> Path:
-    """The user's own table: one a version of triton and of these sources."""
+    """The user's table: one per version of triton and of these sources."""
     try:
         version = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
@@ -164,7 +163,7 @@ def user_table(arch: str) -> Path:
 
 @functools.cache
 def source_hash() -> str:
-    """Of every Python file of this package."""
+    """Hash of every Python file of this package."""
     digest = hashlib.sha256()
     for path in sorted(_HERE.rglob("*.py")):
         digest.update(path.relative_to(_HERE).as_posix().encode() + b"\0" + path.read_bytes())

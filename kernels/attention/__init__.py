@@ -1,5 +1,5 @@
-"""Attention, dense and of packed sequences: own Triton kernels, torch's, and the choice between
-them.
+"""Attention, dense and of packed sequences: own Triton kernels, torch's kernels, and the choice
+between them.
 """
 
 from kernels.attention.api import attention, attention_varlen

@@ -1,8 +1,6 @@
-"""`attention` and `attention_varlen`: arguments checked, an implementation chosen with its reason,
-and run.
+"""`attention` and `attention_varlen`: checks arguments, chooses an implementation and runs it.
 
-Knows the candidates and their order; knows no kernel. Shapes: B batch, Q queries, K keys, H heads,
-D head dim.
+Shapes: B batch, Q queries, K keys, H heads, D head dim.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from kernels.attention.triton_kernels import autograd
 from kernels.dispatch import Candidate, cache_choice, cached_choice, choose
 
 Result = Tensor | tuple[Tensor, Tensor]
-UNCAPPED = 0.0  # the very object: a call that leaves `softcap` alone is recognised by it
+UNCAPPED = 0.0  # compared by identity, to recognise calls that leave `softcap` unset
 
 
 def attention(
@@ -46,22 +44,19 @@ def attention(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Result:
-    """softmax(scale · q kᵀ, where seen) v, without the square of scores in memory (arXiv
-    2205.14135, 2307.08691).
+    """softmax(scale · q kᵀ, masked) v without the Q x K scores in memory (arXiv 2205.14135,
+    2307.08691).
 
-    q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v]; H a multiple of H_kv, heads h of q using
-    h // (H / H_kv).
-    The last query stands beside the last key: query i at place i + K - Q. `causal` lets it see keys
-    up to its place;
-    a `window` w keeps the last w of those (place - w < j <= place) and is causal. `scale` above 0,
-    1 / sqrt(D) if
-    None. `softcap` c bends scores to c · tanh(score / c). A query that sees no key gets zeros.
+    q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v]; H is a multiple of H_kv, and head h of q
+    uses head h // (H / H_kv). The last query aligns with the last key: query i has position i + K -
+    Q. `causal` lets it see keys up to its position; a `window` w keeps the last w of those
+    (position - w < j <= position) and is causal. `scale` is positive, by default 1 / sqrt(D).
+    `softcap` c replaces scores by c · tanh(score / c). A query that sees no key gets zeros.
 
-    Gives [B, Q, H, D_v] in q's dtype, or with `return_lse` also the natural log-sum-exp [B, H, Q],
-    fp32 (fp64 for
-    fp64), -inf where no key is seen. `backend` forces one of own, cudnn, flash, efficient, math,
-    reference.
-    Raises TypeError or ValueError before any launch, BackendUnavailable for a backend that cannot.
+    Returns [B, Q, H, D_v] in q's dtype, and with `return_lse` also the natural log-sum-exp [B, H,
+    Q] in fp32 (fp64 for fp64), -inf if no key is seen. `backend` forces one of own, cudnn, flash,
+    efficient, math, reference. Raises TypeError or ValueError before any launch, BackendUnavailable
+    if the backend cannot run.
     """
     if window is None and softcap is UNCAPPED and return_lse is False and backend is None:
         out = flash_cpu.run_cached(q, k, v, causal, scale)
@@ -84,7 +79,9 @@ def attention(
         and flash_cpu.is_plain(q, k, v, spec)
     ):
         if cached is None and backend is None:
-            cache_choice(flash_cpu.plain_call_key(q, k, v, causal, scale), flash_cpu.sdpa_options(q, k, spec))
+            cache_choice(
+                flash_cpu.plain_call_key(q, k, v, causal, scale), flash_cpu.sdpa_options(q, k, spec)
+            )
         return flash_cpu.sdpa(q, k, v, spec)
     if chosen in ("cudnn", "efficient"):
         return cuda.sdpa(chosen, q, k, v, spec)
@@ -108,14 +105,12 @@ def attention_varlen(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Result:
-    """`attention` of each of N packed sequences with itself alone.
+    """`attention` within each of N packed sequences.
 
     q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; sequence n holds rows cu[n] to cu[n + 1] -
-    1 (cu [N + 1],
-    int32 or int64, from 0 to T); max_q and max_k are at least the longest. Sequences may be empty.
-    Gives [T_q, H, D_v], and with `return_lse` the log-sum-exp [H, T_q]. Errors as of `attention`;
-    the bounds are read
-    back once for each tensor of them, except while a CUDA graph is captured.
+    1 (cu [N + 1], int32 or int64, from 0 to T); max_q and max_k are at least the longest. Sequences
+    may be empty. Returns [T_q, H, D_v], and with `return_lse` the log-sum-exp [H, T_q]. Errors as
+    in `attention`. Each bounds tensor is read back once, except during CUDA graph capture.
     """
     checks.boolean("return_lse", return_lse)
     cu_q, cu_k = check_varlen(q, k, v, cu_q, cu_k, max_q, max_k)
@@ -159,9 +154,9 @@ def _choose(
 def _call_key(
     tensors: tuple[Tensor, Tensor, Tensor], options: tuple[object, ...]
 ) -> tuple[object, ...] | None:
-    """All that checks and choice rest on; None for what is wrong. Looking at a call anew takes 40
-    us on a CPU,
-    recognising it 14."""
+    """Everything that checks and choice depend on; None for invalid arguments. Checking a call
+    again costs 40 us on a CPU, a cached choice 14.
+    """
     if not all(option is None or isinstance(option, (int, float, str)) for option in options):
         return None
     grad = torch.is_grad_enabled()
@@ -187,16 +182,15 @@ def _candidates(
     wants_lse: bool,
     grad: bool,
 ) -> list[Candidate]:
-    """In the order that stands where nothing was measured (README: published figures of H100).
+    """The default order if nothing was measured (README: published figures of H100).
 
-    cuDNN leads where it can; own kernels where it cannot and FlashAttention-2 is known to be
-    slower: windows, packed
-    sequences, forward alone; FlashAttention-2's backward leads in training.
+    cuDNN leads if it can run. Own kernels lead otherwise if FlashAttention-2 is known to be slower:
+    windows, packed sequences, forward only. FlashAttention-2's backward leads in training.
     """
     own_candidate = Candidate("own", autograd.why_not(q, v))
     reference_candidate = Candidate(
         "reference"
-    )  # holds every score at once; math, before it, takes everything
+    )  # holds every score at once; math, before it, takes every call
     if q.device.type != "cuda":
         return [
             own_candidate,
@@ -213,7 +207,7 @@ def _candidates(
         preferred = [own_candidate, flash]
     else:
         preferred = [flash, own_candidate]
-    # exact fp32 products run outside the tensor cores: torch's kernel is tuned for them
+    # Exact fp32 products do not use tensor cores; torch's kernel is tuned for them.
     if q.dtype is torch.float32:
         preferred = [sdpa["efficient"], *preferred]
     return [sdpa["cudnn"], *preferred, sdpa["efficient"], Candidate("math"), reference_candidate]
@@ -223,7 +217,7 @@ def _flash_off_cuda_why_not(q: Tensor, spec: AttentionSpec) -> str | None:
     return (
         flash_cpu.why_not(spec)
         if q.device.type == "cpu"
-        else f"no kernel of torch's for {q.device.type} tensors"
+        else f"torch has no kernel for {q.device.type} tensors"
     )
 
 
@@ -241,7 +235,7 @@ def _run(
 def _per_sequence(
     one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """Sequence after sequence, joined again."""
+    """Runs each sequence separately and concatenates the results."""
     results = [
         one(q[:, a:b], k[:, c:d], v[:, c:d], spec)
         for (a, b), (c, d) in zip(_spans(bounds.cu_q), _spans(bounds.cu_k), strict=True)

@@ -1,8 +1,7 @@
-"""Attention as the formula reads, dense, in fp32 (fp64 for fp64): what every kernel is compared
-with.
+"""Attention by its formula, dense, in fp32 (fp64 for fp64): the reference for every kernel.
 
-Holds all scores at once; knows no tiles. Shapes: B batch, Q queries, K keys, H heads, G query heads
-a key-value head.
+Holds all scores at once. Shapes: B batch, Q queries, K keys, H heads, G query heads per key-value
+head.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from kernels.attention.spec import AttentionSpec
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """(out [B, Q, H, D_v] in q's dtype, log-sum-exp [B, H, Q]); zeros and -inf where a query sees
-    no key.
+    """(out [B, Q, H, D_v] in q's dtype, log-sum-exp [B, H, Q]); zeros and -inf for a query that
+    sees no key.
     """
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     group = q.shape[2] // k.shape[2]
@@ -33,7 +32,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Ten
 
 
 def visible_QK(queries: int, keys: int, spec: AttentionSpec, device: torch.device) -> Tensor:
-    """True where a query sees a key; the last query stands beside the last key."""
+    """True if a query sees a key; the last query aligns with the last key."""
     position = torch.arange(queries, device=device)[:, None] + (keys - queries)
     key = torch.arange(keys, device=device)[None, :]
     visible = torch.ones(queries, keys, dtype=torch.bool, device=device)

@@ -1,6 +1,6 @@
-"""What a call of attention asks for, looked at before anything is launched.
+"""The arguments of an attention call and their checks, before any launch.
 
-Knows arguments and their rules; knows no implementation.
+Does not depend on any implementation.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ from kernels import checks
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NO_WINDOW = 0
-_CHECKED = "_orrery_spans"  # attribute of a tensor of bounds: (version, what was found in it)
+_CHECKED = "_orrery_spans"  # tensor attribute: (version, summary of the bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """The sum that is asked for: softmax(cap(q · k * scale) where seen) · v.
+    """The computed function: softmax(cap(q · k * scale) where visible) · v.
 
-    `window` 0: none. A window is causal. `softcap` 0: none. `shift` of a pair of sequences is keys
-    less queries:
-    query i stands at place i + shift among the keys (aligned at the end).
+    `window` 0: none. A window is causal. `softcap` 0: none. The `shift` of a pair of sequences is
+    keys minus queries: query i has position i + shift among the keys (aligned at the end).
     """
 
     causal: bool
@@ -36,7 +35,7 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds of packed sequences, int32 [N + 1], and how many rows the longest has."""
+    """Bounds of packed sequences, int32 [N + 1], and the length of the longest."""
 
     cu_q: Tensor
     cu_k: Tensor
@@ -45,7 +44,7 @@ class Bounds:
 
 
 def head_dim(q: Tensor, v: Tensor) -> str:
-    """ "128", or "192/128" where keys and values differ."""
+    """ "128", or "192/128" if the head dims of keys and values differ."""
     d, dv = q.shape[-1], v.shape[-1]
     return str(d) if d == dv else f"{d}/{dv}"
 
@@ -53,9 +52,8 @@ def head_dim(q: Tensor, v: Tensor) -> str:
 def make_spec(
     head_dim: int, causal: object, window: object, scale: object, softcap: object
 ) -> AttentionSpec:
-    """Checks the options; `scale` defaults to 1 / sqrt(head_dim).
-
-    Raises TypeError or ValueError.
+    """Checks the options; `scale` defaults to 1 / sqrt(head_dim). Raises TypeError or
+    ValueError.
     """
     checks.boolean("causal", causal)
     checks.window(window)  # type: ignore[arg-type]
@@ -69,7 +67,7 @@ def make_spec(
 
 
 def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v], H a multiple of H_kv.
+    """Checks q [B, Q, H, D], k [B, K, H_kv, D], v [B, K, H_kv, D_v], with H a multiple of H_kv.
 
     Raises TypeError or ValueError.
     """
@@ -85,12 +83,11 @@ def check_dense(q: Tensor, k: Tensor, v: Tensor) -> None:
 def check_varlen(
     q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int
 ) -> tuple[Tensor, Tensor]:
-    """q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v]; cu_* [N + 1] int, from 0, never falling,
-    to T_*.
+    """Checks q [T_q, H, D], k [T_k, H_kv, D], v [T_k, H_kv, D_v] and cu_* [N + 1] int, 0 to T_*,
+    not decreasing.
 
-    Gives cu_q and cu_k as int32. The bounds themselves are read once a tensor (one wait for the
-    GPU; a changed tensor
-    is read again), not while a CUDA graph is captured: there kernels hold them inside the tensors.
+    Returns cu_q and cu_k as int32. The bounds are read back once per tensor version (one GPU
+    synchronisation), except during CUDA graph capture; there the kernels clamp them to the tensors.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.dims(name, x, 3)
@@ -104,10 +101,10 @@ def check_varlen(
         checks.integer_dtype(f"cu_{name}", cu)
         checks.dims(f"cu_{name}", cu, 1)
         if isinstance(longest, bool) or not isinstance(longest, int):
-            raise TypeError(f"max_{name} must be a whole number, not {longest!r}.")
+            raise TypeError(f"max_{name} must be an integer, not {longest!r}.")
         if cu.shape[0] < 1:
             raise ValueError(
-                f"cu_{name} is empty; it holds one more bound than there are sequences."
+                f"cu_{name} is empty; it must hold one bound more than there are sequences."
             )
         _check_bounds(name, cu, total, longest)
         bounds.append(
@@ -117,15 +114,15 @@ def check_varlen(
         )
     if cu_q.shape[0] != cu_k.shape[0]:
         raise ValueError(
-            f"cu_q tells of {cu_q.shape[0] - 1} sequences and cu_k of {cu_k.shape[0] - 1}; give "
-            "one pair each."
+            f"cu_q has {cu_q.shape[0] - 1} sequences and cu_k {cu_k.shape[0] - 1}; they must be "
+            "equal."
         )
     return bounds[0], bounds[1]
 
 
 def mark_bounds_checked(cu: Tensor, ends: Sequence[int]) -> None:
-    """What a tensor of bounds holds, from who made it: it need not be read back then, which waits
-    for a GPU.
+    """Stores the contents of a bounds tensor, given by its creator, so that it need not be read
+    back from a GPU.
     """
     spans = [after - before for before, after in itertools.pairwise(ends)]
     version = 0 if cu.is_inference() else cu._version
@@ -177,14 +174,14 @@ def _check_bounds(name: str, cu: Tensor, total: int, longest: int) -> None:
     _, first, non_decreasing, last, widest = summary
     if first != 0 or not non_decreasing:
         raise ValueError(
-            f"cu_{name} must start at 0 and never fall; it holds the bounds of packed sequences."
+            f"cu_{name} must start at 0 and not decrease; it holds the bounds of packed sequences."
         )
     if last != total:
         raise ValueError(
-            f"cu_{name} ends at {last}, and the tensor holds {total} rows; they must be equal."
+            f"cu_{name} ends at {last}, and the tensor has {total} rows; they must be equal."
         )
     if widest > longest:
         raise ValueError(
-            f"max_{name} is {longest}, and a sequence of cu_{name} is {widest} long; give at "
-            "least that."
+            f"max_{name} is {longest}, and a sequence of cu_{name} has length {widest}; increase "
+            f"max_{name}."
         )

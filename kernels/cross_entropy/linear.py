@@ -1,9 +1,8 @@
-"""`linear_cross_entropy`: a chunk of tokens at a time: logits by the machine's own product, their
-gradient in place,
-two more products. Under mean and sum the gradients are made in the forward pass: six, not eight,
-M·H·V products.
+"""`linear_cross_entropy`: the loss chunk by chunk of tokens, without all logits in memory.
 
-Knows no model. Shapes: N tokens, H hidden, V rows of the vocabulary held here.
+Per chunk: logits by one product, their gradient in place, two more products. Under mean and sum the
+forward pass computes the gradients: six instead of eight M·H·V products. Shapes: N tokens, H
+hidden, V vocabulary rows of this rank.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ from kernels.dispatch import Candidate, choose
 
 REDUCTIONS = ("mean", "sum", "none")
 CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}
-"""Logits of a chunk. On a GPU: with 131,072 rows in bf16 2,048 tokens, which fill it and round the weight's gradient
-four times in 8,192; on a CPU: what stays near its caches."""
+"""Bytes of a chunk's logits. On a GPU, 131,072 rows in bf16 give 2,048 tokens, which fill it and
+round the weight's gradient four times in 8,192; on a CPU a chunk stays near its caches.
+"""
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,17 @@ def linear_cross_entropy(
     check: bool = True,
     backend: str | None = None,
 ) -> Tensor:
-    """Cross-entropy of logits h·wᵀ, fp32: a scalar for "mean" (over targets that count; NaN without
-    any, as torch's)
-    and "sum", `targets`' shape for "none".
+    """Cross-entropy of logits h·wᵀ, fp32: a scalar for "mean" (over counted targets; NaN without
+    any, as in torch) and "sum", `targets`' shape for "none".
 
     h `[…, H]`; w `[V, H]`; targets `[…]` int, 0 to V - 1 or `ignore_index`. softcap c > 0: logits
-    are
-    c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds this
-    rank's rows of the
-    vocabulary, from `start` on (without it the ranks tell each other their numbers of rows, which
-    waits; with it a
-    target that nobody has gives NaN); h and targets are the same on all ranks, and so are the loss
-    and h's gradient.
-    check: refuse targets out of range, which waits for
-    a GPU; without, the GPU itself stops on one. Under "none", for fp16 (whose gradients need the
-    loss scale before they
-    round) and when run a second time, backward computes the logits again. Raises ValueError or
-    TypeError.
+    are c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds
+    this rank's rows of the vocabulary, from `start` on. Without `start` the ranks exchange their
+    numbers of rows, which synchronises; with it a target outside every shard gives NaN. h and
+    targets are the same on all ranks, and so are the loss and h's gradient. check: rejects targets
+    out of range, which synchronises with a GPU; otherwise a device assertion fails. Backward
+    recomputes the logits under "none", for fp16 (whose gradients need the loss scale before
+    rounding) and when run a second time. Raises ValueError or TypeError.
     """
     _check(h, w, targets, reduction, softcap, chunk, ignore_index)
     size = 1 if group is None else group.size()
@@ -85,7 +79,7 @@ def linear_cross_entropy(
         "softcap": bool(softcap),
         "sharded": size > 1,
     }
-    whole = "the reference holds the whole vocabulary" if size > 1 else None
+    whole = "the reference needs the full vocabulary" if size > 1 else None
     double = "fp64" if h.dtype == torch.float64 else None
     candidates = (
         Candidate("own", runtime.why_not(h) or double),
@@ -146,15 +140,13 @@ def _check_targets(targets: Tensor, total: int, ignore_index: int, check: bool) 
         torch._assert_async(~bad.any())
     elif bool(bad.any()):
         raise ValueError(
-            f"targets hold {int(targets[bad][0])}; they must lie in 0 to {total - 1} or be "
+            f"targets contain {int(targets[bad][0])}; they must be in 0 to {total - 1} or be "
             f"ignore_index {ignore_index}."
         )
 
 
 def _vocabulary_range(w: Tensor, group: dist.ProcessGroup, start: int | None) -> tuple[int, int]:
-    """The first row held here, and the rows of all ranks (only known when they told each other;
-    else no bound).
-    """
+    """The first row of this rank, and the rows of all ranks (unbounded if `start` was given)."""
     if start is not None:
         return start, 1 << 62
     counts = [torch.zeros(1, dtype=torch.int64, device=w.device) for _ in range(group.size())]
@@ -200,7 +192,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             _, _, dh, dw = _run_chunks(h, w, targets, call, weights.contiguous(), lse)
             return dh, dw, None, None
         saved, ctx.gradients = ctx.gradients, None
-        if gradient.is_cuda or float(gradient) != 1.0:  # a look at it would wait for a GPU
+        if gradient.is_cuda or float(gradient) != 1.0:  # reading a GPU's value would synchronise
             # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
             saved = tuple(None if x is None else x.mul_(gradient.to(x.dtype)) for x in saved)
         return *saved, None, None
@@ -214,7 +206,7 @@ def _run_chunks(
     weights: Tensor | None,
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Losses `[N]`, log-sum-exps `[N]` (as given, if they are), and with `weights` the gradients of
+    """Losses `[N]`, log-sum-exps `[N]` (the given ones if any), and with `weights` the gradients of
     h and w.
     """
     # 500x slower on a CPU
@@ -272,7 +264,7 @@ def _losses(
         )
         sums = torch.stack([(lse - most).exp_(), at, here.to(at.dtype)])
         dist.all_reduce(sums, group=call.group)
-        # a target nobody has
+        # a target outside every shard
         lse, at = most + sums[0].log(), torch.where(sums[2] > 0, sums[1], torch.nan)
         if weights is not None:
             stats_and_grads(chunk, targets, vocabulary, own=call.own, lse=lse, weights=weights)

@@ -1,4 +1,4 @@
-"""Linear cross-entropy as it is defined: all logits, in fp32 (fp64 stays fp64)."""
+"""Linear cross-entropy by its definition: all logits, in fp32 (fp64 stays fp64)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def linear_cross_entropy(
     reduction: str,
     softcap: float,
 ) -> Tensor:
-    """-log softmax(cap(h·wᵀ))[target]: `[N]` for "none", else its mean over targets that count, or
-    its sum.
+    """-log softmax(cap(h·wᵀ))[target]: `[N]` for "none", else the mean over counted targets, or the
+    sum.
     """
     kind = torch.float64 if h_NH.dtype == torch.float64 else torch.float32
     logits = h_NH.to(kind) @ w_VH.to(kind).T

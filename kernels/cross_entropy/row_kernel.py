@@ -1,9 +1,8 @@
-"""What is done to a chunk of logits: each row's log-sum-exp and target logit, and its gradient in
-place of the logits.
+"""Row operations on a chunk of logits: log-sum-exp, target logit, and the gradient in place of the
+logits.
 
-The same twice: a Triton kernel, and torch's operations for machines without. Knows neither products
-nor chunks.
-Shapes: c rows, V columns, the vocabulary from `start` on.
+Implemented twice: a Triton kernel, and torch operations without Triton. Shapes: c rows, V columns,
+the vocabulary from `start` on.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from kernels.jit import jit, next_power_of_2, tl
 from kernels.shipped import ShippedKernel
 
 TWO_LOG2_E = 2.0 * math.log2(math.e)
-MIN_LOG = -87.0  # of a probability that is a normal number in fp32
+MIN_LOG = -87.0  # log of the smallest normal fp32 probability
 
 
 @dataclass(frozen=True)
 class VocabularyShard:
-    """Which column is which token, what counts, and the cap on logits (0: none)."""
+    """The token of the first column, the ignored target, and the cap on logits (0: none)."""
 
     start: int
     ignore_index: int
@@ -41,12 +40,11 @@ def stats_and_grads(
     lse: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`[c]` fp32 each: log-sum-exp of a row, and its target's logit, 0 where that lies elsewhere or
-    is ignored.
+    """`[c]` fp32 each: log-sum-exp of a row, and its target's logit, 0 if it is in another shard or
+    ignored.
 
-    With `lse` the first is taken as given (of all shards). With `weights`, `[c]` or `[1]` fp32,
-    logits `[c, V]` become
-    weights · (softmax - target), 0 in ignored rows.
+    `lse` replaces the first (the value over all shards). With `weights`, `[c]` or `[1]` fp32,
+    logits `[c, V]` become weights · (softmax - target), 0 in ignored rows.
     """
     if own:
         return _launch(logits, targets, vocabulary, lse, weights)
@@ -70,7 +68,7 @@ def _compute_by_torch(
     if columns:
         at = wide.gather(1, position).squeeze(1)
         target = at.masked_fill(~in_shard, 0.0)
-        # not logsumexp: its exp takes 17 ns a number on a CPU, twenty times as long, where
+        # not logsumexp: on a CPU its exp takes 17 ns per number, twenty times as long, if
         # probabilities underflow
         row_lse = at - wide.log_softmax(1).gather(1, position).squeeze(1) if lse is None else lse
     else:
@@ -108,9 +106,9 @@ def cross_entropy_rows_kernel(
     CAPPED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row. STATS: a pass of online softmax over it writes LSE and AT; GRADS: another writes X,
-    which still lies in
-    L2 when both are done at once. to_exponent: 2 · log2(e) / cap."""
+    """One row. STATS: a pass of online softmax writes LSE and AT; GRADS: another pass writes X,
+    which is still in L2 if both run. to_exponent: 2 · log2(e) / cap.
+    """
     row = tl.program_id(0).to(tl.int64)
     target = tl.load(TARGETS + row).to(tl.int64)
     counts = target != ignored
@@ -206,7 +204,7 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Both passes at once; and for a sharded vocabulary each alone, one of them with a cap."""
+    """Both passes together; and for a sharded vocabulary each alone, one of them with a cap."""
     kernels = []
     for name, stats, grads, capped, columns in (
         ("both-131072", True, True, False, 131072),

@@ -1,8 +1,8 @@
-"""Attention over a paged cache of keys and values: decode, prefill and verification; and writing to
-that cache.
+"""Attention over a paged cache of keys and values (decode, prefill, verification), and cache
+writes.
 
-`paged.py` is the door; `plan.py` checks addresses once a step, `kernel.py` runs on a GPU,
-`gathered.py` elsewhere.
+`paged.py` is the entry point, `page_plan.py` checks addresses once per step, `kernel.py` runs on a
+GPU, `torch_gather.py` elsewhere.
 """
 
 from kernels.decode.cache_write import write_kv

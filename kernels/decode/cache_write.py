@@ -1,8 +1,7 @@
-"""`write_kv`: a step's keys and values to their slots in the paged cache, rounded where it is int8
+"""`write_kv`: writes a step's keys and values to their slots in the paged cache, quantized for int8
 or e4m3.
 
-A slot is block · block_size + place in the block. Knows no block table. Shapes: T tokens, G kv
-heads.
+A slot is block · block_size + offset in the block. Shapes: T tokens, G kv heads.
 """
 
 from __future__ import annotations
@@ -34,20 +33,18 @@ def write_kv(
 ) -> None:
     """Writes k `[T, G, D]` and v `[T, G, Dv]` (or `[B, S, …]` with slots `[B, S]`) in place.
 
-    Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative: not written (padding). Of an
-    int8 or e4m3 cache
-    `scales` `[blocks, block_size, G]` fp32 are written too, one a token and head: amax / 127 or /
-    448. Two tokens for
-    one slot: one of them stays. `check=False` trusts the slots and never waits for a GPU; a slot
-    beyond the cache then
-    writes wrong memory. Raises ValueError or TypeError.
+    Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative for tokens to skip (padding). An
+    int8 or e4m3 cache also needs `scales` `[blocks, block_size, G]` fp32, one per token and head:
+    amax / 127 or / 448. If two tokens share a slot, one of them is stored. `check=False` trusts the
+    slots and never synchronises with a GPU; a slot beyond the cache then writes wrong memory.
+    Raises ValueError or TypeError.
     """
     _check(k, v, k_cache, v_cache, slots, scales)
     if check and slots.numel() and not (slots.is_cuda and torch.cuda.is_current_stream_capturing()):
         capacity, most = k_cache.shape[0] * k_cache.shape[1], int(slots.max())
         if most >= capacity:
             raise ValueError(
-                f"slots hold {most}; the cache has {capacity} slots, 0 to {capacity - 1}."
+                f"slots contain {most}; the cache has {capacity} slots, 0 to {capacity - 1}."
             )
     facts: dict[str, object] = {"dtype": k.dtype, "cache": k_cache.dtype, "device": k.device.type}
     own = runtime.why_not(k)
@@ -56,7 +53,7 @@ def write_kv(
         and k_cache.dtype == torch.float8_e4m3fn
         and not runtime.has_fp8(runtime.arch(k.device))
     ):
-        own = "Triton has e4m3 from sm_89 on"
+        own = "Triton supports e4m3 from sm_89 on"
     candidates = (Candidate("own", own), Candidate("torch"))
     chosen = choose("write_kv", facts, candidates, backend).backend
     k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
@@ -162,9 +159,8 @@ def write_kv_kernel(
     BLOCK_D: tl.constexpr,
     MAX_VALUE: tl.constexpr,
 ):
-    """One token, BLOCK_H of its heads.
-
-    MOST: 0 for a plain cache, else the largest number of the quantised one.
+    """One token, BLOCK_H of its heads. MOST: 0 for a plain cache, else the largest quantized
+    value.
     """
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(SLOTS + token).to(tl.int64)

@@ -1,11 +1,9 @@
-"""Split-K paged attention: a program takes some query rows of one kv head over one part of a
-sequence's keys.
+"""Split-K paged attention: a program takes query rows of one kv head over one part of a sequence's
+keys.
 
 Rows are the query heads that share a kv head times the sequence's query tokens, so keys are read
-once for all of them
-(Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html; PagedAttention, arXiv 2309.06180).
-Partial results
-meet in `paged_attention_combine_kernel`.
+once for all of them (Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html;
+PagedAttention, arXiv 2309.06180). `paged_attention_combine_kernel` merges the partial results.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from kernels.jit import dot, jit, softmax_step, tl
 
 @jit
 def cast_to_queries(x, q, UPCAST: tl.constexpr):
-    """What a cache holds in the queries' type; in fp32 when interpreting, which makes no bf16 of
-    integers.
+    """Cache values in the queries' type; in fp32 in the interpreter, which cannot convert integers
+    to bf16.
     """
     if UPCAST:
         out = x.to(tl.float32)
@@ -70,13 +68,12 @@ def paged_attention_kernel(
     RAGGED: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
-    QUANTIZED_DTYPES: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     """OUT [parts, T, H, Dv] and LSE [parts, T, H] (natural; -inf for a part without keys). scale
-    holds log2(e), but
-    where CAPPED softcap does: score = softcap · tanh(scale · q·k), with scale already divided by
-    the cap.
+    includes log2(e); if CAPPED, softcap does instead: score = softcap · tanh(scale · q·k), with
+    scale already divided by the cap.
     """
     tiles = tl.cdiv(queries * GROUP, BLOCK_M)
     pid = tl.program_id(0)
@@ -137,7 +134,7 @@ def paged_attention_kernel(
             tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
             UPCAST,
         )
-        if QUANTIZED_DTYPES:
+        if QUANTIZED:
             s = (
                 s
                 * tl.load(K_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
@@ -156,7 +153,7 @@ def paged_attention_kernel(
             mask=inside[:, None] & (e < DV)[None, :],
             other=0.0,
         )
-        if QUANTIZED_DTYPES:
+        if QUANTIZED:
             p = (
                 p
                 * tl.load(V_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
@@ -197,11 +194,13 @@ def paged_attention_combine_kernel(
     BLOCK_V: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """One query head of one token: its parts weighted by their sums, OUT [T, H, Dv] and LSE [T, H]."""
+    """One query head of one token: its parts weighted by their sums, OUT [T, H, Dv] and LSE
+    [T, H].
+    """
     pid = tl.program_id(0).to(tl.int64)
     token = pid // heads
     head = pid % heads
-    part = tl.arange(0, BLOCK_P).to(tl.int64)  # parts · tokens · heads · columns may pass 2^31
+    part = tl.arange(0, BLOCK_P).to(tl.int64)  # parts · tokens · heads · columns may exceed 2^31
     e = tl.arange(0, BLOCK_V)
     lse = tl.load(LSES + part * l_p + token * l_t + head, mask=part < splits, other=float("-inf"))
     most = tl.max(lse, 0)

@@ -1,7 +1,5 @@
-"""Launching the split-K kernel: how many parts, which blocks, the partial results' memory; and what
-the gate compiles.
-
-Knows shapes and devices; arguments were checked before.
+"""Launch of the split-K kernel: number of splits, blocks, memory of partial results; shipped
+configurations.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from kernels.shipped import ShippedKernel
 
 MAX_SPLITS = 64
 KEYS_PER_SPLIT = 256
-"""A part below this many keys costs more in combining than it wins."""
+"""A split with fewer keys costs more to combine than it saves."""
 
 LOG2_E = math.log2(math.e)
 
@@ -30,7 +28,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
     wide = int(facts["head_dim"]) > 128
-    # exact products run without tensor cores, their operands in registers
+    # exact products do not use tensor cores; their operands are in registers
     if facts["dtype"] == torch.float32:
         return {
             "BLOCK_M": 16,
@@ -39,7 +37,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
             "num_stages": 2,
         }
     warps = 8 if arch == "sm_80" and (wide or int(facts["rows"]) > 32) else 4
-    if int(facts["rows"]) > 16:  # prefill and verification: bound by products
+    if int(facts["rows"]) > 16:  # prefill and verification: limited by products
         block_m = 64 if int(facts["rows"]) > 32 else 32
         return {
             "BLOCK_M": block_m,
@@ -47,12 +45,14 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
             "num_warps": warps,
             "num_stages": 2 if wide else 3,
         }
-    # of five stages two hold keys and values: the others wait for the table's entries
+    # two of five stages hold keys and values; the others wait for table entries
     return {"BLOCK_M": 16, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 5}
 
 
 def choose_splits(programs: int, longest: int, sm_count: int) -> int:
-    """Parts of each sequence: two programs a multiprocessor, none below KEYS_A_SPLIT keys."""
+    """Splits of each sequence: two programs per multiprocessor, at least KEYS_PER_SPLIT keys
+    each.
+    """
     target = cdiv(2 * sm_count, max(1, programs))
     return max(1, min(target, cdiv(longest, KEYS_PER_SPLIT), MAX_SPLITS))
 
@@ -79,7 +79,7 @@ def launch(
         "rows": tuning.round_up(group * plan.queries),
     }
     config = tuning.config("paged_attention", **facts)
-    # ragged: query tokens that belong to no sequence stay zeros
+    # ragged: query tokens that belong to no sequence stay zero
     make = torch.zeros if plan.cu is not None else torch.empty
     out = make(tokens, heads, values, dtype=q_THD.dtype, device=q_THD.device)
     lse = torch.full((tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device)
@@ -94,8 +94,8 @@ def launch(
         part_lses = torch.full(
             (splits, tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device
         )
-    # under a cap the exponent of tanh's exp2 holds 2 · log2(e) / cap, and the cap log2(e): one
-    # product each
+    # With a cap the exponent of tanh's exp2 contains 2 · log2(e) / cap, and the cap log2(e): one
+    # product each.
     score_scale = scale * LOG2_E if not softcap else 2.0 * LOG2_E * scale / softcap
     k_scales, v_scales = scales if scales is not None else (None, None)
     with runtime.device_guard(q_THD):
@@ -132,7 +132,7 @@ def launch(
             RAGGED=plan.cu is not None,
             WINDOWED=window is not None,
             CAPPED=bool(softcap),
-            QUANTISED=scales is not None,
+            QUANTIZED=scales is not None,
             UPCAST=UPCAST,
             **config,
         )
@@ -144,8 +144,8 @@ def launch(
 def combine_parts(
     parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int
 ) -> None:
-    """Attention of parts [splits, tokens, heads, D_v] and their log-sum-exp, put together into
-    `out` and `lse`.
+    """Merges attention of parts [splits, tokens, heads, D_v] and their log-sum-exp into `out` and
+    `lse`.
     """
     splits, tokens, heads, values = parts.shape
     paged_attention_combine_kernel[(tokens * heads,)](
@@ -166,7 +166,9 @@ def combine_parts(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Decode and prefill of bf16 at 128 and 64, a quantised cache, a wide head; and the combining."""
+    """Decode and prefill of bf16 at 128 and 64, a quantized cache, a wide head; and the combine
+    kernel.
+    """
     kernels = []
     for name, width, group, queries, kind in (
         ("decode-128", 128, 4, 1, "*bf16"),
@@ -205,7 +207,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
             "RAGGED": queries > 1,
             "WINDOWED": False,
             "CAPPED": False,
-            "QUANTIZED_DTYPES": quantised,
+            "QUANTIZED": quantised,
             "UPCAST": False,
             "BLOCK_M": config["BLOCK_M"],
             "BLOCK_N": config["BLOCK_N"],

@@ -1,7 +1,6 @@
-"""The addresses of a step: which queries and pages belong to which sequence, checked once for all
-layers.
+"""The addresses of a step: queries and pages of each sequence, checked once for all layers.
 
-Knows block tables and lengths; knows no heads and no arithmetic.
+Does not depend on heads or arithmetic.
 """
 
 from __future__ import annotations
@@ -15,26 +14,25 @@ from torch import Tensor
 from kernels import checks
 
 MAX_GROUPED_QUERIES = 16
-"""Up to so many query tokens a sequence, several sequences are computed together outside a GPU (decode, verification);
-longer ones (prefill) one by one."""
+"""Without a GPU, sequences with at most this many query tokens are computed together (decode,
+verification); longer ones (prefill) one by one.
+"""
 
 MAX_PADDING_KEYS = 256
-"""Keys of padding that a group of sequences may hold: one more group costs what about so many keys cost (measured on
-one core with 3 kv heads of 64, fp32: 50 us a group, 0.19 us a key)."""
+"""Padding keys that a group of sequences may contain: one more group costs about as much as this
+many keys (measured on one core with 3 kv heads of 64, fp32: 50 us per group, 0.19 us per key).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Sequences of one gather: n of them with `queries` tokens each, keys `start` to `start +
-    length` at most.
+    """Sequences of one gather: n of them with `queries` tokens each, and at most `length` keys.
 
-    `tokens` [n · queries] index the query tokens, None when these are all, in order; `pages` [n ·
-    p] the cache.
-    `skip` keys of the first page are not seen by any. `visible` [n, queries, length] is False where a
-    key is hidden from a
-    query; None when none is, when `causal` says it, or, for more than MOST_FOLDED queries, made as
-    needed.
-    `padding` [m]: gathered rows that may never have been written; they are zeroed.
+    `tokens` [n · queries] index the query tokens, None if these are all, in order; `pages` [n · p]
+    index the cache. No query sees the first `skip` keys of the first page. `visible` [n, queries,
+    length] is False if a key is masked for a query; None if no key is masked, if `causal` describes
+    the mask, or, above MAX_GROUPED_QUERIES queries, if it is computed as needed. `padding` [m]:
+    gathered rows that may never have been written; they are zeroed.
     """
 
     sequences: int
@@ -51,11 +49,10 @@ class Group:
 
 @dataclass(frozen=True)
 class PagePlan:
-    """What `plan_pages` found; give it to every layer's `paged_attention` of the step.
+    """The result of `plan_pages`, for every layer's `paged_attention` of the step.
 
-    On a GPU it holds addresses of `table`, `lens` and `cu`, not their values: a captured graph may
-    be replayed after
-    these were written anew, as long as no sequence asks more tokens than `queries`.
+    On a GPU it refers to `table`, `lens` and `cu`, not to their values: a captured graph may be
+    replayed after these were rewritten, as long as no sequence has more tokens than `queries`.
     """
 
     table: Tensor
@@ -74,7 +71,9 @@ class PagePlan:
     )
 
     def check_cache(self, blocks: int, block_size: int) -> None:
-        """Refuses a cache that it was not made for: its table may name blocks that this one lacks."""
+        """Raises ValueError for a cache that the plan does not fit: its table may name blocks that
+        the cache lacks.
+        """
         if self.page != block_size:
             raise ValueError(
                 f"plan was made for blocks of {self.page} tokens; the cache has {block_size}."
@@ -94,18 +93,19 @@ class PagePlan:
         )
 
     def scratch(self, role: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """`[rows, columns]` that hold anything, the same memory for every layer: fresh megabytes
-        cost a CPU more in
-        page faults than their copying (4.1 against 1.1 ms for 32 sequences of 130 tokens)."""
+        """Uninitialised `[rows, columns]`, the same memory for every layer.
+
+        Fresh megabytes cost a CPU more in page faults than their copying (4.1 against 1.1 ms for 32
+        sequences of 130 tokens).
+        """
         size, key = rows * columns, (role, like.dtype)
         if key not in self._scratch or self._scratch[key].numel() < size:
             self._scratch[key] = torch.empty(size, dtype=like.dtype, device=like.device)
         return self._scratch[key][:size].view(rows, columns)
 
     def groups(self, window: int | None) -> tuple[Group, ...]:
-        """How to gather pages where no kernel reads them in place; made once a window.
-
-        Waits for a GPU.
+        """How to gather pages if no kernel reads them in place, cached per window. Synchronises
+        with a GPU.
         """
         if window not in self._groups:
             self._groups[window] = tuple(_make_groups(self, window))
@@ -126,13 +126,10 @@ def plan_pages(
     """Checks a step's addresses.
 
     `block_table` [B, pages] int: cache blocks of each sequence in order; entries past its length
-    may be anything.
-    `seq_lens` [B] int: tokens in the cache, this step's included. Each sequence has `queries` query
-    tokens, the last
-    ones of its length; or, ragged, `cu_q` [B + 1] int: where each sequence's tokens start, and
-    their total; `max_q`
-    then bounds one sequence's. `check=False` trusts the values and never waits for the GPU (a
-    graph's capture cannot):
+    are ignored. `seq_lens` [B] int: tokens in the cache, including this step's. Each sequence has
+    `queries` query tokens, the last ones of its length. For ragged batches, `cu_q` [B + 1] int
+    contains the start of each sequence's tokens and their total, and `max_q` bounds the longest.
+    `check=False` trusts the values and never synchronises with the GPU, as graph capture requires;
     a wrong table then reads wrong memory. Raises ValueError or TypeError.
     """
     checks.integer_dtype("block_table", block_table)
@@ -158,8 +155,9 @@ def plan_pages(
         checks.contiguous_last("cu_q", cu_q)
         if max_q is None and not check:
             raise ValueError(
-                "cu_q without max_q needs check=True; give max_q, the most query tokens of a "
-                "sequence."
+                "cu_q without max_q needs check=True; pass max_q, the largest number of query "
+                "tokens of "
+                "a sequence."
             )
         queries, tokens = max_q or 0, -1
     if check and not _capturing(block_table):
@@ -174,8 +172,8 @@ def _capturing(x: Tensor) -> bool:
 
 
 def _check_values(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
-    """The greatest length; refuses lengths beyond the table and, among the entries in use, blocks
-    beyond the cache.
+    """Returns the greatest length; rejects lengths beyond the table and used entries beyond the
+    cache.
     """
     sequences, width = table.shape
     if sequences == 0:
@@ -189,13 +187,14 @@ def _check_values(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:
     if shortest < 0 or longest > width * page:
         at = int(lens.argmin() if shortest < 0 else lens.argmax())
         raise ValueError(
-            f"seq_lens[{at}] is {int(lens[at])}; it must lie in 0 to {width * page}, "
-            f"what {width} blocks of {page} hold. Give the sequence more blocks."
+            f"seq_lens[{at}] is {int(lens[at])}; it must be in 0 to {width * page}, "
+            f"the capacity of {width} blocks of {page}. Give the sequence more blocks."
         )
     if bad_any:
         row, position = (int(x) for x in bad.nonzero()[0])
         raise ValueError(
-            f"block_table[{row}, {position}] is {int(table[row, position])}; the cache has blocks 0 to "
+            f"block_table[{row}, {position}] is {int(table[row, position])}; the cache has blocks "
+            "0 to "
             f"{blocks - 1}, "
             f"and a length of {int(lens[row])} uses this entry."
         )
@@ -207,8 +206,9 @@ def _check_starts(cu: Tensor, max_queries: int | None) -> tuple[int, int]:
     counts = [b - a for a, b in pairwise(query_starts)]
     if query_starts[0] != 0 or min(counts, default=0) < 0:
         raise ValueError(
-            f"cu_q starts at {query_starts[0]}, its smallest step is {min(counts, default=0)}; it must "
-            "rise from 0."
+            f"cu_q starts at {query_starts[0]} and its smallest step is {min(counts, default=0)}; "
+            "it "
+            "must rise from 0."
         )
     longest_query = max(counts, default=0)
     if max_queries is not None and longest_query > max_queries:
@@ -271,12 +271,12 @@ def _make_group(
         (tokens == torch.arange(plan.tokens, device=device)).all()
     )
     low_pages = torch.tensor([m[2] // page for m in members], device=device)
-    # keys of each from its first page on
+    # number of keys from the first page on
     key_counts = torch.tensor([m[1] for m in members], device=device)
     column = torch.arange(-(-length // page), device=device)
     used = column < ((key_counts + page - 1) // page).unsqueeze(1)
     position = (low_pages.unsqueeze(1) + column).clamp_(max=plan.table.shape[1] - 1)
-    # a shorter sequence's places past its end read its own first page, whose keys are hidden below
+    # positions past a shorter sequence's end read its own first page, whose keys are masked below
     ids = plan.table[rows].long().gather(1, position)
     ids = torch.where(used, ids, ids[:, :1])
     first = members[0]
@@ -303,7 +303,8 @@ def _make_group(
     padding: Tensor | None = None
     if not is_single:
         row = torch.arange(ids.shape[1] * page, device=device)
-        # places past a sequence's pages read its first page again: sound where that one is full
+        # Positions past a sequence's pages read its first page again, which is valid if that page
+        # is full.
         end = torch.where(key_counts >= page, (key_counts + page - 1) // page * page, len(row))
         padding = (
             ((row >= key_counts.unsqueeze(1)) & (row < end.unsqueeze(1)))
@@ -326,9 +327,7 @@ def _make_group(
 
 
 def visible_keys(position: Tensor, length: int, skip: int, window: int | None) -> Tensor:
-    """`[…, length]`: which of the keys from `skip` on a query sees whose own key has the number
-    `position` `[…]`.
-    """
+    """`[…, length]`: which keys, from `skip` on, the query at `position` `[…]` sees."""
     keys = torch.arange(length, device=position.device) + skip
     position = position.unsqueeze(-1)
     return keys <= position if window is None else (keys <= position) & (keys > position - window)

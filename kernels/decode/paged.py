@@ -1,9 +1,7 @@
-"""`paged_attention`: queries against keys and values that lie in blocks of a cache.
+"""`paged_attention`: queries against keys and values in blocks of a cache.
 
-Decode, prefill in chunks and verification of drafts are one operation: a sequence's query tokens
-are the last ones of
-its length (causal, aligned bottom right). Checks arguments, chooses who runs; knows no blocks'
-owners.
+Decode, chunked prefill and verification of drafts are one operation: a sequence's query tokens are
+the last ones of its length (causal, aligned bottom right).
 """
 
 from __future__ import annotations
@@ -42,22 +40,16 @@ def paged_attention(
     """softmax(scale · q·Kᵀ)·V over each sequence's cached tokens, in q's dtype and shape (last dim:
     the values').
 
-    q: `[B, H, D]` one token a sequence, `[B, S, H, D]` S tokens each, or `[T, H, D]` with `cu_q` [B
-    + 1] ragged (a
-    mixed batch of chunks and decodes). k_cache, v_cache: `[blocks, block_size, kv_heads, D]`;
-    kv_heads divides H.
-    block_table `[B, pages]` and seq_lens `[B]`: see `plan_pages`; lengths include this step's
-    tokens, whose keys are
-    written already. A query at place i sees keys j <= i, and with a window i - window < j.
-    Sequences of length 0 give
-    zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: of an int8 or
-    e4m3 cache, two
-    `[blocks, block_size, kv_heads]` fp32, as `write_kv` makes them. num_splits: parts of a sequence
-    on a GPU, else
-    chosen. return_lse: also log-sum-exp `[…, H]` fp32, natural. plan: from `plan_pages` of the same
-    table and lengths;
-    without one the addresses are checked in every call, which waits for a GPU. Raises ValueError or
-    TypeError.
+    q: `[B, H, D]` one token per sequence, `[B, S, H, D]` S tokens each, or `[T, H, D]` with `cu_q`
+    [B + 1] ragged (a mixed batch of chunks and decodes). k_cache, v_cache: `[blocks, block_size,
+    kv_heads, D]`; kv_heads divides H. block_table `[B, pages]` and seq_lens `[B]`: see
+    `plan_pages`; lengths include this step's tokens, whose keys are already written. A query at
+    position i sees keys j <= i, and with a window i - window < j. Sequences of length 0 return
+    zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: for an int8 or
+    e4m3 cache, two `[blocks, block_size, kv_heads]` fp32, as written by `write_kv`. num_splits:
+    splits of a sequence on a GPU, chosen if None. return_lse: also returns the natural log-sum-exp
+    `[…, H]` fp32. plan: from `plan_pages` of the same table and lengths; without it every call
+    checks the addresses, which synchronises with a GPU. Raises ValueError or TypeError.
     """
     q_THD, plan, scale = _check_tensors(
         q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan
@@ -71,7 +63,7 @@ def paged_attention(
         "queries": "one" if plan.queries == 1 else "several",
         "device": q.device.type,
     }
-    lse_only = "log-sum-exp asked for" if return_lse else None
+    lse_only = "does not return the log-sum-exp" if return_lse else None
     own = runtime.why_not(q) or _kernel_why_not(q, k_cache)
     candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
     chosen = choose("paged_attention", facts, candidates, backend).backend
@@ -188,7 +180,7 @@ def _check_tensors(
         or (cu_q is not None and plan.cu is not cu_q)
     ):
         raise ValueError(
-            "plan was made from another block_table, seq_lens or cu_q; call plan_pages anew for "
+            "plan was made from another block_table, seq_lens or cu_q; call plan_pages again for "
             "this step."
         )
     else:
@@ -199,7 +191,7 @@ def _check_tensors(
     ):
         raise ValueError(
             f"q has shape {tuple(q.shape)}; {block_table.shape[0]} sequences of {plan.queries} "
-            "tokens each want "
+            "tokens each require "
             f"({block_table.shape[0]}, {plan.queries}, heads, head_dim)."
         )
     if plan.cu is not None and plan.tokens not in (-1, tokens):
@@ -235,6 +227,5 @@ def _check_options(
         checks.same_device(q=q, **{name: x})
     if scales[0].stride() != scales[1].stride():
         raise ValueError(
-            "the two scales must have the same strides; make them with one call each of the same "
-            "kind."
+            "the two scales must have the same strides; allocate them in the same way."
         )

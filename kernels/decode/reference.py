@@ -1,7 +1,7 @@
-"""Paged attention as it is defined, one sequence and one query at a time in fp32 (fp64 stays fp64).
+"""Paged attention by its definition, one sequence and one query at a time in fp32 (fp64 stays
+fp64).
 
-Knows no speed. Shapes: T query tokens of all sequences, B sequences, H query heads, G kv heads, D
-head dim.
+Shapes: T query tokens of all sequences, B sequences, H query heads, G kv heads, D head dim.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def paged_attention(
 def _read_rows(
     cache: Tensor, pages: Tensor, length: int, dtype: torch.dtype, scales: Tensor | None
 ) -> Tensor:
-    """A sequence's rows `[length, G, D]`, times their scales where the cache is quantised."""
+    """A sequence's rows `[length, G, D]`, times their scales if the cache is quantized."""
     blocks = (
         cache.view(torch.uint8)[pages].view(cache.dtype) if cache.itemsize == 1 else cache[pages]
     )

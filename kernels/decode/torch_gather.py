@@ -1,9 +1,8 @@
-"""Paged attention by torch's own kernels: pages of similar sequences are gathered, then one fused
-attention for all.
+"""Paged attention with torch's kernels: gathers pages of similar sequences, then runs one fused
+attention.
 
-What a CPU runs. Knows no tables: groups come from the plan. Shapes: n sequences, S queries, L keys,
-G kv heads, R query
-heads a kv head, D head dim.
+Used on a CPU. Groups come from the plan. Shapes: n sequences, S queries, L keys, G kv heads, R
+query heads per kv head, D head dim.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from kernels.decode.page_plan import Group, PagePlan, visible_keys
 
 MAX_MASK_ELEMENTS = 1 << 22
-"""Queries of a long prefill are taken so many at a time that their mask stays below this: memory linear in length."""
+"""Largest mask: a long prefill's queries are processed in chunks, so memory is linear in the
+length.
+"""
 
 
 def gather_attention(
@@ -30,9 +31,10 @@ def gather_attention(
     softcap: float,
     scales: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """`[T, H, values]` in q's dtype; queries that see no key give zeros. Without a v_cache the
-    values are the first
-    columns of the keys (latent attention)."""
+    """`[T, H, values]` in q's dtype; queries that see no key give zeros.
+
+    Without a v_cache the values are the first columns of the keys (latent attention).
+    """
     out: Tensor | None = None
     # 500x slower on CPU
     dtype = torch.float32 if q_THD.dtype == torch.float16 and not q_THD.is_cuda else q_THD.dtype
@@ -64,7 +66,7 @@ def _read_pages(
     dtype: torch.dtype,
     scales: Tensor | None,
 ) -> Tensor:
-    """`[n, L, G, D]`: a view where one sequence's blocks follow each other, else a copy."""
+    """`[n, L, G, D]`: a view if a single sequence's blocks are consecutive, else a copy."""
     rows = _gather_pages(role, cache, plan, group)
     if scales is not None:
         rows = rows.to(dtype) * _gather_pages(role + " scales", scales, plan, group).to(
@@ -72,13 +74,13 @@ def _read_pages(
         ).unsqueeze(-1)
     elif rows.dtype != dtype:
         rows = rows.to(dtype)
-    if group.padding is not None:  # what a cache never held may be NaN, which no mask hides
+    if group.padding is not None:  # unwritten cache rows may hold NaN, which no mask removes
         rows.flatten(0, 1).index_fill_(0, group.padding, 0.0)
     return rows[:, group.skip : group.skip + group.length]
 
 
 def _gather_pages(role: str, cache: Tensor, plan: PagePlan, group: Group) -> Tensor:
-    if cache.dtype == torch.float8_e4m3fn:  # bytes: not every device of torch's indexes e4m3
+    if cache.dtype == torch.float8_e4m3fn:  # as bytes: not every torch device indexes e4m3
         return _gather_pages(role, cache.view(torch.uint8), plan, group).view(cache.dtype)
     blocks, page = cache.shape[:2]
     count = len(group.pages)
@@ -86,7 +88,7 @@ def _gather_pages(role: str, cache: Tensor, plan: PagePlan, group: Group) -> Ten
         return cache[group.consecutive : group.consecutive + count].view(
             1, count * page, *cache.shape[2:]
         )
-    if cache.is_contiguous():  # rows of one block are one copy: 3x faster than indexing
+    if cache.is_contiguous():  # copies whole blocks: 3x faster than indexing
         flat = cache.view(blocks, -1)
         if torch.is_grad_enabled() and cache.requires_grad:
             rows_taken = flat.index_select(0, group.pages)
@@ -102,9 +104,9 @@ def _gather_pages(role: str, cache: Tensor, plan: PagePlan, group: Group) -> Ten
 def _attend_grouped(
     q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float
 ) -> Tensor:
-    """The query heads of a kv head and the queries of a sequence become rows of one product, so
-    that keys are read
-    once: `[n · S, H, D]` over `[n, L, G, D]`."""
+    """Query heads of a kv head and queries of a sequence become rows of one product, so keys are
+    read once: `[n · S, H, D]` over `[n, L, G, D]`.
+    """
     n, s, kv = group.sequences, group.queries, k.shape[2]
     heads, width = q.shape[1], q.shape[2]
     rows = heads // kv
@@ -121,8 +123,8 @@ def _attend_grouped(
 def _attend_single(
     q: Tensor, k: Tensor, v: Tensor, group: Group, scale: float, softcap: float, window: int | None
 ) -> Tensor:
-    """One sequence's many queries: `[S, H, D]` over `[1, L, G, D]`; kv heads are the batch, so none
-    is copied.
+    """One sequence's queries: `[S, H, D]` over `[1, L, G, D]`; kv heads form the batch, so none is
+    copied.
     """
     s, heads, width = q.shape
     kv, length = k.shape[2], k.shape[1]
@@ -138,7 +140,7 @@ def _attend_single(
     for first in range(0, s, step):
         last = min(s, first + step)
         position = torch.arange(first, last, device=q.device) + (group.skip + length - s)
-        stop = length - s + last  # later keys are hidden from all of these queries
+        stop = length - s + last  # later keys are masked for all of these queries
         mask = visible_keys(position, stop, group.skip, window)
         result = _attend(
             q_GRSD[:, :, first:last], k_GRLD[:, :, :stop], v_GRLD[:, :, :stop], mask, scale, softcap

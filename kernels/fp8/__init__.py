@@ -1,4 +1,4 @@
-"""e4m3 numbers with an fp32 scale a tile, and their products (DeepSeek-V3, arXiv 2412.19437,
+"""e4m3 tensors with an fp32 scale per tile, and their products (DeepSeek-V3, arXiv 2412.19437,
 section 3.3).
 """
 

@@ -1,7 +1,7 @@
-"""`fp8_matmul`: products of 128 numbers in e4m3, summed in fp32 with their scales (DeepSeek-V3,
+"""`fp8_matmul`: e4m3 products of 128 numbers, summed in fp32 with their scales (DeepSeek-V3,
 section 3.3.2).
 
-Few rows are bound by reading the weight: the own kernel splits K over programs. Many rows go to
+Few rows are limited by reading the weight: the own kernel splits K over programs. Many rows use
 cuBLASLt.
 """
 
@@ -22,7 +22,8 @@ from kernels.shipped import ShippedKernel
 from kernels.split_k import choose_splits, split_k_sum_kernel, sum_splits
 
 MAX_OWN_ROWS = 256
-"""From here on cuBLASLt comes first: Triton's reach 0.65-0.7x of its speed when bound by products."""
+"""From here on cuBLASLt comes first: Triton reaches 0.65-0.7x of its speed if limited by products.
+"""
 
 
 def fp8_matmul(
@@ -37,11 +38,9 @@ def fp8_matmul(
 ) -> Tensor:
     """(a · sa)·(b · sb)ᵀ as `[…, N]` in out_dtype, summed in fp32.
 
-    a `[…, K]` e4m3 with sa `[…, ceil(K / 128)]` fp32, as `quantize_1x128` gives; b `[N, K]` e4m3
-    with sb
-    `[ceil(N / 128), ceil(K / 128)]`, as `quantize_128x128` gives. num_splits: parts of K on a GPU,
-    else chosen.
-    Raises ValueError or TypeError.
+    a `[…, K]` e4m3 with sa `[…, ceil(K / 128)]` fp32, as from `quantize_1x128`; b `[N, K]` e4m3
+    with sb `[ceil(N / 128), ceil(K / 128)]`, as from `quantize_128x128`. num_splits: splits of K on
+    a GPU, chosen if None. Raises ValueError or TypeError.
     """
     _check(a, sa, b, sb, out_dtype, num_splits)
     a_MK, sa_M = a.reshape(-1, a.shape[-1]), sa.reshape(-1, sa.shape[-1])
@@ -115,9 +114,8 @@ def fp8_matmul_kernel(
     GROUP_M: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [parts, M, N].
-
-    BLOCK_N divides 128, so a block of columns has one scale of b a step of K.
+    """OUT [parts, M, N]. BLOCK_N divides 128, so a block of columns has one scale of b per step of
+    K.
     """
     num_m = tl.cdiv(m, BLOCK_M)
     num_n = tl.cdiv(n, BLOCK_N)
@@ -198,7 +196,7 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """One, 64 and many rows, and the sum of parts; none before e4m3 existed."""
+    """One, 64 and many rows, and the sum of splits; empty for architectures without e4m3."""
     if arch in NO_E4M3:
         return []
     kernels = []

@@ -1,8 +1,7 @@
-"""`quantize_1x128` for activations, `quantize_128x128` for weights, `quantize_128x1` for what is
-summed over its rows:
-e4m3 and a scale a tile, in one pass.
+"""`quantize_1x128` for activations, `quantize_128x128` for weights, `quantize_128x1` for sums over
+rows.
 
-Knows tiles; does not know what is multiplied.
+Each returns e4m3 and a scale per tile, in one pass.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ NO_E4M3 = ("sm_75", "sm_80", "sm_86")
 
 
 def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """x `[…, K]` as e4m3 `[…, K]` and fp32 scales `[…, ceil(K / 128)]`, x ~ q · scale of its 128
-    neighbours.
+    """x `[…, K]` as e4m3 `[…, K]` and fp32 scales `[…, ceil(K / 128)]`, one per 128 adjacent
+    numbers: x ~ q · scale.
 
     Raises ValueError or TypeError.
     """
@@ -39,9 +38,8 @@ def quantize_1x128(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
 
 
 def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """w `[N, K]` as e4m3 and fp32 scales `[ceil(N / 128), ceil(K / 128)]`.
-
-    Raises ValueError or TypeError.
+    """w `[N, K]` as e4m3 and fp32 scales `[ceil(N / 128), ceil(K / 128)]`. Raises ValueError or
+    TypeError.
     """
     checks.dtype_in("w", w)
     checks.dims("w", w, 2)
@@ -50,9 +48,11 @@ def quantize_128x128(w: Tensor, *, backend: str | None = None) -> tuple[Tensor, 
 
 
 def quantize_128x1(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Tensor]:
-    """x `[R, K]` as e4m3 and fp32 scales `[ceil(R / 128), K]`, each of 128 numbers below each
-    other: for a product that
-    sums over rows, as a weight's gradient does over tokens. Raises ValueError or TypeError."""
+    """x `[R, K]` as e4m3 and fp32 scales `[ceil(R / 128), K]`, one per 128 numbers of a column.
+
+    For a product that sums over rows, such as a weight's gradient over tokens. Raises ValueError or
+    TypeError.
+    """
     checks.dtype_in("x", x)
     checks.dims("x", x, 2)
     checks.non_empty("x", x, 1)
@@ -60,7 +60,7 @@ def quantize_128x1(x: Tensor, *, backend: str | None = None) -> tuple[Tensor, Te
 
 
 def own_why_not(x: Tensor) -> str | None:
-    """Why no kernel of e4m3 runs on this tensor's device; None: it does."""
+    """Why no e4m3 kernel runs on this tensor's device; None if one does."""
     arch = runtime.arch(x.device)
     return runtime.why_not(x) or (f"no e4m3 on {arch}" if arch in NO_E4M3 else None)
 
@@ -109,7 +109,7 @@ def _along(rows: int, columns: int) -> int:
 def fp8_quantize_kernel(
     X, Q, SCALE, rows, columns, tiles, x_r, q_r, ROWS: tl.constexpr, ALONG: tl.constexpr
 ):
-    """ROWS x 128 numbers: a scale a row (ALONG 0), one for all of them (1), or one a column (2)."""
+    """ROWS x 128 numbers: a scale per row (ALONG 0), one for all (1), or one per column (2)."""
     pid = tl.program_id(0)
     tile = pid % tiles
     r = (pid // tiles) * ROWS + tl.arange(0, ROWS)
@@ -119,7 +119,7 @@ def fp8_quantize_kernel(
     x = tl.load(X + at * x_r + c[None, :], mask=inside, other=0.0).to(tl.float32)
     if ALONG == 2:
         amax = tl.max(tl.abs(x), 0)
-        broken = tl.sum((x != x).to(tl.int32), 0) > 0  # max alone passes NaN over
+        broken = tl.sum((x != x).to(tl.int32), 0) > 0  # max alone ignores NaN
     else:
         amax = tl.max(tl.abs(x), 1)
         broken = tl.sum((x != x).to(tl.int32), 1) > 0
@@ -142,7 +142,7 @@ def fp8_quantize_kernel(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """bf16 rows, blocks and columns; none before e4m3 existed."""
+    """bf16 rows, blocks and columns; empty for architectures without e4m3."""
     if arch in NO_E4M3:
         return []
     kernels = []

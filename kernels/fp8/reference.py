@@ -1,7 +1,7 @@
-"""Block-scaled e4m3 as it is defined: amax / 448 a tile, and products of the decoded numbers in
+"""Block-scaled e4m3 by its definition: amax / 448 per tile, and products of the decoded numbers in
 fp32.
 
-Knows no speed. Shapes: M, N rows of either operand, K what is summed over.
+Shapes: M, N rows of the operands, K the summed dimension.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Block-scaled products through torch's `scaled_mm` (cuBLASLt): which devices have them, how
-operands must lie.
+"""Block-scaled products through torch's `scaled_mm` (cuBLASLt): supported devices and operand
+layouts.
 
 cuBLAS, "1D and 128x128 2D block scaling for FP8 data types": rows in multiples of 4, and the
-weight's scales padded to
-multiples of 4 along K, else the answer is silently wrong. Needs torch 2.10, CUDA 12.9, compute
-capability 9.0.
+weight's scales padded to multiples of 4 along K, else the result is silently wrong. Requires torch
+2.10, CUDA 12.9, compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -18,33 +17,33 @@ from torch.nn import functional
 from kernels.fp8.reference import E4M3, SIDE
 
 OUTER = 16
-"""Rows of either operand: what scaled_mm wants."""
+"""scaled_mm requires the rows of both operands in multiples of this."""
 
 
 @cache
 def why_not(device: torch.device) -> str | None:
-    """Why scaled_mm has no block scales there; None: it has."""
+    """Why scaled_mm does not support block scales on this device; None if it does."""
     if device.type != "cuda" or torch.version.hip is not None:
-        return f"scaled_mm has no block scales on {device.type}"
+        return f"scaled_mm does not support block scales on {device.type}"
     if not hasattr(functional, "scaled_mm"):
-        return "this torch has no scaled_mm; 2.10 has"
+        return "this torch has no scaled_mm; it requires torch 2.10"
     cuda = tuple(int(part) for part in (torch.version.cuda or "0").split(".")[:2])
     if cuda < (12, 9):
-        return f"CUDA {torch.version.cuda} has no block scales; 12.9 has"
+        return f"CUDA {torch.version.cuda} has no block scales; they require 12.9"
     capability = torch.cuda.get_device_capability(device)
     return (
         None
         if capability == (9, 0)
-        else f"cuBLAS has block scales for 9.0, not {capability[0]}.{capability[1]}"
+        else f"cuBLAS supports block scales on 9.0, not {capability[0]}.{capability[1]}"
     )
 
 
 def operands(
     a_MK: Tensor, sa: Tensor, b_NK: Tensor, sb: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What scaled_mm is given: numbers padded by zeros, a's scales `[M, K/128]` with strides (1,
-    M), b's transposed,
-    `[K/128 up to 4, N/128]` with strides (1, rows)."""
+    """Operands of scaled_mm: numbers padded by zeros, a's scales `[M, K/128]` with strides (1, M),
+    b's transposed, `[K/128 up to 4, N/128]` with strides (1, rows).
+    """
     (m, k), n = a_MK.shape, b_NK.shape[0]
     a, b = (_padded(x, (0, -k % SIDE, 0, -rows % OUTER)) for x, rows in ((a_MK, m), (b_NK, n)))
     a_scales = functional.pad(sa, (0, 0, 0, -m % OUTER)).t().contiguous().t()

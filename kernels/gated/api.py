@@ -1,7 +1,4 @@
-"""`swiglu`: argument checks, the choice of implementation, and autograd around the Triton kernels.
-
-Knows no projection: gate and up come as one tensor or as two.
-"""
+"""`swiglu`: argument checks, choice of implementation, and autograd for the Triton kernels."""
 
 from __future__ import annotations
 
@@ -27,15 +24,12 @@ def swiglu(
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """silu(gate) · up.
 
-    gate_up [..., 2F] holds gate in its first half and up in its second; with `up` [..., F] given it
-    is the gate alone.
-    Gives y [..., F] in its dtype, or with quant (q, scale): e4m3, y ~ q · scale, scale fp32 [...,
-    1] for "row" or
-    [..., ceil(F / 128)] for "1x128". Quantised output has no gradient; with `keep`, for "1x128"
-    alone, (y, q, scale):
-    y has one, and q is made of y as it is in its dtype. Raises TypeError or ValueError before any
-    launch. Source:
-    Shazeer 2020, eq. 6.
+    gate_up [..., 2F] contains gate in its first half and up in its second; if `up` [..., F] is
+    given, gate_up is the gate alone. Returns y [..., F] in its dtype, or with quant (q, scale):
+    e4m3, y ~ q · scale, scale fp32 [..., 1] for "row" or [..., ceil(F / 128)] for "1x128".
+    Quantized output has no gradient. With `keep`, for "1x128" only, returns (y, q, scale): y is
+    differentiable, and q is computed from y rounded to its dtype. Raises TypeError or ValueError
+    before any launch. Source: Shazeer 2020, eq. 6.
     """
     plain = quant is None and keep is False and backend is None
     kind = cpu_call_key("swiglu", (gate_up, up)) if plain else None
@@ -46,11 +40,11 @@ def swiglu(
     width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
     own = runtime.why_not(gate_up, up)
     if own is None and gate_up.dtype == torch.float64:
-        own = "fp64 has no kernel"
+        own = "fp64 is not supported"
     if own is None and quant and not runtime.has_fp8(runtime.arch(gate_up.device)):
-        own = "Triton has e4m3 from sm_89 on"
+        own = "Triton supports e4m3 from sm_89 on"
     if own is None and gate_up.numel() == 0:
-        own = "nothing to launch for an empty tensor"
+        own = "gate_up is empty"
     chosen = choose(
         "swiglu",
         {"dtype": gate_up.dtype, "n": tuning.round_up(width), "quant": quant, "grad": needs_grad},
@@ -82,7 +76,7 @@ def swiglu(
 
 
 class _SwiGlu(torch.autograd.Function):
-    """Keeps its inputs only; the sigmoid is computed again."""
+    """Saves its inputs only; the sigmoid is recomputed."""
 
     @staticmethod
     def forward(
@@ -111,7 +105,7 @@ def _halves(gate_up: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tenso
 
 
 def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, keep: bool) -> bool:
-    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    """Checks the arguments; returns whether a gradient is needed."""
     checks.dtype_in("gate_up", gate_up, (*checks.FLOATS, torch.float64))
     if gate_up.dim() < 1:
         raise ValueError("gate_up is a scalar; it must have a last dimension.")
@@ -119,9 +113,9 @@ def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, ke
     if up is None:
         if gate_up.shape[-1] % 2:
             raise ValueError(
-                f"gate_up has {gate_up.shape[-1]} columns, an odd number; it must hold gate and "
+                f"gate_up has {gate_up.shape[-1]} columns, an odd number; it must contain gate and "
                 "up of equal width. "
-                "Give the gate alone and up= beside it where they are two tensors."
+                "If they are two tensors, pass the gate and up=."
             )
     else:
         checks.shape("up", up, tuple(gate_up.shape), "(shape of gate_up, the gate)")
@@ -133,11 +127,11 @@ def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, ke
     )
     if keep and quant != "1x128":
         raise ValueError(
-            f'keep was given with quant {quant!r}; y comes beside codes for "1x128" alone.'
+            f'keep was given with quant {quant!r}; only "1x128" returns y with the codes.'
         )
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantised output has none: use "
+            "quant was given and an input requires a gradient; quantized output has none: use "
             "no_grad(), or keep=True."
         )
     return needs_grad

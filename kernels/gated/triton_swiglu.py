@@ -1,6 +1,6 @@
-"""SwiGLU in Triton: forward with FP8 output, and backward that computes the sigmoid anew.
+"""SwiGLU in Triton: forward with FP8 output, and backward that recomputes the sigmoid.
 
-Knows 2-D tensors (gate and up may be halves of one); knows no autograd.
+Does not depend on autograd; tensors are 2-D (gate and up may be halves of one).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def swiglu_forward_kernel(
     KEEP_Y: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """BLOCK columns of one row a program. QUANT: e4m3 with a scale for each 128 columns; KEEP_Y:
-    the product itself, of
-    which e4m3 is then made as it is kept."""
+    """BLOCK columns of one row per program. QUANT: e4m3 with a scale per 128 columns; KEEP_Y: store
+    the product itself, and compute e4m3 from the stored value.
+    """
     blocks = tl.cdiv(F, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     block = tl.program_id(0) % blocks
@@ -56,7 +56,7 @@ def swiglu_forward_kernel(
 
 @jit
 def swiglu_forward_by_row_kernel(GATE, UP, Q, SCALE, F, g_stride, u_stride, BLOCK: tl.constexpr):
-    """One row a program as e4m3 with one scale: the largest first, then the row again from L2."""
+    """One row per program as e4m3 with one scale: first the maximum, then the row again from L2."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
@@ -99,7 +99,7 @@ def swiglu_backward_kernel(
 
 @tuning.rule("swiglu")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """Blocks of 2048 columns: 8 elements a thread from each of two inputs, as 16-byte loads."""
+    """Blocks of 2048 columns: 8 elements per thread from each of two inputs, as 16-byte loads."""
     return (
         {"block": 128, "num_warps": 4} if arch == "interpret" else {"block": 2048, "num_warps": 8}
     )
@@ -117,10 +117,10 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
 def forward(
     gate: torch.Tensor, up: torch.Tensor, quant: str | None, keep_y: bool
 ) -> list[torch.Tensor]:
-    """y with `keep_y`, its codes and scales with `quant`, for gate and up [rows, F] with neighbours
-    adjacent; rows > 0.
+    """y with `keep_y`, its codes and scales with `quant`, for gate and up [rows, F] with contiguous
+    rows; rows > 0.
 
-    Both at once for "1x128" alone.
+    Both together for "1x128" only.
     """
     return call_as_operator("swiglu", (gate, up), partial(_launch, gate, up, quant, keep_y))
 

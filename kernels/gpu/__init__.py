@@ -1,1 +1,3 @@
-"""`python -m kernels.gpu`: correctness, then benchmarks of every operation on this machine's GPU."""
+"""`python -m kernels.gpu`: correctness checks, then benchmarks of every operation on this machine's
+GPU.
+"""

@@ -1,6 +1,6 @@
 """`python -m kernels.gpu --budget-s N --out DIR`: checks and measures on this machine's GPU.
 
-Exit 1 only when a result is wrong; what is slow or left out stands in the rows.
+Exits with 1 only if a result is wrong; slow and skipped cases are listed in the rows.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ def main() -> int:
         prog="python -m kernels.gpu", description="Checks and measures kernels on a GPU."
     )
     parser.add_argument(
-        "--budget-s", type=float, default=480.0, help="stop after so many seconds (480)"
+        "--budget-s", type=float, default=480.0, help="stop after this many seconds (480)"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("docs/results"), help="directory of the rows"
     )
     parser.add_argument("--only", metavar="OP", help="one operation")
     parser.add_argument(
-        "--processes", type=int, help="how many check and compile at a time (by the cores)"
+        "--processes",
+        type=int,
+        help="processes that check and compile at a time (default: by the number of cores)",
     )
-    asked = parser.parse_args()
+    args = parser.parse_args()
     if runtime.INTERPRET:
         parser.error("TRITON_INTERPRET is set, so nothing would run on the GPU: unset it.")
     if not torch.cuda.is_available() or torch.version.cuda is None:
@@ -40,12 +42,12 @@ def main() -> int:
     from kernels.gpu.worker_pool import NoWorker
 
     try:
-        path, failed = run(asked.out, asked.budget_s, asked.only, most=asked.processes)
+        path, failed = run(args.out, args.budget_s, args.only, max_processes=args.processes)
     except NoWorker as error:
         parser.error(str(error))
     print(f"rows: {path}")
-    for sentence in failed:
-        print(f"wrong: {sentence}", file=sys.stderr)
+    for message in failed:
+        print(f"wrong: {message}", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -1,5 +1,5 @@
-"""unscale_ and FusedAdamW on a GPU: an 8B-like set of shapes in small for correctness, half a
-billion numbers timed.
+"""GPU cases of unscale_ and FusedAdamW: small 8B-like shapes for correctness, half a billion
+numbers timed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _check_unscale(dtype: torch.dtype) -> Callable[[torch.device], list[Compared
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         scale = torch.tensor([1 / 3], device=device)
-        told = []
+        comparisons = []
         for bad in (None, float("inf"), float("nan")):
             grads = [torch.randn(s, device=device, dtype=dtype) for s in SHAPES]
             grads.append(torch.randn(5001, device=device, dtype=dtype)[1:])  # not aligned
@@ -28,15 +28,17 @@ def _check_unscale(dtype: torch.dtype) -> Callable[[torch.device], list[Compared
                 grads[2][32999] = bad
             exact = [g.double() * scale.double() for g in grads]
             plain = [g.clone() for g in grads]
-            found = torch.zeros(2, 1, device=device).unbind()
-            unscale_(grads, scale, found[0], backend="own")
-            unscale_(plain, scale, found[1], backend="torch")
-            told.append(compare(f"found_inf with {bad}", found[0], found[1].double(), found[1]))
-            told += [
+            overflow = torch.zeros(2, 1, device=device).unbind()
+            unscale_(grads, scale, overflow[0], backend="own")
+            unscale_(plain, scale, overflow[1], backend="torch")
+            comparisons.append(
+                compare(f"found_inf with {bad}", overflow[0], overflow[1].double(), overflow[1])
+            )
+            comparisons += [
                 compare(f"{tuple(g.shape)} with {bad}", g, e, p, floor=FLOORS[dtype])
                 for g, e, p in zip(grads, exact, plain, strict=True)
             ]
-        return told
+        return comparisons
 
     return run
 
@@ -44,11 +46,11 @@ def _check_unscale(dtype: torch.dtype) -> Callable[[torch.device], list[Compared
 def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         def trained(
-            backend: str, wanted: torch.dtype, by_chance: bool
+            backend: str, dtype_: torch.dtype, stochastic: bool
         ) -> tuple[list[torch.Tensor], torch.Tensor]:
             generator = torch.Generator(device).manual_seed(1)
             params = [
-                torch.randn(s, device=device, generator=generator).to(wanted).requires_grad_()
+                torch.randn(s, device=device, generator=generator).to(dtype_).requires_grad_()
                 for s in SHAPES
             ]
             groups = [
@@ -56,12 +58,12 @@ def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device
                 {"params": params[3:], "lr": 0.02},
             ]
             optimizer = FusedAdamW(
-                groups, lr=0.01, clip_norm=0.5, stochastic_rounding=by_chance, backend=backend
+                groups, lr=0.01, clip_norm=0.5, stochastic_rounding=stochastic, backend=backend
             )
             scale = torch.tensor([1 / 8], device=device)
             for step in range(6):
                 for p in params:
-                    p.grad = 8 * torch.randn(p.shape, device=device, generator=generator).to(wanted)
+                    p.grad = 8 * torch.randn(p.shape, device=device, generator=generator).to(dtype_)
                 if step == 3:
                     params[0].grad[999, 511] = float("inf")  # type: ignore[index]
                 optimizer.step(inv_scale=scale)
@@ -74,10 +76,16 @@ def _check_steps(dtype: torch.dtype, stochastic: bool) -> Callable[[torch.device
         wide, wide_norm = trained("reference", torch.float32, False)
         names = [*(str(s) for s in SHAPES), "step counts"]
         some = zip(names, ours, wide, plain, strict=True)
-        # six steps, each off by at most one number of bf16
+        # six steps, each off by at most one unit in the last place of bf16
         floor = 0.05 if stochastic else max(1e-5, FLOORS[dtype])
-        told = [compare(n, got, want.double(), usual, floor=floor) for n, got, want, usual in some]
-        return [*told, compare("norm", norm, wide_norm.double(), plain_norm, floor=FLOORS[dtype])]
+        comparisons = [
+            compare(n, got, want.double(), plain_value, floor=floor)
+            for n, got, want, plain_value in some
+        ]
+        return [
+            *comparisons,
+            compare("norm", norm, wide_norm.double(), plain_norm, floor=FLOORS[dtype]),
+        ]
 
     return run
 
@@ -89,13 +97,13 @@ def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.d
 
     def make(device: torch.device) -> Work:
         def params() -> list[torch.Tensor]:
-            made = [torch.randn(s, device=device, dtype=dtype).requires_grad_() for s in sizes]
-            for p in made:
+            tensors = [torch.randn(s, device=device, dtype=dtype).requires_grad_() for s in sizes]
+            for p in tensors:
                 p.grad = torch.randn_like(p)
-            return made
+            return tensors
 
         inv_scale = torch.ones(1, device=device)
-        mine = FusedAdamW(
+        fused = FusedAdamW(
             params(),
             lr=1e-4,
             clip_norm=1.0,
@@ -104,16 +112,16 @@ def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.d
         )
 
         def separate() -> Callable[[], object]:
-            theirs = params()
-            optimizer = torch.optim.AdamW(theirs, lr=1e-4, fused=True, capturable=True)
-            found = torch.zeros((), device=device)
-            grads = [p.grad for p in theirs if p.grad is not None]
+            torch_params = params()
+            optimizer = torch.optim.AdamW(torch_params, lr=1e-4, fused=True, capturable=True)
+            overflow = torch.zeros((), device=device)
+            grads = [p.grad for p in torch_params if p.grad is not None]
 
             def run() -> None:
-                found.zero_()
-                torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inv_scale)
-                torch.nn.utils.clip_grad_norm_(theirs, 1.0, foreach=True)
-                optimizer.found_inf = found  # type: ignore[attr-defined]
+                overflow.zero_()
+                torch._amp_foreach_non_finite_check_and_unscale_(grads, overflow, inv_scale)
+                torch.nn.utils.clip_grad_norm_(torch_params, 1.0, foreach=True)
+                optimizer.found_inf = overflow  # type: ignore[attr-defined]
                 optimizer.step()
 
             run()
@@ -122,9 +130,9 @@ def _step(sizes: list[tuple[int, int]], dtype: torch.dtype) -> Callable[[torch.d
         numbers = sum(math.prod(s) for s in sizes)
         wide = dtype.itemsize
         return Work(
-            ours=lambda: mine.step(inv_scale=inv_scale),
+            ours=lambda: fused.step(inv_scale=inv_scale),
             peers={"torch fused, separate passes": separate},
-            # gradients twice, parameters and moments there and back
+            # gradients are read twice, parameters and moments read and written
             bytes=numbers * (2 * wide + 2 * wide + 4 * 4),
             flops=20 * numbers,
             bound="hbm",

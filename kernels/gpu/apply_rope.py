@@ -1,5 +1,5 @@
-"""apply_rope on a GPU: halves, interleaved, part of the head, into a cache; torch, torch.compile,
-Liger beside it.
+"""GPU cases of apply_rope: halves, interleaved, part of the head, into a cache; against torch and
+Liger.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from kernels.decode import write_kv
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.comparison import amid_nan, values_and_gradients
+from kernels.gpu.comparison import nan_padded, values_and_gradients
 from kernels.rotary import apply_rope, reference
 
 
@@ -26,12 +26,12 @@ def _check(
 ) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(dim)
-        inputs = [amid_nan(2, 50, n, dim, device=device, dtype=dtype) for n in (heads, kv_heads)]
+        inputs = [nan_padded(2, 50, n, dim, device=device, dtype=dtype) for n in (heads, kv_heads)]
         cos, sin = _tables(100, pairs, device)
         positions = torch.randint(0, 100, (2, 50), device=device)
 
-        def call(backend: str, given: list[torch.Tensor]) -> Any:
-            q, k = given
+        def call(backend: str, inputs: list[torch.Tensor]) -> Any:
+            q, k = inputs
             return apply_rope(q, k, cos, sin, positions, interleaved=interleaved, backend=backend)
 
         return values_and_gradients(["q", "k", "dq", "dk"], call, inputs, plain="reference")
@@ -41,7 +41,7 @@ def _check(
 
 def _check_cache(device: torch.device) -> list[Compared]:
     torch.manual_seed(0)
-    q, k, v = (amid_nan(40, n, d, device=device) for n, d in ((8, 128), (2, 128), (2, 96)))
+    q, k, v = (nan_padded(40, n, d, device=device) for n, d in ((8, 128), (2, 128), (2, 96)))
     cos, sin = _tables(64, 64, device)
     positions = torch.arange(40, device=device)
     slots = torch.randperm(64, device=device)[:40]
@@ -84,9 +84,9 @@ def _turn(tokens: int, heads: int, kv_heads: int, dim: int) -> Callable[[torch.d
         def liger() -> Callable[[], object]:
             from liger_kernel.ops.rope import rope_forward  # type: ignore[import-not-found]
 
-            mine = q.clone().transpose(1, 2), k.clone().transpose(1, 2)  # it turns in place
+            rotated = q.clone().transpose(1, 2), k.clone().transpose(1, 2)  # rotates in place
             wide = [torch.cat((t, t), -1)[None].to(q.dtype) for t in (cos, sin)]
-            return lambda: rope_forward(*mine, *wide)
+            return lambda: rope_forward(*rotated, *wide)
 
         return Work(
             ours=lambda: apply_rope(q, k, cos, sin, backend="own"),

@@ -1,8 +1,8 @@
-"""Attention on a GPU: every path checked, then models' shapes beside cuDNN, flash and
+"""GPU cases of attention: checks of every path, then models' shapes against cuDNN, flash and
 FlexAttention.
 
-FLOPs count what the mask leaves: 4 · pairs · head dim forward (2 products), 2.5 times that backward
-(5 products).
+FLOPs count unmasked pairs: 4 · pairs · head dim forward (2 products), 2.5 times that backward (5
+products).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels.gpu.cases import Bench, Cases, Check, Work
 def _sdpa(
     shape: Shape, tensors: tuple[Tensor, Tensor, Tensor], kernel: str
 ) -> Callable[[], Tensor]:
-    """torch's SDPA held to one kernel, on [B, H, S, D] views of the same tensors."""
+    """torch's SDPA restricted to one kernel, on [B, H, S, D] views of the same tensors."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     q, k, v = (x.transpose(1, 2) for x in tensors)
@@ -65,7 +65,7 @@ def _flex(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], 
 
 
 def _varlen_of_torch(shape: Shape, tensors: tuple[Tensor, Tensor, Tensor]) -> Callable[[], Tensor]:
-    """FlashAttention-2 as torch carries it, with its window; dense here."""
+    """torch's FlashAttention-2 with its window; dense here."""
     return lambda: attention(*tensors, **shape.options, backend="flash")  # type: ignore[return-value]
 
 
@@ -96,7 +96,7 @@ def _forward(
     def make(device: torch.device) -> Work:
         tensors = shape.tensors(device)
         if tma and (why := tma_why_not(*tensors, shape.form)) is not None:
-            raise RuntimeError(f"the sm_90 kernel does not take this shape: {why}")
+            raise RuntimeError(f"the sm_90 kernel does not support this shape: {why}")
 
         def ours() -> object:
             with tuning.override("attention_forward", tma=tma) if tma else torch.no_grad():
@@ -133,7 +133,7 @@ def _backward(shape: Shape, backend: str | None = "own") -> Callable[[torch.devi
 def _packed(
     lengths: list[int], heads: int, kv_heads: int, backward: bool
 ) -> Callable[[torch.device], Work]:
-    """Packed documents, causal: own against FlashAttention-2 ragged and FlexAttention over a
+    """Packed documents, causal: own against FlashAttention-2 ragged and FlexAttention with a
     document mask.
     """
 
@@ -187,7 +187,7 @@ def _packed(
 
 
 def _documents(total: int, seed: int = 0) -> list[int]:
-    """Lengths like a web crawl's: log-normal, median 400 tokens, cut to fill `total`."""
+    """Lengths as in a web crawl: log-normal, median 400 tokens, truncated to fill `total`."""
     made = torch.Generator().manual_seed(seed)
     lengths: list[int] = []
     while (left := total - sum(lengths)) > 0:

@@ -1,7 +1,6 @@
-"""Checks of attention on a GPU: each path against the dense formula in float64, and how a batch is
-told.
+"""Correctness checks of attention on a GPU: each path against the dense formula in float64.
 
-Plain torch at the same dtype says how much error is allowed. Times nothing.
+Plain torch at the same dtype determines the allowed error. Times nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Lengths = list[tuple[int, int]]  # queries and keys of each sequence
 
 @dataclass(frozen=True)
 class Shape:
-    """A dense batch and what is asked of it."""
+    """A dense batch and the options of its call."""
 
     batch: int
     queries: int
@@ -51,7 +50,7 @@ class Shape:
 
     @property
     def pairs(self) -> int:
-        """Query-key pairs that the mask leaves, of one head."""
+        """Unmasked query-key pairs of one head."""
         q, k = self.queries, self.keys or self.queries
         if not self.causal and not self.window:
             return q * k
@@ -65,7 +64,7 @@ class Shape:
         return 2 * self.batch * self.heads * self.pairs * products
 
     def bytes(self, backward: bool) -> int:
-        """Each operand read or written once."""
+        """Bytes if each operand is read or written once."""
         k, dv = self.keys or self.queries, self.dv or self.d
         q_like = self.queries * self.heads * (self.d + dv)
         k_like = k * self.kv_heads * (self.d + dv)
@@ -88,8 +87,8 @@ class Shape:
 def check(
     shape: Shape, backend: str | None, tma: bool = False
 ) -> Callable[[torch.device], list[Compared]]:
-    """Output, log-sum-exp and gradients against the dense formula in float64; torch's own rounding
-    decides.
+    """Output, log-sum-exp and gradients against the dense formula in float64; torch's rounding sets
+    the tolerance.
     """
 
     def run(device: torch.device) -> list[Compared]:
@@ -100,10 +99,10 @@ def check(
         )
         lse_weights = torch.randn(shape.batch, shape.heads, shape.queries, device=device)
 
-        def results(call: Callable[..., Any], wanted: torch.dtype) -> list[Tensor]:
-            leaves = [x.detach().to(wanted).requires_grad_() for x in tensors]
-            found = call(*leaves)
-            out, lse = found if isinstance(found, tuple) else (found, None)
+        def results(call: Callable[..., Any], dtype_: torch.dtype) -> list[Tensor]:
+            leaves = [x.detach().to(dtype_).requires_grad_() for x in tensors]
+            result = call(*leaves)
+            out, lse = result if isinstance(result, tuple) else (result, None)
             loss = (out.double() * weights).sum()
             if lse is not None:
                 loss = loss + torch.where(lse.isfinite(), lse, 0.0).double().mul(lse_weights).sum()
@@ -116,14 +115,14 @@ def check(
             out, lse = reference(q, k, v, form)
             return (out, lse) if with_lse else out
 
-        # plain torch in this dtype: every step rounded to it
+        # plain torch in this dtype, rounded after every step
         def rounding(q: Tensor, k: Tensor, v: Tensor) -> Any:
             return _plain_torch(q, k, v, form, with_lse)
 
         if tma:
             why = tma_why_not(*tensors, form)
             if why is not None:
-                raise RuntimeError(f"the sm_90 kernel does not take this check: {why}")
+                raise RuntimeError(f"the sm_90 kernel does not support this check: {why}")
 
         def called(*x: Tensor) -> Any:
             return attention(*x, **shape.options, return_lse=with_lse, backend=backend)
@@ -134,8 +133,8 @@ def check(
         except BackendUnavailable as missing:
             if backend == "own":
                 raise
-            # torch's own, which this machine may lack
-            return [Compared(f"not here: {missing}", 0.0, 0.0)]
+            # torch's own kernel, which this machine may lack
+            return [Compared(f"not available: {missing}", 0.0, 0.0)]
         exact = results(formula, torch.float64)
         plain = results(rounding, shape.dtype)
         names = ["out", *(["lse"] if with_lse else []), "dq", "dk", "dv"]
@@ -173,14 +172,14 @@ def check_packed(
         k, v = torch.randn(2, int(cu_k[-1]), 2, 128, device=device, dtype=BF16)
         weights = torch.randn_like(q)
 
-        def results(wanted: torch.dtype, by: str) -> list[Tensor]:
-            leaves = [x.to(wanted).requires_grad_() for x in (q, k, v)]
+        def results(dtype_: torch.dtype, by: str) -> list[Tensor]:
+            leaves = [x.to(dtype_).requires_grad_() for x in (q, k, v)]
             a, b, c = leaves
             out = attention_varlen(
                 a, b, c, cu_q, cu_k, longest[0], longest[1], **options, backend=by
             )
             assert isinstance(out, Tensor)
-            return [out, *torch.autograd.grad((out * weights.to(wanted)).sum(), leaves)]
+            return [out, *torch.autograd.grad((out * weights.to(dtype_)).sum(), leaves)]
 
         exact = results(torch.float64, "reference")
         try:
@@ -188,7 +187,7 @@ def check_packed(
         except BackendUnavailable as missing:
             if backend == "own":
                 raise
-            return [Compared(f"not here: {missing}", 0.0, 0.0)]
+            return [Compared(f"not available: {missing}", 0.0, 0.0)]
         # bf16 results of exact sums: allow four times that
         rounded = [x.to(BF16) for x in results(FP32, "reference")]
         names = ["out", "dq", "dk", "dv"]

@@ -1,8 +1,8 @@
-"""One benchmark, timed: our call beside its peers, and what its rows say of the work and of the
+"""Runs one benchmark: times our call and its peers, and builds its rows with shares of the
 machine's limits.
 
-A peer that cannot be made, called or timed is skipped with its reason; ours alone decides if there
-are rows.
+A peer that cannot be created, called or timed is skipped with its reason; only our call decides
+whether there are rows.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ Row = dict[str, Any]
 def bench(
     case: Bench, device: torch.device, timer: Timer, limits: Limits | None, *, peers: bool = True
 ) -> tuple[list[Row], list[str]]:
-    """(a row for each peer, or one without; what was skipped and why).
-
-    `ran`: what dispatch chose for our call.
+    """(one row per peer, or one without peers; skipped peers with reasons). `ran`: dispatch's
+    choice for our call.
     """
     name = f"{case.op}/{case.case}"
     clear_records()
     work = case.make(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    made = work.ours()
+    results = work.ours()
     torch.cuda.synchronize(device)
-    # beside what it is asked for
-    extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(made)
-    del made
+    # in addition to the results
+    extra_bytes = torch.cuda.max_memory_allocated(device) - before - _bytes(results)
+    del results
     ran = [{key: row[key] for key in ("op", "backend", "reason")} for row in explain()]
     prepared = {"": timer.prepared(work.ours)}
     skipped = []
@@ -43,7 +42,7 @@ def bench(
         try:
             prepared[peer] = timer.prepared(make())
         except Exception as error:
-            # raises where the fault broke the process: then nothing here can be timed
+            # raises if the fault broke the process: then nothing can be timed here
             torch.cuda.synchronize(device)
             skipped.append(f"{name} against {peer}: {type(error).__name__}: {str(error)[:200]}")
     times = timer.times(prepared, reads=work.reads)
@@ -77,8 +76,8 @@ def bench(
     ], skipped
 
 
-def _bytes(made: Any) -> int:
-    """Of the tensors that a call gave."""
-    if isinstance(made, torch.Tensor):
-        return made.nbytes
-    return sum(_bytes(one) for one in made) if isinstance(made, (tuple, list)) else 0
+def _bytes(results: Any) -> int:
+    """Bytes of the tensors that a call returned."""
+    if isinstance(results, torch.Tensor):
+        return results.nbytes
+    return sum(_bytes(item) for item in results) if isinstance(results, (tuple, list)) else 0

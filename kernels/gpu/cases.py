@@ -1,7 +1,7 @@
-"""What an operation contributes to a run on a GPU: checks of correctness and benchmarks against
-peers.
+"""Types of GPU cases: correctness checks and benchmarks against peers.
 
-A module `kernels/gpu/<op>.py` holds them in `CASES`. Knows no operation and no clock.
+A module `kernels/gpu/<op>.py` lists its cases in `CASES`. Does not depend on any operation or
+clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Compared:
-    """One result held against the exact one: largest error, and how much was allowed."""
+    """One result compared with the exact one: largest error, and allowed error."""
 
     what: str
     error: float
@@ -28,12 +28,12 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        return self.error <= self.allowed  # NaN is not
+        return self.error <= self.allowed  # false for NaN
 
 
 @dataclass(frozen=True)
 class Check:
-    """A check of correctness: `run(device)` gives what it compared. Raising fails it too."""
+    """A correctness check: `run(device)` returns its comparisons. An exception also fails it."""
 
     op: str
     case: str
@@ -42,14 +42,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Work:
-    """What a benchmark times: our call, the peers' (made when their turn comes), and what the work
-    amounts to.
+    """The calls of a benchmark: ours, the peers' (created when timed), and the amount of work.
 
-    `bytes` and `flops` are the least that the operation must move and compute, `bound` the roof
-    that it lives under:
-    memory, L2, shared memory, tensor cores in 16 bits or in fp8. A peer that cannot be made raises,
-    and is told as skipped. `reads`: it writes little beside what it reads, which the timing takes
-    into account.
+    `bytes` and `flops` are the minimum that the operation must move and compute; `bound` is its
+    limiting resource: memory, L2, shared memory, tensor cores in 16 bits or in fp8. A peer that
+    cannot be created raises, and is reported as skipped. `reads`: it writes little compared with
+    what it reads, which affects the timing.
     """
 
     ours: Call
@@ -62,9 +60,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark; `goal` names a row of `goals.GOALS` that it decides, if any.
-
-    Smaller `rank` runs earlier.
+    """A benchmark; `goal` names the row of `goals.GOALS` that it decides, if any. Smaller `rank`
+    runs earlier.
     """
 
     op: str
@@ -103,12 +100,11 @@ def compare(
     factor: float = 2.0,
     floor: float = 1e-6,
 ) -> Compared:
-    """Our largest error against `exact` (fp64), allowed `factor` times that of `plain` torch at the
-    same dtype.
+    """Our largest error against `exact` (fp64); allowed is `factor` times that of `plain` torch at
+    the same dtype.
 
-    `floor` is added relative to the largest exact value: plain torch may be exact by luck. A NaN or
-    infinity
-    where `exact` has none is an infinite error; so is a missing one.
+    `floor` is added relative to the largest exact value, because plain torch may be exact by
+    chance. A NaN or infinity where `exact` has none is an infinite error; so is a missing one.
     """
     if tuple(ours.shape) != tuple(exact.shape):
         return Compared(
@@ -116,18 +112,19 @@ def compare(
         )
     if exact.numel() == 0:
         return Compared(what, 0.0, 0.0)
-    got, want, usual = ours.detach().double(), exact.detach().double(), plain.detach().double()
-    sound = want.isfinite()
-    if not torch.equal(sound, got.isfinite()) or not torch.equal(
-        got[~sound].isnan(), want[~sound].isnan()
+    got, want, plain_wide = ours.detach().double(), exact.detach().double(), plain.detach().double()
+    finite = want.isfinite()
+    if not torch.equal(finite, got.isfinite()) or not torch.equal(
+        got[~finite].isnan(), want[~finite].isnan()
     ):
         return Compared(
-            f"{what}: not finite where it should be, or the other way round", float("inf"), 0.0
+            f"{what}: finite and non-finite values differ from the exact result", float("inf"), 0.0
         )
-    if not bool(sound.any()):
+    if not bool(finite.any()):
         return Compared(what, 0.0, 0.0)
-    error = (got - want)[sound].abs().max().item()
+    error = (got - want)[finite].abs().max().item()
     allowed = (
-        factor * (usual - want)[sound].abs().max().item() + floor * want[sound].abs().max().item()
+        factor * (plain_wide - want)[finite].abs().max().item()
+        + floor * want[finite].abs().max().item()
     )
     return Compared(what, error, allowed)

@@ -1,7 +1,4 @@
-"""An operation's values and gradients on a GPU held against its own reference in fp64.
-
-Knows no operation.
-"""
+"""Compares an operation's values and gradients on a GPU with its reference in fp64."""
 
 from __future__ import annotations
 
@@ -13,17 +10,19 @@ import torch
 from kernels.gpu.cases import Compared, compare
 
 FLOORS = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-"""Added to what is allowed, relative to the largest value: plain torch may be exact by luck."""
+"""Added to the allowed error, relative to the largest value: plain torch may be exact by chance."""
 
 
-def amid_nan(
+def nan_padded(
     *shape: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, gap: int = 3
 ) -> torch.Tensor:
-    """Random normal values as a view into a tensor of NaN: rows have an odd stride, and reading
-    past them shows.
+    """Random normal values as a view into a tensor of NaN: rows have an odd stride, and reads past
+    them show.
     """
-    whole = torch.full((*shape[:-1], shape[-1] + 2 * gap), float("nan"), dtype=dtype, device=device)
-    view = whole[..., gap : gap + shape[-1]]
+    padded = torch.full(
+        (*shape[:-1], shape[-1] + 2 * gap), float("nan"), dtype=dtype, device=device
+    )
+    view = padded[..., gap : gap + shape[-1]]
     view.copy_(torch.randn(shape, device=device))
     return view
 
@@ -37,15 +36,15 @@ def values_and_gradients(
     """Compares call("own", inputs), and the gradients of a random sum of it, with call("reference",
     inputs in fp64).
 
-    Allowed is twice what backend `plain` errs at the inputs' dtype, and a floor. `names`: of the
-    outputs, then inputs.
+    Allowed is twice the error of backend `plain` at the inputs' dtype, plus a floor. `names`: of
+    the outputs, then of the inputs.
     """
     weights: list[torch.Tensor] = []
 
-    def results(backend: str, wanted: torch.dtype | None) -> list[torch.Tensor]:
-        leaves = [t.detach().to(wanted or t.dtype).requires_grad_() for t in inputs]
-        called = call(backend, leaves)
-        outputs = list(called) if isinstance(called, tuple) else [called]
+    def results(backend: str, dtype: torch.dtype | None) -> list[torch.Tensor]:
+        leaves = [t.detach().to(dtype or t.dtype).requires_grad_() for t in inputs]
+        result = call(backend, leaves)
+        outputs = list(result) if isinstance(result, tuple) else [result]
         if not weights:
             weights.extend(torch.randn_like(o) for o in outputs)
         torch.autograd.backward(
@@ -58,8 +57,8 @@ def values_and_gradients(
         return [*(o.detach() for o in outputs), *(g for g in grads if g is not None)]
 
     ours = results("own", None)
-    exact, usual = results("reference", torch.float64), results(plain, None)
-    told = []
-    for name, got, want, other in zip(names, ours, exact, usual, strict=True):
-        told.append(compare(name, got, want, other, floor=FLOORS.get(got.dtype, 1e-6)))
-    return told
+    exact, plain_values = results("reference", torch.float64), results(plain, None)
+    comparisons = []
+    for name, got, want, other in zip(names, ours, exact, plain_values, strict=True):
+        comparisons.append(compare(name, got, want, other, floor=FLOORS.get(got.dtype, 1e-6)))
+    return comparisons

@@ -1,5 +1,5 @@
-"""Block-scaled fp8 on a GPU: quantising and products against fp64, ragged sizes; few rows and many
-against cuBLASLt.
+"""GPU cases of block-scaled fp8: quantization and products against fp64; few and many rows against
+cuBLASLt.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kernels.fp8 import (
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
 
-def quantised(
+def quantized_operands(
     m: int, n: int, k: int, device: torch.device | str = "cpu"
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random operands whose tiles differ in size by orders of magnitude."""
+    """Random operands whose tiles differ in magnitude by orders of ten."""
     a = torch.randn(m, k, device=device) * torch.logspace(-2, 2, m, device=device).unsqueeze(1)
     b = torch.randn(n, k, device=device) * torch.logspace(-1, 1, k, device=device)
     return (*quantize_1x128(a, backend="reference"), *quantize_128x128(b, backend="reference"))
@@ -32,11 +32,11 @@ def quantised(
 def _check(m: int, n: int, k: int, backend: str) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
-        a, sa, b, sb = quantised(m, n, k, device)
+        a, sa, b, sb = quantized_operands(m, n, k, device)
         exact = reference.fp8_matmul(a, sa, b, sb, torch.float64)
         plain = reference.fp8_matmul(a, sa, b, sb)
-        # tensor cores keep 14 bits of a sum of e4m3 products (DeepSeek-V3, section 3.5.2), for 128
-        # of them here
+        # tensor cores keep 14 bits of a sum of e4m3 products (DeepSeek-V3, section 3.5.2), here of
+        # 128 products
         return [
             compare(
                 "out",
@@ -55,7 +55,7 @@ def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared
         torch.manual_seed(0)
         x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
         x[1] = 0.0
-        found = []
+        comparisons = []
         for quantise, height, width in (
             (quantize_1x128, 1, 128),
             (quantize_128x128, 128, 128),
@@ -66,18 +66,20 @@ def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared
                 quantise(x, backend="own"),
                 quantise(x, backend="reference"),
             )
-            found.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
+            comparisons.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
             pairs = ((q, scale), (q_plain, scale_plain))
-            back, plain = (reference.dequantize(*pair, height, columns=width) for pair in pairs)
-            found.append(compare(f"{name} q · scale", back, x.double(), plain, factor=1.01))
-        return found
+            decoded, plain = (reference.dequantize(*pair, height, columns=width) for pair in pairs)
+            comparisons.append(
+                compare(f"{name} q · scale", decoded, x.double(), plain, factor=1.01)
+            )
+        return comparisons
 
     return run
 
 
 def _bench(m: int, n: int, k: int, ours: str | None) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
-        a, sa, b, sb = quantised(m, n, k, device)
+        a, sa, b, sb = quantized_operands(m, n, k, device)
 
         def cublas() -> Callable[[], object]:
             reason = torch_scaled_mm.why_not(device)

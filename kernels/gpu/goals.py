@@ -1,4 +1,4 @@
-"""The goals on one H200, each with what decides it. Data only."""
+"""The goals on one H200, each with its deciding metric. Data only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ MOST_SPREAD = 0.02
 
 @dataclass(frozen=True)
 class Goal:
-    """What a benchmark's rows must reach: `ms` and `extra_gib` at most the target, the others at
-    least.
+    """Target of a benchmark's rows: at most the target for `ms` and `extra_gib`, at least for the
+    others.
 
-    ratio: the fastest peer's time over ours; gb_per_s: least bytes over our time; extra_gib: memory
-    that the call
-    takes beside its inputs and results. `dispatched`: decided by the call as people make it,
-    whatever backend it takes.
+    ratio: the fastest peer's time over ours; gb_per_s: minimum bytes over our time; extra_gib:
+    memory in addition to inputs and results. `dispatched`: decided by the call with its default
+    backend.
     """
 
     key: str
@@ -31,8 +30,8 @@ class Goal:
     dispatched: bool = False
 
     def met(self, value: float, spread: float = 0.0) -> bool:
-        """`spread` of the rounds that gave the value: what is dispatched to the peer itself differs
-        by that much.
+        """Whether the value meets the target. `spread` of the timing rounds is tolerated if
+        dispatch may choose the peer itself.
         """
         if self.metric in ("ms", "extra_gib"):
             return value <= self.target

@@ -1,5 +1,5 @@
-"""Four-bit weights on a GPU: groups, ragged sizes and both half types against fp64; few rows
-against bf16 cuBLAS.
+"""GPU cases of four-bit weights: groups, ragged sizes and both half types against fp64; against
+bf16 cuBLAS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _check(
         packed = pack_awq((torch.randn(n, k, device=device) * k**-0.5).to(dtype), group)
         exact = x.double() @ dequantize(*packed, group, k, torch.float64)
         plain = x @ dequantize(*packed, group, k, torch.float32).to(dtype)
-        found = [
+        comparisons = [
             compare(
                 f"own, splits {s}",
                 int4_matmul(x, *packed, group, num_splits=s, backend="own"),
@@ -33,7 +33,7 @@ def _check(
             for s in (None, 1, 3)
         ]
         return [
-            *found,
+            *comparisons,
             compare(
                 "decoded", int4_matmul(x, *packed, group, backend="torch"), exact, plain, floor=1e-3
             ),

@@ -1,4 +1,4 @@
-"""Eight-bit weights on a GPU: ragged sizes against fp64; few rows against bf16 cuBLAS."""
+"""GPU cases of eight-bit weights: ragged sizes against fp64; few rows against bf16 cuBLAS."""
 
 from __future__ import annotations
 

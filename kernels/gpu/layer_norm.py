@@ -1,4 +1,4 @@
-"""layer_norm on a GPU: ragged and wide rows; torch, torch.compile and Liger beside it."""
+"""GPU cases of layer_norm: ragged and wide rows; against torch, torch.compile and Liger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work
-from kernels.gpu.comparison import amid_nan, values_and_gradients
+from kernels.gpu.comparison import nan_padded, values_and_gradients
 from kernels.norm import layer_norm, reference
 
 EPS = 1e-5
@@ -19,11 +19,14 @@ def _check(
 ) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(n)
-        x = amid_nan(rows, n, device=device, dtype=dtype) * 0.5 + 3  # a mean to cancel
+        # a nonzero mean, to test cancellation
+        x = nan_padded(rows, n, device=device, dtype=dtype) * 0.5 + 3
         inputs = [x, *torch.randn(1 + bias, n, device=device, dtype=dtype)]
 
-        def call(backend: str, given: list[torch.Tensor]) -> torch.Tensor:
-            return layer_norm(given[0], given[1], given[2] if bias else None, EPS, backend=backend)
+        def call(backend: str, inputs: list[torch.Tensor]) -> torch.Tensor:
+            return layer_norm(
+                inputs[0], inputs[1], inputs[2] if bias else None, EPS, backend=backend
+            )
 
         return values_and_gradients(["y", "dx", "dw", "db"][: 3 + bias], call, inputs)
 
@@ -62,19 +65,19 @@ def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
         )
         dy = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
 
-        def back(y: Any) -> Callable[[], object]:
+        def run_backward(y: Any) -> Callable[[], object]:
             return lambda: torch.autograd.grad(y, (x, w, b), dy, retain_graph=True)
 
         def liger() -> Callable[[], object]:
             from liger_kernel.ops.layer_norm import LigerLayerNormFunction  # type: ignore[import-not-found]
 
-            return back(LigerLayerNormFunction.apply(x, w, b, EPS))
+            return run_backward(LigerLayerNormFunction.apply(x, w, b, EPS))
 
         return Work(
-            ours=back(layer_norm(x, w, b, EPS, backend="own")),
+            ours=run_backward(layer_norm(x, w, b, EPS, backend="own")),
             peers={
-                "torch": lambda: back(torch.nn.functional.layer_norm(x, (n,), w, b, EPS)),
-                "torch.compile": lambda: back(
+                "torch": lambda: run_backward(torch.nn.functional.layer_norm(x, (n,), w, b, EPS)),
+                "torch.compile": lambda: run_backward(
                     torch.compile(lambda x, w, b: reference.layer_norm(x, w, b, EPS).to(x.dtype))(
                         x, w, b
                     )

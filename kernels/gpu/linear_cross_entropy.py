@@ -1,4 +1,4 @@
-"""Linear cross-entropy on a GPU: ragged sizes against fp64; time and memory at the size of a large
+"""GPU cases of linear cross-entropy: ragged sizes against fp64; time and memory for a large
 vocabulary.
 """
 
@@ -43,7 +43,7 @@ def _check(
         targets = torch.randint(0, columns, (count,), device=device)
         targets[::5] = -100
         inputs = (h, w, targets)
-        found = []
+        comparisons = []
         for reduction in ("mean", "none"):
             more = options | {"reduction": reduction}
             ours = results("own", inputs, dtype, **more)
@@ -55,10 +55,10 @@ def _check(
             )
             plain = results("torch", inputs, dtype, **more)
             names = [f"{reduction} {x}" for x in ("loss", "dh", "dw")]
-            found += [
+            comparisons += [
                 compare(*four, floor=1e-2) for four in zip(names, ours, exact, plain, strict=True)
             ]
-        return found
+        return comparisons
 
     return run
 
@@ -74,7 +74,7 @@ def _bench(count: int, hidden: int, columns: int) -> Callable[[torch.device], Wo
         def trained(call: Callable[[], Tensor]) -> Callable[[], object]:
             return lambda: torch.autograd.grad(call(), (h, w))
 
-        def whole() -> Callable[[], object]:
+        def full_logits() -> Callable[[], object]:
             return trained(lambda: torch.nn.functional.cross_entropy(h @ w.t(), targets))
 
         def liger() -> Callable[[], object]:
@@ -83,20 +83,24 @@ def _bench(count: int, hidden: int, columns: int) -> Callable[[torch.device], Wo
             )
 
             def call() -> Tensor:
-                found: Any = Liger.apply(h, w, targets)
-                loss: Tensor = found[0] if isinstance(found, tuple) else found
+                comparisons: Any = Liger.apply(h, w, targets)
+                loss: Tensor = comparisons[0] if isinstance(comparisons, tuple) else comparisons
                 return loss
 
             return trained(call)
 
-        def cut() -> Callable[[], object]:
+        def cut_cross_entropy_peer() -> Callable[[], object]:
             from cut_cross_entropy import linear_cross_entropy as cce  # type: ignore[import-not-found]
 
             return trained(lambda: cce(h, w, targets))
 
         return Work(
             ours=trained(lambda: linear_cross_entropy(h, w, targets, check=False, backend="own")),
-            peers={"torch, whole logits": whole, "liger": liger, "cut-cross-entropy": cut},
+            peers={
+                "torch, whole logits": full_logits,
+                "liger": liger,
+                "cut-cross-entropy": cut_cross_entropy_peer,
+            },
             bytes=2 * 2 * (h.numel() + w.numel()),
             flops=6 * count * hidden * columns,
             bound="tensor",

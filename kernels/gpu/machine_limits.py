@@ -1,7 +1,7 @@
-"""The machine's real ceilings, measured in the same call as everything else: copy, L2 and matrix
-products.
+"""The machine's measured limits: copy, L2 and matrix product rates.
 
-Datasheets promise more than any kernel gets, so fractions are told of these. Knows no operation.
+Datasheet values exceed what any kernel reaches, so fractions refer to these limits. Does not depend
+on any operation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.gpu.timing import Timer
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes a second from HBM (read plus written) and L2 (read), FLOPs a second of bf16 and FP8
+    """Bytes per second of HBM (read plus written) and L2 (read), FLOPs per second of bf16 and FP8
     products.
     """
 
@@ -25,8 +25,8 @@ class Limits:
     fp8_flops_per_s: float | None
 
     def fraction(self, bound: str, bytes_moved: int, flops: int, seconds: float) -> float | None:
-        """Share of the ceiling that was reached; None for a bound without a measured ceiling
-        (shared memory).
+        """Share of the limit that was reached; None for a bound without a measured limit (shared
+        memory).
         """
         if bound == "hbm":
             return bytes_moved / seconds / self.hbm_bytes_per_s
@@ -38,7 +38,7 @@ class Limits:
 
 
 def measure(device: torch.device, timer: Timer) -> Limits:
-    """Copies 2 GiB, reads 16 MiB again and again, multiplies 8192 x 8192 random matrices."""
+    """Copies 2 GiB, reads 16 MiB repeatedly, multiplies 8192 x 8192 random matrices."""
     big = torch.empty(2**31, dtype=torch.int8, device=device).random_(0, 100)
     other = torch.empty_like(big)
     small = torch.randn(2**22, device=device)
@@ -72,16 +72,16 @@ def _fp8(device: torch.device, timer: Timer, flops: int) -> float | None:
         return None
     a = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn)
     b = torch.randn(8192, 8192, device=device).to(torch.float8_e4m3fn).t()
-    one = torch.ones((), device=device)
+    unit_scale = torch.ones((), device=device)
     try:
         times = timer.together(
             {
                 "fp8": lambda: torch._scaled_mm(
-                    a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+                    a, b, scale_a=unit_scale, scale_b=unit_scale, out_dtype=torch.bfloat16
                 )
             },
             round_s=0.1,
         )
-    except Exception:  # a private function, which may change: the run goes on without this limit
+    except Exception:  # a private function, which may change: the run continues without this limit
         return None
     return flops / times["fp8"].ms * 1e3

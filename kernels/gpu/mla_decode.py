@@ -1,4 +1,6 @@
-"""MLA decode on a GPU: DeepSeek's widths at several head counts, two query tokens; bytes a second."""
+"""GPU cases of MLA decode: DeepSeek's widths at several head counts, two query tokens; bytes per
+second.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.mla import mla_decode
 
 
-def latents(
+def random_latents(
     lens: tuple[int, ...],
     *,
     heads: int,
@@ -22,7 +24,7 @@ def latents(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, Any]:
-    """A random case: what was never written is NaN, unused table entries are -7."""
+    """A random case: unwritten cache rows are NaN, unused table entries are -7."""
     latent, rotary = widths
     pages = max(-(-n // page) for n in lens) + 1
     blocks = len(lens) * pages + 2
@@ -35,11 +37,11 @@ def latents(
         write_kv(c, k, cache[..., :latent].unsqueeze(2), cache[..., latent:].unsqueeze(2), slots)
         table[sequence, -(-length // page) :] = -7
     q, q_rope = (torch.randn(len(lens), queries, heads, w, device=device).to(dtype) for w in widths)
-    found = {"q_nope": q, "q_rope": q_rope, "latent_cache": cache, "block_table": table}
-    return found | {"seq_lens": torch.tensor(lens, device=device).int()}
+    case = {"q_nope": q, "q_rope": q_rope, "latent_cache": cache, "block_table": table}
+    return case | {"seq_lens": torch.tensor(lens, device=device).int()}
 
 
-def exactly(case: dict[str, Any]) -> dict[str, Any]:
+def to_fp64(case: dict[str, Any]) -> dict[str, Any]:
     """The case's values in fp64."""
     return {name: x.double() if x.is_floating_point() else x for name, x in case.items()}
 
@@ -50,16 +52,16 @@ def _check(
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         kind = torch.bfloat16
-        case = latents(
+        case = random_latents(
             lens, heads=heads, queries=queries, widths=(512, 64), page=64, dtype=kind, device=device
         )
         plain: Any = mla_decode(**case, scale=0.05, backend="torch")
-        exact: Any = mla_decode(**exactly(case), scale=0.05, backend="reference")
-        found = []
+        exact: Any = mla_decode(**to_fp64(case), scale=0.05, backend="reference")
+        comparisons = []
         for splits in (None, 1, 7):
             ours: Any = mla_decode(**case, scale=0.05, num_splits=splits, backend="own")
-            found.append(compare(f"splits {splits}", ours, exact, plain, floor=2e-3))
-        return found
+            comparisons.append(compare(f"splits {splits}", ours, exact, plain, floor=2e-3))
+        return comparisons
 
     return run
 

@@ -1,5 +1,5 @@
-"""A mixture of experts on a GPU: gate, permutation, grouped products, all gradients; time at a
-model's sizes.
+"""GPU cases of a mixture of experts: gate, permutation, grouped products, all gradients; time at
+model sizes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
 
 
-def through(
+def run_layer(
     x: Tensor,
     logits: Tensor,
     w: Tensor,
@@ -24,11 +24,10 @@ def through(
     backend: str | None,
     dropped: bool = True,
 ) -> list[Tensor]:
-    """Output and gradients of x, logits and w of a layer of one product: gate, permute, multiply,
-    unpermute.
+    """Output and gradients of x, logits and w of a layer: gate, permute, multiply, unpermute.
 
-    `weights` [T, N] multiplies the output before it is summed. With `dropped` token 0's last choice
-    goes nowhere.
+    `weights` [T, N] multiplies the output before the sum. With `dropped` token 0's last choice is
+    dropped.
     """
     x, logits, w = (t.detach().requires_grad_() for t in (x, logits, w))
     gates, experts = moe_gate(logits, top_k, renormalise=True, backend=backend)
@@ -49,7 +48,7 @@ def through(
 NAMES = ("out", "dx", "dlogits", "dw")
 
 
-def layer(
+def random_layer(
     tokens: int,
     experts: int,
     k: int,
@@ -74,10 +73,10 @@ def _check(
 ) -> Callable[..., list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
-        given = layer(tokens, experts, k, n, dtype, device)
-        exact = through(*(t.double() for t in given), top_k=top_k, backend="reference")
-        plain = through(*given, top_k=top_k, backend="reference")
-        ours = through(*given, top_k=top_k, backend="own")
+        inputs = random_layer(tokens, experts, k, n, dtype, device)
+        exact = run_layer(*(t.double() for t in inputs), top_k=top_k, backend="reference")
+        plain = run_layer(*inputs, top_k=top_k, backend="reference")
+        ours = run_layer(*inputs, top_k=top_k, backend="own")
         floor = 1e-2 if dtype == torch.bfloat16 else 2e-3
         return [compare(*four, floor=floor) for four in zip(NAMES, ours, exact, plain, strict=True)]
 
@@ -94,20 +93,20 @@ def _check_gate(
             torch.rand(experts, device=device),
         )
         weights, chosen = moe_gate(logits, top_k, bias=bias, backend="own", **how)
-        plain, wanted = moe_gate(logits, top_k, bias=bias, backend="reference", **how)
+        plain, expected = moe_gate(logits, top_k, bias=bias, backend="reference", **how)
         exact, _ = moe_gate(logits.double(), top_k, bias=bias, backend="reference", **how)
-        other = (chosen != wanted).float().mean().item()
+        other = (chosen != expected).float().mean().item()
         return [Compared("other experts", other, 0.0), compare("weights", weights, exact, plain)]
 
     return run
 
 
-def _grouped(experts: int, each: int, k: int, n: int) -> Callable[[torch.device], Work]:
+def _grouped(experts: int, rows_per_expert: int, k: int, n: int) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
-        count = experts * each
+        count = experts * rows_per_expert
         x = torch.randn(count, k, device=device, dtype=torch.bfloat16)
         w = torch.randn(experts, n, k, device=device, dtype=torch.bfloat16)
-        counts = torch.full((experts,), each, device=device)
+        counts = torch.full((experts,), rows_per_expert, device=device)
         offsets = counts.cumsum(0).int()
 
         def torchs() -> Callable[[], object]:
@@ -118,7 +117,7 @@ def _grouped(experts: int, each: int, k: int, n: int) -> Callable[[torch.device]
             peers={"torch grouped_mm": torchs},
             bytes=2 * (x.numel() + w.numel() + count * n),
             flops=2 * count * n * k,
-            bound="hbm" if each < 128 else "tensor",
+            bound="hbm" if rows_per_expert < 128 else "tensor",
         )
 
     return make

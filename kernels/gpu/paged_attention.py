@@ -1,5 +1,5 @@
-"""Paged attention on a GPU: decode, verification and prefill over a poisoned cache; bytes a second
-of decode.
+"""GPU cases of paged attention: decode, verification and prefill over a cache filled with NaN;
+decode bytes per second.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 
 @dataclass(frozen=True)
 class Paged:
-    """Queries and a cache in which everything that was never written is NaN, and every unused table
-    entry -7.
-    """
+    """Queries and a cache in which every unwritten value is NaN and every unused table entry -7."""
 
     q: Tensor
     k_cache: Tensor
@@ -41,7 +39,7 @@ class Paged:
         )
 
 
-def paged(
+def random_case(
     lens: Sequence[int],
     *,
     queries: int | Sequence[int] = 1,
@@ -52,9 +50,8 @@ def paged(
     cache: torch.dtype | None = None,
     device: torch.device | str = "cpu",
 ) -> Paged:
-    """A random case; `queries` as a list makes it ragged.
-
-    The cache's rows lie at odd strides unless quantised.
+    """A random case; `queries` as a list makes it ragged. The cache's rows have odd strides unless
+    quantized.
     """
     (h, g), count = heads, len(lens)
     pages = max(-(-n // page) for n in lens) + 1
@@ -92,15 +89,17 @@ def _check(
 ) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
-        made = paged(dtype=dtype, device=device, **case)
-        exact, exact_lse = made.run("reference", torch.float64, return_lse=True, **options)
-        plain = made.run("torch", **options)
-        found = []
+        inputs = random_case(dtype=dtype, device=device, **case)
+        exact, exact_lse = inputs.run("reference", torch.float64, return_lse=True, **options)
+        plain = inputs.run("torch", **options)
+        comparisons = []
         for splits in (None, 1, 5):
-            out, lse = made.run("own", num_splits=splits, return_lse=True, **options)
-            found.append(compare(f"out, splits {splits}", out, exact, plain, floor=2e-3))
-            found.append(compare(f"lse, splits {splits}", lse, exact_lse, exact_lse, floor=2e-3))
-        return found
+            out, lse = inputs.run("own", num_splits=splits, return_lse=True, **options)
+            comparisons.append(compare(f"out, splits {splits}", out, exact, plain, floor=2e-3))
+            comparisons.append(
+                compare(f"lse, splits {splits}", lse, exact_lse, exact_lse, floor=2e-3)
+            )
+        return comparisons
 
     return run
 
@@ -128,7 +127,7 @@ def _decode(
 
         def contiguous() -> Callable[[], object]:
             if cache is not None:
-                raise ValueError("torch's own attention has no quantised cache")
+                raise ValueError("torch's attention does not support a quantized cache")
             from torch.nn.functional import scaled_dot_product_attention as sdpa
 
             k, v = (

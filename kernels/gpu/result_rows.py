@@ -1,7 +1,7 @@
-"""Rows of a run, written one by one as JSON lines, so that whatever ends the run loses none.
+"""Rows of a run, written one by one as JSON lines, so that an aborted run loses none.
 
-`gpu-<date>-<time>.jsonl` while it runs, and at its end `.json` with the same rows in one document.
-Knows no operation.
+`gpu-<date>-<time>.jsonl` during the run, at its end `.json` with the same rows in one document.
+Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from kernels import runtime
 
 
-class Rows:
+class ResultRows:
     """The rows of one run, in memory and on disk."""
 
     def __init__(self, out: Path) -> None:
-        """In a new file of directory `out`."""
+        """Creates a new file in directory `out`."""
         out.mkdir(parents=True, exist_ok=True)
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
         self.path = out / f"gpu-{stamp}.jsonl"
@@ -39,16 +39,16 @@ class Rows:
         os.fsync(self._file.fileno())
 
     def close(self) -> Path:
-        """Writes the whole as one JSON document beside the lines; gives its path."""
+        """Replaces the lines by one JSON document; returns its path."""
         self._file.close()
-        whole = self.path.with_suffix(".json")
-        whole.write_text(json.dumps({"rows": self._rows}, indent=1) + "\n")
+        document = self.path.with_suffix(".json")
+        document.write_text(json.dumps({"rows": self._rows}, indent=1) + "\n")
         self.path.unlink()
-        return whole
+        return document
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What the figures were measured on."""
+    """The machine and software versions of the measurements."""
     properties = torch.cuda.get_device_properties(device)
     triton_version = None
     if runtime.HAS_TRITON:

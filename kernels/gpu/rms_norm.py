@@ -1,6 +1,4 @@
-"""rms_norm on a GPU: shapes that models use, ragged ones, and Liger, torch and torch.compile beside
-it.
-"""
+"""GPU cases of rms_norm: model and ragged shapes; against Liger, torch and torch.compile."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.comparison import amid_nan, values_and_gradients
+from kernels.gpu.comparison import nan_padded, values_and_gradients
 from kernels.norm import reference, rms_norm
 
 EPS = 1e-6
@@ -22,15 +20,15 @@ def _check(
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(n)
         inputs = [
-            amid_nan(rows, n, device=device, dtype=dtype),
+            nan_padded(rows, n, device=device, dtype=dtype),
             torch.randn(n, device=device, dtype=dtype),
         ]
         if residual:
-            inputs.append(amid_nan(rows, n, device=device, dtype=dtype, gap=5))
+            inputs.append(nan_padded(rows, n, device=device, dtype=dtype, gap=5))
 
-        def call(backend: str, given: list[torch.Tensor]) -> Any:
+        def call(backend: str, inputs: list[torch.Tensor]) -> Any:
             return rms_norm(
-                given[0], given[1], EPS, given[2] if residual else None, backend=backend
+                inputs[0], inputs[1], EPS, inputs[2] if residual else None, backend=backend
             )
 
         names = ["y", "h"][: 1 + residual] + ["dx", "dw", "dresidual"][: len(inputs)]
@@ -61,8 +59,8 @@ def _check_quant(rows: int, n: int, quant: str) -> Callable[[torch.device], list
 
 
 def _check_both(rows: int, n: int) -> Callable[[torch.device], list[Compared]]:
-    """The norm and its codes from one launch, and its gradients: codes are those of the norm as it
-    is kept.
+    """The norm and its codes from one launch, and its gradients; the codes are of the stored
+    norm.
     """
 
     def run(device: torch.device) -> list[Compared]:
@@ -75,18 +73,21 @@ def _check_both(rows: int, n: int) -> Callable[[torch.device], list[Compared]]:
             tuple[torch.Tensor, ...], rms_norm(x, w, EPS, quant="1x128", keep=True, backend="own")
         )
         grads = torch.autograd.grad(y.sum(), (x, w))
-        alone: Any = rms_norm(x, w, EPS, backend="own")
-        wanted = torch.autograd.grad(alone.sum(), (x, w))
+        norm_only: Any = rms_norm(x, w, EPS, backend="own")
+        expected = torch.autograd.grad(norm_only.sum(), (x, w))
         codes, scales = reference.to_fp8(y.detach(), "1x128")
         steps = (q.view(torch.uint8).int() - codes.view(torch.uint8).int()).abs()
-        found = [
-            ("y", y, alone),
-            ("dx", grads[0], wanted[0]),
-            ("dw", grads[1], wanted[1]),
+        pairs = [
+            ("y", y, norm_only),
+            ("dx", grads[0], expected[0]),
+            ("dw", grads[1], expected[1]),
             ("scale", scale, scales),
         ]
-        told = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in found]
-        return [*told, Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3)]
+        comparisons = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in pairs]
+        return [
+            *comparisons,
+            Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3),
+        ]
 
     return run
 
@@ -124,21 +125,23 @@ def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
         w = torch.randn(n, device=device, dtype=torch.bfloat16, requires_grad=True)
         dy = torch.randn(rows, n, device=device, dtype=torch.bfloat16)
 
-        def back(y: Any) -> Callable[[], object]:
+        def run_backward(y: Any) -> Callable[[], object]:
             return lambda: torch.autograd.grad(y, (x, w), dy, retain_graph=True)
 
         def compiled() -> Callable[[], object]:
-            return back(torch.compile(lambda a, b: reference.rms_norm(a, b, EPS).to(a.dtype))(x, w))
+            return run_backward(
+                torch.compile(lambda a, b: reference.rms_norm(a, b, EPS).to(a.dtype))(x, w)
+            )
 
         def liger() -> Callable[[], object]:
             from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-            return back(LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False))
+            return run_backward(LigerRMSNormFunction.apply(x, w, EPS, 0.0, "llama", False))
 
         return Work(
-            ours=back(rms_norm(x, w, EPS, backend="own")),
+            ours=run_backward(rms_norm(x, w, EPS, backend="own")),
             peers={
-                "torch": lambda: back(torch.nn.functional.rms_norm(x, (n,), w, EPS)),
+                "torch": lambda: run_backward(torch.nn.functional.rms_norm(x, (n,), w, EPS)),
                 "torch.compile": compiled,
                 "liger": liger,
             },
@@ -151,7 +154,7 @@ def _backward(rows: int, n: int) -> Callable[[torch.device], Work]:
 
 
 def _fused(rows: int, n: int) -> Callable[[torch.device], Work]:
-    """Residual added and quantised in one, against torch.compile of the same."""
+    """Residual addition and quantization in one call, against torch.compile of the same."""
 
     def make(device: torch.device) -> Work:
         x, r = torch.randn(2, rows, n, device=device, dtype=torch.bfloat16)

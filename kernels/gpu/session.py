@@ -1,11 +1,9 @@
-"""One run on a GPU, by its own clock: limits, correctness, benchmarks in order of rank, then
+"""One run on a GPU within a time budget: limits, correctness, benchmarks in order of rank, then
 tuning.
 
-The GPU is used by processes of their own: checks run side by side, as most of their time is
-compilation; what is timed
-runs alone. A case that breaks or hangs its process costs that case; what the clock leaves undone is
-told as skipped.
-Knows cases by name, no operation.
+Worker processes use the GPU. Checks run in parallel, because they mostly compile; timed calls run
+alone. A case that breaks or hangs its process costs only that case; cases without time left are
+reported as skipped. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -17,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from kernels.gpu.cases import Bench, Check, cases
-from kernels.gpu.result_rows import Rows
-from kernels.gpu.worker_pool import NOT_REACHED, Workers
+from kernels.gpu.result_rows import ResultRows
+from kernels.gpu.worker_pool import NOT_REACHED, WorkerPool
 from kernels.gpu.worker_process import Answer, Job
 
-CHECKS_UNTIL = 0.5  # of the budget; checks that were not reached by then are skipped
-WARM_UNTIL = 0.65  # of the budget: what is not compiled by then is compiled when it is timed
+CHECKS_UNTIL = 0.5  # of the budget; checks not reached by then are skipped
+WARM_UNTIL = 0.65  # of the budget; what is not compiled by then is compiled when it is timed
 CHECK_S, WARM_S, BENCH_S, TUNE_S = 150.0, 120.0, 60.0, 60.0  # a case that takes longer hangs
-LEAST_S = 8.0  # below which no benchmark begins
+LEAST_S = 8.0  # below which no benchmark starts
 
 
 class Clock:
-    """How much of the budget is left."""
+    """The remaining time of the budget."""
 
     def __init__(self, budget_s: float) -> None:
         self._start = time.monotonic()
@@ -41,12 +39,12 @@ class Clock:
         return self.budget_s - self.used_s()
 
     def until(self, share: float) -> Callable[[], float]:
-        """What is left of this share of the budget, told anew at each call."""
+        """A function that returns the remaining time of this share of the budget."""
         return lambda: share * self.budget_s - self.used_s()
 
 
 def processes() -> int:
-    """How many processes check and compile at a time: all cores but two, 12 at most."""
+    """Number of processes that check and compile at a time: all cores but two, 12 at most."""
     return max(1, min(12, (os.cpu_count() or 3) - 2))
 
 
@@ -58,54 +56,66 @@ def run(
     device: str = "cuda",
     source: str = "kernels.gpu",
     context: str = "spawn",
-    most: int | None = None,
+    max_processes: int | None = None,
 ) -> tuple[Path, list[str]]:
-    """(file of the rows, sentences about failed checks).
-
-    Raises NoWorker where no process can use the device.
+    """(file of the rows, messages of failed checks). Raises NoWorker if no process can use the
+    device.
     """
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # each process compiles for itself
-    begun = _Run(Rows(out), Clock(budget_s), Workers(device, source, context), most or processes())
+    session = _Session(
+        ResultRows(out),
+        Clock(budget_s),
+        WorkerPool(device, source, context),
+        max_processes or processes(),
+    )
     try:
-        begun.through(*cases(only, source))
+        session.run_all(*cases(only, source))
     finally:
-        path = begun.end()
-    return path, begun.failed
+        path = session.finish()
+    return path, session.failed
 
 
-class _Run:
-    def __init__(self, rows: Rows, clock: Clock, workers: Workers, most: int) -> None:
-        self._rows, self._clock, self._workers, self._most = rows, clock, workers, most
+class _Session:
+    def __init__(
+        self, rows: ResultRows, clock: Clock, workers: WorkerPool, max_processes: int
+    ) -> None:
+        self._rows, self._clock, self._workers, self._most = rows, clock, workers, max_processes
         self.failed: list[str] = []
         self._skipped: list[str] = []
         self._limits: dict[str, Any] | None = None
-        self._broke: dict[Bench, str] = {}  # how a benchmark ended its process, without peers too
-        self._alone: set[Bench] = set()  # those that did with peers
+        self._broken_alone: dict[
+            Bench, str
+        ] = {}  # how a benchmark ended its process, even without peers
+        self._broken_with_peers: set[Bench] = (
+            set()
+        )  # benchmarks that ended their process with peers
 
-    def through(self, checks: list[Check], benches: list[Bench]) -> None:
+    def run_all(self, checks: list[Check], benches: list[Bench]) -> None:
         self._measure_limits()
         self._check(checks)
         self._warm(benches)
-        self._workers.keep(1)
+        self._workers.stop_extra(1)
         for bench in benches:
             self._bench(bench)
         for bench in benches:
             self._tune(bench)
 
-    def end(self) -> Path:
+    def finish(self) -> Path:
         self._workers.close()
         seconds = round(self._clock.used_s(), 1)
         self._rows.write("end", seconds=seconds, skipped=self._skipped, failed=self.failed)
         return self._rows.close()
 
     def _measure_limits(self) -> None:
-        answer = self._workers.one(Job("limits", limit_s=CHECK_S), self._clock.left_s)
-        self._take(answer, "limits")
+        answer = self._workers.run_job(Job("limits", limit_s=CHECK_S), self._clock.left_s)
+        self._record(answer, "limits")
         self._limits = next((values for kind, values in answer.rows if kind == "limits"), None)
 
     def _check(self, checks: list[Check]) -> None:
         jobs = [Job("check", c.op, c.case, CHECK_S) for c in checks]
-        for job, answer in self._workers.each(jobs, self._most, self._clock.until(CHECKS_UNTIL)):
+        for job, answer in self._workers.run_jobs(
+            jobs, self._most, self._clock.until(CHECKS_UNTIL)
+        ):
             if answer.lost == NOT_REACHED:
                 self._skipped.append(
                     f"{job.name}: correctness not reached in its share of the time"
@@ -132,66 +142,68 @@ class _Run:
             )
 
     def _warm(self, benches: list[Bench]) -> None:
-        """What benchmarks compile, compiled side by side; peers through torch.compile take seconds
-        each. What breaks or
-        hangs its process here does not do it again where it would cost the run's own time."""
+        """Compiles the benchmarks' kernels in parallel; peers with torch.compile take seconds each.
+        A benchmark that breaks or hangs its process here does not do so again in the timed part.
+        """
         if self._most == 1:
             return
-        self._alone = set(self._broken(benches, peers=True))
-        self._broke = self._broken([b for b in benches if b in self._alone], peers=False)
+        self._broken_with_peers = set(self._find_broken(benches, peers=True))
+        self._broken_alone = self._find_broken(
+            [b for b in benches if b in self._broken_with_peers], peers=False
+        )
 
-    def _broken(self, benches: list[Bench], *, peers: bool) -> dict[Bench, str]:
-        """The benchmarks that ended their process, and how; other faults are told when they are
+    def _find_broken(self, benches: list[Bench], *, peers: bool) -> dict[Bench, str]:
+        """The benchmarks that ended their process, and how; other faults are reported when they are
         timed.
         """
         named = {(b.op, b.case): b for b in benches}
         jobs = [Job("warm", b.op, b.case, WARM_S, {"peers": peers}) for b in benches]
-        found = {}
-        for job, answer in self._workers.each(jobs, self._most, self._clock.until(WARM_UNTIL)):
+        broken = {}
+        for job, answer in self._workers.run_jobs(jobs, self._most, self._clock.until(WARM_UNTIL)):
             if answer.lost != NOT_REACHED and (answer.lost or not answer.sound):
-                found[named[job.op, job.case]] = answer.lost or "the GPU answered no more"
-        return found
+                broken[named[job.op, job.case]] = answer.lost or "the GPU stopped responding"
+        return broken
 
     def _bench(self, bench: Bench) -> None:
         name = f"{bench.op}/{bench.case}"
         if self._clock.left_s() < LEAST_S:
             self._skipped.append(f"{name}: no time left")
             return
-        if bench in self._broke:
-            self._skipped.append(f"{name}: when it was run to be compiled: {self._broke[bench]}")
+        if bench in self._broken_alone:
+            self._skipped.append(f"{name}: during compilation: {self._broken_alone[bench]}")
             return
-        for peers in (False,) if bench in self._alone else (True, False):
-            given = {"limits": self._limits, "peers": peers}
-            limit_s = BENCH_S if self._most > 1 else WARM_S  # compiled already, or not
-            answer = self._workers.one(
-                Job("bench", bench.op, bench.case, limit_s, given), self._clock.left_s
+        for peers in (False,) if bench in self._broken_with_peers else (True, False):
+            args = {"limits": self._limits, "peers": peers}
+            limit_s = BENCH_S if self._most > 1 else WARM_S  # already compiled, or not
+            answer = self._workers.run_job(
+                Job("bench", bench.op, bench.case, limit_s, args), self._clock.left_s
             )
-            self._take(answer, name)
+            self._record(answer, name)
             if answer.rows or answer.lost == NOT_REACHED or (answer.sound and not answer.lost):
-                return  # else a peer may have broken the process: once more without any
+                return  # else a peer may have broken the process: retry without peers
 
     def _tune(self, bench: Bench) -> None:
         left_s = self._clock.left_s() - 2.0
         if left_s > LEAST_S:
-            given = {"left_s": min(left_s, TUNE_S)}
-            job = Job("tune", bench.op, bench.case, TUNE_S + 10.0, given)
-            self._take(
-                self._workers.one(job, self._clock.left_s), f"tuning {bench.op}/{bench.case}"
+            args = {"left_s": min(left_s, TUNE_S)}
+            job = Job("tune", bench.op, bench.case, TUNE_S + 10.0, args)
+            self._record(
+                self._workers.run_job(job, self._clock.left_s), f"tuning {bench.op}/{bench.case}"
             )
 
-    def _take(self, answer: Answer, name: str) -> None:
+    def _record(self, answer: Answer, name: str) -> None:
         for kind, values in answer.rows:
             self._rows.write(kind, **values)
-            print(_line(kind, values), flush=True)
+            print(_format_row(kind, values), flush=True)
         self._skipped += answer.skipped
         if answer.lost:
             self._skipped.append(f"{name}: {answer.lost}")
 
 
-def _line(kind: str, values: dict[str, Any]) -> str:
-    """A row as a person reads it while it runs."""
+def _format_row(kind: str, values: dict[str, Any]) -> str:
+    """A row as text for the console."""
     if kind == "bench":
-        beside = (
+        peer_text = (
             f"{values['peer']} {values['peer_ms']:.4f} ms, {values['ratio']:.2f}x"
             if values["peer"]
             else ""
@@ -201,7 +213,7 @@ def _line(kind: str, values: dict[str, Any]) -> str:
             if values["fraction"] is not None
             else values["bound"]
         )
-        return f"{values['op']}/{values['case']}: {values['ms']:.4f} ms, {share}; {beside}"
+        return f"{values['op']}/{values['case']}: {values['ms']:.4f} ms, {share}; {peer_text}"
     if kind == "tuned":
         return (
             f"{values['case']}: {values['op']} {values['default_ms']:.4f} -> {values['ms']:.4f} ms"

@@ -1,5 +1,5 @@
-"""swiglu on a GPU: ragged widths, FP8 output; torch, torch.compile, Liger, and quantisation in a
-call of its own.
+"""GPU cases of swiglu: ragged widths, FP8 output; against torch, torch.compile, Liger and separate
+quantization.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 
 from kernels.gated import reference, swiglu
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
-from kernels.gpu.comparison import amid_nan, values_and_gradients
+from kernels.gpu.comparison import nan_padded, values_and_gradients
 from kernels.norm.reference import to_fp8
 
 
@@ -20,11 +20,11 @@ def _check(
 ) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(width)
-        wide = amid_nan(rows, 2 * width, device=device, dtype=dtype)
+        wide = nan_padded(rows, 2 * width, device=device, dtype=dtype)
         inputs = list(wide.chunk(2, -1)) if two else [wide]
 
-        def call(backend: str, given: list[torch.Tensor]) -> Any:
-            return swiglu(given[0], up=given[1] if two else None, backend=backend)
+        def call(backend: str, inputs: list[torch.Tensor]) -> Any:
+            return swiglu(inputs[0], up=inputs[1] if two else None, backend=backend)
 
         return values_and_gradients(
             ["y", "dgate", "dup"] if two else ["y", "dgate_up"], call, inputs
@@ -36,7 +36,7 @@ def _check(
 def _check_quant(rows: int, width: int, quant: str) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(width)
-        x = amid_nan(rows, 2 * width, device=device)
+        x = nan_padded(rows, 2 * width, device=device)
         exact = reference.swiglu(*x.double().chunk(2, -1))
 
         def spread(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -91,14 +91,14 @@ def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
         )
         dy = torch.randn(rows, width, device=device, dtype=torch.bfloat16)
 
-        def back(y: Any) -> Callable[[], object]:
+        def run_backward(y: Any) -> Callable[[], object]:
             return lambda: torch.autograd.grad(y, (gate, up), dy, retain_graph=True)
 
         return Work(
-            ours=back(swiglu(gate, up=up, backend="own")),
-            peers={  # Liger's writes gradients over its inputs, so it cannot be called twice
-                "torch": lambda: back(torch.nn.functional.silu(gate) * up),
-                "torch.compile": lambda: back(
+            ours=run_backward(swiglu(gate, up=up, backend="own")),
+            peers={  # Liger writes gradients over its inputs, so it cannot be called twice
+                "torch": lambda: run_backward(torch.nn.functional.silu(gate) * up),
+                "torch.compile": lambda: run_backward(
                     torch.compile(lambda g, u: torch.nn.functional.silu(g) * u)(gate, up)
                 ),
             },
@@ -111,8 +111,8 @@ def _backward(rows: int, width: int) -> Callable[[torch.device], Work]:
 
 
 def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared]]:
-    """The product and its codes from one launch, and its gradients: codes are those of the product
-    as it is kept.
+    """The product and its codes from one launch, and its gradients; the codes are of the stored
+    product.
     """
 
     def run(device: torch.device) -> list[Compared]:
@@ -125,25 +125,28 @@ def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared
             tuple[torch.Tensor, ...], swiglu(gate, "1x128", up=up, keep=True, backend="own")
         )
         grads = torch.autograd.grad(y.sum(), (gate, up))
-        alone = cast(torch.Tensor, swiglu(gate, up=up, backend="own"))
-        wanted = torch.autograd.grad(alone.sum(), (gate, up))
+        product_only = cast(torch.Tensor, swiglu(gate, up=up, backend="own"))
+        expected = torch.autograd.grad(product_only.sum(), (gate, up))
         codes, scales = to_fp8(y.detach(), "1x128")
         steps = (q.view(torch.uint8).int() - codes.view(torch.uint8).int()).abs()
-        found = [
-            ("y", y, alone),
-            ("dgate", grads[0], wanted[0]),
-            ("dup", grads[1], wanted[1]),
+        pairs = [
+            ("y", y, product_only),
+            ("dgate", grads[0], expected[0]),
+            ("dup", grads[1], expected[1]),
             ("scale", scale, scales),
         ]
-        told = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in found]
-        return [*told, Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3)]
+        comparisons = [compare(name, ours, theirs.double(), theirs) for name, ours, theirs in pairs]
+        return [
+            *comparisons,
+            Compared("codes that differ", (steps > 0).float().mean().item(), 1e-3),
+        ]
 
     return run
 
 
 def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
-    """1x128 in one call, against our own swiglu and a compiled quantisation after it, and both
-    compiled as one.
+    """1x128 in one call, against our swiglu with a compiled quantization after it, and both
+    compiled together.
     """
 
     def make(device: torch.device) -> Work:

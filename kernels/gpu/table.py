@@ -1,9 +1,8 @@
 """`python -m kernels.gpu.table`: writes the table of goals in kernels/README.md from
 docs/results/gpu-*.json.
 
-A goal is met when the newest run that measured it met it in every case. `--check` only looks if the
-table is up to
-date. Needs no GPU; knows the rows, no operation.
+A goal is met if the newest run that measured it met it in every case. `--check` only checks whether
+the table is up to date. Needs no GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Row = dict[str, Any]
 
 
 def table(results: Path) -> str:
-    """The table in Markdown: each goal, what was measured where, and if it is met, missed or open."""
+    """The table in Markdown: each goal, its measurement, and whether it is met, missed or open."""
     runs = [_read(path) for path in sorted(results.glob("gpu-*.json*"))]
     lines = [
         (
@@ -52,12 +51,12 @@ def table(results: Path) -> str:
 
 
 def _read(path: Path) -> list[Row]:
-    """A run's rows; also of one that was ended before it could write its document."""
+    """A run's rows, also of a run that was aborted before it wrote its document."""
     text = path.read_text()
     if path.suffix == ".json":
         rows: list[Row] = json.loads(text)["rows"]
         return rows
-    # the last may be cut off
+    # the last line may be truncated
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
@@ -83,22 +82,25 @@ def _line(goal: Goal, rows: list[Row]) -> list[str]:
             cases.setdefault(row["case"], []).append(row)
     if not cases:
         return [*first, "not measured", "", "", "open"]
-    told, met, work, shares = [], [], [], []
-    for case, of_case in cases.items():
-        value, words = _value(goal, of_case)
+    measurements, met, work, shares = [], [], [], []
+    for case, case_rows in cases.items():
+        value, text = _value(goal, case_rows)
         met.append(
             goal.met(
-                value, max(of_case[0]["spread"], *(r["peer_spread"] or 0.0 for r in of_case), 0.0)
+                value,
+                max(case_rows[0]["spread"], *(r["peer_spread"] or 0.0 for r in case_rows), 0.0),
             )
         )
-        work.append(f"{of_case[0]['bytes'] / 1e9:.3g} GB, {of_case[0]['flops'] / 1e9:.3g} GFLOP")
-        told.append(f"{case}: {words}" if len(cases) > 1 else words)
-        fraction = of_case[0]["fraction"]
-        shares.append(of_case[0]["bound"] + (f", {fraction:.0%}" if fraction is not None else ""))
+        work.append(
+            f"{case_rows[0]['bytes'] / 1e9:.3g} GB, {case_rows[0]['flops'] / 1e9:.3g} GFLOP"
+        )
+        measurements.append(f"{case}: {text}" if len(cases) > 1 else text)
+        fraction = case_rows[0]["fraction"]
+        shares.append(case_rows[0]["bound"] + (f", {fraction:.0%}" if fraction is not None else ""))
     state = "met" if all(met) else "missed"
     return [
         *first,
-        "; ".join(told),
+        "; ".join(measurements),
         "; ".join(dict.fromkeys(work)),
         "; ".join(dict.fromkeys(shares)),
         state,
@@ -121,13 +123,14 @@ def _value(goal: Goal, rows: list[Row]) -> tuple[float, str]:
     )
 
 
-def rendered(text: str, results: Path) -> str:
-    """The README's text with its table made anew."""
+def render_readme(text: str, results: Path) -> str:
+    """The README's text with its table rewritten."""
     before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
+    _, has_end, after = rest.partition(END)
+    if not has_end:
         raise ValueError(
-            f"kernels/README.md has no place for the table: the lines {BEGIN!r} and {END!r}."
+            f"kernels/README.md has no place for the table: it needs the lines {BEGIN!r} and "
+            f"{END!r}."
         )
     return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
 
@@ -141,18 +144,18 @@ def main() -> int:
         action="store_true",
         help="exit 1 when the table is not up to date; write nothing",
     )
-    asked = parser.parse_args()
+    args = parser.parse_args()
     text = README.read_text()
-    wanted = rendered(text, RESULTS)
-    if wanted == text:
+    expected = render_readme(text, RESULTS)
+    if expected == text:
         return 0
-    if asked.check:
+    if args.check:
         print(
             "kernels/README.md is behind docs/results; run python -m kernels.gpu.table.",
             file=sys.stderr,
         )
         return 1
-    README.write_text(wanted)
+    README.write_text(expected)
     return 0
 
 

@@ -1,8 +1,7 @@
-"""How long a call takes on the GPU: captured in a CUDA graph, L2 flushed before each, providers in
-turn.
+"""Times calls on the GPU: captured in a CUDA graph, L2 flushed before each, providers interleaved.
 
-Interleaved rounds share what the machine does meanwhile (clocks, heat) between the providers. Knows
-no operation.
+Interleaved rounds distribute changes of clocks and heat over the providers. Does not depend on any
+operation.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ FLUSH_BYTES = 256 * 2**20  # five times the L2 of an H200 (50 MB)
 ROUND_S = 0.06
 
 Prepared = tuple[Callable[[], object], bool]
-"""What is timed in a call's place, and if that is a replay of its CUDA graph."""
+"""The timed function, and whether it replays the call's CUDA graph."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Median time of a call and how far the rounds' medians lie apart, relative to it."""
+    """Median time of a call, and the range of the rounds' medians relative to it."""
 
     ms: float
     spread: float
@@ -31,7 +30,7 @@ class Timed:
 
 
 class Timer:
-    """Times calls on one device. Holds the buffer that flushes L2."""
+    """Times calls on one device; owns the buffer that flushes L2."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -43,7 +42,7 @@ class Timer:
         round_s: float = ROUND_S,
         reads: bool = False,
     ) -> dict[str, Timed]:
-        """Times each call, taking turns."""
+        """Times the calls, interleaved."""
         return self.times(
             {name: self.prepared(call) for name, call in calls.items()}, round_s, reads
         )
@@ -51,39 +50,42 @@ class Timer:
     def times(
         self, prepared: Mapping[str, Prepared], round_s: float = ROUND_S, reads: bool = False
     ) -> dict[str, Timed]:
-        """Times what `prepared` gave, taking turns over ROUNDS rounds of about `round_s` seconds
-        each.
+        """Times the results of `prepared`, interleaved over ROUNDS rounds of about `round_s`
+        seconds each.
 
-        The flush leaves L2 full of lines that must be written back, at the cost of the call, which
-        leaves its own
-        behind: even for what writes as much. Calls that only read get lines that are clean
-        (`reads`).
+        The flush leaves L2 full of lines that must be written back at the call's cost, while the
+        call leaves its own lines behind; this is balanced for calls that write as much. Calls that
+        mostly read get clean lines (`reads`).
         """
-        once = {name: self._round(replay, 3, reads) for name, (replay, _) in prepared.items()}
+        first_times = {
+            name: self._round(replay, 3, reads) for name, (replay, _) in prepared.items()
+        }
         times: dict[str, list[float]] = {name: [] for name in prepared}
         for _ in range(ROUNDS):
             for name, (replay, _) in prepared.items():
                 repeats = int(
-                    min(200, max(5, round_s * 1e3 / max(statistics.median(once[name]), 0.01)))
+                    min(
+                        200, max(5, round_s * 1e3 / max(statistics.median(first_times[name]), 0.01))
+                    )
                 )
                 times[name].append(statistics.median(self._round(replay, repeats, reads)))
-        told = {}
+        times_by_name = {}
         for name, rounds in times.items():
             middle = statistics.median(rounds)
-            told[name] = Timed(middle, (max(rounds) - min(rounds)) / middle, prepared[name][1])
-        return told
+            times_by_name[name] = Timed(
+                middle, (max(rounds) - min(rounds)) / middle, prepared[name][1]
+            )
+        return times_by_name
 
     def prepared(self, call: Callable[[], object]) -> Prepared:
-        """The call as a replay of its CUDA graph; as it is where it cannot be captured (it waits
-        for the GPU).
+        """The call as a replay of its CUDA graph, or unchanged if it cannot be captured (it
+        synchronises).
 
-        A call that waits is found before, as a capture that fails may leave torch's random numbers
-        as if it went on,
-        and then no other case could draw any; where one fails all the same the generator gets a
-        fresh state.
-        Captured on the current stream, which must not be the default one: backward runs on the
-        stream that its
-        forward ran on, so what is timed was made on this stream too.
+        A synchronising call is detected first: a failed capture may leave torch's random generator
+        in capture mode, and no later case could draw numbers. If a capture still fails, the
+        generator gets a fresh state. The capture uses the current stream, which must not be the
+        default one: backward runs on its forward's stream, so the timed tensors must be created on
+        this stream too.
         """
         for _ in range(3):
             call()
@@ -102,7 +104,7 @@ class Timer:
         return graph.replay, True
 
     def _waits(self, call: Callable[[], object]) -> bool:
-        """If the call asks the GPU for a number, as .item() does."""
+        """Whether the call synchronises with the GPU, as .item() does."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -115,7 +117,7 @@ class Timer:
         return False
 
     def _round(self, replay: Callable[[], object], repeats: int, reads: bool) -> list[float]:
-        """Milliseconds of each of `repeats` calls, the flush before each left out."""
+        """Milliseconds of each of `repeats` calls, without the flush before each."""
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(repeats)

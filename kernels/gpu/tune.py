@@ -1,9 +1,7 @@
-"""Better launch configurations by measurement, with what time a run has left; and into the shipped
-table by command.
+"""Tunes launch configurations by measurement in a run's remaining time, and ships the results.
 
-`python -m kernels.gpu.tune FILE` puts a run's rows of kind "tuned" into
-`kernels/tables/<arch>.json`. Knows what
-operations offer to try, no operation.
+`python -m kernels.gpu.tune FILE` merges a run's rows of kind "tuned" into
+`kernels/tables/<arch>.json`. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -27,29 +25,28 @@ TABLES = Path(tuning.__file__).parent / "tables"
 def tune(
     call: Callable[[], object], timer: Timer, left_s: Callable[[], float]
 ) -> list[dict[str, Any]]:
-    """Tries what the operations behind `call` offer, one operation after the other; keeps what is
-    better.
+    """Measures the candidates of the operations behind `call`, one operation after the other, and
+    saves faster ones.
 
-    Gives a row {op, bucket, values, ms, default_ms} for each operation, values {} where nothing was
-    better. What is
-    kept lies in the user's cache from then on. Stops when less than 5 s are left.
+    Returns a row {op, bucket, values, ms, default_ms} for each operation, with values {} if none
+    was faster. Saved values are stored in the user's cache. Stops when less than 5 s are left.
     """
-    with tuning.record_lookups() as asked:
+    with tuning.record_lookups() as args:
         call()
-    told = []
-    for op, facts in {(op, tuning.bucket(facts)): (op, facts) for op, facts in asked}.values():
+    rows = []
+    for op, facts in {(op, tuning.bucket(facts)): (op, facts) for op, facts in args}.values():
         best: tuning.Config = {}
-        choices = tuning.candidates_for(op, facts)
-        if not choices:
+        candidates = tuning.candidates_for(op, facts)
+        if not candidates:
             continue
         default = lowest = timer.together({"": call})[""].ms
-        for values in choices:
+        for values in candidates:
             if left_s() < 5:
                 break
             with tuning.override(op, **values):
                 try:
                     ms = timer.together({"": call}, round_s=0.02)[""].ms
-                except Exception:  # too many registers or too much shared memory: not for this GPU
+                except Exception:  # too many registers or too much shared memory for this GPU
                     torch.cuda.synchronize()
                     continue
             if ms < lowest:
@@ -65,12 +62,12 @@ def tune(
             "ms": lowest,
             "default_ms": default,
         }
-        told.append(row)
-    return told
+        rows.append(row)
+    return rows
 
 
 def ship(rows: list[dict[str, Any]], tables: Path) -> Path:
-    """Merges a run's "tuned" rows into the table of its architecture; gives the table's path."""
+    """Merges a run's "tuned" rows into the table of its architecture; returns the table's path."""
     arch = next(row["arch"] for row in rows if row["kind"] == "machine")
     path = tables / f"{arch}.json"
     table = json.loads(path.read_text()) if path.exists() else {"configs": {}, "order": {}}
@@ -83,11 +80,11 @@ def ship(rows: list[dict[str, Any]], tables: Path) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m kernels.gpu.tune", description="Ships what a run found better."
+        prog="python -m kernels.gpu.tune", description="Ships the faster configurations of a run."
     )
     parser.add_argument("file", type=Path, help="docs/results/gpu-….json")
-    asked = parser.parse_args()
-    print(ship(json.loads(asked.file.read_text())["rows"], TABLES))
+    args = parser.parse_args()
+    print(ship(json.loads(args.file.read_text())["rows"], TABLES))
     return 0
 
 

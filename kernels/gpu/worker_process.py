@@ -1,7 +1,6 @@
-"""A process that does a run's jobs on the GPU, one after the other, and tells what came of each.
+"""The worker process: runs jobs on the GPU one after the other and reports each result.
 
-A fault of the GPU (an illegal memory access) ends this process, not the run. Knows cases; knows no
-clock and no file.
+A GPU fault (an illegal memory access) ends this process, not the run.
 """
 
 from __future__ import annotations
@@ -26,29 +25,29 @@ from kernels.gpu.result_rows import machine
 from kernels.gpu.timing import Timer
 from kernels.gpu.tune import tune
 
-What = Literal["limits", "check", "warm", "bench", "tune"]
+JobKind = Literal["limits", "check", "warm", "bench", "tune"]
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to do with which case, and within how many seconds. `given`: more that the job wants."""
+    """A case, what to do with it, the time limit in seconds, and further arguments."""
 
-    what: What
+    kind: JobKind
     op: str = ""
     case: str = ""
     limit_s: float = 120.0
-    given: dict[str, Any] = field(default_factory=dict)
+    args: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.op}/{self.case}" if self.op else self.what
+        return f"{self.op}/{self.case}" if self.op else self.kind
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Rows (kind, values) and what was skipped. `lost`: how the process ended without an answer;
-    `sound` False: its GPU
-    answers no more."""
+    """Rows (kind, values) and skipped items. `lost`: how the process ended without an answer;
+    `sound` False: its GPU no longer works.
+    """
 
     rows: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -57,14 +56,14 @@ class Answer:
 
 
 def serve(line: Connection, device: str, source: str) -> None:
-    """Says if the device can be used (None, or why not), then answers jobs until the line is
-    closed.
+    """Sends whether the device can be used (None, or why not), then answers jobs until the
+    connection is closed.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run ends its processes itself
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run stops its processes itself
     try:
         worker = _Worker(torch.device(device), source)
     except Exception as error:
-        line.send(_said(error))
+        line.send(_describe_error(error))
         return
     line.send(None)
     while True:
@@ -82,7 +81,8 @@ class _Worker:
                 "cuda", torch.cuda.current_device() if device.index is None else device.index
             )
             torch.cuda.set_device(device)
-            # Graphs cannot be captured on the default stream, and backward runs on its forward's.
+            # Graphs cannot be captured on the default stream, and backward runs on its forward's
+            # stream.
             torch.cuda.set_stream(torch.cuda.Stream(device))
             torch.zeros(1, device=device)
         self.device = device
@@ -106,17 +106,17 @@ class _Worker:
         }
         try:
             torch.manual_seed(0)
-            found = do[job.what](job)
+            result = do[job.kind](job)
         except Exception as error:
-            found = Answer(skipped=[f"{job.what} {job.name}: {_said(error)}"])
-        return Answer(found.rows, found.skipped, self._sound())
+            result = Answer(skipped=[f"{job.kind} {job.name}: {_describe_error(error)}"])
+        return Answer(result.rows, result.skipped, self._sound())
 
     def limits(self, job: Job) -> Answer:
-        told: list[tuple[str, dict[str, Any]]] = [("machine", machine(self.device))]
+        rows: list[tuple[str, dict[str, Any]]] = [("machine", machine(self.device))]
         try:
-            return Answer([*told, ("limits", vars(measure(self.device, self.timer)))])
-        except Exception as error:  # fractions cannot be told then; all else can
-            return Answer(told, [f"limits: {_said(error)}"])
+            return Answer([*rows, ("limits", vars(measure(self.device, self.timer)))])
+        except Exception as error:  # fractions are missing then; everything else works
+            return Answer(rows, [f"limits: {_describe_error(error)}"])
 
     def check(self, job: Job) -> Answer:
         case: Check = self.checks[job.op, job.case]
@@ -133,7 +133,7 @@ class _Worker:
                 wrong = [f"{job.name}: compared nothing"]
             results = [{"what": c.what, "error": c.error, "allowed": c.allowed} for c in compared]
         except Exception as error:
-            wrong, results = [f"{job.name}: {_said(error)}"], []
+            wrong, results = [f"{job.name}: {_describe_error(error)}"], []
         row = {
             "op": job.op,
             "case": job.case,
@@ -144,34 +144,34 @@ class _Worker:
         return Answer([("check", row)])
 
     def warm(self, job: Job) -> Answer:
-        """Runs a benchmark's calls once: what they compile lies in the caches on disk when they are
-        timed.
+        """Runs a benchmark's calls once, so that their compiled code is in the disk caches when
+        they are timed.
         """
         work = self.benches[job.op, job.case].make(self.device)
         work.ours()
-        for make in work.peers.values() if job.given["peers"] else ():
+        for make in work.peers.values() if job.args["peers"] else ():
             try:
                 make()()
-            except Exception:  # told when it is timed
+            except Exception:  # reported when it is timed
                 continue
         return Answer()
 
     def bench(self, job: Job) -> Answer:
         bench: Bench = self.benches[job.op, job.case]
-        limits = Limits(**job.given["limits"]) if job.given["limits"] else None
+        limits = Limits(**job.args["limits"]) if job.args["limits"] else None
         rows, skipped = benchmark.bench(
-            bench, self.device, self.timer, limits, peers=job.given["peers"]
+            bench, self.device, self.timer, limits, peers=job.args["peers"]
         )
         return Answer([("bench", row) for row in rows], skipped)
 
     def tune(self, job: Job) -> Answer:
-        until = time.monotonic() + job.given["left_s"]
+        until = time.monotonic() + job.args["left_s"]
         work = self.benches[job.op, job.case].make(self.device)
         rows = tune(work.ours, self.timer, lambda: until - time.monotonic())
         return Answer([("tuned", {"case": job.name, **row}) for row in rows])
 
     def _sound(self) -> bool:
-        """Frees what the job left; False where it broke the process's GPU."""
+        """Frees the job's memory; False if it broke the process's GPU."""
         gc.collect()
         try:
             if self.device.type == "cuda":
@@ -179,14 +179,14 @@ class _Worker:
                 torch.cuda.empty_cache()
         except RuntimeError:
             return False
-        # or peers compiled 8 times over would run uncompiled, or for any shape
+        # else peers compiled 8 times would run uncompiled or with dynamic shapes
         if "torch._dynamo" in sys.modules:
             torch._dynamo.reset()
         return True
 
 
-def _said(error: Exception) -> str:
-    """What, where, and the first words of it."""
-    told = traceback.extract_tb(error.__traceback__)
-    where = f" at {Path(told[-1].filename).name}:{told[-1].lineno}" if told else ""
+def _describe_error(error: Exception) -> str:
+    """An exception's type, place and first words."""
+    rows = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(rows[-1].filename).name}:{rows[-1].lineno}" if rows else ""
     return f"{type(error).__name__}{where}: {str(error)[:300]}"

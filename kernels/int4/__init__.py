@@ -1,4 +1,4 @@
-"""Weights of four bits with a scale and a zero a group, and products with them (AWQ, arXiv
+"""Four-bit weights with a scale and a zero per group, and their products (AWQ, arXiv
 2306.00978).
 """
 

@@ -1,9 +1,9 @@
-"""Products with four-bit weights, read as they lie: a shift, a mask, and a bit pattern that is the
-number already.
+"""Products with packed four-bit weights: a shift, a mask, and a bit pattern that is already the
+number.
 
-A code or'd into the mantissa of 128 (bf16) or 1024 (fp16) is that number plus the code, exactly, so
-no integer is
-converted; what was added, and the zero, are taken off a group's sum by the sum of its inputs.
+A code or'd into the mantissa of 128 (bf16) or 1024 (fp16) is exactly that number plus the code, so
+no integer is converted. The added number and the zero are subtracted from a group's sum through the
+sum of its inputs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kernels.jit import dot, jit, tl
 
 @jit
 def unpack_codes(q, shift, KIND: tl.constexpr):
-    """Nibble `shift` / 4 of each int32 plus an offset that KIND implies: 128 (bf16), 1024 (fp16), 0
+    """Nibble `shift` / 4 of each int32 plus an offset given by KIND: 128 (bf16), 1024 (fp16), 0
     (fp32).
     """
     v = (q >> shift) & 15
@@ -49,9 +49,8 @@ def int4_matmul_kernel(
     OFFSET: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [parts, M, N]: 128 numbers along K a step, 16 a product.
-
-    OFFSET: what KIND's numbers are too large by.
+    """OUT [parts, M, N]: 128 numbers along K per step, 16 per product. OFFSET: the offset of KIND's
+    numbers.
     """
     num_n = tl.cdiv(n, BLOCK_N)
     pid = tl.program_id(0)
@@ -60,7 +59,7 @@ def int4_matmul_kernel(
     part = pid // (num_n * tl.cdiv(m, BLOCK_M))
     j = tl.arange(0, 16)
     steps = tl.cdiv(k, 128)
-    # parts start where a group starts
+    # splits start at group boundaries
     steps_per_group: tl.constexpr = GROUP // 128 if GROUP > 128 else 1
     steps_per_part = tl.cdiv(tl.cdiv(steps, splits), steps_per_group) * steps_per_group
     x_at = X + r.to(tl.int64)[:, None] * x_m + j[None, :]
@@ -79,7 +78,7 @@ def int4_matmul_kernel(
             sums += tl.sum(x.to(tl.float32), 1)
             if (i * 16 + 16) % (GROUP if GROUP < 128 else 128) == 0:
                 inside = c < n
-                if GROUP < 128:  # the chunk's last groups may lie beyond K
+                if GROUP < 128:  # the chunk's last groups may be beyond K
                     inside = inside & (first // GROUP * GROUP < k)
                 scale = tl.load(SCALES + (first // GROUP) * s_g + c, mask=inside, other=0.0).to(
                     tl.float32

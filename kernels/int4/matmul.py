@@ -1,7 +1,5 @@
-"""`int4_matmul`: few rows read the four-bit weight as it lies; many rows decode it once and go to
+"""`int4_matmul`: few rows read the packed four-bit weight; many rows dequantize it once and use
 cuBLAS.
-
-Checks, choice, launch. Knows no model.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from kernels.shipped import ShippedKernel
 from kernels.split_k import choose_splits, sum_splits
 
 MAX_OWN_ROWS = 128
-"""From here on decoding once and multiplying by cuBLAS comes first."""
+"""From here on dequantizing once and multiplying by cuBLAS comes first."""
 
 OFFSETS = {torch.bfloat16: 128.0, torch.float16: 1024.0, torch.float32: 0.0}
 
@@ -35,11 +33,11 @@ def int4_matmul(
     num_splits: int | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """x·wᵀ `[…, N]` in x's dtype, for w `[N, K]` as `pack_awq(w, group)` packed it.
+    """x·wᵀ `[…, N]` in x's dtype, for w `[N, K]` packed by `pack_awq(w, group)`.
 
     x `[…, K]`; qweight `[ceil(K / 128) · 16, N]` int32, scales `[ceil(K / group), N]` float, zeros
-    alike uint8.
-    num_splits: parts of K on a GPU, else chosen. Raises ValueError or TypeError.
+    of the same shape uint8. num_splits: splits of K on a GPU, chosen if None. Raises ValueError or
+    TypeError.
     """
     _check(x, qweight, scales, zeros, group, num_splits)
     x_MK, n = x.reshape(-1, x.shape[-1]), qweight.shape[1]
@@ -78,7 +76,7 @@ def int4_matmul(
 def dequantize_weight(
     qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, k: int, kind: torch.dtype
 ) -> Tensor:
-    """The decoded weight `[K, N]`, rounded to `kind` once."""
+    """The dequantized weight `[K, N]`, rounded to `kind` once."""
     if runtime.mode(qweight) != "gpu" or not qweight.numel():
         return dequantize(qweight, scales, zeros, group, k, torch.float32).to(kind)
     out = torch.empty(k, qweight.shape[1], dtype=kind, device=qweight.device)
@@ -132,7 +130,7 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
     rows = int(facts["rows"])
-    # exact products run without tensor cores, their operands in registers
+    # exact products do not use tensor cores; their operands are in registers
     if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
     return {
@@ -187,7 +185,7 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """One row and 64 of bf16, groups of 128; one row of fp16, groups of 32; the decoding."""
+    """One row and 64 of bf16, groups of 128; one row of fp16, groups of 32; dequantization."""
     kernels = []
     for rows, name, kind, group in (
         (1, "bf16", tl.bfloat16, 128),

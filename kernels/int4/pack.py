@@ -1,9 +1,8 @@
-"""Rounding a weight to four bits a number, and how the numbers lie: eight in an int32, for products
-of 16 columns.
+"""Quantization of weights to four bits, and their packed layout: eight per int32, for products of
+16 columns.
 
 Of every 128 numbers along K, int32 row j holds in its nibble i the number 16 · i + j, so that one
-shift and mask of a
-tile `[16, N]` gives 16 consecutive rows of the weight, as tensor cores want them. Knows no product.
+shift and mask of a tile `[16, N]` gives 16 consecutive rows of the weight, as tensor cores require.
 Shapes: N outputs, K inputs, G groups along K.
 """
 
@@ -28,25 +27,22 @@ def pack_awq(
     zero) · scale.
 
     qweight `[ceil(K / 128) · 16, N]` int32; scales `[G, N]` in w's dtype and zeros `[G, N]` uint8,
-    0 to 15, for groups
-    of `group` (16, 32, 64 or a multiple of 128) numbers along K, the last perhaps smaller. Without
-    `scales` and `zeros`
-    each group's own range, 0 included, is spread over 0 to 15; a search such as AWQ's gives them
-    instead.
-    Raises ValueError or TypeError.
+    0 to 15, for groups of `group` (16, 32, 64 or a multiple of 128) numbers along K; the last may
+    be smaller. Without `scales` and `zeros` each group's own range, including 0, maps to 0 to 15; a
+    search such as AWQ's provides them. Raises ValueError or TypeError.
     """
     checks.dtype_in("w", w)
     checks.dims("w", w, 2)
     check_group(group)
     (n, k), count = w.shape, -(-w.shape[1] // group)
     if (scales is None) != (zeros is None):
-        raise ValueError("give scales and zeros together, or neither.")
+        raise ValueError("pass scales and zeros together, or neither.")
     if k == 0:
         raise ValueError("w has no inputs to pack.")
     wide = functional.pad(w.float(), (0, count * group - k)).view(n, count, group)
     if scales is None or zeros is None:
         low, high = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
-        minimum = torch.finfo(w.dtype).tiny  # a group of zeros has a scale too
+        minimum = torch.finfo(w.dtype).tiny  # a group of zeros needs a nonzero scale
         scales = ((high - low) / 15).clamp_min(minimum).to(w.dtype).T.contiguous()
         zeros = (-low / scales.T.float()).round().clamp(0, 15).T.to(torch.uint8).contiguous()
     else:
@@ -57,25 +53,26 @@ def pack_awq(
         checks.same_device(w=w, scales=scales, zeros=zeros)
         if not bool(((scales != 0) & scales.isfinite()).all()):
             raise ValueError(
-                "scales hold zero, NaN or infinity, by which no number can be divided."
+                "scales contain zero, NaN or infinity; they must be finite and nonzero."
             )
         if bool((zeros > 15).any()):
             raise ValueError(
-                f"zeros hold {int(zeros.max())}; they must lie in 0 to 15, what four bits hold."
+                f"zeros contain {int(zeros.max())}; they must be in 0 to 15, the range of four "
+                "bits."
             )
     if not bool(wide.isfinite().all()):
-        raise ValueError("w holds NaN or infinity, which no four bits mean.")
+        raise ValueError("w contains NaN or infinity, which four bits cannot represent.")
     codes = (wide / scales.T.float().unsqueeze(2)).round() + zeros.T.unsqueeze(2)
     codes = codes.clamp(0, 15).to(torch.uint8).view(n, -1)[:, :k]
     return pack_codes(codes.T), scales, zeros
 
 
 def pack_codes(codes_KN: Tensor) -> Tensor:
-    """Codes 0 to 15 `[K, N]` as `[ceil(K / 128) · 16, N]` int32; K is filled up with zeros."""
+    """Codes 0 to 15 `[K, N]` as `[ceil(K / 128) · 16, N]` int32; K is padded with zeros."""
     padded = functional.pad(codes_KN, (0, 0, 0, -codes_KN.shape[0] % CHUNK)).to(torch.int32)
     nibbles = padded.view(-1, 8, ROWS, codes_KN.shape[1])
     shifts = torch.arange(0, 32, 4, device=codes_KN.device, dtype=torch.int32).view(1, 8, 1, 1)
-    # nibbles do not overlap: the sum is their or
+    # nibbles do not overlap: the sum equals their or
     return (nibbles << shifts).sum(1, dtype=torch.int32).flatten(0, 1)
 
 
@@ -96,8 +93,8 @@ def dequantize(
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """AutoAWQ's "gemm" tensors of a file, qweight `[K, N / 8]`, qzeros `[G, N / 8]`, scales `[G,
-    N]`, as ours.
+    """Converts AutoAWQ's "gemm" tensors: qweight `[K, N / 8]`, qzeros `[G, N / 8]`, scales `[G,
+    N]`.
     """
     for name, x in (("qweight", qweight), ("qzeros", qzeros)):
         checks.dtype_in(name, x, (torch.int32,))
@@ -109,9 +106,11 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, T
 
 
 def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """GPTQ's tensors of a file (format v1, no act-order), qweight `[K / 8, N]`, qzeros `[G, N / 8]`
-    holding zero - 1,
-    scales `[G, N]`, as ours. Raises ValueError for a zero of 16, which four bits do not hold."""
+    """Converts GPTQ's tensors (format v1, no act-order): qweight `[K / 8, N]`, qzeros `[G, N / 8]`
+    containing zero - 1, scales `[G, N]`.
+
+    Raises ValueError for a zero of 16, which four bits cannot represent.
+    """
     checks.dtype_in("qweight", qweight, (torch.int32,))
     checks.shape("qweight", qweight, (None, scales.shape[1]), "inputs / 8, outputs")
     checks.shape("qzeros", qzeros, (scales.shape[0], scales.shape[1] // 8), "groups, outputs / 8")
@@ -119,13 +118,16 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, 
     zeros = _nibbles(qzeros).flatten(1) + 1
     if bool((zeros > 15).any()):
         raise ValueError(
-            "qzeros hold a zero of 16, which four bits do not hold; quantise the weight anew."
+            "qzeros contain a zero of 16, which four bits cannot represent; quantize the weight "
+            "again."
         )
     return pack_codes(codes), scales.contiguous(), zeros.contiguous()
 
 
 def check_group(group: int) -> None:
-    """Refuses a group that does not fit whole tiles of 16 in a chunk, or whole chunks."""
+    """Raises ValueError for a group that is not a whole number of tiles of 16 in a chunk, or of
+    chunks.
+    """
     checks.integer("group", group)
     if group not in (16, 32, 64) and (group < CHUNK or group % CHUNK):
         raise ValueError(f"group is {group}; it must be 16, 32, 64 or a multiple of 128.")

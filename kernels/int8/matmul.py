@@ -1,8 +1,8 @@
-"""`int8_matmul`: activations as they are, weights of eight bits: half the bytes where reading the
-weight is the bound.
+"""`int8_matmul`: unquantized activations and eight-bit weights: half the bytes if limited by
+reading the weight.
 
-Few rows on a GPU: own kernel; many: decoded once, then cuBLAS; a CPU: torch's own int8 product.
-Knows no model.
+Few rows on a GPU use the own kernel; many dequantize once and use cuBLAS; a CPU uses torch's int8
+product.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_OWN_ROWS = 128
 
 
 def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
-    """A linear layer's weight `[N, K]` as int8 and scales `[N]` in w's dtype: w ~ q · scale, amax /
-    127 an output.
+    """A linear layer's weight `[N, K]` as int8 and scales `[N]` in w's dtype: w ~ q · scale, scale
+    = amax / 127 per output.
 
     Raises ValueError or TypeError.
     """
@@ -31,9 +31,9 @@ def quantize_int8(w: Tensor) -> tuple[Tensor, Tensor]:
     checks.dims("w", w, 2)
     wide = w.float()
     if not bool(wide.isfinite().all()):
-        raise ValueError("w holds NaN or infinity, which no eight bits mean.")
+        raise ValueError("w contains NaN or infinity, which eight bits cannot represent.")
     most = wide.abs().amax(1) if w.shape[1] else wide.new_zeros(w.shape[0])
-    # an output of zeros has one too
+    # an output of zeros needs a nonzero scale
     scales = (most / 127.0).clamp_min(torch.finfo(w.dtype).tiny).to(w.dtype)
     q = (wide / scales.float().unsqueeze(1)).round().clamp(-127, 127).to(torch.int8)
     return q, scales
@@ -49,9 +49,8 @@ def int8_matmul(
 ) -> Tensor:
     """x·(qweight · scales)ᵀ `[…, N]` in x's dtype, summed in fp32 and scaled once.
 
-    x `[…, K]`; qweight `[N, K]` int8 and scales `[N]` float, as `quantize_int8` gives. num_splits:
-    parts of K on a GPU,
-    else chosen. Raises ValueError or TypeError.
+    x `[…, K]`; qweight `[N, K]` int8 and scales `[N]` float, as from `quantize_int8`. num_splits:
+    splits of K on a GPU, chosen if None. Raises ValueError or TypeError.
     """
     _check(x, qweight, scales, num_splits)
     x_MK = x.reshape(-1, x.shape[-1])
@@ -96,12 +95,12 @@ def _check(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -
 
 def _matmul_by_torch(x: Tensor, qweight: Tensor, scales: Tensor) -> Tensor:
     fits = x.shape[1] % 16 == 0 and x.numel() and qweight.numel() and qweight.is_contiguous()
-    # reads 16 at once, and past a row's end (torch 2.13, bf16)
+    # reads 16 elements at once, past a row's end (torch 2.13, bf16)
     if fits and not x.is_cuda and x.dtype != torch.float16:
         return torch._weight_int8pack_mm(x.contiguous(), qweight, scales.to(x.dtype))
     # 500x slower on a CPU
     dtype = torch.float32 if x.dtype == torch.float16 and not x.is_cuda else x.dtype
-    # int8 is exact in every half type: the scale is applied once, after the sum
+    # int8 is exact in every half type: apply the scale once, after the sum
     return ((x.to(dtype) @ qweight.to(dtype).T) * scales.to(dtype)).to(x.dtype)
 
 
@@ -124,7 +123,7 @@ def int8_matmul_kernel(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [parts, M, N], scaled already."""
+    """OUT [parts, M, N], already scaled."""
     num_n = tl.cdiv(n, BLOCK_N)
     num_m = tl.cdiv(m, BLOCK_M)
     pid = tl.program_id(0)
@@ -143,7 +142,7 @@ def int8_matmul_kernel(
         inside = step * BLOCK_K + e < k
         x = tl.load(x_at + step * BLOCK_K, mask=(r < m)[:, None] & inside[None, :], other=0.0)
         q = tl.load(q_at + step * BLOCK_K, mask=(c < n)[:, None] & inside[None, :], other=0)
-        if UPCAST:  # the interpreter makes no bf16 of integers
+        if UPCAST:  # the interpreter cannot convert integers to bf16
             w = q.to(tl.float32)
         else:
             w = q.to(x.dtype)
@@ -157,7 +156,7 @@ def int8_matmul_kernel(
 def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 1}
-    # exact products run without tensor cores, their operands in registers
+    # exact products do not use tensor cores; their operands are in registers
     if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
     rows = min(64, max(16, int(facts["rows"])))

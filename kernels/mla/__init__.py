@@ -1,5 +1,5 @@
-"""Decode of multi-head latent attention over a paged cache of latents (DeepSeek-V2, arXiv
-2405.04434, section 2.1).
+"""Decode of multi-head latent attention over a paged cache (DeepSeek-V2, arXiv 2405.04434, section
+2.1).
 """
 
 from kernels.mla.decode import mla_decode

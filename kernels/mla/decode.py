@@ -1,7 +1,7 @@
 """`mla_decode`: absorbed queries against a paged cache of latents; checks, choice and launch.
 
-Does not know the projections around it: the query's up-projection is absorbed before, the value's
-after.
+The surrounding projections are the caller's: the query's up-projection is absorbed before, the
+value's after.
 """
 
 from __future__ import annotations
@@ -41,16 +41,12 @@ def mla_decode(
     keys k (eq. 41-47).
 
     q_nope `[B, H, R]` (or `[B, S, H, R]`: a sequence's last S tokens, causal) is the query already
-    multiplied by the
-    keys' up-projection; q_rope `[…, H, P]`; latent_cache `[blocks, block_size, R + P]`; block_table
-    `[B, pages]` and
-    seq_lens `[B]` as in `plan_pages`. scale is the model's, (nope + rope head dim) ** -0.5 and
-    more. Gives
-    `[…, H, R]`, to be multiplied by the values' up-projection, and with `return_lse` the
-    log-sum-exp `[…, H]` fp32.
-    To write, give `write_kv` the two parts as one head each: `cache[..., :R].unsqueeze(2)` and
-    `[..., R:]` likewise.
-    Raises ValueError or TypeError.
+    multiplied by the keys' up-projection; q_rope `[…, H, P]`; latent_cache `[blocks, block_size, R
+    + P]`; block_table `[B, pages]` and seq_lens `[B]` as in `plan_pages`. scale is the model's,
+    (nope + rope head dim) ** -0.5 with any further factors. Returns `[…, H, R]`, to be multiplied
+    by the values' up-projection, and with `return_lse` the log-sum-exp `[…, H]` fp32. To write the
+    cache, pass `write_kv` the two parts as one head each: `cache[..., :R].unsqueeze(2)` and `[...,
+    R:]` likewise. Raises ValueError or TypeError.
     """
     plan = _check(q_nope, q_rope, latent_cache, block_table, seq_lens, scale, num_splits, plan)
     width, rotary = q_nope.shape[-1], q_rope.shape[-1]
@@ -61,9 +57,9 @@ def mla_decode(
         "queries": "one" if plan.queries == 1 else "several",
         "device": q_nope.device.type,
     }
-    wide = f"a latent of {width} and a rotary part of {rotary}; the kernel holds 512 and 128"
+    wide = f"a latent of {width} and a rotary part of {rotary}; the kernel supports 512 and 128"
     own = runtime.why_not(q_nope) or (wide if width > 512 or rotary > 128 else None)
-    lse_only = "log-sum-exp asked for" if return_lse else None
+    lse_only = "does not return the log-sum-exp" if return_lse else None
     candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
     chosen = choose("mla_decode", facts, candidates, backend).backend
     q_THR, q_THP = q_nope.flatten(0, -3), q_rope.flatten(0, -3)
@@ -132,7 +128,8 @@ def _check(
         )
     elif plan.table is not block_table or plan.lens is not seq_lens or plan.cu is not None:
         raise ValueError(
-            "plan was made from another block_table or seq_lens, or for cu_q; call plan_pages anew."
+            "plan was made from another block_table or seq_lens, or for cu_q; call plan_pages "
+            "again."
         )
     else:
         plan.check_cache(blocks, page)
@@ -140,7 +137,7 @@ def _check(
         raise ValueError(
             f"q_nope has shape {tuple(q_nope.shape)}; {block_table.shape[0]} sequences of "
             f"{plan.queries} tokens each "
-            f"want ({block_table.shape[0]}, {plan.queries}, heads, latent)."
+            f"require ({block_table.shape[0]}, {plan.queries}, heads, latent)."
         )
     return plan
 
@@ -149,11 +146,11 @@ def _check(
 def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     if arch == "interpret":
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 4, "num_stages": 1}
-    # exact products run without tensor cores, their operands in registers
+    # exact products do not use tensor cores; their operands are in registers
     if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 16, "BLOCK_N": 16, "num_warps": 8, "num_stages": 2}
     small = arch in ("sm_80", "sm_86", "sm_89")
-    if int(facts["rows"]) > 32 and not small:  # wgmma wants 64 rows
+    if int(facts["rows"]) > 32 and not small:  # wgmma requires 64 rows
         return {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 8, "num_stages": 2}
     return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 
@@ -209,8 +206,8 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """DeepSeek's latent of 512 and rotary part of 64: with 16 heads (a shard), with 128, and the
-    combining.
+    """DeepSeek's latent of 512 and rotary part of 64: with 16 heads (a shard) and with 128; and the
+    combine kernel.
     """
     kernels = []
     for heads in (16, 128):
@@ -234,7 +231,9 @@ def shipped(arch: str) -> list[ShippedKernel]:
                 config["num_warps"],
                 config["num_stages"],
                 ("wgmma",) if wide else ("mma.sync",),
-                "32 bytes once a program, behind the loop, where rows are stored" if wide else None,
+                "32 bytes once per program, after the loop, for the stores of rows"
+                if wide
+                else None,
             )
         )
     signature = {

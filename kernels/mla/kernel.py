@@ -1,8 +1,8 @@
-"""Split-K attention on latents: a tile of latents is loaded once and serves as keys and as values
-for all heads.
+"""Split-K attention on latents: a tile of latents is loaded once and used as keys and values of all
+heads.
 
-Rows are the heads times a sequence's query tokens. Partial results meet in
-`kernels.decode.kernel.combine`.
+Rows are the heads times a sequence's query tokens. `paged_attention_combine_kernel` merges the
+partial results.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def mla_decode_kernel(
     UPCAST: tl.constexpr,
 ):
     """OUT [parts, T, H, R] and LSE [parts, T, H]. C's rows hold R columns of latent, then P of
-    rotary key. scale holds
-    log2(e)."""
+    rotary key. scale includes log2(e).
+    """
     rows = queries * heads
     tiles = tl.cdiv(rows, BLOCK_M)
     pid = tl.program_id(0)
@@ -86,7 +86,7 @@ def mla_decode_kernel(
     for at in range(start, stop, BLOCK_N):
         key = at + n
         inside = key < stop
-        # a tile lies in one block: one address and offsets, instead of one a row
+        # a tile is in one block: one address and offsets, instead of one address per row
         if PAGE % BLOCK_N == 0:
             block = tl.load(TABLE + sequence * table_b + at // PAGE).to(tl.int64)
             rows_at = C + block * c_b + (at % PAGE + n) * c_s

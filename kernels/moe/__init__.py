@@ -1,5 +1,5 @@
-"""Mixture of experts (arXiv 2101.03961): which experts a token goes to, its way there and back,
-products by expert.
+"""Mixture of experts (arXiv 2101.03961): gating, permutation of tokens, and matrix products by
+expert.
 """
 
 from kernels.moe.gate import moe_gate

@@ -1,8 +1,7 @@
-"""`moe_gate`: scores of the experts, the best groups of them, the best experts of those, their
-weights: one pass over
-a token's logits.
+"""`moe_gate`: scores of the experts, the best groups, the best experts within them and their
+weights, in one pass.
 
-Knows no expert and no balance. The gradient goes through the chosen weights alone.
+The gradient flows through the chosen weights only.
 """
 
 from __future__ import annotations
@@ -40,14 +39,11 @@ def moe_gate(
     """Weights `[T, K]` fp32 and experts `[T, K]` int64, best first, of logits `[T, E]`.
 
     scoring: "softmax" over the experts or "sigmoid" of each. bias `[E]` is added to the scores for
-    the choice alone
-    (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: of so many equal groups of neighbours the
-    choice falls within the
-    `groups_kept` best (all), judged by their best expert, or under sigmoid by the sum of their best
-    two (section
-    2.1.2 there; arXiv 2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before
-    `scale`. Of equal
-    scores it is not told which expert is chosen. Raises ValueError or TypeError.
+    the choice only (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: number of equal groups of
+    adjacent experts; experts are chosen from the `groups_kept` best groups (all by default), ranked
+    by their best expert, or under sigmoid by the sum of their best two (section 2.1.2 there; arXiv
+    2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before `scale`. Ties are
+    broken arbitrarily. Raises ValueError or TypeError.
     """
     checks.dtype_in("logits", logits, (*checks.FLOATS, torch.float64))
     checks.dims("logits", logits, 2)
@@ -80,7 +76,7 @@ def moe_gate(
     if groups > 1:
         facts["groups"] = groups
     too_many = (
-        f"{experts} experts; the kernel holds {MAX_EXPERTS}" if experts > MAX_EXPERTS else None
+        f"{experts} experts; the kernel supports {MAX_EXPERTS}" if experts > MAX_EXPERTS else None
     )
     double = "fp64" if logits.dtype == torch.float64 else None
     candidates = (
@@ -95,14 +91,12 @@ def moe_gate(
 
 def _check_groups(options: GateOptions, experts: int) -> None:
     if experts % options.groups:
-        raise ValueError(
-            f"groups is {options.groups}; {experts} experts are not so many equal groups."
-        )
+        raise ValueError(f"groups is {options.groups}; it must divide the {experts} experts.")
     available = options.groups_kept * experts // options.groups
     if options.top_k > available:
         raise ValueError(
-            f"top_k is {options.top_k}; {options.groups_kept} of {options.groups} groups hold {available} "
-            "experts."
+            f"top_k is {options.top_k}; {options.groups_kept} of {options.groups} groups contain "
+            f"{available} experts."
         )
 
 
@@ -123,7 +117,7 @@ class _Gate(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         logits, chosen = ctx.saved_tensors
-        with torch.enable_grad():  # a few numbers a token: torch's own formula is enough
+        with torch.enable_grad():  # few numbers per token: torch's formula suffices
             leaf = logits.detach().requires_grad_()
             weights = reference.compute_weights(
                 reference.compute_scores(leaf, ctx.options.scoring), chosen, ctx.options
@@ -184,8 +178,8 @@ def moe_gate_kernel(
     BEST: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """BLOCK_T tokens; the best group, by its BEST best experts, is taken KEPT times, then the best
-    expert K times.
+    """BLOCK_T tokens: takes KEPT times the best group, by its BEST best experts, then K times the
+    best expert.
     """
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     e = tl.arange(0, BLOCK_E)
@@ -221,7 +215,7 @@ def moe_gate_kernel(
         ranking = tl.where(chosen_groups > 0, ranking, float("-inf"))
     total = tl.zeros([BLOCK_T], tl.float32)
     for k in tl.static_range(K):
-        # of NaN scores it may lie behind the last
+        # NaN scores may give an index past the last
         best = tl.minimum(tl.argmax(ranking, 1), experts - 1)
         is_best = e[None, :] == best[:, None]
         weight = tl.sum(tl.where(is_best, scores, 0.0), 1)

@@ -1,8 +1,7 @@
-"""`grouped_matmul`: each expert's rows times its weight, forward and backward, without telling the
-host how many rows.
+"""`grouped_matmul`: each expert's rows times its weight, forward and backward; row counts stay on
+the device.
 
-Few rows an expert and odd sizes run in the own kernel; many in bf16 on Hopper in torch's. Knows no
-routing.
+Few rows per expert and odd sizes run in the own kernel; many rows in bf16 on Hopper run in torch's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from kernels.moe.grouped_kernels import launch_rows, launch_weights
 from kernels.operators import call_as_operator
 
 MIN_TORCH_ROWS = 256
-"""Rows an expert from which torch's grouped product comes first."""
+"""Rows per expert from which torch's grouped product comes first."""
 
 
 def grouped_matmul(
@@ -29,9 +28,8 @@ def grouped_matmul(
     """`[A, N]` in x's dtype: rows of x `[A, K]`, sorted by expert, times that expert's weight in w
     `[E, N, K]`.
 
-    counts `[E]` int64: rows of each expert; rows of x behind their sum give zeros. check: refuse
-    counts that exceed x,
-    which waits for a GPU. Raises ValueError or TypeError.
+    counts `[E]` int64: rows of each expert; rows of x after their sum give zeros. check: rejects
+    counts that exceed x, which synchronises with a GPU. Raises ValueError or TypeError.
     """
     checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)
@@ -44,9 +42,9 @@ def grouped_matmul(
         minimum, most, total = (
             int(v) for v in torch.stack([*torch.aminmax(counts), counts.sum()]).tolist()
         )
-        if minimum < 0 or max(most, total) > x.shape[0]:  # a sum of great ones may wrap round
+        if minimum < 0 or max(most, total) > x.shape[0]:  # a sum of large counts may overflow
             raise ValueError(
-                f"counts hold {minimum} to {most} and sum to {total}; x has {x.shape[0]} rows."
+                f"counts contain {minimum} to {most} and sum to {total}; x has {x.shape[0]} rows."
             )
     facts: dict[str, object] = {
         "experts": w.shape[0],
@@ -72,18 +70,18 @@ def grouped_matmul(
 
 def _torch_why_not(x: Tensor, w: Tensor) -> str | None:
     if not x.is_cuda or not hasattr(torch, "_grouped_mm"):
-        return "torch's grouped product is for GPUs"
+        return "torch's grouped product runs on GPUs only"
     if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability(x.device) != (9, 0):
-        return "torch's grouped product is fast for bf16 on compute capability 9.0 alone"
+        return "torch's grouped product is fast for bf16 on compute capability 9.0 only"
     if w.shape[1] % 8 or w.shape[2] % 8:
-        return "torch's grouped product wants sizes in multiples of 8"
+        return "torch's grouped product requires sizes in multiples of 8"
     return None
 
 
 class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, counts: Tensor, own: bool) -> Tensor:
-        # ends of the experts' rows, and of x: the rows that are left belong to nobody
+        # ends of the experts' rows, and of x: the remaining rows belong to no expert
         ends = torch.cat(
             [counts.new_zeros(1), counts.cumsum(0), counts.new_full((1,), x.shape[0])]
         ).int()
@@ -113,6 +111,6 @@ def _rows(x: Tensor, w_ENK: Tensor, ends: Tensor, own: bool) -> Tensor:
             "grouped_matmul", (x, w_ENK, ends), lambda: [launch_rows(x, w_ENK, ends)], flops=flops
         )[0]
     out = torch._grouped_mm(x.contiguous(), w_ENK.transpose(1, 2), offs=ends[1:-1])
-    # rows of nobody were not written
+    # rows without an expert were not written
     unowned = torch.arange(x.shape[0], device=x.device) >= ends[-2]
     return out.masked_fill_(unowned.unsqueeze(1), 0.0)

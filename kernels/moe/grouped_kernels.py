@@ -1,8 +1,8 @@
-"""The grouped kernels: a tile finds its expert on the device; and how they are launched.
+"""The grouped matrix product kernels, whose tiles find their expert on the device, and their
+launches.
 
-The grid holds a slot for every tile that may exist: A / BLOCK_M + E of them, of which at most one
-an expert is empty.
-Shapes: A sorted rows, E experts (and behind them the rows of nobody), N outputs, K inputs.
+The grid has a slot for every possible tile: A / BLOCK_M + E, at most one per expert empty. Shapes:
+A sorted rows, E experts (followed by rows without an expert), N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def moe_grouped_rows_kernel(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [A, N] = X [A, K] times its expert's W [N, K]; zeros for the rows of nobody."""
+    """OUT [A, N] = X [A, K] times its expert's W [N, K]; zeros for rows without an expert."""
     num_n = tl.cdiv(n, BLOCK_N)
     expert, tile = ragged_tile(ENDS, tl.program_id(0) // num_n, experts + 1, BLOCK_M)
     first = tl.load(ENDS + expert)
@@ -74,7 +74,7 @@ def moe_grouped_weights_kernel(
     BLOCK_K: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [E, N, K]: an expert's gradient, Gᵀ·X over its rows; BLOCK_K rows a step."""
+    """OUT [E, N, K]: an expert's gradient, Gᵀ·X over its rows; BLOCK_K rows per step."""
     num_n = tl.cdiv(n, BLOCK_M)
     num_k = tl.cdiv(k, BLOCK_N)
     pid = tl.program_id(0)
@@ -108,13 +108,13 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
         return {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 32, "num_warps": 4, "num_stages": 1}
     if facts["dtype"] == torch.float32:
         return {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "num_warps": 4, "num_stages": 2}
-    if int(facts["rows"]) <= 32 and facts["of"] == "rows":  # decode: bound by reading the weights
+    if int(facts["rows"]) <= 32 and facts["of"] == "rows":  # decode: limited by reading the weights
         return {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
     return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 
 
 def launch_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
-    """`[A, N]`; `ends` `[E + 2]` int32: 0, the ends of the experts' rows, A."""
+    """Product `[A, N]`; `ends` `[E + 2]` int32: 0, the ends of the experts' rows, A."""
     x = x if x.stride(1) == 1 else x.contiguous()
     (count, k), (experts, n, _) = x.shape, w_ENK.shape
     config = _config(x, "rows", count, experts)
@@ -139,7 +139,9 @@ def launch_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
 
 
 def launch_weights(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """`[E, N, K]` of gradient `[A, N]` and x `[A, K]`; zeros for experts without rows."""
+    """Weight gradient `[E, N, K]` of gradient `[A, N]` and x `[A, K]`; zeros for experts without
+    rows.
+    """
     x = x if x.stride(1) == 1 else x.contiguous()
     (count, n), k, experts = gradient.shape, x.shape[1], len(ends) - 2
     config = _config(x, "weights", count, experts)
@@ -158,7 +160,7 @@ def _config(x: Tensor, of: str, count: int, experts: int) -> tuning.Config:
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """bf16: few rows an expert, many, the gradient of the inputs, and that of the weights."""
+    """bf16: few rows per expert, many, the gradient of the inputs, and that of the weights."""
     kernels = []
     for name, of, count, swapped in (
         ("few-rows", "rows", 16, False),

@@ -1,9 +1,8 @@
-"""`moe_permute` and `moe_unpermute`: tokens sorted by expert, and the experts' answers weighted and
-summed again.
+"""`moe_permute` and `moe_unpermute`: sort tokens by expert, and sum the experts' weighted outputs
+per token.
 
-Sums run over a token's own assignments in their order, never by atomics: the same in every run.
-Knows no expert.
-Shapes: T tokens, K chosen a token, A = T · K assignments, E experts, H width.
+Sums run over a token's assignments in order, without atomics, so results are reproducible. Shapes:
+T tokens, K experts per token, A = T · K assignments, E experts, H width.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from kernels.shipped import ShippedKernel
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where assignments went: `token` [A] int32 of each sorted row, `position` [T, K] int32 of each
-    assignment, `counts`
-    [E] int64 rows of each expert; rows behind these are assignments that were dropped."""
+    """Order of the assignments: `token` [A] int32 of each sorted row, `position` [T, K] int32 of
+    each assignment's row, `counts` [E] int64 rows per expert; rows after these are dropped
+    assignments.
+    """
 
     token: Tensor
     position: Tensor
@@ -37,12 +37,11 @@ class Permutation:
 def moe_permute(
     x: Tensor, experts: Tensor, num_experts: int, *, check: bool = True, backend: str | None = None
 ) -> tuple[Tensor, Permutation]:
-    """x `[T, H]` as rows `[A, H]` sorted by expert, a token's copies in its order; and where they
-    went.
+    """x `[T, H]` as rows `[A, H]` sorted by expert, in token order within an expert; and the
+    permutation.
 
-    experts `[T, K]` int, 0 to E - 1, or E for an assignment that is dropped. check: refuse others,
-    which waits for a
-    GPU. Raises ValueError or TypeError.
+    experts `[T, K]` int, 0 to E - 1, or E for a dropped assignment. check: rejects other values,
+    which synchronises with a GPU. Raises ValueError or TypeError.
     """
     checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)
@@ -56,13 +55,13 @@ def moe_permute(
         low, high = (int(v) for v in torch.stack(torch.aminmax(flat)).tolist())
         if low < 0 or high > num_experts:
             raise ValueError(
-                f"experts hold {low if low < 0 else high}; they must lie in 0 to {num_experts} "
+                f"experts contain {low if low < 0 else high}; they must be in 0 to {num_experts} "
                 "(dropped)."
             )
     order = flat.argsort(stable=True)
     position = torch.empty_like(order, dtype=torch.int32)
     position[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
-    # not bincount, which waits for a GPU to learn its size
+    # not bincount, which synchronises with a GPU to determine its size
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=x.device)
     counts.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64))
     token = (order // max(1, top_k)).int()
@@ -78,14 +77,15 @@ def moe_unpermute(
     *,
     backend: str | None = None,
 ) -> Tensor:
-    """`[T, H]` in y's dtype: each token's rows of y `[A, H]` times its weights `[T, K]` (ones
-    without), summed in fp32.
+    """`[T, H]` in y's dtype: each token's rows of y `[A, H]` times its weights `[T, K]` (default
+    ones), summed in fp32.
 
     Raises ValueError or TypeError.
     """
     if not isinstance(permutation, Permutation):
         raise TypeError(
-            f"permutation must be what moe_permute gives, not {type(permutation).__name__}."
+            "permutation must be the one returned by moe_permute, not "
+            f"{type(permutation).__name__}."
         )
     checks.dtype_in("y", y, (*checks.FLOATS, torch.float64))
     checks.shape("y", y, (len(permutation.token), None), "sorted rows, width")
@@ -107,7 +107,7 @@ def _use_own(op: str, x: Tensor, top_k: int, backend: str | None) -> bool:
         "device": x.device.type,
     }
     double = "fp64" if x.dtype == torch.float64 else None
-    own = runtime.why_not(x) or double or (None if x.numel() else "nothing to move")
+    own = runtime.why_not(x) or double or (None if x.numel() else "an empty operand")
     return (
         choose(op, facts, (Candidate("own", own), Candidate("reference")), backend).backend == "own"
     )
@@ -221,7 +221,7 @@ def moe_scatter_kernel(
     WEIGHTED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One assignment: its row's gradient, and its weight's."""
+    """One assignment: the gradients of its row and of its weight."""
     assignment = tl.program_id(0).to(tl.int64)
     row = tl.load(PLACE + assignment).to(tl.int64)
     token = assignment // K
@@ -242,7 +242,7 @@ def moe_scatter_kernel(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Eight experts a token of 4096, forward and backward."""
+    """Eight experts per token of width 4096, forward and backward."""
     constants: dict[str, Any] = {"K": 8, "WEIGHTED": True, "BLOCK": 1024}
     signature = {"Y": "*bf16", "PLACE": "*i32", "WEIGHTS": "*fp32", "width": "i32:16"}
     return [

@@ -1,6 +1,6 @@
-"""A mixture of experts as it is defined, an assignment at a time; differentiable by torch.
+"""A mixture of experts by its definition, one assignment at a time; differentiable by torch.
 
-Knows no speed. Shapes: T tokens, E experts, K chosen a token, A = T · K assignments, H width.
+Shapes: T tokens, E experts, K experts per token, A = T · K assignments, H width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GateOptions:
-    """What a gate is asked for, as `moe_gate` names it."""
+    """The options of a gate, named as in `moe_gate`."""
 
     top_k: int
     scoring: str
@@ -60,14 +60,14 @@ def compute_weights(scores_TE: Tensor, chosen_TK: Tensor, options: GateOptions) 
 
 
 def unpermute(y_AH: Tensor, position_TK: Tensor, weights_TK: Tensor | None) -> Tensor:
-    """`[T, H]`: the sum over k of weights · y[place], in fp32 at least."""
+    """`[T, H]`: the sum over k of weights · y[position], in fp32 at least."""
     wide = y_AH if y_AH.dtype == torch.float64 else y_AH.float()
     rows = wide[position_TK.long()]
     return (rows if weights_TK is None else rows * weights_TK.to(wide.dtype).unsqueeze(-1)).sum(1)
 
 
 def grouped_matmul(x_AK: Tensor, w_ENK: Tensor, counts_E: Tensor) -> Tensor:
-    """`[A, N]`: each expert's rows times its weight; rows behind the last expert's are zeros."""
+    """`[A, N]`: each expert's rows times its weight; zeros after the last expert's rows."""
     counts: list[int] = counts_E.tolist()
     pieces = x_AK[: sum(counts)].split(counts)
     done = [part @ weight.T for part, weight in zip(pieces, w_ENK.unbind(), strict=True)]

@@ -1,8 +1,4 @@
-"""`layer_norm`: argument checks, the choice of implementation, and autograd around the Triton
-kernels.
-
-Knows no model; shapes and names as the reference has them.
-"""
+"""`layer_norm`: argument checks, choice of implementation, and autograd for the Triton kernels."""
 
 from __future__ import annotations
 
@@ -29,8 +25,7 @@ def layer_norm(
     """w · (x - mean) / sqrt(var + eps) + b over the last dimension.
 
     Shapes: x [..., N], w and b [N]; the result has x's shape and dtype, sums are fp32. Raises
-    TypeError or ValueError
-    before any launch. Source: Ba et al. 2016, eq. 4.
+    TypeError or ValueError before any launch. Source: Ba et al. 2016, eq. 4.
     """
     kind = cpu_call_key("layer_norm", (x, w, b), eps) if backend is None else None
     if cached_choice(kind):
@@ -38,7 +33,7 @@ def layer_norm(
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_in("x", x, floats)
     if x.dim() < 1:
-        raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
+        raise ValueError("x is a scalar; it must have a last dimension to normalize over.")
     checks.non_empty("x", x, -1)
     params = {"w": w} if b is None else {"w": w, "b": b}
     for name, t in params.items():
@@ -58,7 +53,7 @@ def layer_norm(
         },
         [
             Candidate("own", runtime.why_not(x, w, b) or _own_why_not(x, params)),
-            Candidate("torch", "torch's wants x, w and b of one dtype" if mixed else None),
+            Candidate("torch", "torch's requires one dtype for x, w and b" if mixed else None),
             Candidate("reference"),
         ],
         backend,
@@ -78,7 +73,7 @@ def layer_norm(
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Keeps x, w, b, and mean and 1/sqrt(var) per row."""
+    """Saves x, w, b, and mean and 1/sqrt(var) per row."""
 
     @staticmethod
     def forward(
@@ -98,7 +93,9 @@ class _LayerNorm(torch.autograd.Function):
 
 def _own_why_not(x: torch.Tensor, params: dict[str, torch.Tensor]) -> str | None:
     if torch.float64 in (x.dtype, *(t.dtype for t in params.values())):
-        return "fp64 has no kernel"
+        return "fp64 is not supported"
     if x.numel() == 0:
-        return "nothing to launch for an empty tensor"
-    return next((f"{name} has gaps" for name, t in params.items() if not t.is_contiguous()), None)
+        return "x is empty"
+    return next(
+        (f"{name} is not contiguous" for name, t in params.items() if not t.is_contiguous()), None
+    )

@@ -1,7 +1,7 @@
-"""LayerNorm backward in Triton: dx and parts of dw and db in one launch, which a last one adds up;
-wide rows in two.
+"""LayerNorm backward in Triton: dx and partial dw and db in one launch (two for wide rows), then
+their sums.
 
-Knows 2-D tensors; knows no autograd.
+Does not depend on autograd; tensors are 2-D.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def layer_norm_backward_rows_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Blocks of whole rows, every programs-th one: dx, and this program's sums of dy · xhat and dy."""
+    """Blocks of full rows, strided by the number of programs: dx, and the program's sums of dy ·
+    xhat and dy.
+    """
     program = tl.program_id(0)
     col = tl.arange(0, BLOCK_N)
     w = tl.load(W + col, mask=col < N, other=0.0).to(tl.float32)
@@ -84,7 +86,7 @@ def layer_norm_backward_means_kernel(
     x_stride,
     BLOCK_N: tl.constexpr,
 ):
-    """mean(w · dy · xhat) and mean(w · dy) of one wide row a program."""
+    """mean(w · dy · xhat) and mean(w · dy) of one wide row per program."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     mean = tl.load(MEAN + row)
@@ -123,8 +125,8 @@ def layer_norm_backward_stripes_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's parts
-    of dw and db.
+    """One chunk of columns of a stripe of rows with known means: dx, and the stripe's partial dw
+    and db.
     """
     stripe = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -151,7 +153,7 @@ def layer_norm_backward_stripes_kernel(
 
 @tuning.rule("layer_norm.backward")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """Whole rows up to 8192 wide with both sums in registers; wider rows in stripes of 4096
+    """Full rows up to 8192 wide with both sums in registers; wider rows in stripes of 4096
     columns.
     """
     block_n = max(16, next_power_of_2(facts["n"]))
@@ -190,7 +192,7 @@ def backward(
     need_dw: bool,
     b: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(dx, dw, db); db where `b` is given, in its dtype."""
+    """(dx, dw, db); db in the dtype of `b`, None without `b`."""
     rows, n = x.shape
     dx = torch.empty((rows, n), dtype=x.dtype, device=x.device)
     c = tuning.config("layer_norm.backward", n=n, dtype=x.dtype)
@@ -272,7 +274,7 @@ def backward(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Rows of GPT-2 and of 8192, and the two passes of wide ones."""
+    """Rows of GPT-2 and of 8192, and the two passes of wide rows."""
     floats = dict.fromkeys(("MEAN", "RSTD", "ALONG", "LEVEL", "DW_PARTS", "DB_PARTS"), "*fp32")
     signature = dict.fromkeys(("X", "W", "DY", "DX"), "*bf16") | floats
     signature |= dict.fromkeys(("N", "x_stride", "dy_stride"), "i32:16") | {

@@ -1,7 +1,7 @@
-"""LayerNorm forward in Triton: whole rows in registers, or rows of any width in three passes over
+"""LayerNorm forward in Triton: full rows in registers, or rows of any width in three passes over
 chunks.
 
-Knows 2-D tensors; knows no autograd.
+Does not depend on autograd; tensors are 2-D.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def layer_norm_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M whole rows a program; the variance is of what is left when the mean is gone, so
-    nothing cancels.
+    """BLOCK_M full rows per program; the variance is computed after the mean is subtracted, without
+    cancellation.
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.arange(0, BLOCK_N)
@@ -68,7 +68,9 @@ def layer_norm_wide_kernel(
     KEEP: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One row a program in three passes over chunks of BLOCK_N; the second and third read from L2."""
+    """One row per program in three passes over chunks of BLOCK_N; the second and third read from
+    L2.
+    """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
@@ -103,7 +105,7 @@ def layer_norm_wide_kernel(
 
 @tuning.rule("layer_norm.forward")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """As rms_norm's: whole rows up to 16384 wide."""
+    """As for rms_norm: full rows up to 16384 wide."""
     block_n = max(16, next_power_of_2(facts["n"]))
     if arch == "interpret":
         return {"wide": block_n > 256, "block_m": 2, "block_n": min(block_n, 256), "num_warps": 4}
@@ -126,7 +128,7 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
 def forward(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """(y, mean [rows], rstd [rows]) for x [rows, N] with neighbours adjacent; rows > 0."""
+    """(y, mean [rows], rstd [rows]) for x [rows, N] with contiguous rows; rows > 0."""
     y, *summed = call_as_operator("layer_norm", (x, w, b), partial(_launch, x, w, b, eps, keep))
     mean, rstd = summed[0].unbind() if keep else (None, None)
     return y, mean, rstd
@@ -159,7 +161,7 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Rows of GPT-2, of 8192, and wide ones."""
+    """Rows of GPT-2, of 8192, and wide rows."""
     signature = dict.fromkeys(("X", "W", "B", "Y"), "*bf16") | {"MEAN": "*fp32", "RSTD": "*fp32"}
     signature |= {"N": "i32:16", "x_stride": "i32:16", "rows": "i32", "eps": "fp32"}
     kernels = []

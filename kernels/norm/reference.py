@@ -1,6 +1,5 @@
-"""RMSNorm and LayerNorm in plain fp32 torch, and the rounding to FP8 that may follow.
-
-What the kernels are held against; differentiable. Knows no kernel.
+"""RMSNorm and LayerNorm in plain fp32 torch, and the FP8 rounding that may follow;
+differentiable.
 """
 
 from __future__ import annotations
@@ -8,15 +7,15 @@ from __future__ import annotations
 import torch
 
 FP8_MAX = 448.0
-# scales stay normal fp32 numbers: gradients that are divided by a million tokens lie below 1e-12
+# Scales stay normal fp32 numbers: gradients divided by a million tokens are below 1e-12.
 MIN_AMAX = FP8_MAX * torch.finfo(torch.float32).tiny
 GROUP = 128
 
 
 def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
-    """w · x / sqrt(mean(x²) + eps) over the last dimension (Zhang & Sennrich 2019, eq.
+    """w · x / sqrt(mean(x²) + eps) over the last dimension, in fp32 or x's fp64.
 
-    4), in fp32 or x's fp64.
+    Source: Zhang & Sennrich 2019, eq. 4.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)
@@ -26,9 +25,9 @@ def rms_norm(x: torch.Tensor, w: torch.Tensor, eps: float) -> torch.Tensor:
 def layer_norm(
     x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
-    """w · (x - mean) / sqrt(var + eps) + b over the last dimension (Ba et al.
+    """w · (x - mean) / sqrt(var + eps) + b over the last dimension, in fp32 or x's fp64.
 
-    2016, eq. 4), in fp32 or x's fp64.
+    Source: Ba et al. 2016, eq. 4.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     h = x.to(wide)

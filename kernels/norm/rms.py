@@ -1,8 +1,4 @@
-"""`rms_norm`: argument checks, the choice of implementation, and autograd around the Triton
-kernels.
-
-Knows no model; shapes and names as the reference has them.
-"""
+"""`rms_norm`: argument checks, choice of implementation, and autograd for the Triton kernels."""
 
 from __future__ import annotations
 
@@ -30,15 +26,14 @@ def rms_norm(
     keep: bool = False,
     backend: str | None = None,
 ) -> Result:
-    """w · h / sqrt(mean(h²) + eps) over the last dimension, h being x, or x + residual.
+    """w · h / sqrt(mean(h²) + eps) over the last dimension, with h = x or x + residual.
 
-    Shapes: x and residual [..., N], w [N]; the result has x's dtype, sums are fp32.
-    Gives y; with a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q ·
-    scale, scale fp32
-    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantised output has no gradient; with
-    `keep` y comes first,
-    (y, q, scale) or (y, q, scale, h), which has one, and q is made of y as it is in x's dtype.
-    Raises TypeError or ValueError before any launch. Source: Zhang & Sennrich 2019, eq. 4.
+    Shapes: x and residual [..., N], w [N]; the result has x's dtype, sums are fp32. Returns y; with
+    a residual (y, h); with quant (q, scale) or (q, scale, h): q is e4m3, y ~ q · scale, scale fp32
+    [..., 1] for "row" or [..., ceil(N / 128)] for "1x128". Quantized output has no gradient. With
+    `keep` the differentiable y comes first, (y, q, scale) or (y, q, scale, h), and q is computed
+    from y rounded to x's dtype. Raises TypeError or ValueError before any launch. Source: Zhang &
+    Sennrich 2019, eq. 4.
     """
     plain = residual is None and quant is None and keep is False and backend is None
     kind = cpu_call_key("rms_norm", (x, w), eps) if plain else None
@@ -89,7 +84,7 @@ def rms_norm(
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Keeps h, w and 1/sqrt(mean square) per row."""
+    """Saves h, w and 1/sqrt(mean square) per row."""
 
     @staticmethod
     def forward(
@@ -137,12 +132,12 @@ def _check(
     quant: str | None,
     keep: bool,
 ) -> bool:
-    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    """Checks the arguments; returns whether a gradient is needed."""
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_in("x", x, floats)
     checks.dtype_in("w", w, floats)
     if x.dim() < 1:
-        raise ValueError("x is a scalar; it must have a last dimension to normalise over.")
+        raise ValueError("x is a scalar; it must have a last dimension to normalize over.")
     checks.non_empty("x", x, -1)
     checks.shape("w", w, (x.shape[-1],), "(last dimension of x)")
     checks.positive("eps", eps)
@@ -154,10 +149,10 @@ def _check(
     inputs = [t for t in (x, w, residual) if t is not None]
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
     if keep and not quant:
-        raise ValueError("keep was given without quant; y is what comes then.")
+        raise ValueError("keep requires quant; without quant the result is y already.")
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantised output has none: use "
+            "quant was given and an input requires a gradient; quantized output has none: use "
             "no_grad(), or keep=True."
         )
     return needs_grad
@@ -165,15 +160,15 @@ def _check(
 
 def _own_why_not(x: torch.Tensor, w: torch.Tensor, quant: str | None) -> str | None:
     if quant and not runtime.has_fp8(runtime.arch(x.device)):
-        return "Triton has e4m3 from sm_89 on"
+        return "Triton supports e4m3 from sm_89 on"
     if torch.float64 in (x.dtype, w.dtype):
-        return "fp64 has no kernel"
+        return "fp64 is not supported"
     if x.numel() == 0:
-        return "nothing to launch for an empty tensor"
+        return "x is empty"
     if not w.is_contiguous():
-        return "w has gaps"
+        return "w is not contiguous"
     return None
 
 
 def _torch_why_not(x: torch.Tensor, w: torch.Tensor) -> str | None:
-    return None if x.dtype == w.dtype else "torch's wants x and w of one dtype"
+    return None if x.dtype == w.dtype else "torch's requires one dtype for x and w"

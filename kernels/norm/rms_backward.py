@@ -1,9 +1,8 @@
-"""RMSNorm backward in Triton: persistent programs give dx and a partial dw each, a second launch
-adds those up.
+"""RMSNorm backward in Triton: persistent programs compute dx and a partial dw each; a second launch
+sums those.
 
-No atomics, so the result is the same every time. Rows too wide for registers take two passes: row
-sums, then
-column stripes. Knows 2-D tensors; knows no autograd.
+No atomics, so results are reproducible. Rows too wide for registers take two passes: row sums, then
+column stripes. Does not depend on autograd; tensors are 2-D.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def rms_norm_backward_rows_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Blocks of BLOCK_M whole rows, every programs-th one: dx, and this program's sum of dy · xhat
-    over its rows.
+    """Blocks of BLOCK_M full rows, strided by the number of programs: dx, and the program's sum of
+    dy · xhat.
     """
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -82,7 +81,7 @@ def rms_norm_backward_means_kernel(
     x_stride,
     BLOCK_N: tl.constexpr,
 ):
-    """mean(w · dy · xhat) of one wide row a program."""
+    """mean(w · dy · xhat) of one wide row per program."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N,), tl.float32)
@@ -116,8 +115,8 @@ def rms_norm_backward_stripes_kernel(
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One chunk of columns over a stripe of rows whose means are known: dx, and the stripe's
-    partial dw.
+    """One chunk of columns of a stripe of rows with known means: dx, and the stripe's partial
+    dw.
     """
     stripe = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -148,7 +147,7 @@ def norm_sum_columns_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """OUT [N] = the sum of PARTIAL [parts, N] over its rows, in one fixed order."""
+    """OUT [N] = the sum of PARTIAL [parts, N] over its rows, in a fixed order."""
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_P, BLOCK_N), tl.float32)
     for start in range(0, parts, BLOCK_P):
@@ -162,7 +161,7 @@ def norm_sum_columns_kernel(
 
 @tuning.rule("rms_norm.backward")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """Whole rows up to 8192 wide with dw in registers; wider rows in stripes of 4096 columns."""
+    """Full rows up to 8192 wide with dw in registers; wider rows in stripes of 4096 columns."""
     block_n = max(16, next_power_of_2(facts["n"]))
     if arch == "interpret":
         return {
@@ -196,7 +195,7 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.candidates("rms_norm.backward")
 def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
-    """More or fewer programs a multiprocessor, as registers allow, and deeper or no prefetch."""
+    """More or fewer programs per multiprocessor, as registers allow, and deeper or no prefetch."""
     return [
         {"num_warps": warps, "stages": stages, "per_sm": per_sm}
         for warps in (4, 8, 16)
@@ -212,8 +211,8 @@ def backward(
     rstd: torch.Tensor,
     need_dw: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(dx [rows, N], dw [N]) for dy and x [rows, N] with neighbours adjacent; ds is what the kept
-    sum got.
+    """(dx [rows, N], dw [N]) for dy and x [rows, N] with contiguous rows; ds is the gradient of the
+    returned sum.
     """
     rows, n = x.shape
     dx = torch.empty((rows, n), dtype=x.dtype, device=x.device)
@@ -292,7 +291,7 @@ def backward(
 
 
 def column_sums(partial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """partial [parts, N] fp32 added over its rows, in the dtype of `like` [N]."""
+    """partial [parts, N] fp32 summed over its rows, in the dtype of `like` [N]."""
     parts, n = partial.shape
     out = torch.empty_like(like, memory_format=torch.contiguous_format)
     # narrow blocks, so that a few thousand columns still fill the GPU
@@ -304,8 +303,8 @@ def column_sums(partial: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Head-dim rows, hidden rows with the residual's gradient, the widest whole rows, and the two
-    wide passes.
+    """Head-dim rows, hidden rows with the residual's gradient, the widest full rows, and both wide
+    passes.
     """
     ints = {"N": "i32:16", "dy_stride": "i32:16", "ds_stride": "i32:16", "x_stride": "i32:16"}
     data = dict.fromkeys(("DY", "DS", "X", "W", "DX"), "*bf16") | dict.fromkeys(

@@ -1,8 +1,7 @@
-"""RMSNorm forward in Triton: whole rows in registers, or rows of any width in two or three passes
+"""RMSNorm forward in Triton: full rows in registers, or rows of any width in two or three passes
 over chunks.
 
-Adds the residual on the way in and rounds to FP8 on the way out. Knows 2-D tensors; knows no
-autograd.
+Adds the residual before and rounds to FP8 after. Does not depend on autograd; tensors are 2-D.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ def rms_norm_rows_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """BLOCK_M whole rows a program. Y, Q and S are contiguous; X and R have strides between rows.
-    KEEP_Y: the norm
-    itself, of which Q is then made as it is kept."""
+    """BLOCK_M full rows per program. Y, Q and S are contiguous; X and R have strides between rows.
+    KEEP_Y: store the norm itself, and compute Q from the stored value.
+    """
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.arange(0, BLOCK_N)
     inside = (row < rows)[:, None] & (col < N)[None, :]
@@ -58,7 +57,7 @@ def rms_norm_rows_kernel(
         )
         s = x.to(S.dtype.element_ty)
         tl.store(S + at, s, mask=inside)
-        x = s.to(tl.float32)  # the norm is of the sum as it is kept, which backward sees again
+        x = s.to(tl.float32)  # the norm of the stored sum, which backward reads
     rstd = 1.0 / tl.sqrt(tl.sum(x * x, 1) / N + eps)
     if KEEP_RSTD:
         tl.store(RSTD + row, rstd, mask=row < rows)
@@ -103,8 +102,8 @@ def rms_norm_wide_kernel(
     KEEP_Y: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One row a program, in chunks of BLOCK_N: rows too wide for registers come from L2 the second
-    time.
+    """One row per program, in chunks of BLOCK_N: rows too wide for registers come from L2 the
+    second time.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK_N)
@@ -124,7 +123,7 @@ def rms_norm_wide_kernel(
     if KEEP_RSTD:
         tl.store(RSTD + row, rstd)
     if HAS_RESIDUAL:
-        tl.debug_barrier()  # what other threads of this program stored is read below
+        tl.debug_barrier()  # other threads of this program stored what is read below
         source = S + row * N
     else:
         source = X + row * x_stride
@@ -167,7 +166,7 @@ def rms_norm_wide_kernel(
 
 @tuning.rule("rms_norm.forward")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """Whole rows up to 16384 wide; narrow rows share a program of about 2048 elements."""
+    """Full rows up to 16384 wide; narrow rows share a program of about 2048 elements."""
     block_n = max(next_power_of_2(facts["n"]), 128 if facts["quant"] == "1x128" else 16)
     if arch == "interpret":
         return {"wide": block_n > 256, "block_m": 2, "block_n": min(block_n, 256), "num_warps": 4}
@@ -189,8 +188,8 @@ def _other_configs(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
 
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
-    """What a forward pass gives: y [rows, N], its codes and scales, the sum that was normalised,
-    rstd [rows].
+    """Results of a forward pass: y [rows, N], its codes and scales, the normalized sum, rstd
+    [rows].
     """
 
     y: torch.Tensor | None
@@ -209,9 +208,8 @@ def forward(
     keep_rstd: bool,
     keep_y: bool,
 ) -> ForwardResult:
-    """For x [rows, N] with neighbours adjacent; rows > 0.
-
-    `keep_y`: y itself, beside what `quant` asks for.
+    """Runs on x [rows, N] with contiguous rows, rows > 0. `keep_y`: also return y if `quant` is
+    set.
     """
     buffers = iter(
         call_as_operator(
@@ -239,7 +237,7 @@ def _launch(
     keep_rstd: bool,
     keep_y: bool,
 ) -> list[torch.Tensor]:
-    """What is new of `forward`'s results, in their order."""
+    """The newly allocated results of `forward`, in their order."""
     rows, n = x.shape
     y = torch.empty((rows, n), dtype=x.dtype, device=x.device) if keep_y else None
     q = torch.empty((rows, n), dtype=torch.float8_e4m3fn, device=x.device) if quant else None
@@ -276,7 +274,7 @@ def _launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Head-dim rows, hidden rows with residual, both quantised forms, and rows above 16384."""
+    """Head-dim rows, hidden rows with residual, both quantized forms, and rows above 16384."""
 
     def configuration(
         name: str, n: int, quant: str | None, residual: bool, keep: bool, keep_y: bool = False

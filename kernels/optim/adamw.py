@@ -1,9 +1,8 @@
-"""`FusedAdamW`: unscaling, the global norm, clipping, skipping and the step over all parameters in
-two launches.
+"""`FusedAdamW`: unscaling, global norm, clipping, skipping and the step over all parameters in two
+launches.
 
-Nothing waits for the GPU: an overflow skips the update, and its step count, on the device. Knows no
-sharding; whoever
-shards gives the norm over all ranks to `step`.
+Never synchronises with the GPU: an overflow skips the update, and its step count, on the device.
+Does not depend on sharding; the caller passes the norm over all ranks to `step`.
 """
 
 from __future__ import annotations
@@ -20,18 +19,14 @@ from kernels.optim.step_options import ParameterUpdate, StepOptions
 
 
 class FusedAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW's rule, options and state, with moments in fp32 whatever the parameters'
-    dtype.
+    """torch.optim.AdamW's rule, options and state, with moments in fp32 for any parameter dtype.
 
-    `clip_norm`: the gradients' global norm is clipped to it (`torch.nn.utils.clip_grad_norm_`'s
-    rule) on the way; the
-    gradients themselves stay as they are. `stochastic_rounding`: bf16 parameters are rounded up or
-    down by chance,
-    so that small updates are not lost and no fp32 copy is needed; `seed` decides the chance. After
-    a step `grad_norm`
-    (after unscaling, before clipping; None when nothing asked for it) and `skipped` (1: an
-    overflow) are fp32 tensors
-    of one element on the device. Parameters: fp32, fp16 or bf16, on one device.
+    `clip_norm`: clips the gradients' global norm (as `torch.nn.utils.clip_grad_norm_`) without
+    changing the gradients. `stochastic_rounding`: bf16 parameters are rounded up or down at random,
+    so that small updates are not lost and no fp32 copy is needed; `seed` seeds the random numbers.
+    After a step `grad_norm` (after unscaling, before clipping; None if not computed) and `skipped`
+    (1: an overflow) are fp32 tensors of one element on the device. Parameters: fp32, fp16 or bf16,
+    on one device.
     """
 
     def __init__(
@@ -83,11 +78,9 @@ class FusedAdamW(torch.optim.Optimizer):
     ) -> Any:
         """One update of every parameter that has a gradient.
 
-        inv_scale: fp32, one element: gradients are multiplied by it first. grad_norm: their norm
-        when it is known
-        already (over all ranks), then nothing is measured here. found_inf: non-zero skips the
-        update. Raises TypeError
-        or ValueError before anything changes.
+        inv_scale: fp32, one element: gradients are multiplied by it first. grad_norm: their norm if
+        already known (over all ranks); it is not computed then. found_inf: non-zero skips the
+        update. Raises TypeError or ValueError before anything changes.
         """
         loss = None
         if closure is not None:
@@ -115,7 +108,7 @@ class FusedAdamW(torch.optim.Optimizer):
         tensors = [t for item in work for t in item.row]
         gaps = next(
             (
-                f"a tensor of shape {tuple(t.shape)} has gaps"
+                f"a tensor of shape {tuple(t.shape)} is not contiguous"
                 for t in tensors
                 if not t.is_contiguous()
             ),
@@ -151,7 +144,7 @@ class FusedAdamW(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but moments and counts stay fp32 beside parameters of another dtype, on their
+        """As in torch, but moments and counts stay fp32 for any parameter dtype, on the parameter's
         device.
         """
         saved = {k: dict(v) for k, v in state_dict["state"].items()}
@@ -163,7 +156,7 @@ class FusedAdamW(torch.optim.Optimizer):
                 self.state[p][key] = value.to(device=p.device, dtype=torch.float32, copy=True)
 
     def _item(self, group: dict[str, Any], p: torch.Tensor) -> ParameterUpdate:
-        """What a launch needs of a parameter; of a sharded one, this rank's part."""
+        """A parameter's launch arguments; for a sharded parameter, of this rank's part."""
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
@@ -206,20 +199,20 @@ class FusedAdamW(torch.optim.Optimizer):
                 )
             if p.grad.is_sparse:
                 raise TypeError(
-                    "a gradient is sparse; FusedAdamW wants dense ones: sparse=False in the "
+                    "a gradient is sparse; FusedAdamW requires dense ones: sparse=False in the "
                     "embedding."
                 )
             checks.dtype_in("a gradient", p.grad)
             if measured and hasattr(p, "to_local"):
                 raise ValueError(
-                    "parameters are sharded, so their norm here is not the norm: give "
+                    "parameters are sharded, so the local norm is not the global norm: pass "
                     "step(grad_norm=…)."
                 )
 
 
 def _local(t: Any) -> torch.Tensor:
-    """This rank's part of a DTensor; any other tensor as it is."""
+    """This rank's part of a DTensor; any other tensor unchanged."""
     part: Any = t.to_local() if hasattr(t, "to_local") else t
-    # its collective may still be under way
+    # its collective may still be in progress
     local: torch.Tensor = part.wait() if hasattr(part, "wait") else part
     return local

@@ -1,7 +1,4 @@
-"""The launches of `FusedAdamW`: one that measures all gradients, one a rule and dtype that steps.
-
-Knows tables of tensors; knows no optimizer's groups or state.
-"""
+"""Launches of `FusedAdamW`: one measures all gradients, one per rule and dtype steps."""
 
 from __future__ import annotations
 
@@ -18,12 +15,14 @@ from kernels.optim.triton_optim import WARPS, adamw_kernel, gradient_norm_kernel
 from kernels.optim.unscale import KINDS, block_sizes
 
 MAX_PARTS = 2048
-"""Partial sums that `gradient_norm_kernel` leaves at most; each program of `adamw_kernel` adds them all up."""
+"""Maximum partial sums of `gradient_norm_kernel`; each program of `adamw_kernel` adds up all of
+them.
+"""
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What all parameters of one launch share. clip_norm 0: no clipping."""
+    """Options shared by the parameters of one launch. clip_norm 0: no clipping."""
 
     beta1: float
     beta2: float
@@ -35,16 +34,16 @@ class _Rule:
 
 @dataclass(frozen=True)
 class _Measurement:
-    """What was measured: sums of squares and flags [parts] fp32, in parts; None where nothing was."""
+    """Partial sums of squares and overflow flags, [parts] fp32 each; None if not measured."""
 
     squares: torch.Tensor | None
     overflow: torch.Tensor | None
 
 
 def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tensor:
-    """The counter by which a launch's last program knows itself; zero before and after.
+    """The counter by which a launch's last program recognises itself; zero before and after.
 
-    The caller keeps it.
+    The caller stores it.
     """
     return (
         current
@@ -56,10 +55,7 @@ def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tens
 def step(
     work: list[ParameterUpdate], options: StepOptions, ticket: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Steps all parameters; (norm, skipped) fp32 [1].
-
-    The norm is None where nothing was measured.
-    """
+    """Steps all parameters; (norm, skipped) fp32 [1]. The norm is None if it was not measured."""
     if options.grad_norm is not None:
         measurement = _Measurement(options.grad_norm.square().view(1), None)
     elif options.measured:
@@ -85,9 +81,7 @@ def step(
 
 
 def _measure(grads: list[torch.Tensor], inv_scale: torch.Tensor | None) -> _Measurement:
-    """The unscaled gradients' sums of squares, and 1 where one is not finite, a part for each
-    program.
-    """
+    """The unscaled gradients' sums of squares, and 1 if one is not finite, one part per program."""
     chunk, block = block_sizes()
     device = grads[0].device
     groups = tables([(g,) for g in grads], chunk)

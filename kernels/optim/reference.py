@@ -1,6 +1,5 @@
-"""Unscaling, the norm over many tensors and AdamW's rule in plain torch.
-
-What the kernels are held against.
+"""Unscaling, the norm over many tensors and AdamW's rule in plain torch: the reference for the
+kernels.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ import torch
 def unscale_(
     grads: Sequence[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch.Tensor
 ) -> None:
-    """Multiplies gradients in place; found_inf becomes 1 where one holds an infinity or NaN, else
-    stays.
-    """
+    """Multiplies gradients in place; sets found_inf to 1 if one contains an infinity or NaN."""
     for grad in grads:
         if grad.numel():
             found_inf.masked_fill_(~grad.isfinite().all(), 1.0)
@@ -27,7 +24,7 @@ def unscale_(
 def measure(
     grads: Sequence[torch.Tensor], inv_scale: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum of squares of the unscaled gradients, 1 where one is not finite): fp32, [1] each."""
+    """(sum of squares of the unscaled gradients, 1 if one is not finite): fp32, [1] each."""
     device = grads[0].device
     squares, found = torch.zeros(1, device=device), torch.zeros(1, device=device)
     for grad in grads:
@@ -49,9 +46,9 @@ def step(
     eps: float,
     weight_decay: float,
 ) -> torch.Tensor:
-    """The new parameter in fp32 (or its fp64); moments change in place.
+    """The new parameter in fp32 (or its fp64); updates the moments in place.
 
-    Decoupled weight decay (Loshchilov & Hutter 2019, alg. 2), `steps` counting this one.
+    Decoupled weight decay (Loshchilov & Hutter 2019, alg. 2); `steps` includes this one.
     """
     wide = torch.promote_types(param.dtype, torch.float32)
     g = grad.to(wide)
@@ -66,9 +63,9 @@ def step(
 
 
 def round_stochastically(x: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
-    """fp32 x as bf16, up or down with probabilities that keep its expectation (Gupta et al.
+    """fp32 x as bf16, up or down with probabilities that preserve its expectation.
 
-    2015, eq. 2).
+    Source: Gupta et al. 2015, eq. 2.
     """
     noise = torch.randint(
         0, 1 << 16, x.shape, dtype=torch.int32, device=x.device, generator=generator

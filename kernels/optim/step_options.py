@@ -1,7 +1,5 @@
-"""What one step is asked to do: a parameter with its state and options, and what holds for all of
-them.
-
-Knows no optimizer and no way to do it.
+"""Inputs of one optimizer step: each parameter with its state and options, and the step's
+options.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ class ParameterUpdate:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """inv_scale, grad_norm, found_inf as `FusedAdamW.step` takes them; measured: the norm must be
-    found here.
+    """inv_scale, grad_norm, found_inf as in `FusedAdamW.step`; measured: the norm must be computed
+    here.
     """
 
     inv_scale: torch.Tensor | None

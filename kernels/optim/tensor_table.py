@@ -1,9 +1,8 @@
-"""Many tensors for one launch: tables of their addresses and sizes, and which chunk of which tensor
-a program takes.
+"""Many tensors for one launch: tables of their addresses and sizes, and the assignment of chunks to
+programs.
 
-Tensors that differ in dtypes or alignment need launches of their own: one table each. Tables are
-kept while nothing
-moves. Knows no operation.
+Tensors that differ in dtype or alignment need separate launches: one table each. Tables are cached
+while no tensor moves. Does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ from dataclasses import dataclass
 import torch
 
 CHUNK = 16384
-"""Elements that a program takes at a time."""
+"""Elements of a program's chunk."""
 
 Row = tuple[torch.Tensor, ...]
-# a CUDA graph reads its tables again in each replay, so these stay
+# a CUDA graph reads its tables again in each replay, so these stay allocated
 _captured: list[torch.Tensor] = []
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of tensors (parameters, gradients, …) that belong together and have equal sizes.
+    """Rows of tensors (parameter, gradient, …) of equal size.
 
     addresses [kinds, rows] and sizes [rows] int64; chunk_tensor and chunk_place [chunks] int32: a
-    chunk's row and its
-    number within it. aligned: every address is a multiple of 16 bytes.
+    chunk's row and its index within the row. aligned: every address is a multiple of 16 bytes.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -45,7 +43,7 @@ class Table:
 
 
 def tables(rows: Sequence[Row], chunk: int = CHUNK) -> list[Table]:
-    """Tables of rows of contiguous tensors on one device. Empty ones have a row and no chunk."""
+    """Tables of rows of contiguous tensors on one device. Empty tensors have a row and no chunk."""
     groups: dict[tuple[tuple[torch.dtype, ...], bool], list[Row]] = {}
     for row in rows:
         aligned = all(t.data_ptr() % 16 == 0 for t in row if t.dim())
@@ -61,7 +59,9 @@ def to_device(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """The numbers as a tensor on the device, sent once while they stay the same; never waits."""
+    """The numbers as a tensor on the device, sent once while they stay the same; never
+    synchronises.
+    """
     return _keep_if_captured(_to_device(values, shape, dtype, device))
 
 
@@ -88,7 +88,7 @@ def _to_device(
 def _chunks(
     sizes: tuple[int, ...], chunk: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(sizes, row of each chunk, number of each chunk within its row)."""
+    """(sizes, row of each chunk, index of each chunk within its row)."""
     counts = torch.tensor([-(-n // chunk) for n in sizes])
     owners = torch.repeat_interleave(counts)
     chunk_numbers = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]

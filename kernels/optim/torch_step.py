@@ -1,6 +1,6 @@
-"""An AdamW step without own kernels: torch's fused one where it does the same, else the reference.
+"""An AdamW step without own kernels: torch's fused one if it is equivalent, else the reference.
 
-Knows no optimizer. Both give (norm or None, skipped), fp32 of one element.
+Both return (norm or None, skipped), fp32 of one element.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Result = tuple[torch.Tensor | None, torch.Tensor]
 
 
 def torch_why_not(work: list[ParameterUpdate], options: StepOptions) -> str | None:
-    """Why torch's fused step cannot do this; None when it can."""
+    """Why torch's fused step is not equivalent; None if it is."""
     if options.clip_norm is not None or any(
         t is not None for t in (options.inv_scale, options.grad_norm, options.found_inf)
     ):
         return "torch's writes scaled gradients back"
     if any(item.param.dtype != torch.float32 or item.grad.dtype != torch.float32 for item in work):
-        return "torch's wants moments of the parameters' dtype"
+        return "torch's requires moments of the parameters' dtype"
     return None
 
 
@@ -53,7 +53,9 @@ def step_by_torch(work: list[ParameterUpdate], options: StepOptions) -> Result:
 
 
 def step_by_reference(work: list[ParameterUpdate], options: StepOptions) -> Result:
-    """The reference, parameter by parameter; waits for the device to see if it must skip."""
+    """The reference, parameter by parameter; synchronises with the device to decide whether to
+    skip.
+    """
     device = work[0].param.device
     found_inf = (
         torch.zeros(1, device=device)

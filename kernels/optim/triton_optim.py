@@ -1,7 +1,8 @@
-"""Unscaling, measuring and AdamW steps over many tensors in Triton, a chunk of a tensor at a time.
+"""Unscaling, gradient norms and AdamW steps over many tensors in Triton, one chunk of a tensor at a
+time.
 
-`adamw_kernel` reads what `gradient_norm_kernel` left, so clipping and skipping need no look from the host. Knows no
-optimizer.
+`adamw_kernel` reads the results of `gradient_norm_kernel`, so clipping and skipping need no host
+synchronisation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ BLOCK, WARPS = 2048, 8
 
 @jit
 def load_pointer(TABLE, index, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """The address in the table, typed; known to be a multiple of 16 bytes where all are."""
+    """The typed address in the table; marked as a multiple of 16 bytes if all are."""
     at = tl.load(TABLE + index).to(tl.pointer_type(KIND))
     if ALIGNED:
-        # of the pointer: said of the number before, it would be forgotten here
+        # on the pointer: the compiler would lose a hint on the integer
         at = tl.multiple_of(at, 16)
     return at
 
@@ -38,7 +39,7 @@ def unscale_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk a program, in place; FOUND becomes 1 where a value is not finite."""
+    """One chunk per program, in place; sets FOUND to 1 if a value is not finite."""
     tensor = tl.load(CHUNK_TENSOR + tl.program_id(0))
     first = tl.load(CHUNK_PLACE + tl.program_id(0)).to(tl.int64) * CHUNK
     grad = load_pointer(GRADS, tensor, KIND, ALIGNED) + first
@@ -76,8 +77,8 @@ def gradient_norm_kernel(
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Every programs-th chunk: this program's sum of squares of unscaled gradients, and 1 if one is
-    not finite.
+    """Chunks strided by the number of programs: the sum of squares of unscaled gradients, and 1 if
+    one is not finite.
     """
     inv_scale = 1.0
     if INV_SCALE is not None:
@@ -108,7 +109,7 @@ def gradient_norm_kernel(
 
 @jit
 def one_minus_power(log_beta, steps):
-    """1 - beta^steps in fp32 to the last digits: by its series where the difference would cancel."""
+    """1 - beta^steps to fp32 precision: by its series if the difference would cancel."""
     y = steps * log_beta
     series = -y * (
         1.0 + y / 2.0 * (1.0 + y / 3.0 * (1.0 + y / 4.0 * (1.0 + y / 5.0 * (1.0 + y / 6.0))))
@@ -118,9 +119,8 @@ def one_minus_power(log_beta, steps):
 
 @jit
 def hash_bits(x):
-    """A 32-bit hash of a 32-bit number (lowbias32 by C.
-
-    Wellons): enough randomness for rounding, in six operations.
+    """A 32-bit hash of a 32-bit number (lowbias32 by C. Wellons): enough randomness for rounding,
+    six operations.
     """
     x ^= x >> 16
     x *= 0x7FEB352D
@@ -131,8 +131,8 @@ def hash_bits(x):
 
 @jit
 def to_bf16_stochastically(x, key, offset):
-    """x fp32 as bf16, up or down by chance so that its expectation stays; offset names the element,
-    key the step.
+    """x fp32 as bf16, randomly up or down so that its expectation is preserved; offset identifies
+    the element, key the step.
     """
     noise = hash_bits(offset.to(tl.uint32) ^ key) >> 16
     bits = (x.to(tl.uint32, bitcast=True) + noise) & 0xFFFF0000
@@ -159,9 +159,9 @@ def adamw_block(
     KIND: tl.constexpr,
     STOCHASTIC: tl.constexpr,
 ):
-    """(parameter, both moments) after a step; all but the parameter are fp32 in and out. rest: 1 -
-    beta, not taken in
-    fp32, where 1 - 0.999 is off by 1e-5."""
+    """(parameter, both moments) after a step; all but the parameter are fp32. 1 - beta is passed
+    in, because 1 - 0.999 computed in fp32 is off by 1e-5.
+    """
     g = g.to(tl.float32) * scale
     m = m + (g - m) * one_minus_beta1
     v = v * beta2 + g * g * one_minus_beta2
@@ -205,14 +205,12 @@ def adamw_kernel(
     BLOCK: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
 ):
-    """Every programs-th chunk of all parameters. TABLE [5, tensors]: parameters, gradients, both
-    moments, step counts.
+    """Chunks of all parameters, strided by the number of programs.
 
-    HYPER [2, tensors]: learning rates and weight decays. SQUARES and FOUND [parts] are what
-    `gradient_norm_kernel` left (None:
-    nothing is clipped or skipped by them), FOUND_TOO another flag. The program that finishes last
-    counts the steps
-    on, when every other has read the counts.
+    TABLE [5, tensors]: parameters, gradients, both moments, step counts. HYPER [2, tensors]:
+    learning rates and weight decays. SQUARES and FOUND [parts] are the results of
+    `gradient_norm_kernel` (None: no clipping, no skipping), FOUND_INF a further flag. The program
+    that finishes last increments the step counts, after all others have read them.
     """
     scale = 1.0
     if INV_SCALE is not None:
@@ -314,7 +312,7 @@ def adamw_kernel(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """Unscaling bf16 and fp32, measuring, and steps of fp32 and of stochastically rounded bf16
+    """Unscaling of bf16 and fp32, the norm, and steps of fp32 and of stochastically rounded bf16
     parameters.
     """
     tables = {
@@ -325,16 +323,25 @@ def shipped(arch: str) -> list[ShippedKernel]:
         "CHUNK_PLACE": "*i32",
     }
     floats = dict.fromkeys(
-        ("INV_SCALE", "SQUARES", "FOUND", "FOUND_TOO", "NORM", "SKIPPED", "HYPER"), "*fp32"
+        ("INV_SCALE", "SQUARES", "FOUND", "FOUND_INF", "NORM", "SKIPPED", "HYPER"), "*fp32"
     )
     numbers = dict.fromkeys(
-        ("rest1", "beta2", "rest2", "log_beta1", "log_beta2", "eps", "max_norm"), "fp32"
+        (
+            "one_minus_beta1",
+            "beta2",
+            "one_minus_beta2",
+            "log_beta1",
+            "log_beta2",
+            "eps",
+            "max_norm",
+        ),
+        "fp32",
     )
     numbers |= {"seed": "i32"}
     counts = {"chunks": "i32", "tensors": "i32", "parts": "i32", "TICKET": "*i32"}
     signature = tables | floats | numbers | counts
     sizes: dict[str, Any] = {"ALIGNED": True, "CHUNK": CHUNK, "BLOCK": BLOCK}
-    step = {"BLOCK_PARTS": 2048, "FOUND_TOO": None}
+    step = {"BLOCK_PARTS": 2048, "FOUND_INF": None}
     fp32 = {"PARAM": tl.float32, "GRAD": tl.float32, "STOCHASTIC": False}
     bf16 = {"PARAM": tl.bfloat16, "GRAD": tl.bfloat16, "STOCHASTIC": True}
     wide = ("ld.global.v4",)  # addresses from a table are known to be aligned

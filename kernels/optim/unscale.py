@@ -1,7 +1,5 @@
-"""`unscale_`: gradients divided by the loss scale in place, and told if one overflowed; one launch
-a dtype.
-
-Knows no optimizer and no loss scale's growth.
+"""`unscale_`: divides gradients by the loss scale in place and reports an overflow; one launch per
+dtype.
 """
 
 from __future__ import annotations
@@ -27,13 +25,12 @@ def unscale_(
     *,
     backend: str | None = None,
 ) -> None:
-    """Multiplies each gradient by inv_scale in place; found_inf becomes 1 where one holds an
+    """Multiplies each gradient by inv_scale in place; sets found_inf to 1 if one contains an
     infinity or NaN.
 
     grads: tensors of any shapes on one device, fp32, fp16 or bf16. inv_scale and found_inf: fp32,
-    one element, on that
-    device; found_inf is never set back to 0. Nothing waits for the GPU. Raises TypeError or
-    ValueError.
+    one element, on that device; found_inf is never reset to 0. Never synchronises with the GPU.
+    Raises TypeError or ValueError.
     """
     grads = list(grads)
     for name, x in (("inv_scale", inv_scale), ("found_inf", found_inf)):
@@ -47,7 +44,8 @@ def unscale_(
     if not grads:
         return
     gaps = next(
-        (f"grads[{i}] has gaps" for i, g in enumerate(grads) if not g.is_contiguous()), None
+        (f"grads[{i}] is not contiguous" for i, g in enumerate(grads) if not g.is_contiguous()),
+        None,
     )
     chosen = choose(
         "unscale_",
@@ -91,7 +89,7 @@ def _launch(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch
 
 
 def block_sizes() -> tuple[int, int]:
-    """(elements of a chunk, elements at a time): small in the interpreter, so that tests cross
-    their edges.
+    """(elements of a chunk, elements per step): small in the interpreter, so that tests cross their
+    edges.
     """
     return (64, 16) if runtime.INTERPRET else (CHUNK, BLOCK)

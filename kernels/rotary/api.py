@@ -1,7 +1,6 @@
-"""`apply_rope`: argument checks, the choice of implementation, and autograd around the Triton
-kernel.
+"""`apply_rope`: argument checks, choice of implementation, and autograd for the Triton kernel.
 
-Knows no frequencies: the tables of cosines and sines are the caller's.
+The caller provides the tables of cosines and sines.
 """
 
 from __future__ import annotations
@@ -31,27 +30,24 @@ def apply_rope(
     check: bool = True,
     backend: str | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Turns queries and keys by their positions' angles; with a cache writes keys and values to
-    their slots as well.
+    """Rotates queries and keys by their positions' angles; with a cache also writes keys and values
+    to their slots.
 
-    q [B, S, H, D] or [T, H, D], k likewise with its own number of heads. cos, sin [positions, R],
-    2R <= D: the first
-    2R dims are turned, in pairs (i, i + R), or (2i, 2i + 1) when `interleaved`; the others stay.
-    positions: int
-    [B, S], [S] or [T]; None: 0, 1, … along S. Gives (q', k') in their shapes and dtype.
-    With cache = (v, k_cache, v_cache, slots), as `write_kv` takes them, gives q' alone: k' and v
-    lie in the cache, and
-    nothing has a gradient. `check=False` trusts positions and slots and never waits for a GPU.
-    Raises TypeError or
-    ValueError before any launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
+    q [B, S, H, D] or [T, H, D], k the same with its own number of heads. cos, sin [positions, R],
+    2R <= D: the first 2R dims are rotated, in pairs (i, i + R), or (2i, 2i + 1) if `interleaved`;
+    the others stay. positions: int [B, S], [S] or [T]; None: 0, 1, … along S. Returns (q', k') in
+    their shapes and dtype. With cache = (v, k_cache, v_cache, slots), as for `write_kv`, returns q'
+    only: k' and v are written to the cache, and nothing has a gradient. `check=False` trusts
+    positions and slots and never synchronises with a GPU. Raises TypeError or ValueError before any
+    launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
     """
     needs_grad = _check(q, k, cos, sin, positions, cache, check)
     length = q.shape[-3]
     own = runtime.why_not(q, k, cos, sin, positions, *(cache or ()))
     if own is None and torch.float64 in (q.dtype, cos.dtype):
-        own = "fp64 has no kernel"
+        own = "fp64 is not supported"
     if own is None and q.numel() == 0:
-        own = "nothing to launch for an empty tensor"
+        own = "an input is empty"
     chosen = choose(
         "apply_rope",
         {
@@ -93,7 +89,7 @@ def apply_rope(
 
 
 class _Rope(torch.autograd.Function):
-    """Keeps the tables; gradients are turned back."""
+    """Saves the tables; gradients are rotated back."""
 
     @staticmethod
     def forward(
@@ -120,7 +116,7 @@ class _Rope(torch.autograd.Function):
 
 
 def _launch_rotation(q: torch.Tensor, k: torch.Tensor, *args: Any) -> list[torch.Tensor]:
-    """Queries and keys turned; `args` as `launch` takes it."""
+    """Rotated queries and keys; `args` as for `launch`."""
     run = cast(Any, partial(launch, q, k, *args))
     return call_as_operator(
         "apply_rope", (q, k, *(x for x in args if isinstance(x, torch.Tensor))), run
@@ -128,7 +124,7 @@ def _launch_rotation(q: torch.Tensor, k: torch.Tensor, *args: Any) -> list[torch
 
 
 def _tokens(x: torch.Tensor) -> torch.Tensor:
-    """x [..., H, D] as [T, H, D] whose neighbours are adjacent; a view where strides allow it."""
+    """x [..., H, D] as [T, H, D] with contiguous rows; a view if strides allow it."""
     return _last_adjacent(x.reshape(-1, *x.shape[-2:]))
 
 
@@ -145,7 +141,7 @@ def _check(
     cache: Cache | None,
     check: bool,
 ) -> bool:
-    """Refuses what cannot be computed; tells if a gradient will be wanted."""
+    """Checks the arguments; returns whether a gradient is needed."""
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_in("q", q, floats)
     checks.dims("q", q, 3, 4)
@@ -171,7 +167,7 @@ def _check(
     if positions is None:
         if q.shape[-3] > cos.shape[0]:
             raise ValueError(
-                f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; make a longer table."
+                f"q has {q.shape[-3]} positions and cos {cos.shape[0]}; extend the table."
             )
     else:
         checks.integer_dtype("positions", positions)
@@ -184,7 +180,7 @@ def _check(
             minimum, most = (int(x) for x in torch.aminmax(positions))
             if minimum < 0 or most >= cos.shape[0]:
                 raise ValueError(
-                    f"positions go from {minimum} to {most}; cos has 0 to {cos.shape[0] - 1}."
+                    f"positions range from {minimum} to {most}; cos has 0 to {cos.shape[0] - 1}."
                 )
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     if cache is not None:
@@ -199,7 +195,7 @@ def _check(
 def _check_cache(k: torch.Tensor, cache: Cache, check: bool) -> None:
     if not isinstance(cache, (tuple, list)) or len(cache) != 4:
         raise TypeError(
-            f"cache is a {type(cache).__name__}; it must be the four (v, k_cache, v_cache, slots)."
+            f"cache is a {type(cache).__name__}; it must be a tuple (v, k_cache, v_cache, slots)."
         )
     v, k_cache, v_cache, slots = cache
     checks.shape("v", v, (*k.shape[:-1], None), "as k, any")
@@ -222,10 +218,11 @@ def _check_cache(k: torch.Tensor, cache: Cache, check: bool) -> None:
     capacity = k_cache.shape[0] * k_cache.shape[1]
     if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
         raise ValueError(
-            f"slots hold {int(slots.max())}; the cache has {capacity} slots, 0 to {capacity - 1}."
+            f"slots contain {int(slots.max())}; the cache has {capacity} slots, 0 to "
+            f"{capacity - 1}."
         )
 
 
 def _capturing(x: torch.Tensor) -> bool:
-    """While a CUDA graph is captured no value can be looked at."""
+    """Whether a CUDA graph is being captured; values cannot be read then."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

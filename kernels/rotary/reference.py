@@ -1,7 +1,4 @@
-"""Rotary position embedding in plain fp32 torch.
-
-What the kernels are held against; differentiable.
-"""
+"""Rotary position embedding in plain fp32 torch: the reference for the kernels; differentiable."""
 
 from __future__ import annotations
 
@@ -15,11 +12,11 @@ def rotate(
     interleaved: bool,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Turns the first 2R dims of each head by its token's angles (RoFormer, arXiv 2104.09864, eq.
+    """Rotates the first 2R dims of each head by its token's angles (RoFormer, arXiv 2104.09864, eq.
     34).
 
-    x [T, H, D]; cos, sin [T, R]; pairs are (i, i + R), or (2i, 2i + 1) when interleaved. In fp32,
-    or x's fp64.
+    x [T, H, D]; cos, sin [T, R]; pairs are (i, i + R), or (2i, 2i + 1) if interleaved. In fp32, or
+    x's fp64.
     """
     wide = torch.promote_types(x_THD.dtype, torch.float32)
     rotated, rest = x_THD.to(wide).split(

@@ -1,9 +1,8 @@
-"""Rotary position embedding in Triton: queries and keys in one launch, and keys and values on into
-a paged cache.
+"""Rotary position embedding in Triton: queries and keys in one launch, optionally with the cache
+write.
 
-Backward is the same turn the other way. Shapes: T tokens, H query heads, G key heads, D head dim, R
-pairs.
-Knows no autograd.
+Backward is the inverse rotation. Shapes: T tokens, H query heads, G key heads, D head dim, R pairs.
+Does not depend on autograd.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ def rotate_pairs(
     BLOCK_R: tl.constexpr,
     BLOCK_REST: tl.constexpr,
 ):
-    """Heads h [BLOCK_H] of one token, whose first element X and OUT point to; what is not turned is
+    """Heads h [BLOCK_H] of one token, whose first element X and OUT point to; unrotated dims are
     copied.
     """
     kind = OUT.dtype.element_ty
-    if INTERLEAVED:  # whole pairs are loaded, as every second number alone would be narrow loads
+    if INTERLEAVED:  # loads full pairs: every second number alone would be narrow loads
         d = tl.arange(0, 2 * BLOCK_R)
         known = (h < heads)[:, None] & (d < 2 * R)[None, :]
         x = tl.load(X + h[:, None] * x_h + d[None, :], mask=known, other=0.0).to(tl.float32)
@@ -111,11 +110,11 @@ def rope_kernel(
     BLOCK_REST: tl.constexpr,
     BLOCK_V: tl.constexpr,
 ):
-    """One token and BLOCK_H heads a program: first the blocks of queries, then of keys, then
-    (CACHED) of values.
+    """One token and BLOCK_H heads per program: blocks of queries, then of keys, then (CACHED) of
+    values.
 
-    POSITIONS [T], or None: a token's place in its sequence of `length`. CACHED: keys and values go
-    to their slot.
+    POSITIONS [T], or None: a token's index in its sequence of `length`. CACHED: writes keys and
+    values to their slots.
     """
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
@@ -186,7 +185,7 @@ def rope_kernel(
 
 @tuning.rule("apply_rope")
 def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """As many heads a program as make about 2048 pairs, so that a token's angles are read few
+    """Enough heads per program for about 2048 pairs, so that a token's angles are read few
     times.
     """
     if arch == "interpret":
@@ -215,8 +214,8 @@ def launch(
     inverse: bool = False,
     cache: Cache | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(q', k') of q [T, H, D] and k [T, G, D] with neighbours adjacent; with a cache k' is None, as
-    it lies there.
+    """(q', k') of q [T, H, D] and k [T, G, D] with contiguous rows; with a cache k' is None,
+    because the cache contains it.
     """
     (tokens, heads, dim), kv_heads, pairs = q.shape, k.shape[1], cos.shape[1]
     c = tuning.config("apply_rope", heads=heads, pairs=pairs, dtype=q.dtype)
@@ -271,7 +270,9 @@ def launch(
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
-    """32 query and 8 key heads of 128: forward, backward of interleaved pairs, and on into a cache."""
+    """32 query and 8 key heads of 128: forward, backward of interleaved pairs, and with the cache
+    write.
+    """
     c = _config(arch, {"pairs": 64, "heads": 32})
     signature = dict.fromkeys(("Q", "K", "V", "Q_OUT", "K_OUT", "V_OUT"), "*bf16")
     signature |= {"COS": "*fp32", "SIN": "*fp32", "POSITIONS": "*i64", "SLOTS": "*i64"}

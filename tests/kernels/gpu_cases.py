@@ -1,4 +1,4 @@
-"""Cases of a run without a GPU: right, wrong, and such as end or hang the process that does them."""
+"""Cases of a run without a GPU: correct, wrong, and cases that end or hang their process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Attention without a GPU: every path against the dense formula in float64, bad input, and what is
-chosen why.
+"""Attention without a GPU: every path against the dense formula in float64, bad arguments, choices
+and reasons.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def _tensors(
     shape: tuple[int, ...], dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> list[torch.Tensor]:
     b, q, k, h, h_kv, d, dv = shape
-    made = torch.Generator().manual_seed(seed)
+    inputs = torch.Generator().manual_seed(seed)
     sizes = ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))
     return [
-        torch.randn(s, generator=made, dtype=torch.float64).to(dtype).requires_grad_()
+        torch.randn(s, generator=inputs, dtype=torch.float64).to(dtype).requires_grad_()
         for s in sizes
     ]
 
@@ -60,21 +60,21 @@ def _tensors(
 def _truth(
     tensors: list[torch.Tensor], options: dict[str, Any]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Output and log-sum-exp, and the gradients, of the dense formula in float64 under autograd."""
+    """Output, log-sum-exp and gradients of the dense formula in float64 under autograd."""
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    out, lse = reference(*wide, make_spec(tensors[0].shape[-1], *given.values()))
+    full_options = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
+    out, lse = reference(*wide, make_spec(tensors[0].shape[-1], *full_options.values()))
     return [out, lse], _gradients(out, lse, wide)
 
 
 def _gradients(
     out: torch.Tensor, lse: torch.Tensor | None, of: list[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Of a sum with uneven weights over the output and over those log-sum-exps that are numbers."""
-    made = torch.Generator().manual_seed(1)
-    loss = (out * torch.randn(out.shape, generator=made, dtype=torch.float64).to(out.dtype)).sum()
+    """Gradients of a weighted sum over the output and over the finite log-sum-exps."""
+    inputs = torch.Generator().manual_seed(1)
+    loss = (out * torch.randn(out.shape, generator=inputs, dtype=torch.float64).to(out.dtype)).sum()
     if lse is not None:
-        weights = torch.randn(lse.shape, generator=made, dtype=torch.float64).to(lse.dtype)
+        weights = torch.randn(lse.shape, generator=inputs, dtype=torch.float64).to(lse.dtype)
         loss = loss.double() + torch.where(lse.isfinite(), lse, 0.0).mul(weights).sum()
     return list(torch.autograd.grad(loss, of))
 
@@ -82,10 +82,12 @@ def _gradients(
 @pytest.mark.parametrize("backend", ["flash", "math"])
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_each_path_is_the_formula_and_its_gradient(shape: str, form: str, backend: str) -> None:
+def test_each_path_matches_the_formula_and_its_gradient(
+    shape: str, form: str, backend: str
+) -> None:
     options = FORMS[form]
     if backend == "flash" and "softcap" in options:
-        with pytest.raises(kernels.BackendUnavailable, match="no softcap"):
+        with pytest.raises(kernels.BackendUnavailable, match="not support a softcap"):
             attention(*_tensors(SHAPES[shape]), **options, backend=backend)
         return
     tensors = _tensors(SHAPES[shape])
@@ -95,11 +97,11 @@ def test_each_path_is_the_formula_and_its_gradient(shape: str, form: str, backen
     torch.testing.assert_close(our_lse, lse.detach(), rtol=1e-10, atol=1e-10)
     for ours_, true in zip(_gradients(ours, our_lse, tensors), gradients, strict=True):
         torch.testing.assert_close(ours_, true, rtol=1e-9, atol=1e-9)
-    alone = attention(*tensors, **options, backend=backend)  # may take torch's front door
+    alone = attention(*tensors, **options, backend=backend)  # may use torch's SDPA
     torch.testing.assert_close(alone, out.detach(), rtol=1e-10, atol=1e-10)
 
 
-def test_gradients_are_the_finite_differences() -> None:
+def test_gradients_match_finite_differences() -> None:
     tensors = _tensors((1, 5, 7, 2, 1, 16, 16))
     for backend, options in (("flash", {"causal": True}), ("math", {"window": 3, "softcap": 3.0})):
         assert torch.autograd.gradcheck(
@@ -119,10 +121,10 @@ def test_short_types_lose_no_more_than_torch_does(
     tensors = _tensors((1, 150, 170, 4, 2, 32, 32), dtype)
     (out, _), gradients = _truth(tensors, options)
     ours = attention(*tensors, **options, backend=backend)
-    # torch: dense, rounded to the dtype between steps
+    # torch: dense, rounded to the dtype after each step
     plain = [x.detach().float().requires_grad_() for x in tensors]
-    given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    form = make_spec(32, *given.values())
+    full_options = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
+    form = make_spec(32, *full_options.values())
     theirs = reference(*plain, form)[0].to(dtype)
     found = [ours, *_gradients(ours, None, tensors)]
     wide = [x.detach().double().requires_grad_() for x in tensors]
@@ -135,14 +137,14 @@ def test_short_types_lose_no_more_than_torch_does(
         assert lost <= 4 * allowed + 4 * torch.finfo(dtype).eps * true_.abs().max()
 
 
-def test_packed_sequences_are_each_alone() -> None:
+def test_packed_sequences_are_independent() -> None:
     lengths_q, lengths_k = [3, 0, 20, 1, 7], [3, 4, 20, 30, 0]
     cu_q, cu_k = (
         torch.tensor([0, *torch.tensor(x).cumsum(0).tolist()]) for x in (lengths_q, lengths_k)
     )
-    made = torch.Generator().manual_seed(2)
+    inputs = torch.Generator().manual_seed(2)
     q, k, v = (
-        torch.randn(n, h, 16, generator=made, dtype=torch.float64)
+        torch.randn(n, h, 16, generator=inputs, dtype=torch.float64)
         for n, h in ((31, 4), (57, 2), (57, 2))
     )
     tensors = [x.requires_grad_() for x in (q, k, v)]
@@ -161,15 +163,15 @@ def test_packed_sequences_are_each_alone() -> None:
             )
             for i, j, m, n in zip(cu_q[:-1], cu_q[1:], cu_k[:-1], cu_k[1:], strict=True)
         ]
-        whole, whole_lse = (
+        expected, expected_lse = (
             torch.cat([p[0][0] for p in parts]),
             torch.cat([p[1][0] for p in parts], 1),
         )
-        torch.testing.assert_close((out, lse), (whole.detach(), whole_lse.detach()))
-        torch.testing.assert_close(gradients, _gradients(whole, whole_lse, tensors))
+        torch.testing.assert_close((out, lse), (expected.detach(), expected_lse.detach()))
+        torch.testing.assert_close(gradients, _gradients(expected, expected_lse, tensors))
 
 
-def test_odd_strides_and_last_dims_apart() -> None:
+def test_odd_strides_and_noncontiguous_last_dims() -> None:
     tensors = _tensors((2, 40, 40, 4, 4, 16, 16), torch.float32)
     heads_first = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
     apart = [x.detach().repeat_interleave(2, dim=-1)[..., ::2] for x in tensors]
@@ -182,7 +184,7 @@ def test_odd_strides_and_last_dims_apart() -> None:
 @pytest.mark.parametrize(
     "options", [{"window": 64}, {"causal": True}, {"softcap": 20.0, "window": 64}]
 )
-def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
+def test_memory_grows_linearly_with_the_length(options: dict[str, Any]) -> None:
     """The largest tensor of forward and backward at four times the length: about four times as
     large, never sixteen.
     """
@@ -196,7 +198,7 @@ def test_memory_grows_with_the_length_alone(options: dict[str, Any]) -> None:
 
 
 class _Peak(TorchDispatchMode):
-    """The largest tensor that any operation gave."""
+    """The largest tensor that any operation returned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -220,11 +222,11 @@ def _said() -> dict[str, object]:
     [
         ({"causal": True}, "flash", "not own: a CPU tensor"),
         ({"window": 5}, "flash", "not own: a CPU tensor"),
-        ({"softcap": 5.0}, "math", "knows no softcap"),
-        ({"causal": True, "backend": "math"}, "math", "asked for by backend=math"),
+        ({"softcap": 5.0}, "math", "does not support a softcap"),
+        ({"causal": True, "backend": "math"}, "math", "requested by backend=math"),
     ],
 )
-def test_what_ran_is_told_with_its_reason(
+def test_the_choice_is_recorded_with_its_reason(
     options: dict[str, Any], backend: str, reason: str
 ) -> None:
     tensors = _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32)
@@ -245,7 +247,7 @@ def test_the_environment_forces_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(*tensors)
 
 
-def test_a_call_that_is_recognised_is_held_to_what_the_first_was(
+def test_a_cached_call_behaves_as_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     q, k, v = (x.detach() for x in _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32))
@@ -272,13 +274,13 @@ def test_a_call_that_is_recognised_is_held_to_what_the_first_was(
 
 
 def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "q": torch.zeros(1, 4, 4, 16),
         "k": torch.zeros(1, 6, 2, 16),
         "v": torch.zeros(1, 6, 2, 16),
     }
-    given.update(changes)
-    return (given.pop("q"), given.pop("k"), given.pop("v")), given
+    options.update(changes)
+    return (options.pop("q"), options.pop("k"), options.pop("v")), options
 
 
 @pytest.mark.parametrize(
@@ -288,7 +290,7 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ({"q": [1.0]}, TypeError, "q must be a torch.Tensor"),
         ({"q": torch.zeros(1, 4, 4, 16, dtype=torch.int32)}, TypeError, "q is int32"),
         ({"k": torch.zeros(1, 6, 2, 16, dtype=torch.float16)}, TypeError, "k is torch.float16"),
-        ({"k": torch.zeros(1, 6, 2, 16, device="meta")}, ValueError, "k lies on meta"),
+        ({"k": torch.zeros(1, 6, 2, 16, device="meta")}, ValueError, "k is on meta"),
         ({"k": torch.zeros(1, 5, 2, 16)}, ValueError, "all but the last must be equal"),
         ({"k": torch.zeros(1, 6, 2, 8)}, ValueError, "head dim 16 and k 8"),
         ({"k": torch.zeros(2, 6, 2, 16), "v": torch.zeros(2, 6, 2, 16)}, ValueError, "batch of 2"),
@@ -298,7 +300,7 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
             "must be a multiple",
         ),
         ({"window": 0}, ValueError, "at least 1"),
-        ({"window": 2.0}, TypeError, "whole number of keys"),
+        ({"window": 2.0}, TypeError, "integer number of keys"),
         ({"causal": 1}, TypeError, "causal must be True or False"),
         ({"scale": 0.0}, ValueError, "scale is 0.0"),
         ({"scale": float("inf")}, ValueError, "scale is inf"),
@@ -306,7 +308,7 @@ def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ({"backend": "fast"}, ValueError, "fast"),
     ],
 )
-def test_bad_input_is_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     tensors, options = _bad(**changes)
@@ -317,16 +319,22 @@ def test_bad_input_is_refused_in_words(
 @pytest.mark.parametrize(
     ("cu_q", "cu_k", "longest", "error", "message"),
     [
-        ([0, 4, 8], [0, 9], (8, 9), ValueError, "2 sequences and cu_k of 1"),
+        ([0, 4, 8], [0, 9], (8, 9), ValueError, "2 sequences and cu_k 1"),
         ([1, 4, 8], [0, 4, 9], (8, 9), ValueError, "cu_q must start at 0"),
-        ([0, 9, 8], [0, 4, 9], (9, 9), ValueError, "never fall"),
-        ([0, 4, 7], [0, 4, 9], (8, 9), ValueError, "ends at 7, and the tensor holds 8 rows"),
-        ([0, 2, 8], [0, 4, 9], (5, 9), ValueError, "max_q is 5, and a sequence of cu_q is 6"),
-        ([0, 2, 8], [0, 4, 9], (8.0, 9), TypeError, "max_q must be a whole number"),
+        ([0, 9, 8], [0, 4, 9], (9, 9), ValueError, "not decrease"),
+        ([0, 4, 7], [0, 4, 9], (8, 9), ValueError, "ends at 7, and the tensor has 8 rows"),
+        (
+            [0, 2, 8],
+            [0, 4, 9],
+            (5, 9),
+            ValueError,
+            "max_q is 5, and a sequence of cu_q has length 6",
+        ),
+        ([0, 2, 8], [0, 4, 9], (8.0, 9), TypeError, "max_q must be an integer"),
         ([0.0, 2.0, 8.0], [0, 4, 9], (8, 9), TypeError, "cu_q is float"),
     ],
 )
-def test_bad_bounds_are_refused(
+def test_bad_bounds_are_rejected(
     cu_q: list[Any], cu_k: list[Any], longest: tuple[Any, Any], error: type[Exception], message: str
 ) -> None:
     q, k = torch.zeros(8, 2, 16), torch.zeros(9, 2, 16)
@@ -334,9 +342,9 @@ def test_bad_bounds_are_refused(
         attention_varlen(q, k, k, torch.tensor(cu_q), torch.tensor(cu_k), *longest)
 
 
-def test_changed_bounds_are_looked_at_again() -> None:
+def test_changed_bounds_are_checked_again() -> None:
     q, cu = torch.zeros(8, 2, 16), torch.tensor([0, 4, 8], dtype=torch.int32)
     attention_varlen(q, q, q, cu, cu, 4, 4)
     cu[1] = 6
-    with pytest.raises(ValueError, match="is 6 long"):
+    with pytest.raises(ValueError, match="has length 6"):
         attention_varlen(q, q, q, cu, cu, 4, 4)

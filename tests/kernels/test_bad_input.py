@@ -1,7 +1,7 @@
-"""Each public operation with each argument spoilt in turn: a sentence that names it, before
-anything is chosen or run.
+"""Each public operation with each argument invalid in turn: the error names it before anything is
+chosen or run.
 
-What is particular to an operation stands in its own file.
+Checks that are specific to an operation are in its own file.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ def _adamw(**options: Any) -> None:
     kernels.FusedAdamW([torch.ones(3, requires_grad=True)], **options)
 
 
-def _step(**given: Any) -> None:
+def _step(**options: Any) -> None:
     p = torch.ones(3, requires_grad=True)
     p.grad = torch.ones(3)
-    kernels.FusedAdamW([p]).step(**given)
+    kernels.FusedAdamW([p]).step(**options)
 
 
 def _unscale(gradient: Any, inv_scale: Any, found_inf: Any) -> None:
     kernels.unscale_([torch.ones(2), gradient], inv_scale, found_inf)
 
 
-CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # good arguments
+CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # valid arguments
     "attention": (
         kernels.attention,
         {
@@ -201,19 +201,17 @@ def _spoilt(name: str, good: Any, alone: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_each_argument_is_looked_at_before_anything_is_chosen(name: str) -> None:
+def test_each_argument_is_checked_before_the_choice(name: str) -> None:
     call, good = CALLS[name]
     call(**good)
     dispatch.clear_records()
     alone = sum(isinstance(x, torch.Tensor) for x in good.values()) == 1
     for argument, value in good.items():
         for fault, bad in _spoilt(argument, value, alone).items():
-            with pytest.raises((TypeError, ValueError)) as told:
+            with pytest.raises((TypeError, ValueError)) as record:
                 call(**{**good, argument: bad})
-            words = str(told.value)
-            named = (
-                SAYS.get(argument, argument).replace("\\", "") in words or "lies on meta" in words
-            )
+            words = str(record.value)
+            named = SAYS.get(argument, argument).replace("\\", "") in words or "is on meta" in words
             assert named and words.endswith("."), f"{argument}, {fault}: {words}"
             assert dispatch.explain() == [], (
                 f"{argument}, {fault}: refused after something was chosen"
@@ -249,7 +247,7 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
                 scales=torch.zeros(1, 8),
                 zeros=torch.zeros(1, 8).byte(),
             ),
-            "scales hold",
+            "scales contain",
         ),
         (
             partial(
@@ -258,25 +256,25 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
                 scales=torch.ones(1, 8),
                 zeros=torch.full((1, 8), 16).byte(),
             ),
-            "hold 16",
+            "contain 16",
         ),
         (partial(grouped_matmul, R(3, 4), R(2, 5, 4), T([1 << 62, 1 << 62])), "x has 3 rows"),
     ],
 )
-def test_what_would_write_or_read_wrong_memory_is_refused(
-    call: Callable[[], Any], message: str
-) -> None:
+def test_out_of_bounds_accesses_are_rejected(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
 
 
-def test_a_plan_of_a_larger_cache_is_refused() -> None:
+def test_a_plan_for_a_larger_cache_is_rejected() -> None:
     plan = plan_pages(TABLE, LENS, blocks=7, block_size=4)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
         kernels.paged_attention(R(2, 4, 16), CACHE, CACHE, TABLE, LENS, plan=plan)
-    latents = R(6, 4, 40)
+    random_latents = R(6, 4, 40)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
-        kernels.mla_decode(R(2, 3, 32), R(2, 3, 8), latents, TABLE, LENS, scale=0.3, plan=plan)
+        kernels.mla_decode(
+            R(2, 3, 32), R(2, 3, 8), random_latents, TABLE, LENS, scale=0.3, plan=plan
+        )
     with pytest.raises(TypeError, match="scales must be a pair"):
         kernels.paged_attention(
             R(2, 4, 16), CACHE.char(), CACHE.char(), TABLE, LENS, scales=(R(6, 4, 2),)

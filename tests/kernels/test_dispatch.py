@@ -1,5 +1,5 @@
-"""Choosing and configuring: forced, tuned, default; what is told of it; tables of the project and
-of the user.
+"""Dispatch and tuning: forced, tuned and default choices, their records, and the project's and
+user's tables.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     dispatch.clear_records()
 
 
-def test_the_first_that_can_runs_and_the_reason_says_why() -> None:
+def test_the_first_supported_candidate_runs_with_a_reason() -> None:
     for _ in range(3):
         assert choose("op", {"dtype": torch.bfloat16, "n": 8}, CANDIDATES).backend == "cudnn"
-    told = {
+    record = {
         "op": "op",
         "facts": {"dtype": "bfloat16", "n": 8},
         "backend": "cudnn",
         "reason": "not own: no GPU",
         "calls": 3,
     }
-    assert explain() == [told] and json.dumps(explain())
+    assert explain() == [record] and json.dumps(explain())
     with pytest.raises(
-        BackendUnavailable, match="op: nothing here can run this call: not own: no GPU"
+        BackendUnavailable, match="op: no backend can run this call: not own: no GPU"
     ):
         choose("op", {}, CANDIDATES[:1])
 
@@ -55,7 +55,7 @@ def test_records_are_bounded() -> None:
     assert explain()[-1]["facts"] == {} and explain()[-1]["calls"] == 50
 
 
-def test_a_measured_order_and_configuration_of_the_user_come_first(
+def test_measured_user_orders_and_configurations_come_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "arch", lambda device=None: "sm_90")
@@ -77,13 +77,13 @@ def test_a_measured_order_and_configuration_of_the_user_come_first(
     tuning._tables.cache_clear()
     assert choose("op", {}, CANDIDATES).backend == "flash"
     assert explain()[-1]["reason"] == "first in the tuned order"
-    with tuning.record_lookups() as asked:
+    with tuning.record_lookups() as lookups:
         tuning.config("op.test", n=3)
-    assert asked == [("op.test", {"n": 3})]
+    assert lookups == [("op.test", {"n": 3})]
     del tuning._rules["op.test"]
 
 
-def test_only_plain_tensors_go_to_own_kernels() -> None:
+def test_own_kernels_take_plain_tensors_only() -> None:
     with FakeTensorMode():
         x = torch.ones(2, 8, device="cuda")
     assert "FakeTensor" in str(runtime.why_not(x)) and "FakeTensor" in str(
@@ -97,12 +97,12 @@ def test_shipped_tables_are_readable_and_name_operations_that_exist() -> None:
         assert set(table) == {"configs", "order"} and set(table["configs"]) <= set(tuning._rules)
 
 
-def test_a_compiled_call_has_no_graph_break_and_is_told_once() -> None:
+def test_a_compiled_call_has_no_graph_break_and_is_recorded_once() -> None:
     x, w = torch.randn(3, 8), torch.randn(8)
     compiled = torch.compile(lambda x, w: rms_norm(x * 2, w), backend="eager", fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(
             compiled(x, w), torch.nn.functional.rms_norm(x * 2, (8,), w, 1e-6)
         )
-    (told,) = explain()
-    assert told["calls"] == 1 and str(told["reason"]).endswith("traced by torch.compile")
+    (record,) = explain()
+    assert record["calls"] == 1 and str(record["reason"]).endswith("traced by torch.compile")

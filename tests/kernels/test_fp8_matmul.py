@@ -1,6 +1,4 @@
-"""Block-scaled fp8 on a CPU: what rounding loses, products, the layouts that cuBLASLt wants, and
-what is refused.
-"""
+"""Block-scaled fp8 on a CPU: rounding errors, products, cuBLASLt's layouts, and bad arguments."""
 
 from __future__ import annotations
 
@@ -11,10 +9,10 @@ import torch
 
 from kernels import dispatch, explain, fp8_matmul, quantize_1x128, quantize_128x128
 from kernels.fp8 import reference, torch_scaled_mm
-from kernels.gpu.fp8_matmul import quantised
+from kernels.gpu.fp8_matmul import quantized_operands
 
 
-def test_quantised_numbers_lie_within_e4m3s_rounding() -> None:
+def test_quantized_numbers_are_within_e4m3_rounding() -> None:
     x = torch.randn(2, 70, 300) * torch.logspace(-3, 3, 70).unsqueeze(1)
     q, scale = quantize_1x128(x)
     assert q.shape == x.shape and scale.shape == (2, 70, 3) and q.dtype == torch.float8_e4m3fn
@@ -28,29 +26,29 @@ def test_quantised_numbers_lie_within_e4m3s_rounding() -> None:
     assert (reference.dequantize(q, scale, 128) - w).norm() / w.norm() < 0.04
 
 
-def test_a_tile_of_zeros_stays_zeros_and_an_empty_one_empty() -> None:
+def test_tiles_of_zeros_and_empty_tensors() -> None:
     q, scale = quantize_1x128(torch.zeros(2, 130))
     assert not q.float().any() and (scale > 0).all()
     q, scale = quantize_1x128(torch.zeros(0, 130))
     assert fp8_matmul(q, scale, *quantize_128x128(torch.ones(5, 130))).shape == (0, 5)
 
 
-def test_products_are_those_of_the_decoded_numbers() -> None:
-    a, sa, b, sb = quantised(6, 150, 300)
-    wanted = (
+def test_products_match_the_dequantized_numbers() -> None:
+    a, sa, b, sb = quantized_operands(6, 150, 300)
+    expected = (
         reference.dequantize(a, sa, 1, torch.float64)
         @ reference.dequantize(b, sb, 128, torch.float64).T
     )
     dispatch.clear_records()
     got = fp8_matmul(a.view(2, 3, 300), sa.view(2, 3, 3), b, sb, torch.float32)
-    torch.testing.assert_close(got.view(6, 150).double(), wanted, rtol=1e-4, atol=1e-2)
-    (told,) = explain()
-    assert told["backend"] == "reference" and "block scales" in str(told["reason"])
+    torch.testing.assert_close(got.view(6, 150).double(), expected, rtol=1e-4, atol=1e-2)
+    (record,) = explain()
+    assert record["backend"] == "reference" and "block scales" in str(record["reason"])
     assert fp8_matmul(a, sa, b, sb).dtype == torch.bfloat16
 
 
-def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
-    a, sa, b, sb = quantised(5, 150, 300)
+def test_padded_cublas_operands_have_the_same_values() -> None:
+    a, sa, b, sb = quantized_operands(5, 150, 300)
     x, x_scales, y, y_scales = torch_scaled_mm.operands(a, sa, b, sb)
     assert x.shape == (16, 384) and y.shape == (384, 160) and y.stride() == (1, 384)
     assert x_scales.stride() == (1, 16) and y_scales.shape == (4, 2) and y_scales.stride() == (1, 4)
@@ -70,7 +68,7 @@ def test_what_cublas_is_given_is_padded_and_means_the_same() -> None:
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     (a, sa), (b, sb) = quantize_1x128(torch.randn(2, 130)), quantize_128x128(torch.randn(5, 130))
@@ -80,7 +78,7 @@ def test_bad_arguments_are_refused_in_words(
         fp8_matmul(**{**good, **changes})
 
 
-def test_what_cannot_be_quantised_is_refused() -> None:
+def test_unquantizable_tensors_are_rejected() -> None:
     with pytest.raises(TypeError, match="x is int64"):
         quantize_1x128(torch.arange(4))
     with pytest.raises(ValueError, match="w has 3 dimensions"):

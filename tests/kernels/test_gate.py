@@ -1,5 +1,5 @@
-"""The compile gate: every shipped configuration passes for both architectures, and a breach is told
-in a sentence.
+"""The compile gate: every shipped configuration passes on both architectures, and each breach has a
+message.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def test_everything_shipped_passes(arch: str) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout)
-    assert told["ok"] and len(told["kernels"]) > 10
-    assert all(kernel["registers"] > 0 for kernel in told["kernels"])
+    record = json.loads(done.stdout)
+    assert record["ok"] and len(record["kernels"]) > 10
+    assert all(kernel["registers"] > 0 for kernel in record["kernels"])
 
 
-def test_each_breach_is_a_sentence() -> None:
+def test_each_breach_has_a_message() -> None:
     one = ShippedKernel("op", "name", None, {}, {}, expects=("wgmma",))
     message = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
     assert len(message) == 3
@@ -50,7 +50,7 @@ def test_each_breach_is_a_sentence() -> None:
     assert "remove spills_ok" in gate._breaches(excused, "sm_90", 0, 0, "")[0]
 
 
-def test_a_wrong_architecture_or_operation_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_architecture_or_operation_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, message in (
         (["--arch", "h100"], "sm_90"),
         (["--only", "nothing"], "no operation"),
@@ -60,7 +60,7 @@ def test_a_wrong_architecture_or_operation_is_refused(capsys: pytest.CaptureFixt
         assert message in capsys.readouterr().err
 
 
-def test_benchmarks_decide_goals_that_exist() -> None:
+def test_benchmarks_refer_to_existing_goals() -> None:
     checks, benches = cases()
     assert checks and all(isinstance(bench, Bench) for bench in benches)
     assert {bench.goal for bench in benches if bench.goal} <= set(GOALS)

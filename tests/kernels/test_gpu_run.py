@@ -1,5 +1,5 @@
-"""What a run on a GPU does with its cases, without a GPU: rows as they come, failures in words, its
-own clock.
+"""A GPU run without a GPU: rows are written as they come, failures have messages, and the time
+budget holds.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kernels.gpu.cases import compare
 from kernels.gpu.session import Clock, run
 from kernels.gpu.timing import Timed
 from kernels.gpu.tune import ship, tune
-from kernels.gpu.worker_pool import NOT_REACHED, NoWorker, Workers
+from kernels.gpu.worker_pool import NOT_REACHED, NoWorker, WorkerPool
 from kernels.gpu.worker_process import Job
 
 ROOT = Path(__file__).resolve().parents[2]
-# forked, as loading torch for each process takes seconds; none of the cases computes
+# forked, because importing torch takes seconds per process; none of the cases computes
 HERE: dict[str, Any] = {"device": "cpu", "source": "tests.kernels.gpu_cases", "context": "fork"}
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 
 
-def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_to_the_process(
+def test_each_case_is_a_row_and_failures_have_messages(
     tmp_path: Path,
 ) -> None:
-    path, failed = run(tmp_path, 60.0, "op", most=2, **HERE)
+    path, failed = run(tmp_path, 60.0, "op", max_processes=2, **HERE)
     rows = json.loads(path.read_text())["rows"]
     assert path.suffix == ".json" and not list(tmp_path.glob("*.jsonl"))
     checks = {row["case"]: row for row in rows if row["kind"] == "check"}
@@ -60,33 +60,33 @@ def test_each_case_is_a_row_and_those_that_fail_are_sentences_whatever_they_do_t
     assert any(s.startswith("bench op/unmade") and "too little memory" in s for s in end["skipped"])
 
 
-def test_what_hangs_is_ended_and_what_is_not_reached_is_skipped(tmp_path: Path) -> None:
-    workers = Workers(**HERE)
+def test_hanging_cases_are_stopped_and_unreached_cases_skipped(tmp_path: Path) -> None:
+    workers = WorkerPool(**HERE)
     jobs = [Job("check", "slow", "hangs", 0.3), Job("check", "slow", "after", 20.0)]
-    (first, late), (second, answer) = workers.each(jobs, 1, Clock(60.0).left_s)
+    (first, late), (second, answer) = workers.run_jobs(jobs, 1, Clock(60.0).left_s)
     assert (first.case, second.case) == ("hangs", "after") and "longer than 0 s" in str(late.lost)
     assert answer.lost is None and answer.rows[0][1]["ok"]
     clock = Clock(0.5)
-    told = [
+    record = [
         answer.lost
-        for _, answer in workers.each(
+        for _, answer in workers.run_jobs(
             [Job("check", "slow", "hangs", 20.0), jobs[1]], 1, clock.left_s
         )
     ]
     workers.close()
-    assert told == [NOT_REACHED, NOT_REACHED]
-    path, failed = run(tmp_path, 0.0, "slow", most=1, **HERE)
+    assert record == [NOT_REACHED, NOT_REACHED]
+    path, failed = run(tmp_path, 0.0, "slow", max_processes=1, **HERE)
     skipped = json.loads(path.read_text())["rows"][-1]["skipped"]
     assert not failed and "slow/hangs: correctness not reached in its share of the time" in skipped
 
 
-def test_a_device_that_no_process_can_use_is_told(tmp_path: Path) -> None:
+def test_an_unusable_device_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NoWorker, match="nonsense"):
         run(tmp_path, 30.0, "op", **(HERE | {"device": "nonsense"}))
     assert json.loads(next(tmp_path.glob("gpu-*.json")).read_text())["rows"][-1]["kind"] == "end"
 
 
-def test_errors_are_compared_with_plain_torchs() -> None:
+def test_errors_are_compared_with_plain_torch() -> None:
     exact, plain = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.1])
     assert compare("y", torch.tensor([1.19, 2.0]), exact, plain).ok
     assert not compare("y", torch.tensor([1.21, 2.0]), exact, plain).ok
@@ -96,7 +96,7 @@ def test_errors_are_compared_with_plain_torchs() -> None:
     assert not compare("y", torch.ones(3), exact, plain).ok
 
 
-def test_what_a_run_found_better_is_shipped(tmp_path: Path) -> None:
+def test_faster_configurations_of_a_run_are_shipped(tmp_path: Path) -> None:
     (tmp_path / "sm_90.json").write_text(
         json.dumps({"configs": {"a": {"n=1": {"x": 1}}}, "order": {"a": {}}})
     )
@@ -109,7 +109,9 @@ def test_what_a_run_found_better_is_shipped(tmp_path: Path) -> None:
     assert table == {"configs": {"a": {"n=1": {"x": 1}, "n=2": {"x": 2}}}, "order": {"a": {}}}
 
 
-def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tuning_saves_the_fastest_candidate(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(runtime, "arch", lambda device=None: "sm_90")
     tuning.rule("op.tuned")(lambda arch, facts: {"block": 1})
@@ -144,7 +146,7 @@ def test_tuning_keeps_the_fastest_choice(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
-def test_without_a_gpu_it_says_so() -> None:
+def test_without_a_gpu_it_reports_an_error() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "kernels.gpu"], cwd=ROOT, capture_output=True, text=True
     )

@@ -1,5 +1,5 @@
-"""Four-bit weights on a CPU: rounding, packing, other programs' files, products, and what is
-refused.
+"""Four-bit weights on a CPU: rounding, packing, files of AWQ and GPTQ, products, and bad
+arguments.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.int4.pack import dequantize, pack_codes
 
 
 @pytest.mark.parametrize(("k", "group"), [(300, 128), (576, 64), (208, 16), (600, 256)])
-def test_packed_numbers_lie_within_half_a_step(k: int, group: int) -> None:
+def test_packed_numbers_are_within_half_a_step(k: int, group: int) -> None:
     w = torch.randn(24, k)
     w[3] = 0.0
     w[4] = w[4].abs() + 5
@@ -35,7 +35,7 @@ def test_codes_unpack_to_themselves() -> None:
     assert torch.equal(unpack(pack_codes(codes), 200), codes)
 
 
-def test_files_of_awq_and_gptq_mean_the_same_here() -> None:
+def test_awq_and_gptq_files_convert_to_the_same_weights() -> None:
     codes, zeros = torch.randint(0, 16, (256, 16)), torch.randint(1, 16, (2, 16))
     scales = torch.rand(2, 16)
     shifts = torch.arange(0, 32, 4)
@@ -48,29 +48,29 @@ def test_files_of_awq_and_gptq_mean_the_same_here() -> None:
     gptq = from_gptq(
         joined(codes.view(32, 8, 16).transpose(1, 2)), joined((zeros - 1).view(2, 2, 8)), scales
     )
-    wanted = (codes - zeros.repeat_interleave(128, 0)) * scales.repeat_interleave(128, 0)
+    expected = (codes - zeros.repeat_interleave(128, 0)) * scales.repeat_interleave(128, 0)
     for found in (awq, gptq):
-        torch.testing.assert_close(dequantize(*found, 128, 256, torch.float32), wanted)
+        torch.testing.assert_close(dequantize(*found, 128, 256, torch.float32), expected)
     with pytest.raises(ValueError, match="a zero of 16"):
         from_gptq(torch.zeros(32, 16).int(), torch.full((2, 2), -1).int(), scales)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype) -> None:
+def test_products_match_the_dequantized_weight(dtype: torch.dtype) -> None:
     x, w = torch.randn(2, 3, 300).to(dtype), torch.randn(20, 300).to(dtype)
     w[5] = 0.0
-    given = pack_awq(w, 64)
-    assert given[1].dtype == dtype and (given[1] > 0).all()
-    assert not dequantize(*given, 64, 300, torch.float32)[:, 5].any()
+    options = pack_awq(w, 64)
+    assert options[1].dtype == dtype and (options[1] > 0).all()
+    assert not dequantize(*options, 64, 300, torch.float32)[:, 5].any()
     dispatch.clear_records()
-    got = int4_matmul(x, *given, 64)
-    wanted = x.double() @ dequantize(*given, 64, 300, torch.float64)
+    got = int4_matmul(x, *options, 64)
+    expected = x.double() @ dequantize(*options, 64, 300, torch.float64)
     torch.testing.assert_close(
-        got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.3)
+        got.double(), expected, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.3)
     )
-    (told,) = explain()
-    assert told["backend"] == "torch" and "CPU" in str(told["reason"])
-    assert (wanted - x.double() @ w.double().T).norm() / wanted.norm() < 0.15
+    (record,) = explain()
+    assert record["backend"] == "torch" and "CPU" in str(record["reason"])
+    assert (expected - x.double() @ w.double().T).norm() / expected.norm() < 0.15
 
 
 W = torch.randn(8, 256)
@@ -87,7 +87,7 @@ W = torch.randn(8, 256)
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     qweight, scales, zeros = pack_awq(W, 128)
@@ -103,7 +103,7 @@ def test_bad_arguments_are_refused_in_words(
         int4_matmul(**{**good, **changes})
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
+def test_unpackable_weights_are_rejected() -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         pack_awq(torch.full((2, 128), float("nan")))
     with pytest.raises(ValueError, match="together"):

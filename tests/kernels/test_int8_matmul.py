@@ -1,4 +1,4 @@
-"""Eight-bit weights on a CPU: rounding, products by torch's own kernel, and what is refused."""
+"""Eight-bit weights on a CPU: rounding, products by torch's kernel, and bad arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels import dispatch, explain
 from kernels.int8 import int8_matmul, quantize_int8
 
 
-def test_numbers_lie_within_half_a_step() -> None:
+def test_numbers_are_within_half_a_step() -> None:
     w = torch.randn(9, 70)
     w[2] = 0.0
     q, scales = quantize_int8(w)
@@ -23,17 +23,17 @@ def test_numbers_lie_within_half_a_step() -> None:
 
 @pytest.mark.parametrize("k", [70, 96])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) -> None:
+def test_products_match_the_dequantized_weight(dtype: torch.dtype, k: int) -> None:
     x = torch.randn(2, 3, k).to(dtype)
     w = torch.randn(9, k).to(dtype)
     w[3] = 0.0
     q, scales = quantize_int8(w)
     assert (scales > 0).all() and not q[3].any()
-    wanted = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
+    expected = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
     dispatch.clear_records()
     got = int8_matmul(x, q, scales)
     torch.testing.assert_close(
-        got.double(), wanted, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.1)
+        got.double(), expected, rtol=2e-2, atol={torch.float32: 1e-4}.get(dtype, 0.1)
     )
     odd = torch.stack((q, q), dim=1)[:, 0]  # rows with gaps
     torch.testing.assert_close(int8_matmul(x, odd, scales), got, rtol=2e-2, atol=0.1)
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_decoded_weight(dtype: torch.dtype, k: int) ->
         ({"num_splits": 0}, ValueError, "num_splits is 0"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     q, scales = quantize_int8(torch.randn(9, 70))

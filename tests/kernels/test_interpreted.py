@@ -1,8 +1,8 @@
-"""Every Triton kernel in Triton's interpreter: a process of its own, as triton reads its variable
-when it is imported.
+"""Runs every Triton kernel in Triton's interpreter, in a separate process (triton reads its
+variable at import).
 
-One process for all files of `interpreted/`, since importing torch takes longer than most of them.
-One file alone:
+One process runs all files of `interpreted/`, because importing torch takes longer than most of
+them. It runs one shape per kernel; ORRERY_TEST_MATRIX=full runs all shapes. One file alone:
 TRITON_INTERPRET=1 python -m pytest -c tests/kernels/interpreted/pytest.ini --rootdir .
 tests/kernels/interpreted/X.py
 """

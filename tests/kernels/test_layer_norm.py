@@ -1,4 +1,6 @@
-"""layer_norm's reference against torch and fp64 autograd, what it refuses, and what a CPU gets."""
+"""layer_norm's reference against torch and fp64 autograd, bad arguments, and the choice on a
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from kernels import dispatch, explain, layer_norm
 from kernels.norm import reference
 
 
-def test_the_reference_is_torchs_formula_and_has_its_gradient() -> None:
+def test_the_reference_matches_torch_and_its_gradient() -> None:
     x, w, b = (
         torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((3, 7), (7,), (7,))
     )
@@ -21,7 +23,7 @@ def test_the_reference_is_torchs_formula_and_has_its_gradient() -> None:
     assert torch.autograd.gradcheck(lambda *t: reference.layer_norm(*t, 1e-5), (x, w, b))
 
 
-def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
+def test_a_cpu_uses_torch_if_dtypes_are_equal() -> None:
     dispatch.clear_records()
     x, w = torch.randn(2, 8), torch.randn(8)
     torch.testing.assert_close(layer_norm(x, w), torch.nn.functional.layer_norm(x, (8,), w))
@@ -36,11 +38,11 @@ def test_a_cpu_gets_torchs_own_where_dtypes_are_equal() -> None:
         ({"x": None}, TypeError, "x must be a torch.Tensor"),
         ({"w": torch.ones(9)}, ValueError, "w has shape"),
         ({"b": torch.ones(8).int()}, TypeError, "b is int32"),
-        ({"b": torch.ones(8, device="meta")}, ValueError, "b lies on meta"),
+        ({"b": torch.ones(8, device="meta")}, ValueError, "b is on meta"),
         ({"eps": -1.0}, ValueError, "eps is -1.0"),
     ],
 )
-def test_bad_input_is_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"x": torch.ones(2, 8), "w": torch.ones(8), "b": torch.ones(8)}

@@ -1,5 +1,5 @@
-"""Linear cross-entropy on a CPU: chunks and shards against fp64 autograd over whole logits, memory,
-refusals.
+"""Linear cross-entropy on a CPU: chunks and shards against fp64 autograd over full logits, memory,
+bad arguments.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ def inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
-def test_chunks_give_the_whole_logits_loss_and_gradients(
+def test_chunks_match_loss_and_gradients_of_full_logits(
     dtype: torch.dtype, reduction: str, softcap: float
 ) -> None:
-    given = inputs(dtype)
+    operands = inputs(dtype)
     options: dict[str, Any] = {"reduction": reduction, "softcap": softcap}
     exact, plain = (
-        results("reference", given, torch.float64, **options),
-        results("reference", given, dtype, **options),
+        results("reference", operands, torch.float64, **options),
+        results("reference", operands, dtype, **options),
     )
     for chunk in (None, 3):
-        ours = results(None, given, dtype, chunk=chunk, **options)
+        ours = results(None, operands, dtype, chunk=chunk, **options)
         floor = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}[dtype]
         assert_close(NAMES, ours, exact, plain, floor=floor)
 
@@ -52,14 +52,14 @@ def test_the_gradient_passes_gradcheck() -> None:
     assert torch.autograd.gradcheck(summed, (h, w))
 
 
-def test_fp16_keeps_gradients_that_only_a_loss_scale_lifts() -> None:
+def test_fp16_keeps_gradients_that_need_the_loss_scale() -> None:
     h, w, targets = inputs(torch.float16)
     scaled = results(None, (h, w, targets), torch.float16, upstream=4096.0)
     exact = results("reference", (h, w, targets), torch.float64, upstream=4096.0)
     assert_close(NAMES[1:], scaled[1:], exact[1:], exact[1:], floor=2e-3)
 
 
-def test_logits_are_never_whole_in_memory() -> None:
+def test_full_logits_are_never_in_memory() -> None:
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -79,7 +79,7 @@ def test_logits_are_never_whole_in_memory() -> None:
     assert h.grad is not None and w.grad is not None
 
 
-def test_without_a_target_that_counts_it_is_as_torch() -> None:
+def test_without_counted_targets_it_matches_torch() -> None:
     h, w = torch.randn(3, 8, requires_grad=True), torch.randn(5, 8, requires_grad=True)
     loss = linear_cross_entropy(h, w, torch.full((3,), -100))
     assert loss.isnan()
@@ -97,11 +97,11 @@ def test_a_second_backward_gives_the_same_gradients() -> None:
     torch.testing.assert_close(list(torch.autograd.grad(loss, (h, w), torch.tensor(2.0))), first)
 
 
-def test_a_cpu_is_told_why_torch_runs() -> None:
+def test_the_reason_for_torch_on_a_cpu_is_recorded() -> None:
     dispatch.clear_records()
     linear_cross_entropy(*inputs())
-    (told,) = explain()
-    assert told["backend"] == "torch" and "CPU" in str(told["reason"])
+    (record,) = explain()
+    assert record["backend"] == "torch" and "CPU" in str(record["reason"])
 
 
 def _sharded(group: dist.ProcessGroup) -> None:
@@ -117,17 +117,17 @@ def _sharded(group: dist.ProcessGroup) -> None:
     ]
     for options in every:
         plain = {k: v for k, v in options.items() if k != "start"}
-        whole = results("reference", (h, w, targets), torch.float32, **plain)
+        full = results("reference", (h, w, targets), torch.float32, **plain)
         ours = results(None, (h, w[mine], targets), torch.float32, group=group, chunk=4, **options)
-        torch.testing.assert_close(ours, [*whole[:2], whole[2][mine]])
+        torch.testing.assert_close(ours, [*full[:2], full[2][mine]])
     beyond = torch.tensor([50])
     assert linear_cross_entropy(h[:1], w[:13], beyond, group=group, start=13 * rank).isnan()
     with pytest.raises(ValueError, match="0 to 25"):
         linear_cross_entropy(h[:1], w[:13], beyond, group=group)
 
 
-def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> None:
-    store = dist.HashStore()  # both ranks are threads: nothing here is told by process
+def test_a_sharded_vocabulary_matches_the_full_one() -> None:
+    store = dist.HashStore()  # both ranks are threads of one process
 
     def run(rank: int) -> None:
         _sharded(dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=240)))
@@ -140,8 +140,12 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"targets": torch.tensor([0, 5])}, ValueError, "targets hold 5; they must lie in 0 to 4"),
-        ({"targets": torch.tensor([0, -1])}, ValueError, "targets hold -1"),
+        (
+            {"targets": torch.tensor([0, 5])},
+            ValueError,
+            "targets contain 5; they must be in 0 to 4",
+        ),
+        ({"targets": torch.tensor([0, -1])}, ValueError, "targets contain -1"),
         ({"targets": torch.tensor([0.0, 1.0])}, TypeError, "targets is float32"),
         ({"targets": torch.tensor([0, 1, 2])}, ValueError, "targets has shape"),
         ({"w": torch.randn(5, 7)}, ValueError, "w has shape"),
@@ -151,7 +155,7 @@ def test_a_vocabulary_in_shards_gives_the_whole_ones_loss_and_gradients() -> Non
         ({"softcap": -1.0}, ValueError, "softcap is -1"),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {

@@ -1,5 +1,5 @@
-"""A mixture of experts on a CPU: the parts against a loop over tokens, their gradients, and what is
-refused.
+"""A mixture of experts on a CPU: each part against a loop over tokens, gradients, and bad
+arguments.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from kernels import dispatch, explain
-from kernels.gpu.moe import layer, through
+from kernels.gpu.moe import random_layer, run_layer
 from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
 
 
-def test_the_parts_together_are_a_loop_over_tokens_with_its_gradients() -> None:
-    given = [t.double() for t in layer(7, 4, 6, 5, torch.float64)]
-    x, logits, w, weights = (t.clone().requires_grad_() for t in given)
+def test_the_layer_matches_a_loop_over_tokens_with_gradients() -> None:
+    options = [t.double() for t in random_layer(7, 4, 6, 5, torch.float64)]
+    x, logits, w, weights = (t.clone().requires_grad_() for t in options)
     values, chosen = logits.softmax(-1).topk(2)
     values = values / values.sum(-1, keepdim=True)
     out = torch.zeros(7, 5, dtype=torch.float64)
@@ -25,40 +25,40 @@ def test_the_parts_together_are_a_loop_over_tokens_with_its_gradients() -> None:
             if (t, k) != (0, 1):  # dropped
                 out[t] = out[t] + values[t, k] * (w[chosen[t, k]] @ x[t])
     (out * weights).sum().backward()
-    ours = through(*given, top_k=2, backend=None)
-    for got, wanted in zip(ours, [out, x.grad, logits.grad, w.grad], strict=True):
-        torch.testing.assert_close(got, wanted)
+    ours = run_layer(*options, top_k=2, backend=None)
+    for got, expected in zip(ours, [out, x.grad, logits.grad, w.grad], strict=True):
+        torch.testing.assert_close(got, expected)
 
 
-def test_a_bias_moves_the_choice_and_not_the_weight() -> None:
+def test_a_bias_changes_the_choice_and_not_the_weight() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     weights, experts = moe_gate(logits, 1, scoring="sigmoid", bias=torch.tensor([0.0, 0.0, 5.0]))
     assert experts.tolist() == [[2]] and weights.item() == pytest.approx(0.5)
 
 
-def test_a_choice_falls_within_the_best_groups() -> None:
+def test_experts_are_chosen_within_the_best_groups() -> None:
     logits = torch.tensor([[0.9, 0.0, 0.6, 0.5, 0.1, 0.7]]).logit(eps=1e-6)
-    for scoring, kept, wanted in (
+    for scoring, kept, expected in (
         ("sigmoid", 1, [2, 3]),
         ("softmax", 1, [0, 1]),
         ("sigmoid", 2, [0, 2]),
     ):
         _, experts = moe_gate(logits, 2, scoring=scoring, groups=3, groups_kept=kept)
-        assert experts.tolist() == [wanted], (scoring, kept)
+        assert experts.tolist() == [expected], (scoring, kept)
 
 
-def test_sorted_rows_keep_the_tokens_order_and_dropped_ones_come_last() -> None:
+def test_sorted_rows_keep_token_order_and_dropped_ones_are_last() -> None:
     x = torch.arange(4.0).view(4, 1)
     rows, permutation = moe_permute(x, torch.tensor([[1], [2], [0], [1]]), 2)
     assert rows.flatten().tolist() == [2, 0, 3, 1] and permutation.counts.tolist() == [1, 2]
     assert moe_unpermute(rows, permutation).flatten().tolist() == [0, 1, 2, 3]
 
 
-def test_a_cpu_is_told_why_the_reference_runs() -> None:
+def test_the_reason_for_the_reference_on_a_cpu_is_recorded() -> None:
     dispatch.clear_records()
     grouped_matmul(torch.randn(3, 4), torch.randn(2, 5, 4), torch.tensor([1, 2]))
-    (told,) = explain()
-    assert told["backend"] == "reference" and "CPU" in str(told["reason"])
+    (record,) = explain()
+    assert record["backend"] == "reference" and "CPU" in str(record["reason"])
     assert grouped_matmul(torch.randn(0, 4), torch.randn(2, 5, 4), torch.tensor([0, 0])).shape == (
         0,
         5,
@@ -78,19 +78,19 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
         (
             lambda: moe_gate(torch.randn(2, 4), 3, groups=2, groups_kept=1),
             ValueError,
-            "hold 2 experts",
+            "contain 2 experts",
         ),
         (lambda: moe_gate(torch.randn(2, 4), 1, scoring="max"), ValueError, "scoring is 'max'"),
         (lambda: moe_gate(torch.randn(2, 4), 1, bias=torch.zeros(3)), ValueError, "bias has shape"),
         (
             lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [4]]), 3),
             ValueError,
-            "experts hold 4",
+            "experts contain 4",
         ),
         (
             lambda: moe_permute(torch.randn(2, 4), torch.tensor([[0], [-1]]), 3),
             ValueError,
-            "experts hold -1",
+            "experts contain -1",
         ),
         (
             lambda: moe_permute(torch.randn(2, 4), torch.zeros(3, 1).long(), 3),
@@ -116,7 +116,7 @@ def test_a_cpu_is_told_why_the_reference_runs() -> None:
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     call: Any, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

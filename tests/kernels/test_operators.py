@@ -1,4 +1,4 @@
-"""What a launch is to those who watch operators, and that nobody else pays for it."""
+"""Launches as operators under dispatch modes, and plain calls without a mode."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kernels.operators import call_as_operator, operator
 
 
 class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every operator's name; outputs of `given` names in place of calls of them."""
+    """Records every operator's name; replaces the outputs of the operators in `options`."""
 
-    def __init__(self, given: dict[str, list[Tensor]] | None = None) -> None:
+    def __init__(self, options: dict[str, list[Tensor]] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
-        self.given = given or {}
+        self.options = options or {}
 
     def __torch_dispatch__(
         self,
@@ -29,21 +29,23 @@ class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self.names.append(str(func))
-        return self.given[str(func)] if str(func) in self.given else func(*args, **(kwargs or {}))
+        return (
+            self.options[str(func)] if str(func) in self.options else func(*args, **(kwargs or {}))
+        )
 
 
 def _tripled(x: Tensor) -> list[Tensor]:
     return call_as_operator("tripled", (x, None), lambda: [x * 3, x + 1], flops=7)
 
 
-def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
+def test_a_mode_sees_one_operator_and_may_replace_its_results() -> None:
     x = torch.ones(2)
     with _Seen() as seen:
-        made = _tripled(x)
+        inputs = _tripled(x)
     assert (
         seen.names == ["kernels.tripled.default"]
-        and made[0].tolist() == [3, 3]
-        and made[1].tolist() == [2, 2]
+        and inputs[0].tolist() == [3, 3]
+        and inputs[1].tolist() == [2, 2]
     )
     with _Seen({"kernels.tripled.default": [x, x]}):
         again = _tripled(x)
@@ -54,6 +56,6 @@ def test_a_watched_launch_is_one_operator_whose_results_may_be_given() -> None:
     assert operator("tripled") is torch.ops.kernels.tripled.default
 
 
-def test_an_unwatched_launch_is_called_as_it_is() -> None:
+def test_without_a_mode_the_launch_is_called_directly() -> None:
     call_as_operator("unseen", (), lambda: [torch.ones(1)])
     assert not hasattr(torch.ops.kernels, "unseen")

@@ -1,5 +1,5 @@
-"""unscale_ and FusedAdamW on a CPU: torch's rule, state that torch's AdamW takes and gives,
-refusals in words.
+"""unscale_ and FusedAdamW on a CPU: torch's rule, state exchanged with torch's AdamW, and bad
+arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
 
 
-def test_unscale_says_what_torchs_says() -> None:
+def test_unscale_matches_torch() -> None:
     for backend in ("torch", "reference"):
         grads = [torch.full((3,), 4.0), torch.full((2, 2), 8.0, dtype=torch.bfloat16)]
         found = torch.zeros(1)
@@ -39,7 +39,7 @@ def test_unscale_says_what_torchs_says() -> None:
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_it_trains_as_torchs_adamw_and_each_loads_the_others_state(clip: float | None) -> None:
+def test_it_matches_torchs_adamw_and_exchanges_state(clip: float | None) -> None:
     dispatch.clear_records()
     ours, theirs = model(), model()
     mine: Any = FusedAdamW(ours.parameters(), lr=0.01, clip_norm=clip)
@@ -79,7 +79,7 @@ def test_bf16_parameters_keep_fp32_moments_through_a_checkpoint() -> None:
     )
 
 
-def test_rounding_by_chance_keeps_the_expectation() -> None:
+def test_stochastic_rounding_keeps_the_expectation() -> None:
     x = torch.full((20000,), 1 + 2**-9)
     rounded = reference.round_stochastically(x).float()
     assert set(rounded.unique().tolist()) == {1.0, 1 + 2**-7}
@@ -103,10 +103,10 @@ def one_rank() -> Iterator[DeviceMesh]:
     dist.destroy_process_group()
 
 
-def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(
+def test_sharded_parameters_step_with_a_given_norm(
     one_rank: DeviceMesh,
 ) -> None:
-    def made(sharded: bool) -> tuple[torch.Tensor, FusedAdamW]:
+    def inputs(sharded: bool) -> tuple[torch.Tensor, FusedAdamW]:
         p, g = torch.arange(6.0).view(3, 2), torch.ones(3, 2)
         if sharded:
             p, g = (distribute_tensor(t, one_rank, [Shard(0)]) for t in (p, g))
@@ -114,7 +114,7 @@ def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(
         p.grad = g
         return p, FusedAdamW([p], clip_norm=1.0)
 
-    (plain, one), (sharded, other) = made(False), made(True)
+    (plain, one), (sharded, other) = inputs(False), inputs(True)
     with pytest.raises(ValueError, match="grad_norm"):
         other.step()
     norm = torch.tensor([6.0]).sqrt()
@@ -131,12 +131,12 @@ def test_of_sharded_parameters_the_own_part_steps_by_a_norm_that_is_given(
     )
 
 
-def test_bad_input_is_refused_in_words() -> None:
+def test_bad_arguments_raise_errors_that_name_them() -> None:
     p = torch.ones(3, requires_grad=True)
     scale, found = torch.ones(1), torch.zeros(1)
     with pytest.raises(TypeError, match=r"grads\[1\] is int64"):
         unscale_([torch.ones(2), torch.ones(2).long()], scale, found)
-    with pytest.raises(ValueError, match=r"grads\[0\] lies on meta"):
+    with pytest.raises(ValueError, match=r"grads\[0\] is on meta"):
         unscale_([torch.ones(2, device="meta")], scale, found)
     with pytest.raises(ValueError, match="inv_scale has shape"):
         unscale_([torch.ones(2)], torch.ones(2), found)

@@ -1,5 +1,5 @@
 """Paged attention on a CPU: the reference against plain attention, gathered pages, the plan, and
-what is refused.
+bad arguments.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ import torch
 
 from kernels import dispatch, explain, paged_attention, write_kv
 from kernels.decode import plan_pages
-from kernels.gpu.paged_attention import paged
+from kernels.gpu.paged_attention import random_case
 from tests.kernels.compare import assert_close
 
 
 def test_the_reference_is_attention_over_the_pages_in_order() -> None:
-    made = paged((7, 12), queries=3)
-    got, lse = made.run("reference", torch.float64, return_lse=True)
+    inputs = random_case((7, 12), queries=3)
+    got, lse = inputs.run("reference", torch.float64, return_lse=True)
     for b, length in enumerate((7, 12)):
-        pages = made.table[b, : -(-length // 4)].long()
+        pages = inputs.table[b, : -(-length // 4)].long()
         k, v = (
             c[pages].flatten(0, 1)[:length].double().transpose(0, 1)
-            for c in (made.k_cache, made.v_cache)
+            for c in (inputs.k_cache, inputs.v_cache)
         )
-        q = made.q[b].double().transpose(0, 1)
+        q = inputs.q[b].double().transpose(0, 1)
         seen = torch.ones(3, length, dtype=torch.bool).tril(length - 3)
-        wanted = torch.nn.functional.scaled_dot_product_attention(
+        expected = torch.nn.functional.scaled_dot_product_attention(
             q, k, v, attn_mask=seen, enable_gqa=True
         )
-        torch.testing.assert_close(got[b], wanted.transpose(0, 1))
+        torch.testing.assert_close(got[b], expected.transpose(0, 1))
         scores = torch.einsum("hsd,hnd->hsn", q, k.repeat_interleave(2, 0)) / 4
         torch.testing.assert_close(
             lse[b].double(),
@@ -52,28 +52,26 @@ def test_the_reference_is_attention_over_the_pages_in_order() -> None:
         ({"lens": (30, 18), "dtype": torch.float16}, {}),
     ],
 )
-def test_gathered_pages_give_what_the_reference_gives(
-    case: dict[str, Any], options: dict[str, Any]
-) -> None:
-    made = paged(**case)
-    exact = made.run("reference", torch.float64, **options)
-    got = made.run(None, **options)
+def test_gathered_pages_match_the_reference(case: dict[str, Any], options: dict[str, Any]) -> None:
+    inputs = random_case(**case)
+    exact = inputs.run("reference", torch.float64, **options)
+    got = inputs.run(None, **options)
     floor = 2e-6 if got.dtype == torch.float32 else 1e-3
-    assert_close(["out"], [got], [exact], [made.run("reference", **options)], floor=floor)
+    assert_close(["out"], [got], [exact], [inputs.run("reference", **options)], floor=floor)
 
 
-def test_one_plan_serves_all_layers_and_its_sequences_are_computed_together() -> None:
-    made = paged((40, 38, 39, 3))
-    plan = plan_pages(made.table, made.lens, blocks=made.k_cache.shape[0], block_size=4)
-    torch.testing.assert_close(made.run(None, plan=plan), made.run("reference"))
+def test_one_plan_serves_all_layers_and_groups_sequences() -> None:
+    inputs = random_case((40, 38, 39, 3))
+    plan = plan_pages(inputs.table, inputs.lens, blocks=inputs.k_cache.shape[0], block_size=4)
+    torch.testing.assert_close(inputs.run(None, plan=plan), inputs.run("reference"))
     assert [g.sequences for g in plan.groups(None)] == [4]
     with pytest.raises(ValueError, match="another block_table"):
         paged_attention(
-            made.q, made.k_cache, made.v_cache, made.table, made.lens.clone(), plan=plan
+            inputs.q, inputs.k_cache, inputs.v_cache, inputs.table, inputs.lens.clone(), plan=plan
         )
 
 
-def test_blocks_that_follow_each_other_are_not_copied() -> None:
+def test_consecutive_blocks_are_not_copied() -> None:
     cache = torch.randn(2, 6, 4, 2, 16)
     table, lens = torch.tensor([[2, 3, 4]]), torch.tensor([10])
     (group,) = plan_pages(table, lens, blocks=6, block_size=4).groups(None)
@@ -85,7 +83,7 @@ def test_blocks_that_follow_each_other_are_not_copied() -> None:
     )
 
 
-def test_written_tokens_lie_in_their_slots() -> None:
+def test_tokens_are_written_to_their_slots() -> None:
     for caches in (torch.zeros(2, 3, 4, 2, 8), torch.zeros(3, 2, 4, 2, 8).transpose(0, 1)):
         k, v = torch.randn(2, 2, 3, 2, 8)
         write_kv(k, v, caches[0], caches[1], torch.tensor([[11, 0, -1], [5, 6, -1]]))
@@ -94,12 +92,12 @@ def test_written_tokens_lie_in_their_slots() -> None:
         assert (caches != 0).any(-1).sum() == 2 * 4 * 2
 
 
-def test_a_cpu_is_told_why_torch_runs() -> None:
+def test_the_reason_for_torch_on_a_cpu_is_recorded() -> None:
     dispatch.clear_records()
-    made = paged((4,))
-    made.run(None)
-    told = [t for t in explain() if t["op"] == "paged_attention"]
-    assert told[0]["backend"] == "torch" and "CPU" in str(told[0]["reason"])
+    inputs = random_case((4,))
+    inputs.run(None)
+    record = [t for t in explain() if t["op"] == "paged_attention"]
+    assert record[0]["backend"] == "torch" and "CPU" in str(record[0]["reason"])
 
 
 Q, CACHE, TABLE, LENS = (
@@ -121,7 +119,7 @@ Q, CACHE, TABLE, LENS = (
         (
             {"seq_lens": torch.tensor([8, 9])},
             ValueError,
-            r"seq_lens\[1\] is 9; it must lie in 0 to 8",
+            r"seq_lens\[1\] is 9; it must be in 0 to 8",
         ),
         ({"seq_lens": torch.tensor([-1, 9])}, ValueError, r"seq_lens\[0\] is -1"),
         ({"block_table": TABLE.float()}, TypeError, "block_table is float32"),
@@ -142,7 +140,7 @@ Q, CACHE, TABLE, LENS = (
         ),
     ],
 )
-def test_bad_arguments_are_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {
@@ -157,22 +155,24 @@ def test_bad_arguments_are_refused_in_words(
         paged_attention(**{**good, **changes})
 
 
-def test_slots_beyond_the_cache_are_refused() -> None:
+def test_slots_beyond_the_cache_are_rejected() -> None:
     k = torch.randn(2, 2, 16)
-    with pytest.raises(ValueError, match="slots hold 24; the cache has 24 slots"):
+    with pytest.raises(ValueError, match="slots contain 24; the cache has 24 slots"):
         write_kv(k, k, CACHE.clone(), CACHE.clone(), torch.tensor([1, 24]))
     with pytest.raises(ValueError, match="slots has shape"):
         write_kv(k, k, CACHE.clone(), CACHE.clone(), torch.tensor([1]))
 
 
-def test_a_plan_that_trusts_its_numbers_reads_them_when_they_are_used() -> None:
-    made = paged((30, 9), queries=(3, 1))
-    lens = made.lens.clone().fill_(1)
-    plan = plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, max_q=3, check=False)
-    lens.copy_(made.lens)  # as before a captured graph is replayed
-    got = paged_attention(
-        made.q, made.k_cache, made.v_cache, made.table, lens, cu_q=made.cu, plan=plan
+def test_an_unchecked_plan_reads_its_values_when_used() -> None:
+    inputs = random_case((30, 9), queries=(3, 1))
+    lens = inputs.lens.clone().fill_(1)
+    plan = plan_pages(
+        inputs.table, lens, blocks=1, block_size=4, cu_q=inputs.cu, max_q=3, check=False
     )
-    torch.testing.assert_close(got, made.run("reference"))
-    with pytest.raises(ValueError, match="give max_q"):
-        plan_pages(made.table, lens, blocks=1, block_size=4, cu_q=made.cu, check=False)
+    lens.copy_(inputs.lens)  # as before the replay of a captured graph
+    got = paged_attention(
+        inputs.q, inputs.k_cache, inputs.v_cache, inputs.table, lens, cu_q=inputs.cu, plan=plan
+    )
+    torch.testing.assert_close(got, inputs.run("reference"))
+    with pytest.raises(ValueError, match="pass max_q"):
+        plan_pages(inputs.table, lens, blocks=1, block_size=4, cu_q=inputs.cu, check=False)

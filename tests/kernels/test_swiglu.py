@@ -1,4 +1,4 @@
-"""swiglu's reference against torch and fp64 autograd, what it refuses, and what a CPU gets."""
+"""swiglu's reference against torch and fp64 autograd, bad arguments, and the choice on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kernels import dispatch, explain, swiglu
 from kernels.gated import reference
 
 
-def test_the_reference_has_the_formulas_gradient() -> None:
+def test_the_reference_has_the_gradient_of_the_formula() -> None:
     gate, up = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True).unbind()
     torch.testing.assert_close(reference.swiglu(gate, up), gate / (1 + (-gate).exp()) * up)
     assert torch.autograd.gradcheck(reference.swiglu, (gate, up))
@@ -39,7 +39,7 @@ def test_one_tensor_or_two_on_a_cpu() -> None:
         ({"gate_up": torch.ones(2, 8, requires_grad=True), "quant": "row"}, ValueError, "no_grad"),
     ],
 )
-def test_bad_input_is_refused_in_words(
+def test_bad_arguments_raise_errors_that_name_them(
     change: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     good: dict[str, Any] = {"gate_up": torch.ones(2, 8)}

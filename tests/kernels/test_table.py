@@ -1,4 +1,4 @@
-"""The table of goals: up to date in the README, and what rows of a run make of it."""
+"""The table of goals: up to date in the README, and its contents for given rows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from kernels.gpu.goals import GOALS
-from kernels.gpu.table import README, RESULTS, rendered, table
+from kernels.gpu.table import README, RESULTS, render_readme, table
 
 
-def test_the_readme_has_the_table_of_the_newest_results() -> None:
-    assert rendered(README.read_text(), RESULTS) == README.read_text(), (
+def test_the_readme_table_is_up_to_date() -> None:
+    assert render_readme(README.read_text(), RESULTS) == README.read_text(), (
         "run python -m kernels.gpu.table"
     )
 
@@ -62,26 +62,26 @@ def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
     (tmp_path / "gpu-2.jsonl").write_text(
         "".join(json.dumps(each) + "\n" for each in new) + '{"kind": "ben'
     )
-    told = {
+    record = {
         line.split(" | ")[0].strip("| "): line
         for line in table(tmp_path).splitlines()
         if line.startswith("|")
     }
     # the fastest peer decides
-    assert "0.98× liger" in told["swiglu"] and told["swiglu"].endswith("missed |")
-    assert "a: 4.10 TB/s" in told["rms_norm forward"] and told["rms_norm forward"].endswith(
+    assert "0.98× liger" in record["swiglu"] and record["swiglu"].endswith("missed |")
+    assert "a: 4.10 TB/s" in record["rms_norm forward"] and record["rms_norm forward"].endswith(
         "missed |"
     )  # the worst case
-    assert told["linear cross-entropy, 8192 × 4096 × 131072"].endswith("met |")
-    assert "0.3 GB, 1 GFLOP | hbm, 95% |" in told["swiglu"]
+    assert record["linear cross-entropy, 8192 × 4096 × 131072"].endswith("met |")
+    assert "0.3 GB, 1 GFLOP | hbm, 95% |" in record["swiglu"]
     # the peer itself, within the spread
-    assert told["dense attention, head dim 128, as called"].endswith("met |")
-    assert told["dense attention, head dim 128, forward, own kernel"].endswith("missed |")
-    assert "0.50 GiB" in told["the same, memory beside inputs and gradients"]
-    assert told["AdamW with unscale, found-inf, clip"].endswith("open |")
+    assert record["dense attention, head dim 128, as called"].endswith("met |")
+    assert record["dense attention, head dim 128, forward, own kernel"].endswith("missed |")
+    assert "0.50 GiB" in record["the same, memory beside inputs and gradients"]
+    assert record["AdamW with unscale, found-inf, clip"].endswith("open |")
     assert f"6 of {len(GOALS)} measured, on H200" in table(tmp_path)
 
 
-def test_a_readme_without_a_place_for_it_is_refused(tmp_path: Path) -> None:
+def test_a_readme_without_markers_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no place"):
-        rendered("# Kernels", tmp_path)
+        render_readme("# Kernels", tmp_path)

@@ -1,6 +1,4 @@
-"""Where triton is missing every module imports, and every operation works by its reference or
-torch's own.
-"""
+"""Without triton every module imports, and every operation works through its reference or torch."""
 
 from __future__ import annotations
 
@@ -23,8 +21,8 @@ assert not {"triton.language", "pydantic", "django"} & set(sys.modules)
 x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8)
 kernels.rms_norm(x, w).sum().backward()
 assert x.grad is not None
-(told,) = kernels.explain()
-assert told["backend"] == "torch" and "triton is not installed" in told["reason"], told
+(record,) = kernels.explain()
+assert record["backend"] == "torch" and "triton is not installed" in record["reason"], record
 """
 
 

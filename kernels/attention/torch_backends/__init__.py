@@ -1,0 +1,1 @@
+"""Attention backends built on torch: SDPA, FlashAttention-2 and plain operations."""

@@ -1,10 +1,8 @@
-"""Attention in plain torch operations, block by block: memory grows with the length, not with its
-square.
+"""Attention in plain torch operations, block by block: memory grows linearly with the length.
 
-For what no faster kernel takes (a softcap on a CPU, odd dtypes). Online softmax forward,
-recomputation backward, any
-device. Shapes: B batch, Hk key-value heads, R rows (query heads of a group × queries of a block), N
-keys of a block.
+Used if no faster kernel can run (a softcap on a CPU, odd dtypes). Online softmax forward,
+recomputation backward, any device. Shapes: B batch, Hk key-value heads, R rows (query heads of a
+group × queries of a block), N keys of a block.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from kernels.attention.spec import AttentionSpec
 
 _QUERIES = 256
-_KEYS = 512  # with 256 queries: 0.5 MiB of scores a head
+_KEYS = 512  # with 256 queries: 0.5 MiB of scores per head
 
 
 def blockwise(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
@@ -100,7 +98,7 @@ def _backward(
         base = base.masked_fill(base == -torch.inf, torch.inf)
         d_rows = torch.zeros_like(rows)
         for lo, hi in _ranges(*_visible_range(a, b, queries, k.shape[1], spec), _KEYS):
-            scores, capped = _scores(rows, k, a, b, queries, lo, hi, spec, keep_bent=True)
+            scores, capped = _scores(rows, k, a, b, queries, lo, hi, spec, keep_capped=True)
             probabilities = scores.sub_(base).exp_()
             dv[:, :, lo:hi] += probabilities.mT @ d_out
             slope = probabilities.mul_(d_out @ _columns(v, lo, hi, wide).mT - loss)
@@ -122,16 +120,16 @@ def _scores(
     lo: int,
     hi: int,
     spec: AttentionSpec,
-    keep_bent: bool = False,
+    keep_capped: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores [B, Hk, R, N] of queries a..b and keys lo..hi, -inf where not seen; and tanh(score /
-    cap) if capped, which
-    is overwritten unless `keep_bent`."""
+    """Scores [B, Hk, R, N] of queries a..b and keys lo..hi, -inf if masked; and tanh(score / cap)
+    if capped, which is overwritten unless `keep_capped`.
+    """
     scores = rows @ _columns(k, lo, hi, rows.dtype).mT
     capped = None
     if spec.softcap:
         capped = scores.mul_(spec.scale / spec.softcap).tanh_()
-        scores = capped * spec.softcap if keep_bent else capped.mul_(spec.softcap)
+        scores = capped * spec.softcap if keep_capped else capped.mul_(spec.softcap)
     else:
         scores *= spec.scale
     shift = k.shape[1] - queries
@@ -146,7 +144,7 @@ def _scores(
 
 
 def _visible_range(a: int, b: int, queries: int, keys: int, spec: AttentionSpec) -> tuple[int, int]:
-    """Keys that any of the queries a..b sees."""
+    """The range of keys that any of the queries a..b sees."""
     if not spec.causal:
         return 0, keys
     shift = keys - queries
@@ -159,8 +157,8 @@ def _ranges(low: int, high: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _rows(x: Tensor, kv_heads: int, dtype: torch.dtype) -> Tensor:
-    """[B, queries, H, D] -> [B, Hk, group · queries, D]: one matrix product a key-value head serves
-    its whole group.
+    """[B, queries, H, D] -> [B, Hk, group · queries, D]: one matrix product per key-value head
+    serves its group.
     """
     return torch.unflatten(x.to(dtype).transpose(1, 2), 1, (kv_heads, -1)).flatten(2, 3)
 

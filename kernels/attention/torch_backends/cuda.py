@@ -1,7 +1,7 @@
-"""torch's own attention on CUDA: cuDNN, memory-efficient, and FlashAttention-2 dense and ragged.
+"""torch's attention on CUDA: cuDNN, memory-efficient, and FlashAttention-2, dense and ragged.
 
-Knows when each can take a call, by torch's own verdict where torch gives one. Tensors are [B, S, H,
-D]; ragged B = 1.
+Reports why each cannot run a call, by torch's own checks where they exist. Tensors are [B, S, H,
+D]; ragged batches have B = 1.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def sdpa_why_not(
     spec: AttentionSpec,
     wants_lse: bool,
 ) -> str | None:
-    """Why SDPA's "cudnn" or "efficient" cannot take this call; None when it can."""
+    """Why SDPA's "cudnn" or "efficient" cannot run this call; None if it can."""
     if q.device.type != "cuda":
         return "not a CUDA tensor"
     if bounds is not None:
-        return "knows no packed sequences"
+        return "does not support packed sequences"
     if spec.window:
-        return "knows no window"
+        return "does not support windows"
     if spec.softcap:
-        return "knows no softcap"
+        return "does not support a softcap"
     if wants_lse:
-        return "gives no log-sum-exp"
+        return "does not return the log-sum-exp"
     if spec.causal and q.shape[1] != k.shape[1]:
         return "aligns causal masks at the start"
     if q.numel() == 0 or k.numel() == 0:
@@ -79,7 +79,7 @@ def sdpa_why_not(
 
 
 def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """[B, Q, H, D_v] by SDPA, held to one backend."""
+    """[B, Q, H, D_v] by SDPA, restricted to one backend."""
     with sdpa_kernel(_SDPA_BACKENDS[backend][0]):
         heads_first = _first(backend, q, k, v)
         gqa = heads_first[0].shape[1] != heads_first[1].shape[1]
@@ -89,7 +89,7 @@ def sdpa(backend: str, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> 
 
 
 def _first(backend: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, H, S, D]; for the memory-efficient kernel, which has no groups, every head its own keys
+    """[B, H, S, D]; the memory-efficient kernel has no groups, so each query head gets its own keys
     and values.
     """
     if backend == "efficient" and q.shape[2] != k.shape[2]:
@@ -117,23 +117,24 @@ def _torch_refusal(
 def flash_why_not(
     q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, lse_grad: bool
 ) -> str | None:
-    """Why FlashAttention-2 cannot take this call; None when it can. It knows windows, groups,
-    ragged batches and masks
-    aligned at the end."""
+    """Why FlashAttention-2 cannot run this call; None if it can.
+
+    It supports windows, groups, ragged batches and masks aligned at the end.
+    """
     if q.device.type != "cuda" or torch.version.cuda is None:
         return "not a CUDA tensor"
     if not torch.backends.cuda.is_flash_attention_available():
         return "torch was built without it"
     if q.dtype not in _HALVES:
-        return "takes fp16 and bf16"
+        return "supports fp16 and bf16 only"
     if spec.softcap:
-        return "torch's build knows no softcap"
+        return "torch's build does not support a softcap"
     if max(q.shape[-1], v.shape[-1]) > 256:
         return "head dims above 256"
     if torch.cuda.get_device_capability(q.device) < (8, 0):
-        return "wants an Ampere GPU or later"
+        return "requires an Ampere GPU or later"
     if lse_grad:
-        return "gives the log-sum-exp no gradient"
+        return "does not differentiate the log-sum-exp"
     if q.numel() == 0 or k.numel() == 0:
         return "a dimension is empty"
     return None
@@ -144,7 +145,7 @@ def flash(
 ) -> tuple[Tensor, Tensor]:
     """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); out has gradients."""
     out, lse = _Flash.apply(q, k, v, bounds, spec)
-    # it says +inf of a query that sees no key
+    # It returns +inf for a query that sees no key.
     if bounds is not None or (spec.causal and q.shape[1] > k.shape[1]):
         lse = lse.masked_fill(lse == torch.inf, -torch.inf)
     return out, lse
@@ -207,8 +208,8 @@ def _spans(
 
 
 def _packed(x: Tensor, width: int, ragged: bool) -> Tensor:
-    """As the kernel wants it: one width of 8s, neighbouring columns, no batch dimension where
-    ragged.
+    """Converts to the kernel's layout: one width, a multiple of 8; contiguous columns; no batch
+    dimension if ragged.
     """
     x = x if x.shape[-1] == width else functional.pad(x, (0, width - x.shape[-1]))
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -1,10 +1,9 @@
-"""Attention on a CPU by torch's own flash kernel, cut into parts that it can do: memory linear in
+"""Attention on a CPU by torch's flash kernel, split into chunks that it supports: memory linear in
 the length.
 
-torch's front door falls back to the dense square for masks aligned at the end, windows and head
-dims that differ,
-and gives no log-sum-exp. Here the same kernel runs over parts that merge by theirs. Shapes: [B, S,
-H, D].
+torch's SDPA falls back to dense scores for masks aligned at the end, windows and differing head
+dims, and returns no log-sum-exp. This module runs the same kernel over chunks and merges them by
+their log-sum-exp. Shapes: [B, S, H, D].
 """
 
 from __future__ import annotations
@@ -24,19 +23,17 @@ from kernels.attention.spec import AttentionSpec
 from kernels.dispatch import cached_choice, forced_by_environment
 
 _aten = torch.ops.aten
-# scores a head; torch's dense path is as fast up to there for head dims that differ
+# scores per head; up to this size torch's dense path is as fast for differing head dims
 _SMALL_SQUARE = 1 << 16
 _FEW_QUERIES = (
-    64  # queries whose mask is so small that one masked part is cheaper than two merged ones
+    64  # queries with a mask so small that one masked chunk is cheaper than two merged ones
 )
-_BLOCK = (128, 512)  # queries of a window's part, least and most
+_BLOCK = (128, 512)  # queries of a window's chunk, minimum and maximum
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Queries a..b over keys lo..hi: all of them seen, or causally (a square), or as `hidden`
-    tells.
-    """
+    """Queries a..b over keys lo..hi: all visible, or causal (a square), or masked by `hidden`."""
 
     a: int
     b: int
@@ -47,9 +44,7 @@ class _Chunk:
 
 
 def is_plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
-    """Whether torch's front door is best: it takes its flash kernel, or a square of scores that is
-    small.
-    """
+    """Whether torch's SDPA is best: it uses its flash kernel, or the scores are few."""
     return (
         spec.window == 0
         and spec.softcap == 0
@@ -61,11 +56,10 @@ def is_plain(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> bool:
 
 
 def run_cached(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -> Tensor | None:
-    """torch's own call, for a kind of call that was checked and found `is_plain` before; None for any
-    other.
+    """Calls SDPA if the same kind of call was checked and `is_plain` before; else returns None.
 
-    Costs 2 us more than torch's call by itself, which takes 8 at its smallest; checking and
-    choosing anew costs 40.
+    Costs 2 us more than SDPA itself, which takes at least 8 us; checking and choosing again costs
+    40.
     """
     if is_compiling():
         return None
@@ -76,7 +70,7 @@ def run_cached(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -
         AttributeError,
         RuntimeError,
         TypeError,
-    ):  # no dense tensors: refused in words behind this
+    ):  # not dense tensors: the checks report them
         return None
     if sdpa_options is None:
         return None
@@ -89,9 +83,7 @@ def run_cached(q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object) -
 def plain_call_key(
     q: Tensor, k: Tensor, v: Tensor, causal: object, scale: object
 ) -> tuple[object, ...] | None:
-    """All that checks, choice and `is_plain` rest on where neither window, cap nor log-sum-exp is
-    asked for; None for what
-    none of them would take as it is."""
+    """Cache key of a call without window, softcap and log-sum-exp; None if it is not eligible."""
     if not (q.is_cpu and k.is_cpu and v.is_cpu) or (causal is not True and causal is not False):
         return None
     if scale is not None and type(scale) is not float:
@@ -115,18 +107,18 @@ def plain_call_key(
 
 
 def sdpa_options(q: Tensor, k: Tensor, spec: AttentionSpec) -> dict[str, Any]:
-    """What torch's call is given beside the tensors and `is_causal`."""
+    """Options of SDPA apart from the tensors and `is_causal`."""
     options: dict[str, Any] = {} if spec.scale == q.shape[-1] ** -0.5 else {"scale": spec.scale}
     return options if q.shape[2] == k.shape[2] else options | {"enable_gqa": True}
 
 
 def why_not(spec: AttentionSpec) -> str | None:
-    """Why torch's CPU kernel cannot do it in parts; None when it can."""
-    return "torch's CPU kernel knows no softcap" if spec.softcap else None
+    """Why torch's CPU kernel cannot run in chunks; None if it can."""
+    return "torch's CPU kernel does not support a softcap" if spec.softcap else None
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
-    """torch's own call, for what is `is_plain`: [B, Q, H, D_v]."""
+    """SDPA, for calls that are `is_plain`: [B, Q, H, D_v]."""
     return functional.scaled_dot_product_attention(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -138,9 +130,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
 
 
 def chunked(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients. fp16 is multiplied in fp32,
-    which a CPU does
-    13 to 500 times faster."""
+    """(out [B, Q, H, D_v], log-sum-exp [B, H, Q]); both have gradients.
+
+    fp16 is multiplied in fp32, which is 13 to 500 times faster on a CPU.
+    """
     out, lse = _Chunked.apply(q, k, v, spec)
     return out, lse
 
@@ -176,7 +169,7 @@ class _Chunked(torch.autograd.Function):
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
-    """Tensors [B, H, S, D] of one width; queries that see nothing keep zeros and -inf."""
+    """Tensors [B, H, S, D] of one width; queries that see no key keep zeros and -inf."""
     batch, heads, queries, width = q.shape
     out = q.new_zeros(batch, queries, heads, width).transpose(1, 2)
     key = torch.float64 if q.dtype is torch.float64 else torch.float32
@@ -184,7 +177,7 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> tuple[Tens
     for chunk in _chunks(queries, k.shape[2], spec):
         part_out, part_lse = _kernel(q, k, v, chunk, spec)
         a, b = chunk.a, chunk.b
-        if chunk.lo == 0 or spec.window:  # the first part of these queries
+        if chunk.lo == 0 or spec.window:  # the first chunk of these queries
             out[:, :, a:b], lse[:, :, a:b] = part_out, part_lse
             continue
         both = torch.logaddexp(lse[:, :, a:b], part_lse)
@@ -208,9 +201,9 @@ def _add_gradients(
     lse: Tensor,
     spec: AttentionSpec,
 ) -> None:
-    """The kernel makes a part's probabilities again from the log-sum-exp of all parts, so that its
-    gradients just add
-    (FlashAttention-2, arXiv 2307.08691, alg. 2)."""
+    """Adds the chunks' gradients. The kernel recomputes a chunk's probabilities from the
+    log-sum-exp of all chunks, so the gradients add up (FlashAttention-2, arXiv 2307.08691, alg. 2).
+    """
     for chunk in _chunks(q.shape[2], k.shape[2], spec):
         rows, cols = slice(chunk.a, chunk.b), slice(chunk.lo, chunk.hi)
         gradients = _backward_kernel(
@@ -231,10 +224,9 @@ def _add_gradients(
 def _add_gradients_of_lse(
     dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, lse: Tensor, grad_lse: Tensor, spec: AttentionSpec
 ) -> None:
-    """d lse / d score is the probability p: dq += scale · g · (p k) and dk += scale · pᵀ (g q).
-    Both are what the
-    kernel does for values: p k is its result with keys for values, pᵀ (g q) the gradient of values
-    under g q.
+    """Adds the gradients of the log-sum-exp. d lse / d score is the probability p: dq += scale · g
+    · (p k) and dk += scale · pᵀ (g q). The kernel computes both as values: p k is its result with
+    keys for values, pᵀ (g q) the gradient of values under g q.
     """
     weight = (grad_lse * spec.scale).unsqueeze(-1).to(q.dtype)
     for chunk in _chunks(q.shape[2], k.shape[2], spec):
@@ -297,12 +289,11 @@ def _backward_kernel(
 
 
 def _chunks(queries: int, keys: int, spec: AttentionSpec) -> Iterator[_Chunk]:
-    """Every query of a part sees a key of it.
-
-    Those of a window come in blocks, each over its own stretch of keys.
+    """Chunks in which every query sees a key. A window's queries come in blocks, each with its own
+    range of keys.
     """
     shift = keys - queries
-    start = max(0, -shift)  # queries before it see nothing
+    start = max(0, -shift)  # earlier queries see no key
     if queries == 0 or keys == 0 or (spec.causal and start >= queries):
         return
     if not spec.causal:
@@ -337,12 +328,12 @@ def _heads_first(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def _head_first(x: Tensor, width: int) -> Tensor:
-    """[B, H, S, width]: zeros behind a narrower head dim, fp16 in fp32."""
+    """[B, H, S, width]: zeros after a narrower head dim, fp16 as fp32."""
     if x.dtype is torch.float16:
         x = x.float()
     if x.shape[-1] != width:
         x = functional.pad(x, (0, width - x.shape[-1]))
-    # the kernel reads columns as neighbours without a look at the stride (torch 2.13)
+    # The kernel assumes contiguous columns and does not check the stride (torch 2.13).
     if x.stride(-1) != 1:
         x = x.contiguous()
     return x.transpose(1, 2)

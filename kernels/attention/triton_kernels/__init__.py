@@ -1,0 +1,1 @@
+"""Own Triton attention kernels: device code, configurations, launches and autograd."""

@@ -1,6 +1,6 @@
-"""The project's own kernels behind autograd, dense and ragged.
+"""Autograd for the own attention kernels, dense and ragged.
 
-Knows when they can run and what backward needs; launches stand in `launch`, which loads triton.
+Imports `launch`, which loads triton, at the first call.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_HEAD_DIM = 256
 
 
 def why_not(q: Tensor, v: Tensor) -> str | None:
-    """Why the own kernels cannot run this call; None when they can."""
+    """Why the own kernels cannot run this call; None if they can."""
     reason = runtime.why_not(q)
     if reason is not None:
         return reason
     if q.dtype is torch.float64:
-        return "float64 has no tensor cores here"
+        return "float64 does not use tensor cores"
     if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
         return f"head dims above {MAX_HEAD_DIM}"
     return None
@@ -47,7 +47,7 @@ class _TritonAttention(torch.autograd.Function):
         from kernels.attention.triton_kernels import launch
 
         ends = (bounds.cu_q, bounds.cu_k) if bounds else ()
-        # all of them, as of torch's kernels
+        # every score counts, as for torch's kernels
         pairs = q[..., 0].numel() * (bounds.max_k if bounds else k.shape[1])
         flops = 2 * pairs * (q.shape[-1] + v.shape[-1])
         run = partial(launch.forward, q, k, v, bounds, spec)

@@ -1,9 +1,7 @@
-"""The backward kernels: row sums first, then keys' and values' gradients, then queries'
-(FlashAttention-2, alg. 2).
+"""Backward kernels: row sums, and the gradients of keys and values (FlashAttention-2, alg. 2).
 
-Probabilities are made again from the log-sum-exp. Each gradient tile belongs to one program: no
-atomics, so results
-repeat bit by bit. Know tiles, not tensors.
+Probabilities are recomputed from the log-sum-exp. Each gradient tile belongs to one program,
+without atomics, so results are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ def attention_row_sums_kernel(
     HAS_DLSE: tl.constexpr,
     BM: tl.constexpr,
 ):
-    """DELTA[row] = sum(O · dO) - dLSE: what every score's gradient loses; DLSE lies like DELTA,
-    fp32.
+    """DELTA[row] = sum(O · dO) - dLSE, subtracted from every score's gradient; DLSE has DELTA's
+    layout, fp32.
     """
     row = tl.program_id(0) // lanes * BM
     lane = tl.program_id(0) % lanes
@@ -111,7 +109,7 @@ def _loop_over_queries(
     BN: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Scores stand transposed, [BN keys, BM queries], so that both gradients are products without a
+    """Scores are transposed, [BN keys, BM queries], so that both gradients are products without a
     transpose.
     """
     for start in tl.range(low, high, BM):
@@ -122,8 +120,7 @@ def _loop_over_queries(
         if DB > 0:
             q_b = load_tile(Q, start, q_s, len_q, BM, DA, DB, D, True)
             raw = dot(k_b, tl.trans(q_b), raw, UPCAST)
-        # A query past the end, or one that sees nothing, gets +inf: all its probabilities are then
-        # zero.
+        # A query past the end, or one that sees no key, gets +inf: its probabilities become zero.
         lse = tl.load(LSE + rows, mask=rows < len_q, other=float("inf"))
         lse = tl.where(lse == float("-inf"), float("inf"), lse) * 1.4426950408889634
         if SOFTCAP:
@@ -221,13 +218,12 @@ def attention_keys_values_backward_kernel(
     UPCAST: tl.constexpr,
 ):
     """Gradients of one tile of BN keys and values of one key-value head, summed over `members` of
-    the query heads that
-    share it. The `splits` such sums of a head lie beside each other in DK and DV_ ([B, K, shares,
-    D], shares =
-    key-value heads · splits), for the launcher to add: one split where there are programs enough.
+    the query heads that share it. The `splits` sums of a head are adjacent in DK and DV_ ([B, K,
+    kv_sums, D], kv_sums = key-value heads · splits), and the launcher adds them; one split if there
+    are enough programs.
     """
     tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
-    if not RAGGED:  # the first keys are seen by the most queries: they start first
+    if not RAGGED:  # the first keys are seen by the most queries: start with them
         tile = tiles - 1 - tile
     batch = lane // kv_sums
     share = lane % kv_sums
@@ -270,9 +266,8 @@ def attention_keys_values_backward_kernel(
         do = DO + at_do + tl.cast(head, tl.int64) * do_h
         lse = LSE + at_lse + tl.cast(head, tl.int64) * lse_h
         delta = DELTA + at_lse + tl.cast(head, tl.int64) * lse_h
-        # Each loop that the compiler inlines holds registers of its own. Where head dims leave few,
-        # one loop masks
-        # every block: a comparison an element instead of spills.
+        # Each loop that the compiler inlines holds registers of its own. If head dims leave few
+        # registers, one loop masks every block: one comparison per element instead of spills.
         if ONE_LOOP:
             dk_a, dk_b_, dv_a, dv_b_ = _loop_over_queries(
                 dk_a,

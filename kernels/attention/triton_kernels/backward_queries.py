@@ -1,8 +1,5 @@
-"""The backward kernel of queries: one program makes the gradient of one tile (FlashAttention-2,
-alg. 2, line 15).
-
-Beside `backward.py`, which makes row sums and the gradients of keys and values. Knows tiles, not
-tensors.
+"""Backward kernel of queries: one program computes one tile's gradient (FlashAttention-2, alg. 2,
+line 15).
 """
 
 from __future__ import annotations
@@ -144,7 +141,7 @@ def attention_queries_backward_kernel(
     ONE_LOOP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Gradient of one tile of BM queries of one head; arguments as of the forward kernel."""
+    """Gradient of one tile of BM queries of one head; arguments as in the forward kernel."""
     tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads

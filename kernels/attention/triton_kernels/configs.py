@@ -1,9 +1,8 @@
-"""Block shapes of the attention kernels by architecture and head dim, and what of them the gate
-compiles.
+"""Block shapes of the attention kernels by architecture and head dim, and the accepted register
+spills.
 
-Rules for where no table has a row; numbers beside them are registers and shared memory as the gate
-tells them. Knows no
-tensor.
+These rules apply if no table has a row. Registers and shared memory in comments are the gate's
+figures.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any
 from kernels import tuning
 from kernels.jit import next_power_of_2
 
-SMALLEST = 16  # of a product's sides on tensor cores
+SMALLEST = 16  # smallest side of a tensor-core product
 
 
 def split_head_dim(head_dim: int) -> tuple[int, int]:
-    """A head dim as two powers of two that hold it, the second 0 where one does: 192 = 128 + 64, 96
-    = 64 + 32.
+    """A head dim as two powers of two that contain it, the second 0 if one suffices: 192 = 128 +
+    64, 96 = 64 + 32.
     """
     first = max(SMALLEST, 1 << (head_dim.bit_length() - 1))
     rest = head_dim - first
@@ -38,7 +37,7 @@ def _config(
 
 
 def _hopper(arch: str) -> bool:
-    """Hopper's, and the big Blackwell's, tensor cores that read shared memory, and 227 KiB of it."""
+    """Whether tensor cores read shared memory, of 227 KiB: Hopper and data-center Blackwell."""
     return arch in ("sm_90", "sm_100")
 
 
@@ -49,9 +48,8 @@ def _width_class(widest: int) -> int:
 
 @tuning.rule("attention_forward")
 def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """facts: d, dv, wide (fp32), causal, window, softcap.
-
-    `tma`: the sm_90 kernel where the call allows it.
+    """facts: d, dv, wide (fp32), causal, window, softcap. `tma`: use the sm_90 kernel if the call
+    allows it.
     """
     widest = max(facts["d"], facts["dv"])
     if arch == "interpret":
@@ -59,7 +57,7 @@ def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
     elif facts["wide"]:
         chosen = _config(32, 32, 8, 1) if widest > 128 else _config(64, 32, 4, 1)
     elif _hopper(arch):
-        # warps; with 4 the mask's registers spill
+        # with 4 warps the mask's registers spill
         warps = 8 if facts["window"] or facts["softcap"] else 4
         chosen = [
             _config(128, 64, warps, 3),
@@ -79,7 +77,7 @@ def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.rule("attention_forward_tma")
 def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """facts as of the forward kernel; four warps, or the compiler does not specialise."""
+    """facts as in the forward kernel; four warps, or the compiler does not specialise."""
     if arch == "interpret":
         return _config(16, 16, 4, 1, warp_specialize=False)
     place = _width_class(max(facts["d"], facts["dv"]))
@@ -94,8 +92,8 @@ def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.rule("attention_keys_values")
 def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """`one_loop`: mask every block; separate loops for masked and whole ones cost about 100 bytes
-    of spills here.
+    """`one_loop`: mask every block; separate loops for masked and full blocks cost about 100 bytes
+    of spills.
     """
     widest = max(facts["d"], facts["dv"])
     masked_scores = facts["window"] or facts["softcap"]
@@ -156,11 +154,11 @@ SPILLS_OK: dict[tuple[str, str], str] = {
     (
         "sm_90",
         "queries 256/256",
-    ): "8 bytes; blocks of 16 keys spill nothing and halve each tensor-core instruction",
+    ): "8 bytes; blocks of 16 keys do not spill but halve each tensor-core instruction",
     (
         "sm_90",
         "keys_values 128 packed, window, softcap",
     ): "16 bytes with all three; the next block is half as large",
     ("sm_80", "keys_values 192/128"): "8 bytes; the block is the smallest that tensor cores take",
 }
-"""(architecture, name the gate tells) -> why that configuration may spill registers."""
+"""(architecture, configuration name) -> why that configuration may spill registers."""

@@ -1,8 +1,7 @@
-"""The forward kernel: one program makes one tile of queries of one head (FlashAttention-2, arXiv
+"""Forward kernel: one program computes one tile of queries of one head (FlashAttention-2, arXiv
 2307.08691, alg. 1).
 
-Knows tiles, not tensors: sizes, strides and block shapes come from the launcher. Scores are in base
-2 throughout.
+Sizes, strides and block shapes come from the launcher. Scores are in base 2 throughout.
 """
 
 from __future__ import annotations
@@ -130,10 +129,9 @@ def attention_forward_kernel(
     UPCAST: tl.constexpr,
 ):
     """Q [B, S, H, D], K [B, S, H / group, D], V [.., DV] by strides of batch, sequence and head; O
-    like Q with DV;
-    LSE fp32, natural. RAGGED: B = 1, S = all sequences, bounds in CU_Q and CU_K, len_q and len_k
-    their totals.
-    Queries that see no key get zeros and -inf."""
+    like Q with DV; LSE fp32, natural. RAGGED: B = 1, S = all sequences, bounds in CU_Q and CU_K,
+    len_q and len_k their totals. Queries that see no key get zeros and -inf.
+    """
     tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
     head = lane % heads
@@ -169,7 +167,7 @@ def attention_forward_kernel(
     acc_b = tl.zeros([BM, VB if VB > 0 else 16], tl.float32)
     m = tl.full([BM], float("-inf"), tl.float32)
     l = tl.zeros([BM], tl.float32)
-    # place of the tile's first query among the keys: aligned at the end
+    # position of the tile's first query among the keys: aligned at the end
     first = row + len_k - len_q
     positions = first + tl.arange(0, BM)
     low, full_low, full_high, high = visible_key_range(

@@ -1,10 +1,8 @@
-"""The forward kernel for sm_90: tiles by the tensor memory accelerator, loads by a warp group of
-their own.
+"""Forward kernel for sm_90: loads by the tensor memory accelerator in a warp group of their own.
 
-Dense batches without window or cap only; everything else runs the plain kernel. The compiler splits
-the loop between
-loading and computing warps (tl.range(warp_specialize=True), which on Hopper wants num_warps=4; 8
-turns it off).
+Dense batches without window or cap only; other calls run the plain kernel. The compiler splits the
+loop between loading and computing warps (tl.range(warp_specialize=True), which on Hopper requires
+num_warps=4; 8 disables it).
 """
 
 from __future__ import annotations
@@ -54,11 +52,9 @@ def attention_forward_tma_kernel(
     UPCAST: tl.constexpr,
 ):
     """Descriptors over [rows, columns]: blocks [BM, DA] and [BM, DB] of Q (the second like the
-    first where DB is 0),
-    the same with BN of K, [BN, DV] of V. A head's first row is batch · x_batch + head · x_head, its
-    first column
-    head · x_col. Rows past a sequence may be another's: the launcher sees to it that they are
-    numbers. O by strides.
+    first if DB is 0), the same with BN of K, [BN, DV] of V. A head's first row is batch · x_batch +
+    head · x_head, its first column head · x_col. Rows past a sequence may belong to another
+    sequence; the launcher ensures that they are finite. O by strides.
     """
     tile, lane = schedule(tl.program_id(0), tiles, lanes, section)
     batch = lane // heads
@@ -78,9 +74,8 @@ def attention_forward_tma_kernel(
     high = len_k
     if CAUSAL:
         high = tl.minimum(high, tl.maximum(row + len_k - len_q + BM, 0))
-    # One loop, masked throughout: a comparison an element costs less than a second loop, which the
-    # compiler would
-    # have to specialise again with barriers and registers of its own.
+    # One loop, masked throughout: one comparison per element costs less than a second loop, which
+    # the compiler would specialise again with its own barriers and registers.
     for start in tl.range(0, high, BN, warp_specialize=WARP_SPECIALIZE):
         k_a = K_A.load([k_row + start, kv_head * k_col])
         raw = dot(q_a, tl.trans(k_a), tl.zeros([BM, BN], tl.float32), UPCAST)

@@ -1,7 +1,5 @@
-"""Launches of the attention kernels. Tensors are [B, S, H, D]; a ragged batch has B = 1.
-
-Knows the kernels' arguments; knows neither autograd nor which backend is best. Arguments were
-checked before.
+"""Launches of the attention kernels, with checked arguments. Tensors are [B, S, H, D]; ragged
+batches have B = 1.
 """
 
 from __future__ import annotations
@@ -85,8 +83,8 @@ def backward(
     spec: AttentionSpec,
     needs_grad: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of q, k and v, where wanted; a gradient of the log-sum-exp is taken off the row
-    sums.
+    """Gradients of q, k and v, as `needs_grad` requests; the log-sum-exp's gradient is subtracted
+    from the row sums.
     """
     batch, queries, heads, _ = q.shape
     keys, kv_heads = k.shape[1:3]

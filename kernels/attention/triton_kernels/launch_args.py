@@ -1,7 +1,5 @@
-"""How an attention kernel is launched: block shapes, constants, strides, how many programs in which
-order.
-
-Knows shapes and the tuned tables; launches nothing.
+"""Launch arguments of the attention kernels: block shapes, constants, strides, number and order of
+programs.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ def get_config(op: str, q: Tensor, v: Tensor, spec: AttentionSpec) -> dict[str, 
         op,
         d=q.shape[-1],
         dv=v.shape[-1],
-        head_dim=head_dim(q, v),  # as words: tables round numbers up to powers of two
+        head_dim=head_dim(q, v),  # as text: tables round integers up to powers of two
         wide=q.dtype is torch.float32,
         causal=spec.causal,
         window=spec.window > 0,
@@ -58,7 +56,9 @@ def get_constants(
 
 
 def get_scalars(spec: AttentionSpec) -> tuple[int, float, float, float, float]:
-    """window, scale, and in base 2: scale (1 of what is capped already), the cap's way in and out."""
+    """window, scale, and in base 2: scale (1 if capped already) and the factors before and after
+    the cap.
+    """
     cap = spec.softcap
     if cap:
         return spec.window, spec.scale, 1.0, 2 * LOG2_E * spec.scale / cap, cap * LOG2_E
@@ -70,22 +70,23 @@ def get_strides(x: Tensor) -> tuple[int, int, int]:
 
 
 def make_addressable(x: Tensor) -> Tensor:
-    """The tensor, or a copy where its columns are apart or a tile of its rows is beyond 32-bit
-    offsets.
-    """
+    """The tensor, or a copy if its columns are not contiguous or a tile exceeds 32-bit offsets."""
     apart = x.stride(-1) != 1 and x.shape[-1] > 1
     return x.contiguous() if apart or abs(x.stride(1)) >= 1 << 23 else x
 
 
 def count_tiles(x: Tensor, cu: Tensor | None, block: int) -> int:
-    """Tiles of one lane; for a ragged batch the slots that hold them (`jit.ragged_tile`)."""
+    """Tiles of one lane; for a ragged batch the slots that contain them (`jit.ragged_tile`)."""
     return cdiv(x.shape[1], block) if cu is None else x.shape[1] // block + len(cu) - 1
 
 
 def choose_splits(programs: int, group: int, device: torch.device) -> int:
-    """Into how many sums, a divisor of the group, the query heads of a key-value head go: enough
-    programs for two a
-    multiprocessor, where one key-value head serves many (MQA) and the batch is small."""
+    """Number of sums, a divisor of the group, over which the query heads of a key-value head are
+    split.
+
+    It gives at least two programs per multiprocessor if one key-value head serves many query heads
+    (MQA) and the batch is small.
+    """
     needs_grad = 2 * runtime.sm_count(device)
     return next(
         (n for n in range(1, group) if group % n == 0 and programs * n >= needs_grad), group
@@ -93,7 +94,7 @@ def choose_splits(programs: int, group: int, device: torch.device) -> int:
 
 
 def choose_section(a: Tensor, b: Tensor, lanes: int, heads: int, bounds: Bounds | None) -> int:
-    """Lanes whose streamed tensors fit half of the L2 cache together, a multiple of those that
+    """Lanes whose streamed tensors together fit half of the L2 cache, a multiple of those that
     share a head.
     """
     length = max(bounds.max_q, bounds.max_k) if bounds else a.shape[1]

@@ -1,7 +1,5 @@
-"""The launch of the sm_90 forward kernel: [B, S, H, D] tensors as tables of rows, and which tensors
-can be that.
-
-Knows the tensor memory accelerator's wants; knows no backward.
+"""Launch of the sm_90 forward kernel: [B, S, H, D] tensors as tables of rows, and its
+requirements.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from kernels.jit import UPCAST, cdiv
 
 
 def tma_why_not(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> str | None:
-    """Why the sm_90 forward kernel cannot take these tensors; None when it can."""
+    """Why the sm_90 forward kernel cannot run on these tensors; None if it can."""
     if runtime.arch(q.device) not in ("sm_90", "interpret"):
         return "no tensor memory accelerator with warp groups"
     if spec.window or spec.softcap:
@@ -36,21 +34,25 @@ def tma_why_not(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> str | N
         v.shape[-1],
         0,
     ):
-        return "head dims that powers of two do not fill"
+        return "head dims that are not powers of two"
     views = [_rows(x) for x in (q, k, v)]
     if any(view is None for view in views):
-        return "strides that a table of rows cannot have, or that 16 bytes do not divide"
+        return "strides that do not form a table of rows, or are not multiples of 16 bytes"
     block = get_config("attention_forward_tma", q, v, spec)["block_n"]
     full_blocks = k.shape[1] % block == 0
     single_sequence = q.shape[0] == 1 and all(
         view is not None and view.head_rows == 0 for view in views
     )
-    return None if full_blocks or single_sequence else "rows past a sequence's end are another's"
+    return (
+        None
+        if full_blocks or single_sequence
+        else "rows past a sequence's end belong to another sequence"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """[B, S, H, D] as a table [rows, columns]: where batch b's head h starts."""
+    """[B, S, H, D] as a table [rows, columns]: where head h of batch b starts."""
 
     rows: int
     columns: int
@@ -69,7 +71,7 @@ def _rows(x: Tensor) -> _Rows | None:
     h = h if x.shape[2] > 1 else 0
     if b % s or (h >= s and h % s) or h < 0 or b < 0:
         return None
-    # heads lie in a row, as in [B, S, H, D]; else below each other, as in [B, H, S, D]
+    # heads are adjacent in a row, as in [B, S, H, D]; else stacked, as in [B, H, S, D]
     heads_in_row = h < s
     columns = (x.shape[2] - 1) * h + x.shape[3] if heads_in_row else x.shape[3]
     if columns > s:
@@ -97,7 +99,7 @@ def forward_tma(
         (v, n, (v.shape[-1],)),
     ):
         view = _rows(x)
-        assert view is not None  # tma_why_not looked
+        assert view is not None  # checked by tma_why_not
         positions += [view.batch_rows, view.head_rows, view.head_columns]
         descriptors += [
             TensorDescriptor(x, [view.rows, view.columns], [view.stride, 1], [block, w])

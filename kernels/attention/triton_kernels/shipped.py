@@ -1,7 +1,5 @@
-"""What the gate compiles of attention: each kernel at each head dim as it ships, and the forms that
-weigh most.
-
-Knows the kernels' arguments by their names; knows no tensor.
+"""The attention kernels that the gate compiles: each kernel at each head dim, and the most
+demanding variants.
 """
 
 from __future__ import annotations

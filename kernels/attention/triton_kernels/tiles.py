@@ -1,8 +1,7 @@
-"""Device helpers that the attention kernels share: which tile a program works on, which keys it
-sees, loads, products.
+"""Device functions that the attention kernels share: tile order, visible ranges, masks, loads and
+stores.
 
-Do not know forward from backward. Head dims that are no power of two are held in two parts (192 as
-128 + 64).
+Head dims that are not powers of two are held in two parts (192 as 128 + 64).
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from kernels.jit import jit, tl
 
 @jit
 def schedule(pid, tiles, lanes, section):
-    """(tile, lane) of a program, the last tiles of a section's lanes first.
+    """(tile, lane) of a program; within a section the lanes' last tiles come first.
 
     A lane is one head of one sequence (ragged batches: one head). A section is as many lanes as
-    have keys and values
-    that fit the L2 cache together; within it the last tiles, which see the most keys under a causal
-    mask, start first.
+    have keys and values that together fit the L2 cache. Within it the last tiles, which see the
+    most keys under a causal mask, start first.
     """
     which = pid // (tiles * section)
     rest = pid - which * tiles * section
@@ -28,8 +26,8 @@ def schedule(pid, tiles, lanes, section):
 
 @jit
 def sequence_span(CU, sequence, total):
-    """(start, length) of a sequence, held inside the tensor whatever stands in `cu`: nothing is
-    read out of bounds.
+    """(start, length) of a sequence, clamped to the tensor whatever `cu` holds, so that no read is
+    out of bounds.
     """
     start = tl.minimum(tl.maximum(tl.load(CU + sequence), 0), total)
     end = tl.minimum(tl.maximum(tl.load(CU + sequence + 1), start), total)
@@ -40,9 +38,9 @@ def sequence_span(CU, sequence, total):
 def visible_key_range(
     first, last, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Keys that queries at places first..last see: partly [low, full_low), wholly [full_low,
-    full_high), partly
-    [full_high, high). All but `high` are multiples of BLOCK."""
+    """Keys that queries at positions first..last see: partly [low, full_low), fully [full_low,
+    full_high), partly [full_high, high). All but `high` are multiples of BLOCK.
+    """
     high = len_k
     full_high = len_k // BLOCK * BLOCK
     if CAUSAL:
@@ -69,7 +67,7 @@ def visible_query_range(
     WINDOWED: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The same for the queries that see keys first..last: a query i stands at place i + shift among
+    """The same ranges of queries that see keys first..last: query i has position i + shift among
     the keys.
     """
     low = 0
@@ -78,7 +76,7 @@ def visible_query_range(
         low = tl.maximum(first - shift, 0) // BLOCK * BLOCK
         full_low = (tl.maximum(last - shift, 0) + BLOCK - 1) // BLOCK * BLOCK
     high = len_q
-    # queries past the end weigh nothing: no mask needed
+    # queries past the end have probability zero: no mask needed
     full_high = (len_q + BLOCK - 1) // BLOCK * BLOCK
     if WINDOWED:
         high = tl.minimum(high, tl.maximum(last + window - shift, 0))
@@ -90,7 +88,7 @@ def visible_query_range(
 
 @jit
 def visible(positions, keys, len_k, window, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
-    """Mask of keys below len_k that queries at `positions` see; the two broadcast against each other."""
+    """Mask of keys below len_k that queries at `positions` see; the arguments broadcast."""
     mask = keys < len_k
     if CAUSAL:
         mask = mask & (keys <= positions)
@@ -111,7 +109,7 @@ def load_tile(
     WIDTH: tl.constexpr,
     CHECK: tl.constexpr,
 ):
-    """[ROWS, COLS] from row `row` and column FROM; zeros past column WIDTH and, under CHECK, past
+    """[ROWS, COLS] from row `row` and column FROM; zeros past column WIDTH and, if CHECK, past
     `rows` rows.
     """
     r = tl.arange(0, ROWS)
@@ -141,7 +139,7 @@ def store_tile(
     COLS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Writes [ROWS, COLS], cast to X's dtype, where row and column exist."""
+    """Writes [ROWS, COLS], cast to X's dtype, within rows and columns."""
     r = tl.arange(0, ROWS)
     c = FROM + tl.arange(0, COLS)
     at = X + tl.cast(row, tl.int64) * stride + r[:, None] * stride + c[None, :]
@@ -150,7 +148,7 @@ def store_tile(
 
 @jit
 def tanh_from_exponent(x):
-    """tanh(y) of x = 2 · log2(e) · y: what the hardware's exp2 gives without libdevice; saturates,
-    never overflows.
+    """tanh(y) for x = 2 · log2(e) · y by the hardware's exp2, without libdevice; saturates, never
+    overflows.
     """
     return 1.0 - 2.0 / (1.0 + tl.exp2(x))

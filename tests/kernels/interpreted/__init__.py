@@ -1,0 +1,1 @@
+"""Kernel tests that run in Triton's interpreter."""

@@ -1,5 +1,5 @@
-"""The attention kernels interpreted: forward, backward and the sm_90 variant, on shapes that cross
-every edge.
+"""The attention kernels in the interpreter: forward, backward and the sm_90 variant, on ragged
+shapes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.attention.reference import reference
 from kernels.attention.spec import Bounds, make_spec
 from kernels.attention.triton_kernels import launch
 from kernels.attention.triton_kernels.launch_tma import tma_why_not
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
@@ -42,16 +42,16 @@ DEFAULT = [3, 7]  # sums in chunks over query heads under a mask; head dims in t
 
 
 def _tensors(shape: tuple[int, ...], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Views into NaN, so that whatever is read past a row or a sequence's end and used shows."""
+    """Views into NaN, so that values read past a row or a sequence's end show."""
     b, q, k, h, h_kv, d, dv = shape
     sizes = ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))
-    return [amid_nan(*size, dtype=dtype, gap=4).requires_grad_() for size in sizes]
+    return [nan_padded(*size, dtype=dtype, gap=4).requires_grad_() for size in sizes]
 
 
 def _gradients(out: torch.Tensor, lse: torch.Tensor, of: list[torch.Tensor]) -> list[torch.Tensor]:
-    made = torch.Generator().manual_seed(1)
-    loss = (out.double() * torch.randn(out.shape, generator=made, dtype=torch.float64)).sum()
-    weights = torch.randn(lse.shape, generator=made, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    loss = (out.double() * torch.randn(out.shape, generator=generator, dtype=torch.float64)).sum()
+    weights = torch.randn(lse.shape, generator=generator, dtype=torch.float64)
     return list(
         torch.autograd.grad(
             loss + torch.where(lse.isfinite(), lse, 0.0).double().mul(weights).sum(), of
@@ -64,14 +64,14 @@ def _plain(
 ) -> list[torch.Tensor]:
     """The dense formula; in fp32 with results rounded to a shorter dtype."""
     wide = torch.float64 if dtype is torch.float64 else torch.float32
-    given = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    made = [x.detach().to(wide).requires_grad_() for x in tensors]
-    out, lse = reference(*made, make_spec(made[0].shape[-1], *given.values()))
+    full_options = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
+    generator = [x.detach().to(wide).requires_grad_() for x in tensors]
+    out, lse = reference(*generator, make_spec(generator[0].shape[-1], *full_options.values()))
     rounded = out + (out.to(dtype).to(wide) - out).detach()
     return [
         out.detach().to(dtype),
         lse.detach(),
-        *(g.to(dtype) for g in _gradients(rounded, lse, made)),
+        *(g.to(dtype) for g in _gradients(rounded, lse, generator)),
     ]
 
 
@@ -84,8 +84,8 @@ def test_forward_and_backward_in_fp32(case: str) -> None:
     blind = torch.isinf(lse)
     exact, plain = _plain(tensors, options, torch.float64), _plain(tensors, options, torch.float32)
     assert torch.equal(blind, torch.isinf(exact[1]))
-    for told in (ours, exact, plain):
-        told[1] = told[1].masked_fill(blind, 0.0)
+    for results in (ours, exact, plain):
+        results[1] = results[1].masked_fill(blind, 0.0)
     assert_close(NAMES, ours, exact, plain, floor=2e-6)
     assert kernels.explain()[-1]["backend"] == "own"
 
@@ -104,27 +104,27 @@ def test_short_types(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("options", select([{"window": 9, "softcap": 4.0}, {"causal": True}]))
 def test_packed_sequences(options: dict[str, Any]) -> None:
-    """Empty ones of queries, of keys, of both; lengths on and beside the blocks' edges."""
+    """Sequences without queries, keys or both; lengths on and off block boundaries."""
     spans = [(3, 3), (0, 4), (16, 17), (0, 0), (5, 0), (20, 33)]
     cu_q, cu_k = (
         torch.tensor([0, *torch.tensor([s[i] for s in spans]).cumsum(0).tolist()]) for i in (0, 1)
     )
     sizes = ((int(cu_q[-1]), 2, 16), (int(cu_k[-1]), 1, 16), (int(cu_k[-1]), 1, 16))
-    tensors = [amid_nan(*size, gap=4).requires_grad_() for size in sizes]
+    tensors = [nan_padded(*size, gap=4).requires_grad_() for size in sizes]
     out, lse = attention_varlen(*tensors, cu_q, cu_k, 20, 33, **options, return_lse=True)
     gradients = _gradients(out, lse, tensors)
-    theirs, their_lse = attention_varlen(
+    expected, their_lse = attention_varlen(
         *tensors, cu_q, cu_k, 20, 33, **options, return_lse=True, backend="math"
     )
-    torch.testing.assert_close((out, lse), (theirs, their_lse), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close((out, lse), (expected, their_lse), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(
-        gradients, _gradients(theirs, their_lse, tensors), rtol=1e-4, atol=1e-5
+        gradients, _gradients(expected, their_lse, tensors), rtol=1e-4, atol=1e-5
     )
 
 
-def test_bounds_outside_the_tensors_are_held_inside() -> None:
-    """As under a captured graph, where they are not looked at: no row outside is read or written."""
-    q = amid_nan(12, 1, 16, gap=4)
+def test_bounds_outside_the_tensors_are_clamped() -> None:
+    """As in a captured graph, where bounds are not checked: no row outside is read or written."""
+    q = nan_padded(12, 1, 16, gap=4)
     wild = torch.tensor([0, 7, 90], dtype=torch.int32)
     out, _ = launch.forward(
         q[None], q[None], q[None], Bounds(wild, wild, 12, 12), make_spec(16, True, None, None, 0.0)
@@ -157,10 +157,10 @@ def test_the_variant_for_sm_90(
     torch.testing.assert_close((out, lse), reference(*tensors, form), rtol=1e-5, atol=1e-5)
 
 
-def test_the_variant_refuses_rows_that_are_anothers() -> None:
+def test_the_variant_rejects_rows_of_other_sequences() -> None:
     form = make_spec(16, True, None, None, 0.0)
     q = torch.zeros(2, 20, 1, 16)
-    assert "another's" in str(tma_why_not(q, q, q, form))
+    assert "another sequence" in str(tma_why_not(q, q, q, form))
     assert "window" in str(tma_why_not(q, q, q, make_spec(16, True, 4, None, 0.0)))
     assert "strides" in str(tma_why_not(*[torch.zeros(1, 20, 1, 18)[..., :16]] * 3, form))
 
@@ -168,8 +168,10 @@ def test_the_variant_refuses_rows_that_are_anothers() -> None:
 @pytest.mark.parametrize(
     "case", select(["window", "causal, more keys", "full, grouped, ragged ends"])
 )
-def test_backward_in_one_loop_is_the_same(case: str) -> None:
-    """As wide heads run it: every block masked, in place of loops over masked and whole blocks."""
+def test_backward_in_one_loop_gives_the_same_result(case: str) -> None:
+    """As for wide heads: every block masked, instead of separate loops over masked and full
+    blocks.
+    """
     shape, options = CASES[case]
     tensors = _tensors(shape, torch.float32)
     out, lse = attention(*tensors, **options, return_lse=True)
@@ -182,7 +184,7 @@ def test_backward_in_one_loop_is_the_same(case: str) -> None:
         torch.testing.assert_close(_gradients(out, lse, tensors), apart, rtol=1e-5, atol=1e-6)
 
 
-def test_results_repeat_bit_by_bit() -> None:
+def test_results_are_bitwise_reproducible() -> None:
     tensors = _tensors((1, 35, 35, 2, 1, 16, 16), torch.float32)
     once, again = (
         _gradients(*attention(*tensors, causal=True, return_lse=True), tensors) for _ in range(2)

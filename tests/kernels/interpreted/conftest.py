@@ -1,5 +1,5 @@
-"""Poison: what a kernel allocates starts as NaN, so an element it does not write shows; no choice
-is kept.
+"""Fills allocations with NaN, so that elements which a kernel does not write show; clears cached
+choices.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from kernels import dispatch, runtime
 
 
 def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def made(*args: Any, **options: Any) -> torch.Tensor:
+    def poisoned_tensor(*args: Any, **options: Any) -> torch.Tensor:
         x = make(*args, **options)
         with torch.no_grad():
             return x.fill_(float("nan") if x.dtype.is_floating_point else 77)
 
-    return made
+    return poisoned_tensor
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # use_deterministic_algorithms fills memory too, and takes 20 s to import torch's compiler first
+    # use_deterministic_algorithms also fills memory, but takes 20 s to import torch's compiler
     assert runtime.INTERPRET, "run with TRITON_INTERPRET=1; test_interpreted.py does"
     torch.manual_seed(0)
     dispatch.clear_records()

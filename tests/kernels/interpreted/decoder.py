@@ -1,6 +1,4 @@
-"""The engine's decoder and update by own kernels, as on a GPU: against the formulas as they are
-written.
-"""
+"""The engine's decoder and update with own kernels, as on a GPU, against plain formulas."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from workers.models.moe.random_layer import RoutedMlp
 
 from kernels import dispatch, explain
 from kernels.attention.triton_kernels import launch
@@ -16,7 +15,6 @@ from tests.workers.models.block_shapes import built, gradients
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.layers.documents import Documents
 from workers.models.layers.operations import make_plain
-from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8 import apply_fp8
 from workers.training.loop.objective import without_logits
 from workers.training.optim.update import fused_adamw, update
@@ -36,24 +34,24 @@ def test_own_kernels_run_in_a_decoder(name: str) -> None:
     make_plain(plain)
     documents = Documents([[0, 3]], TOKENS.shape[1], CPU) if name == "llama" else None
     ours, theirs = gradients(chosen, documents, TOKENS), gradients(plain, documents, TOKENS)
-    for each, found in ours.items():
+    for item, gradient in ours.items():
         torch.testing.assert_close(
-            found,
-            theirs[each],
+            gradient,
+            theirs[item],
             rtol=1e-4,
             atol=1e-5,
-            msg=lambda message, at=each: f"{at}: {message}",
+            msg=lambda message, at=item: f"{at}: {message}",
         )
     ran = {str(row["op"]): row["backend"] for row in explain()}
     attention = "attention_varlen" if documents else "attention"
     assert ran[attention] == "own" and set(ran.values()) == {"own"} and len(ran) >= 2
 
 
-def test_experts_go_through_own_kernels_which_recomputation_sees(
+def test_experts_use_own_kernels_that_recomputation_sees(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Groups, a bias, capacity and an auxiliary loss; then the block is run again but for what own
-    kernels made.
+    """Groups, a bias, capacity and an auxiliary loss; then recomputation reuses the own kernels'
+    results.
     """
     moe = {
         "experts": 6,
@@ -68,16 +66,16 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(
     }
     tokens = TOKENS[:, :9]
     decoder, plain = (built("window, experts", **SMALL, moe=moe, bias="all") for _ in range(2))
-    for each in (decoder, plain):
-        layer = each.blocks["0"].mlp
-        assert isinstance(layer, RoutedMlp) and layer.router.choice_bias is not None
-        layer.router.choice_bias.copy_(torch.linspace(0, 0.3, 6))
-        layer.balance.gradient_scale = 0.5
+    for item in (decoder, plain):
+        random_layer = item.blocks["0"].mlp
+        assert isinstance(random_layer, RoutedMlp) and random_layer.router.choice_bias is not None
+        random_layer.router.choice_bias.copy_(torch.linspace(0, 0.3, 6))
+        random_layer.balance.gradient_scale = 0.5
     make_plain(plain)
     ours, theirs = gradients(decoder, None, tokens), gradients(plain, None, tokens)
-    for name, found in ours.items():
+    for name, gradient in ours.items():
         torch.testing.assert_close(
-            found,
+            gradient,
             theirs[name],
             rtol=1e-4,
             atol=1e-5,
@@ -93,8 +91,8 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(
     block.forward.probe = probe = Probe(decoder.blocks["0"])
     decoder(tokens)
     block.forward.probe = None
-    own = [each for each in probe.profile().operators if each.name.startswith("kernels.")]
-    seen = {each.name.split(".")[1]: each for each in own}
+    own = [item for item in probe.profile().operators if item.name.startswith("kernels.")]
+    seen = {item.name.split(".")[1]: item for item in own}
     assert {
         "rms_norm",
         "apply_rope",
@@ -104,53 +102,58 @@ def test_experts_go_through_own_kernels_which_recomputation_sees(
         "swiglu",
     } <= seen.keys()
     assert (
-        all(each.keepable and each.bytes and each.seconds for each in own)
+        all(item.keepable and item.bytes and item.seconds for item in own)
         and seen["attention"].flops == 2 * 81 * 32
     )
     launched = Mock(wraps=launch.forward)
     monkeypatch.setattr(launch, "forward", launched)
-    set_kept(block.forward, Kept("some", 0, 0.0, 0.0, tuple((each.name, each.nth) for each in own)))
+    set_kept(block.forward, Kept("some", 0, 0.0, 0.0, tuple((item.name, item.nth) for item in own)))
     again = gradients(decoder, None, tokens)
     assert (
-        all(torch.equal(ours[name], found) for name, found in again.items())
+        all(torch.equal(ours[name], gradient) for name, gradient in again.items())
         and launched.call_count == 1
     )
 
 
-def test_norms_and_gates_round_to_fp8_where_they_are_made() -> None:
-    found, separate = [], []
+def test_norms_and_gates_return_fp8_directly() -> None:
+    gradient, separate = [], []
     for handed_on in (True, False):
         dispatch.clear_records()
         decoder = built("llama", **SMALL)
         apply_fp8(decoder, handed_on=handed_on)
-        found.append(gradients(decoder, None, TOKENS))
+        gradient.append(gradients(decoder, None, TOKENS))
         rounded = [row for row in explain() if row["op"] == "quantize_1x128"]
         assert {row["backend"] for row in rounded} == {"own"}
         separate.append(sum(int(str(row["calls"])) for row in rounded))
     assert separate[1] - separate[0] == 3, "two norms and a gate"
-    assert all(torch.equal(found[1][name], each) for name, each in found[0].items())
+    assert all(torch.equal(gradient[1][name], item) for name, item in gradient[0].items())
 
 
-def test_losses_and_update_take_own_kernels() -> None:
+def test_losses_and_update_use_own_kernels() -> None:
     decoder, plain = (built("gpt-2", **SMALL | {"kv_heads": 2}) for _ in range(2))
     assert without_logits(ParallelPlan(), CPU) and without_logits(ParallelPlan(tp=2), CPU)
     assert not without_logits(ParallelPlan.model_construct(pp=2, tp=1), CPU)
     decoder(TOKENS, None, TOKENS.roll(-1, 1)).backward()
     gradients(plain, None, TOKENS)
-    for one, other in zip(decoder.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
-        # an update by its sign alone, as AdamW's first, makes much of a gradient's last digit
-        one.grad = other.grad
+    for ours_parameter, plain_parameter in zip(
+        decoder.parameters(), plain.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours_parameter.grad, plain_parameter.grad, rtol=1e-4, atol=1e-5)
+        # AdamW's first update depends on the gradient's sign, so it amplifies differences in the
+        # last digit
+        ours_parameter.grad = plain_parameter.grad
     kind = fused_adamw(decoder.parameters())
     assert kind is not None
     ours = kind(decoder.parameters(), lr=0.01)  # type: ignore[call-arg]
     theirs = torch.optim.AdamW(plain.parameters(), lr=0.01)
     for model, optimizer in ((decoder, ours), (plain, theirs)):
-        given = [each.grad.clone() for each in model.parameters() if each.grad is not None]
+        given = [item.grad.clone() for item in model.parameters() if item.grad is not None]
         for parameter, gradient in zip(model.parameters(), given, strict=True):
             parameter.grad = gradient
         update(optimizer, given, norm=8.0, limit=1.0, scale=1.0)
-    for one, other in zip(decoder.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    for ours_parameter, plain_parameter in zip(
+        decoder.parameters(), plain.parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours_parameter, plain_parameter, rtol=1e-5, atol=1e-7)
     ran = {(row["op"], row["backend"]) for row in explain()}
     assert {("linear_cross_entropy", "own"), ("cross_entropy", "own"), ("adamw", "own")} <= ran

@@ -1,4 +1,6 @@
-"""The four-bit kernels: all groups, ragged K and N, three types, any number of parts; and decoding."""
+"""The four-bit kernels: all groups, ragged K and N, three types, several splits; and
+dequantization.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import torch
 from kernels import int4_matmul, pack_awq
 from kernels.int4.matmul import _launch_dequantize
 from kernels.int4.pack import dequantize
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 
@@ -24,10 +26,10 @@ from tests.matrix import select
         ]
     ),
 )
-def test_products_in_any_number_of_parts(
+def test_products_with_several_splits(
     m: int, n: int, k: int, group: int, dtype: torch.dtype
 ) -> None:
-    x = amid_nan(m, k, dtype=dtype)
+    x = nan_padded(m, k, dtype=dtype)
     packed = pack_awq(torch.randn(n, k).to(dtype), group)
     exact = x.double() @ dequantize(*packed, group, k, torch.float64)
     plain = (x.float() @ dequantize(*packed, group, k, torch.float32)).to(dtype)

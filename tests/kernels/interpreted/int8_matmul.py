@@ -1,4 +1,4 @@
-"""The eight-bit kernel: ragged sizes, three types, any number of parts, odd strides."""
+"""The eight-bit kernel: ragged sizes, three types, several splits, odd strides."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.int8 import int8_matmul, quantize_int8
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 
@@ -20,8 +20,8 @@ from tests.matrix import select
         ]
     ),
 )
-def test_products_in_any_number_of_parts(m: int, n: int, k: int, dtype: torch.dtype) -> None:
-    x = amid_nan(m, k, dtype=dtype)
+def test_products_with_several_splits(m: int, n: int, k: int, dtype: torch.dtype) -> None:
+    x = nan_padded(m, k, dtype=dtype)
     q, scales = quantize_int8(torch.randn(n, k).to(dtype))
     exact = x.double() @ (q.double() * scales.double().unsqueeze(1)).T
     plain = int8_matmul(x, q, scales, backend="reference")

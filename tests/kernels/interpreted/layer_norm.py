@@ -1,4 +1,4 @@
-"""layer_norm's kernels: whole and wide rows, with and without bias, values and gradients."""
+"""layer_norm's kernels: narrow and wide rows, with and without bias, values and gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import layer_norm
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 
@@ -32,8 +32,8 @@ def results(
     ),
 )
 def test_values_and_gradients(rows: int, n: int, bias: bool, dtype: torch.dtype) -> None:
-    # a mean to cancel
-    inputs = [amid_nan(rows, n, dtype=dtype) * 0.5 + 3, *torch.randn(1 + bias, n, dtype=dtype)]
+    # a nonzero mean, to test cancellation
+    inputs = [nan_padded(rows, n, dtype=dtype) * 0.5 + 3, *torch.randn(1 + bias, n, dtype=dtype)]
     grad = torch.randn(rows, n, dtype=dtype)
     ours = results("own", dtype, inputs, grad)
     exact = results("reference", torch.float64, inputs, grad)
@@ -42,7 +42,7 @@ def test_values_and_gradients(rows: int, n: int, bias: bool, dtype: torch.dtype)
     )
 
 
-def test_a_bias_alone_may_want_its_gradient() -> None:
+def test_gradient_of_the_bias_only() -> None:
     x, w, b = torch.randn(2, 3, 20), torch.randn(20), torch.randn(20, requires_grad=True)
     layer_norm(x, w, b, backend="own").sum().backward()
     torch.testing.assert_close(b.grad, torch.full((20,), 6.0))

@@ -1,4 +1,4 @@
-"""The row kernel under linear cross-entropy: several blocks a row, ragged chunks, caps, ignored
+"""The row kernel of linear cross-entropy: several blocks per row, ragged chunks, caps, ignored
 targets, shards.
 """
 
@@ -11,7 +11,7 @@ import torch
 
 from kernels.cross_entropy.row_kernel import VocabularyShard, stats_and_grads
 from kernels.gpu.linear_cross_entropy import results
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 NAMES = ["loss", "dh", "dw"]
@@ -31,7 +31,7 @@ NAMES = ["loss", "dh", "dw"]
     ),
 )
 def test_loss_and_gradients(options: dict[str, Any], dtype: torch.dtype) -> None:
-    h, w = amid_nan(7, 24, dtype=dtype), amid_nan(131, 24, dtype=dtype)
+    h, w = nan_padded(7, 24, dtype=dtype), nan_padded(131, 24, dtype=dtype)
     inputs = (h, w, torch.tensor([0, 130, -100, 64, 5, 5, -100]))
     ours, plain = (
         results("own", inputs, dtype, **options),
@@ -44,13 +44,21 @@ def test_loss_and_gradients(options: dict[str, Any], dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("softcap", select([0.0, 2.0], [1]))
-def test_a_shards_rows_are_what_torch_gives(softcap: float) -> None:
+def test_rows_of_a_shard_match_torch(softcap: float) -> None:
     logits, targets = torch.randn(5, 90), torch.tensor([40, 129, 130, -100, 39])
-    vocabulary, weights, lse = VocabularyShard(40, -100, softcap), torch.rand(5), torch.full((5,), 5.0)
-    for given, weight in ((None, None), (lse, weights)):
-        mine, theirs = logits.clone(), logits.clone()
-        got = stats_and_grads(mine, targets, vocabulary, own=True, lse=given, weights=weight)
-        want = stats_and_grads(theirs, targets, vocabulary, own=False, lse=given, weights=weight)
-        torch.testing.assert_close(mine, theirs)
-        if given is None:
+    vocabulary, weights, lse = (
+        VocabularyShard(40, -100, softcap),
+        torch.rand(5),
+        torch.full((5,), 5.0),
+    )
+    for given_lse, weight in ((None, None), (lse, weights)):
+        ours_grad, torch_grad = logits.clone(), logits.clone()
+        got = stats_and_grads(
+            ours_grad, targets, vocabulary, own=True, lse=given_lse, weights=weight
+        )
+        want = stats_and_grads(
+            torch_grad, targets, vocabulary, own=False, lse=given_lse, weights=weight
+        )
+        torch.testing.assert_close(ours_grad, torch_grad)
+        if given_lse is None:
             torch.testing.assert_close(got, want)

@@ -1,5 +1,5 @@
-"""The latent kernel: ragged, empty, several query tokens, any number of parts, widths that are no
-power of two.
+"""The latent kernel: ragged, empty, several query tokens, several splits, widths that are no powers
+of two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import mla_decode
-from kernels.gpu.mla_decode import exactly, latents
+from kernels.gpu.mla_decode import random_latents, to_fp64
 from tests.kernels.compare import assert_close
 from tests.matrix import select
 
@@ -29,12 +29,14 @@ from tests.matrix import select
         ]
     ),
 )
-def test_any_number_of_parts(case: dict[str, Any], dtype: torch.dtype) -> None:
-    made = latents(**case, dtype=dtype)
-    exact: Any = mla_decode(**exactly(made), scale=0.2, return_lse=True, backend="reference")
-    plain: Any = mla_decode(**made, scale=0.2, backend="torch")
+def test_several_splits(case: dict[str, Any], dtype: torch.dtype) -> None:
+    inputs = random_latents(**case, dtype=dtype)
+    exact: Any = mla_decode(**to_fp64(inputs), scale=0.2, return_lse=True, backend="reference")
+    plain: Any = mla_decode(**inputs, scale=0.2, backend="torch")
     for splits in (1, 3):
-        ours: Any = mla_decode(**made, scale=0.2, num_splits=splits, return_lse=True, backend="own")
+        ours: Any = mla_decode(
+            **inputs, scale=0.2, num_splits=splits, return_lse=True, backend="own"
+        )
         assert_close(
             ["out"], ours[:1], exact[:1], [plain], floor=2e-6 if dtype == torch.float32 else None
         )

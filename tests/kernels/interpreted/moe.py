@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.gpu.moe import NAMES, layer, through
+from kernels.gpu.moe import NAMES, random_layer, run_layer
 from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
 from tests.kernels.compare import assert_close
 from tests.matrix import select
@@ -17,12 +17,12 @@ from tests.matrix import select
 
 @pytest.mark.parametrize("dtype", select([torch.float32, torch.bfloat16]))
 def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
-    given = layer(19, 3, 40, 24, dtype)
-    exact = through(*(t.double() for t in given), top_k=2, backend="reference")
-    plain = through(*given, top_k=2, backend="reference")
+    inputs = random_layer(19, 3, 40, 24, dtype)
+    exact = run_layer(*(t.double() for t in inputs), top_k=2, backend="reference")
+    plain = run_layer(*inputs, top_k=2, backend="reference")
     assert_close(
         NAMES,
-        through(*given, top_k=2, backend="own"),
+        run_layer(*inputs, top_k=2, backend="own"),
         exact,
         plain,
         floor=2e-6 if dtype == torch.float32 else 2e-2,
@@ -42,15 +42,15 @@ def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
         3,
     ),
 )
-def test_the_gate_chooses_and_weighs_as_the_reference_does(options: dict[str, Any]) -> None:
+def test_the_gate_matches_the_reference(options: dict[str, Any]) -> None:
     logits = torch.randn(12, 9).t()  # odd strides
     weights, experts = moe_gate(logits, 3, backend="own", **options)
-    wanted_weights, wanted = moe_gate(logits, 3, backend="reference", **options)
-    assert torch.equal(experts, wanted)
+    wanted_weights, expected = moe_gate(logits, 3, backend="reference", **options)
+    assert torch.equal(experts, expected)
     torch.testing.assert_close(weights, wanted_weights)
 
 
-def test_without_weights_a_tokens_rows_are_summed() -> None:
+def test_without_weights_rows_of_a_token_are_summed() -> None:
     x, experts = (
         torch.randn(5, 40, requires_grad=True),
         torch.tensor([[0, 2], [2, 1], [3, 3], [0, 1], [2, 0]]),
@@ -63,7 +63,7 @@ def test_without_weights_a_tokens_rows_are_summed() -> None:
     torch.testing.assert_close(x.grad, torch.full_like(x, 2.0))
 
 
-def test_rows_of_nobody_are_zeros() -> None:
+def test_rows_without_an_expert_are_zeros() -> None:
     x, w = torch.randn(20, 33), torch.randn(2, 17, 33)
     counts = torch.tensor([0, 3])
     got = grouped_matmul(x, w, counts, backend="own")

@@ -1,5 +1,5 @@
-"""unscale_ and FusedAdamW: kernels over many ragged tensors, held against torch: scale, clip, skip,
-chance.
+"""The kernels of unscale_ and FusedAdamW over many ragged tensors, against torch: scale, clip,
+skip, rounding.
 """
 
 from __future__ import annotations
@@ -13,28 +13,30 @@ from kernels import FusedAdamW, unscale_
 from tests.kernels.compare import assert_close
 from tests.matrix import select
 
-SHAPES = [(3, 50), (64,), (1,), (0,), (130,), (2, 64)]  # chunks of 64 and what is left of them
+SHAPES = [(3, 50), (64,), (1,), (0,), (130,), (2, 64)]  # chunks of 64 and remainders
 
 
-def one(value: float) -> torch.Tensor:
+def scalar(value: float) -> torch.Tensor:
     return torch.tensor([value])
 
 
 @pytest.mark.parametrize("dtype", select([torch.float32, torch.bfloat16, torch.float16]))
 def test_unscale_(dtype: torch.dtype) -> None:
-    whole = torch.randn(101, dtype=dtype)
-    given = [torch.randn(s, dtype=dtype) for s in SHAPES] + [whole[1:]]  # the last is not aligned
-    mixed = [*(g.clone() for g in given[:-1]), whole.clone()[1:], torch.ones(5)]
-    found = one(0.0)
-    unscale_(mixed, one(0.25), found, backend="own")
-    torch.testing.assert_close(mixed, [*(g * 0.25 for g in given), torch.full((5,), 0.25)])
-    assert found.item() == 0
+    base = torch.randn(101, dtype=dtype)
+    originals = [torch.randn(s, dtype=dtype) for s in SHAPES] + [
+        base[1:]
+    ]  # the last is not aligned
+    mixed = [*(g.clone() for g in originals[:-1]), base.clone()[1:], torch.ones(5)]
+    overflow = scalar(0.0)
+    unscale_(mixed, scalar(0.25), overflow, backend="own")
+    torch.testing.assert_close(mixed, [*(g * 0.25 for g in originals), torch.full((5,), 0.25)])
+    assert overflow.item() == 0
     for bad in (float("inf"), float("-inf"), float("nan")):
-        found = one(0.0)
+        overflow = scalar(0.0)
         grads = [torch.ones(70, dtype=dtype), torch.ones(130, dtype=dtype)]
         grads[1][129] = bad
-        unscale_(grads, one(0.5), found, backend="own")
-        assert found.item() == 1 and grads[0][0] == 0.5
+        unscale_(grads, scalar(0.5), overflow, backend="own")
+        assert overflow.item() == 1 and grads[0][0] == 0.5
 
 
 def trained(
@@ -48,17 +50,17 @@ def trained(
         for p in params:
             p.grad = (torch.randn(p.shape) * (scale or 1.0)).to(dtype)
         if isinstance(optimizer, FusedAdamW):
-            optimizer.step(inv_scale=None if scale is None else one(1 / scale))
+            optimizer.step(inv_scale=None if scale is None else scalar(1 / scale))
         else:
             if scale is not None:
-                unscale_([p.grad for p in params], one(1 / scale), one(0.0))
+                unscale_([p.grad for p in params], scalar(1 / scale), scalar(0.0))
             torch.nn.utils.clip_grad_norm_(params, 0.5)
             optimizer.step()
     return [p.detach() for p in params], optimizer
 
 
 @pytest.mark.parametrize("scale", select([8.0, None]))
-def test_it_is_torchs_adamw_with_clipping(scale: float | None) -> None:
+def test_it_matches_torchs_adamw_with_clipping(scale: float | None) -> None:
     def ours(groups: Any) -> FusedAdamW:
         return FusedAdamW(groups, lr=0.01, clip_norm=0.5, backend="own")
 
@@ -66,17 +68,17 @@ def test_it_is_torchs_adamw_with_clipping(scale: float | None) -> None:
         return torch.optim.AdamW(groups, lr=0.01)
 
     got, optimizer = trained(ours, torch.float32, scale=scale)
-    wanted, other = trained(theirs, torch.float32, scale=scale)
-    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    expected, other = trained(theirs, torch.float32, scale=scale)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
     assert optimizer.skipped.item() == 0 and optimizer.grad_norm.item() > 1
     for a, b in zip(
         optimizer.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True
     ):
-        # the same names, counts and moments: one loads the other's
+        # the same names, counts and moments: each loads the other's
         torch.testing.assert_close(a, b)
 
 
-def test_half_precision_parameters_err_as_their_dtype_does() -> None:
+def test_half_precision_errors_are_those_of_the_dtype() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         ours = trained(lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="own"), dtype)[0]
         plain = trained(
@@ -85,9 +87,10 @@ def test_half_precision_parameters_err_as_their_dtype_does() -> None:
         wide = trained(
             lambda g: FusedAdamW(g, lr=0.01, clip_norm=0.5, backend="reference"), torch.float32
         )[0]
-        some = [i for i, s in enumerate(SHAPES) if 0 not in s]
+        non_empty = [i for i, s in enumerate(SHAPES) if 0 not in s]
         assert_close(
-            [str(SHAPES[i]) for i in some], *([t[i] for i in some] for t in (ours, wide, plain))
+            [str(SHAPES[i]) for i in non_empty],
+            *([t[i] for i in non_empty] for t in (ours, wide, plain)),
         )
 
 
@@ -105,13 +108,13 @@ def test_an_overflow_changes_nothing_and_counts_no_step() -> None:
         and optimizer.state[p]["step"].item() == 1
     )
     p.grad = torch.ones(200)
-    optimizer.step(found_inf=one(1.0))
+    optimizer.step(found_inf=scalar(1.0))
     assert optimizer.skipped.item() == 1 and torch.equal(p, before)
-    optimizer.step(grad_norm=one(100.0))
+    optimizer.step(grad_norm=scalar(100.0))
     assert optimizer.state[p]["step"].item() == 2 and optimizer.grad_norm.item() == 100
 
 
-def test_stochastic_rounding_keeps_the_expectation_and_repeats() -> None:
+def test_stochastic_rounding_keeps_the_expectation_and_is_reproducible() -> None:
     def last(seed: int) -> torch.Tensor:
         p = torch.ones(2048, dtype=torch.bfloat16).requires_grad_()
         optimizer = FusedAdamW(
@@ -127,7 +130,7 @@ def test_stochastic_rounding_keeps_the_expectation_and_repeats() -> None:
     assert torch.equal(p, last(1)) and not torch.equal(p, last(2))
 
 
-def test_squares_are_torchs_to_the_last_digits() -> None:
+def test_second_moments_match_torch_to_the_last_digits() -> None:
     param = torch.randn(200)
     pair = [param.clone().requires_grad_() for _ in range(2)]
     optimizers = [FusedAdamW(pair[:1], backend="own"), torch.optim.AdamW(pair[1:])]

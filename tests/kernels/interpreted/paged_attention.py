@@ -1,5 +1,5 @@
-"""The split-K kernel and the cache's writer: ragged batches, windows, caps, quantised caches, any
-number of parts.
+"""The split-K kernel and cache writes: ragged batches, windows, caps, quantized caches, several
+splits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels import write_kv
-from kernels.gpu.paged_attention import paged
+from kernels.gpu.paged_attention import random_case
 from tests.kernels.compare import assert_close
 from tests.matrix import select
 
@@ -24,27 +24,29 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("case", "options"), select(CASES, [2, 3]))
-def test_any_number_of_parts(case: dict[str, Any], options: dict[str, Any]) -> None:
-    made = paged(**case)
-    exact, exact_lse = made.run("reference", torch.float64, return_lse=True, **options)
-    plain = made.run("torch", **options)
+def test_several_splits(case: dict[str, Any], options: dict[str, Any]) -> None:
+    inputs = random_case(**case)
+    exact, exact_lse = inputs.run("reference", torch.float64, return_lse=True, **options)
+    plain = inputs.run("torch", **options)
     for splits in (1, 3):
-        out, lse = made.run("own", num_splits=splits, return_lse=True, **options)
+        out, lse = inputs.run("own", num_splits=splits, return_lse=True, **options)
         assert_close(["out", "lse"], [out, lse], [exact, exact_lse], [plain, exact_lse], floor=2e-6)
 
 
 @pytest.mark.parametrize("dtype", select([torch.bfloat16, torch.float16]))
 def test_half_types(dtype: torch.dtype) -> None:
-    made = paged((9, 30), dtype=dtype, widths=(64, 64))
-    exact = made.run("reference", torch.float64)
-    assert_close(["out"], [made.run("own", num_splits=2)], [exact], [made.run("torch")])
+    inputs = random_case((9, 30), dtype=dtype, widths=(64, 64))
+    exact = inputs.run("reference", torch.float64)
+    assert_close(["out"], [inputs.run("own", num_splits=2)], [exact], [inputs.run("torch")])
 
 
 @pytest.mark.parametrize("cache", select([torch.int8, torch.float8_e4m3fn]))
-def test_a_quantised_cache_is_read_and_written_as_torch_does(cache: torch.dtype) -> None:
-    made = paged((30, 18), cache=cache)
-    exact = made.run("reference", torch.float64)
-    assert_close(["out"], [made.run("own", num_splits=2)], [exact], [made.run("torch")], floor=2e-6)
+def test_a_quantized_cache_matches_torch(cache: torch.dtype) -> None:
+    inputs = random_case((30, 18), cache=cache)
+    exact = inputs.run("reference", torch.float64)
+    assert_close(
+        ["out"], [inputs.run("own", num_splits=2)], [exact], [inputs.run("torch")], floor=2e-6
+    )
     k, v = torch.randn(2, 3, 2, 16)
     slots = torch.tensor([7, -1, 2])
     caches: dict[str, list[torch.Tensor]] = {}
@@ -56,8 +58,8 @@ def test_a_quantised_cache_is_read_and_written_as_torch_does(cache: torch.dtype)
             k_cache.float() * scales[0][..., None],
             v_cache.float() * scales[1][..., None],
         ]
-    for own, theirs in zip(caches["own"], caches["torch"], strict=True):
+    for own, reference in zip(caches["own"], caches["torch"], strict=True):
         # the interpreter's e4m3 loses subnormals and, in some roundings up, the carry to the
         # exponent
-        close = torch.isclose(own, theirs, rtol=2**-3, atol=2e-2).float().mean()
+        close = torch.isclose(own, reference, rtol=2**-3, atol=2e-2).float().mean()
         assert close == 1 or (cache == torch.float8_e4m3fn and close > 0.98)

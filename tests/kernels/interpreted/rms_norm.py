@@ -1,4 +1,6 @@
-"""rms_norm's kernels: whole and wide rows, residual, FP8, gradients; ragged, non-contiguous, empty."""
+"""rms_norm's kernels: narrow and wide rows, residual, FP8, gradients; ragged, non-contiguous,
+empty.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from kernels import explain, rms_norm
 from kernels.norm import reference
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 EPS = 1e-5
@@ -39,9 +41,9 @@ def results(
     ),
 )
 def test_values_and_gradients(rows: int, n: int, residual: bool, dtype: torch.dtype) -> None:
-    inputs = [amid_nan(rows, n, dtype=dtype), torch.randn(n, dtype=dtype)]
+    inputs = [nan_padded(rows, n, dtype=dtype), torch.randn(n, dtype=dtype)]
     if residual:
-        inputs.append(amid_nan(rows, n, dtype=dtype, gap=5))
+        inputs.append(nan_padded(rows, n, dtype=dtype, gap=5))
     grads = torch.randn(2, rows, n, dtype=dtype)
     names = ["y", "h"][: 1 + residual] + ["dx", "dw", "dresidual"][: len(inputs)]
     ours = results("own", dtype, inputs, grads)
@@ -60,23 +62,23 @@ def test_values_and_gradients(rows: int, n: int, residual: bool, dtype: torch.dt
         [1, 4],
     ),
 )
-def test_fp8_output_is_what_the_reference_rounds_to(quant: str, n: int, residual: bool) -> None:
-    x, w = amid_nan(3, n), torch.randn(n)
-    x[1] = 0.0  # a row of zeros has a scale too
-    r = amid_nan(3, n) if residual else None
+def test_fp8_output_matches_the_reference(quant: str, n: int, residual: bool) -> None:
+    x, w = nan_padded(3, n), torch.randn(n)
+    x[1] = 0.0  # a row of zeros needs a scale too
+    r = nan_padded(3, n) if residual else None
     if r is not None:
         r[1] = 0.0
     ours: Any = rms_norm(x, w, EPS, r, quant, backend="own")
-    wanted: Any = rms_norm(x, w, EPS, r, quant, backend="reference")
-    torch.testing.assert_close(ours[1], wanted[1], rtol=1e-6, atol=0)
-    steps = (ours[0].view(torch.uint8).int() - wanted[0].view(torch.uint8).int()).abs()
-    normal = wanted[0].float().abs() >= 2**-6  # below, the interpreter makes zeros
+    expected: Any = rms_norm(x, w, EPS, r, quant, backend="reference")
+    torch.testing.assert_close(ours[1], expected[1], rtol=1e-6, atol=0)
+    steps = (ours[0].view(torch.uint8).int() - expected[0].view(torch.uint8).int()).abs()
+    normal = expected[0].float().abs() >= 2**-6  # the interpreter flushes smaller values to zero
     assert steps[normal].max() <= 1 and steps[normal].float().mean() < 0.02
     if residual:
-        torch.testing.assert_close(ours[2], wanted[2])
+        torch.testing.assert_close(ours[2], expected[2])
 
 
-def test_only_the_sum_or_only_the_norm_may_be_used() -> None:
+def test_gradients_if_only_the_sum_or_the_norm_is_used() -> None:
     for pick in (0, 1):
         x, r, w = (
             t.requires_grad_() for t in (torch.randn(4, 32), torch.randn(4, 32), torch.randn(32))
@@ -88,21 +90,21 @@ def test_only_the_sum_or_only_the_norm_may_be_used() -> None:
         torch.testing.assert_close(got, want)
 
 
-def test_leading_dimensions_and_gradients_that_do_not_lie_row_by_row() -> None:
+def test_leading_dimensions_and_strided_gradients() -> None:
     x = torch.randn(6, 3, 40).transpose(0, 1).requires_grad_()
     w = torch.randn(40, requires_grad=True)
     y: Any = rms_norm(x, w, EPS, backend="own")
-    wanted = reference.rms_norm(x, w, EPS)
-    torch.testing.assert_close(y, wanted)
+    expected = reference.rms_norm(x, w, EPS)
+    torch.testing.assert_close(y, expected)
     grad = torch.randn(40, 3, 6).permute(1, 2, 0)
     torch.testing.assert_close(
-        torch.autograd.grad(y, (x, w), grad), torch.autograd.grad(wanted, (x, w), grad)
+        torch.autograd.grad(y, (x, w), grad), torch.autograd.grad(expected, (x, w), grad)
     )
 
 
-def test_what_ran_is_told() -> None:
+def test_the_choice_is_recorded() -> None:
     rms_norm(torch.randn(2, 24), torch.randn(24))
     empty: Any = rms_norm(torch.randn(0, 24), torch.randn(24))
     assert empty.shape == (0, 24)
-    told = [(r["backend"], r["reason"]) for r in explain() if r["op"] == "rms_norm"]
-    assert ("own", "first in the default order") in told
+    records = [(r["backend"], r["reason"]) for r in explain() if r["op"] == "rms_norm"]
+    assert ("own", "first in the default order") in records

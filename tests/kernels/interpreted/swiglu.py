@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import swiglu
-from tests.kernels.compare import amid_nan, assert_close
+from tests.kernels.compare import assert_close, nan_padded
 from tests.matrix import select
 
 
@@ -34,9 +34,9 @@ def results(
     ),
 )
 def test_values_and_gradients(rows: int, width: int, two: bool, dtype: torch.dtype) -> None:
-    inputs = [amid_nan(rows, width, dtype=dtype), amid_nan(rows, width, dtype=dtype, gap=2)]
+    inputs = [nan_padded(rows, width, dtype=dtype), nan_padded(rows, width, dtype=dtype, gap=2)]
     if not two:
-        inputs = [amid_nan(rows, 2 * width, dtype=dtype)]
+        inputs = [nan_padded(rows, 2 * width, dtype=dtype)]
     grad = torch.randn(width, rows, dtype=dtype).T
     ours = results("own", dtype, inputs, grad)
     exact = results("reference", torch.float64, inputs, grad)
@@ -46,11 +46,11 @@ def test_values_and_gradients(rows: int, width: int, two: bool, dtype: torch.dty
 
 
 @pytest.mark.parametrize("quant", select(["row", "1x128"], [1]))
-def test_fp8_output_is_what_the_reference_rounds_to(quant: str) -> None:
-    x = amid_nan(2, 2, 600)
+def test_fp8_output_matches_the_reference(quant: str) -> None:
+    x = nan_padded(2, 2, 600)
     ours: Any = swiglu(x, quant, backend="own")
-    wanted: Any = swiglu(x, quant, backend="reference")
-    torch.testing.assert_close(ours[1], wanted[1], rtol=1e-5, atol=0)
-    steps = (ours[0].view(torch.uint8).int() - wanted[0].view(torch.uint8).int()).abs()
-    normal = wanted[0].float().abs() >= 2**-6  # below, the interpreter makes zeros
+    expected: Any = swiglu(x, quant, backend="reference")
+    torch.testing.assert_close(ours[1], expected[1], rtol=1e-5, atol=0)
+    steps = (ours[0].view(torch.uint8).int() - expected[0].view(torch.uint8).int()).abs()
+    normal = expected[0].float().abs() >= 2**-6  # the interpreter flushes smaller values to zero
     assert steps[normal].max() <= 1 and steps[normal].float().mean() < 0.02

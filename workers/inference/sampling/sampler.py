@@ -159,7 +159,7 @@ def sample_at(weights_SV: Tensor, uniforms: Sequence[float]) -> list[int]:
 
 
 def _weights(logits_SV: Tensor, params: Sequence[SamplingParams], *, truncates: bool) -> Tensor:
-    temperature = _column([each.temperature for each in params], logits_SV)
+    temperature = _column([row.temperature for row in params], logits_SV)
     # subtract the maximum first: a temperature near 0 then gives -inf and no overflow
     scores_SV = (logits_SV.double() - logits_SV.double().amax(-1, keepdim=True)) / temperature
     if not truncates:
@@ -187,7 +187,7 @@ def _truncate_candidates(
     values_SK, order = values_SK.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
     ids_SK = ids_SK.gather(1, order)
     rank = torch.arange(_CANDIDATES, device=scores_SV.device)
-    top_k = _column([each.top_k or math.inf for each in params], scores_SV)
+    top_k = _column([row.top_k or math.inf for row in params], scores_SV)
     over_vocab_SK = scores_SV.softmax(-1).gather(1, ids_SK)
     over_top_k_SK = values_SK.masked_fill(rank >= top_k, -math.inf).softmax(-1)
     shares_SK = torch.where(torch.isinf(top_k), over_vocab_SK, over_top_k_SK)
@@ -203,7 +203,7 @@ def _truncate_sorted(scores_SV: Tensor, params: Sequence[SamplingParams]) -> Ten
     """Truncate by definition, over the whole sorted vocabulary."""
     sorted_SV, order = scores_SV.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scores_SV.shape[1], device=scores_SV.device)
-    top_k = _column([each.top_k or math.inf for each in params], scores_SV)
+    top_k = _column([row.top_k or math.inf for row in params], scores_SV)
     shares_SV = sorted_SV.masked_fill(rank >= top_k, -math.inf).softmax(-1)
     return torch.zeros_like(shares_SV).scatter_(1, order, shares_SV * _retained(shares_SV, params))
 
@@ -214,8 +214,8 @@ def _retained(shares: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     Top-p retains the fewest that reach top_p together, min-p those above its share of the first.
     """
     before = shares.cumsum(-1) - shares
-    top_p = _column([each.top_p for each in params], shares)
-    minimum = _column([each.min_p for each in params], shares) * shares[:, :1]
+    top_p = _column([row.top_p for row in params], shares)
+    minimum = _column([row.min_p for row in params], shares) * shares[:, :1]
     first = torch.arange(shares.shape[1], device=shares.device) == 0
     return ((before < top_p) | (top_p >= 1) | first) & (shares >= minimum)
 

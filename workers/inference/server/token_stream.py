@@ -97,10 +97,10 @@ class TokenStream:
         async for chunk in self._chunks():
             self._detokenizers[chunk.index].ids += chunk.token_ids
             answers[chunk.index] = answers[chunk.index].joined(chunk)
-        texts = [
-            self._prefix(each.index) + self._detokenizers[each.index].text() for each in answers
+        complete = [
+            replace(answer, text=self._prefix(index) + self._detokenizers[index].text())
+            for index, answer in enumerate(answers)
         ]
-        complete = [replace(each, text=text) for each, text in zip(answers, texts, strict=True)]
         return self._format.complete(complete, self._usage())
 
     async def response_chunks(self) -> AsyncIterator[dict[str, Any]]:
@@ -146,6 +146,6 @@ class TokenStream:
     def _usage(self) -> dict[str, Any]:
         return usage(
             prompt=sum(map(len, self.request.prompts)),
-            output=sum(len(each.ids) for each in self._detokenizers),
+            output=sum(len(detokenizer.ids) for detokenizer in self._detokenizers),
             cached=self.cached_tokens,
         )

@@ -147,7 +147,7 @@ def test_guide_that_exceeds_its_limits_ends_only_its_answer(bytewise, monkeypatc
     """As if the parser's limits were reached in the middle of an answer."""
     body = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
     monkeypatch.setattr(
-        "workers.inference.constrain.guide.Guide.take",
+        "workers.inference.constrain.guide.Guide.advance",
         lambda self, token: setattr(self, "lost", True),
     )
     assert send(bytewise, "/v1/completions", body)[0] == 200
@@ -206,11 +206,11 @@ class Malicious:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("model.safetensors", "no whole safetensors file"),
+        ("model.safetensors", "not a complete safetensors file"),
         ("config.json", "config.json is not"),
         ("tokenizer.json", "tokenizer.json cannot be read"),
         ("generation_config.json", "is not JSON"),
-        ("model.gguf", "no whole GGUF file"),
+        ("model.gguf", "not a complete GGUF file"),
         ("pytorch_model.bin", "is a pickle file"),
     ],
 )

@@ -113,7 +113,9 @@ class RequestHandler:
             *(upstream.get_json(STATE_PATH) for upstream in self.router.upstreams),
             return_exceptions=True,
         )
-        others = [EngineState.model_validate(each) for each in answers if isinstance(each, dict)]
+        others = [
+            EngineState.model_validate(answer) for answer in answers if isinstance(answer, dict)
+        ]
         return merge_states([own, *others])
 
     async def _tokenize(self, parsed: ParsedRequest) -> tuple[list[tuple[int, ...]], list[str]]:

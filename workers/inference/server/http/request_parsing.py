@@ -182,7 +182,7 @@ def parse_prompts(fields: Mapping[str, Any]) -> list[str | list[int]]:
     if (
         isinstance(prompt, list)
         and prompt
-        and all(isinstance(each, str) or _is_ids(each) for each in prompt)
+        and all(isinstance(entry, str) or _is_ids(entry) for entry in prompt)
     ):
         if len(prompt) > MAX_PROMPTS:
             raise ApiError(
@@ -229,7 +229,7 @@ def _json_schema(response_format: Any) -> Any:
 
 
 def _is_ids(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and all(type(entry) is int for entry in value)
 
 
 def _content(value: Any, where: str) -> str:
@@ -268,7 +268,7 @@ def _top_logprobs(fields: Mapping[str, Any], *, chat: bool) -> int | None:
 
 def _stop_strings(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
         raise ApiError(
             "stop must be a non-empty string or a list of non-empty strings", param="stop"
         )

@@ -32,7 +32,7 @@ class ResponseFormat:
         """The response that is not streamed."""
         shape = self._message if self.chat else self._completion
         name = "chat.completion" if self.chat else "text_completion"
-        return {**self._top(name), "choices": [shape(each) for each in answers], "usage": usage}
+        return {**self._top(name), "choices": [shape(answer) for answer in answers], "usage": usage}
 
     def chunk(self, output: OutputChunk) -> dict[str, Any]:
         """A stream chunk."""

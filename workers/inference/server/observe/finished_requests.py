@@ -64,8 +64,8 @@ class FinishedRequests:
         self._output += stats.new_tokens
         self._ttft_s.extend(stats.ttft_s)
         self._tpot_s.extend(stats.tpot_s)
-        theirs = (shift_times(each, by_s=seconds - stats.seconds) for each in stats.last)
-        newest = sorted([*self._last, *theirs], key=lambda each: each.ended_s or 0.0)
+        theirs = (shift_times(request, by_s=seconds - stats.seconds) for request in stats.last)
+        newest = sorted([*self._last, *theirs], key=lambda request: request.ended_s or 0.0)
         self._last = deque(newest, maxlen=_LAST)
 
     def summary(self, *, seconds: float) -> Summary:

@@ -44,20 +44,22 @@ class ReplicaRouter:
     @property
     def upstreams(self) -> list[Upstream]:
         """The replicas in other processes."""
-        return [each.upstream for each in self.replicas if each.upstream is not None]
+        return [replica.upstream for replica in self.replicas if replica.upstream is not None]
 
     @property
     def forwarded(self) -> int:
         """Answers in progress in other processes."""
-        return sum(each.in_progress for each in self.replicas if each.upstream is not None)
+        return sum(replica.in_progress for replica in self.replicas if replica.upstream is not None)
 
     def route(self, prompt: Sequence[int], answers: int) -> Replica:
         """Choose a replica and count its answers. Raises ApiError 429 if all are full."""
-        idlest = min(self.replicas, key=lambda each: (each.in_progress, each.total, each.rank))
+        idlest = min(
+            self.replicas, key=lambda replica: (replica.in_progress, replica.total, replica.rank)
+        )
         if idlest.in_progress and idlest.in_progress + answers > self._capacity:
+            in_progress = sum(replica.in_progress for replica in self.replicas)
             raise ApiError(
-                f"all replicas are full, {sum(each.in_progress for each in self.replicas)} answers "
-                "are in progress; try again later",
+                f"all replicas are full, {in_progress} answers are in progress; try again later",
                 status=429,
                 code="queue_full",
                 retry_after_s=1.0,

@@ -45,7 +45,7 @@ def get_experiment(request: HttpRequest, id: int) -> Any:
 def get_calibration(request: HttpRequest, id: int) -> Any:
     """The calibration with this id; 404 if it does not exist."""
     try:
-        return planner.calibration_by_number(user=user(request), id=id)
+        return planner.calibration_by_id(user=user(request), id=id)
     except Refusal:
         raise missing_object("calibration", id, "/api/v1/calibrations") from None
 

@@ -1,7 +1,4 @@
-"""A real Chromium and a web process to point it at.
-
-Without a Chromium tests are skipped, though never under CI.
-"""
+"""Fixtures: Chromium and a web process. Without Chromium tests are skipped, except under CI."""
 
 from __future__ import annotations
 
@@ -49,7 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[S
 def visit(browser: Browser, site: Site) -> Iterator[Callable[..., Page]]:
     """`visit(address, **context)` opens a page of the logged-in owner.
 
-    At the end no script may have failed, and no other host may have been asked for anything.
+    At the end no script may have failed, and no other host may have been contacted.
     """
     contexts, wrong = [], []
 

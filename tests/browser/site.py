@@ -1,7 +1,4 @@
-"""A real web process over a database of its own, fed by REST as programs do.
-
-It can be killed and started again.
-"""
+"""A real web process with its own database, fed by REST; it can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Site:
             "DJANGO_SETTINGS_MODULE": "orchestrator.config.settings",
             "PYTHONPATH": str(ROOT),
         }
-        told = subprocess.run(
+        data = subprocess.run(
             [sys.executable, "-c", _PREPARE],
             env=self.environ,
             cwd=ROOT,
@@ -55,7 +52,7 @@ class Site:
             capture_output=True,
             text=True,
         ).stdout
-        token = told.strip().splitlines()[-1].strip('"')
+        token = data.strip().splitlines()[-1].strip('"')
         self.client = httpx.Client(
             base_url=f"{self.url}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=60
         )

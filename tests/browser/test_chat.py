@@ -1,6 +1,4 @@
-"""The chat box of a served model in a real Chromium: words appear as they come, Stop frees the
-request, refusals are
-told in the server's words."""
+"""Chat box of a served model in Chromium: streaming, stop, and the server's error messages."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.site import Site
 from tests.flows.embedded import ROOT
-from tests.orchestrator.api.standin import ModelServer, Thread
+from tests.orchestrator.api.fake_server import ModelServer, Thread
 
 pytestmark = pytest.mark.browser
 
@@ -24,7 +22,7 @@ django.setup()
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
-from tests.orchestrator.api.standin import serves
+from tests.orchestrator.api.fake_server import serves
 if sys.argv[1] == "begin":
     owner = User.objects.get(username="owner")
     run = factories.run(owner, kind="serve", train=None, plan={})

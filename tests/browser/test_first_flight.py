@@ -1,6 +1,4 @@
-"""What a newcomer does: `up`, log in, fill the form, submit, and watch the loss of real processes
-come down.
-"""
+"""First use in Chromium: `up`, log in, submit the form, watch the loss curve."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The runs list and the queue in a real Chromium over live sockets: cells move, news is told,
-nothing is reloaded.
-"""
+"""Runs list and queue in Chromium over live sockets, without reloads."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def test_rows_follow_their_runs_without_a_reload(visit: Visit, site: Site) -> No
     assert page.evaluate("window.stayed")
 
 
-def test_a_new_run_is_told_and_shown_when_asked_for(visit: Visit, site: Site) -> None:
+def test_a_new_run_is_announced_and_shown_on_demand(visit: Visit, site: Site) -> None:
     site.external()
     page = visit("/runs/")
     expect(page.locator("tr[data-run]").first).to_be_visible()
@@ -74,7 +72,7 @@ def test_rows_missed_during_a_break_are_right_afterwards(visit: Visit, site: Sit
     expect(page.locator("#connection")).to_be_hidden()
 
 
-def test_chosen_rows_a_kept_view_and_the_queue(visit: Visit, site: Site) -> None:
+def test_selected_rows_a_saved_view_and_the_queue(visit: Visit, site: Site) -> None:
     first, second = submit(site, name="pick one"), submit(site, name="pick two")
     page = visit("/queue/")
     rows = page.locator("#queue tr[data-run]")

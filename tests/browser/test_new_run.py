@@ -1,8 +1,4 @@
-"""The new-run form in a real Chromium: fields and JSON in step, problems beside fields, submit, no
-scripts, keys alone.
-
-Also the lists around it on a phone: nothing wider than the screen.
-"""
+"""New-run form in Chromium: synced fields and JSON, errors, submit, no scripts, keys, phones."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from orchestrator.runs.models import Run
 from tests import factories
-from tests.browser.opened import opened
+from tests.browser.logged_in_page import opened
 from tests.webui.test_fleet import hold
 from tests.webui.test_new_run import SPECS
 from webui.forms.spec_fields import FIELDS
@@ -43,8 +39,8 @@ ADDRESSES = (
 
 
 def spec_in(page: Page) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(page.locator("#spec-json").input_value())
-    return found
+    result: dict[str, Any] = json.loads(page.locator("#spec-json").input_value())
+    return result
 
 
 def test_browser_and_server_read_fields_alike(
@@ -74,15 +70,16 @@ def test_browser_and_server_read_fields_alike(
             {"plan.micro_batch_size": "-1", "notes": "é\nß"},
         ]
         cases = [(spec, values_of(spec) | change) for spec in SPECS.values() for change in changes]
-        found = page.evaluate(
+        result = page.evaluate(
             """async ([cases, table]) => {
                 const form = await import("/static/webui/js/spec_form.js");
-                return cases.map(([spec, values]) => [form.specOf(values, spec, table), form.valuesOf(spec, table)]);
+                return cases.map(([spec, values]) => [
+                    form.specOf(values, spec, table), form.valuesOf(spec, table)]);
             }""",
             [cases, json.loads(json.dumps(table()))],
         )
-        for (spec, values), (said, shown) in zip(cases, found, strict=True):
-            assert said == json.loads(json.dumps(spec_of(values, spec))), values
+        for (spec, values), (converted, shown) in zip(cases, result, strict=True):
+            assert converted == json.loads(json.dumps(spec_of(values, spec))), values
             ours = values_of(spec)
             for field in FIELDS:  # 1e-06 and 0.000001 are one number
                 assert (
@@ -100,13 +97,13 @@ def test_fields_and_json_stay_in_step_and_submit_a_run(
         page.fill('[name="plan.dp"]', "2")
         assert spec_in(page)["plan"]["dp"] == 2
         expect(page.locator("#verdict")).to_contain_text("do not divide")  # 8 sequences by 8 x 2
-        beside = page.locator('[data-field="plan.global_batch_size"] .error')
-        expect(beside).to_have_text(re.compile("8 sequences do not divide"))
+        error = page.locator('[data-field="plan.global_batch_size"] .error')
+        expect(error).to_have_text(re.compile("8 sequences do not divide"))
         expect(page.locator('[name="plan.global_batch_size"]')).to_have_attribute(
             "aria-invalid", "true"
         )
         page.fill('[name="plan.global_batch_size"]', "32")
-        expect(beside).to_have_count(0)
+        expect(error).to_have_count(0)
         expect(page.locator("#verdict")).to_contain_text("32 sequences × 128 = 4,096 tokens")
         spec = spec_in(page)
         spec["train"]["steps"] = 77

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.opened import jump
+from tests.browser.logged_in_page import jump
 from tests.browser.site import Site
 
 pytestmark = pytest.mark.browser
@@ -27,7 +27,7 @@ def until_step(page: Page, step: int) -> None:
 def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None:
     run = site.external()
     page = visit(f"/runs/{run}/")
-    expect(page.locator('[data-panel="loss"] .chart-note')).to_contain_text("No points yet")
+    expect(page.locator('[data-panel="loss"] .chart-note')).to_contain_text("No data yet")
     page.evaluate("window.marked = true")
     site.log(run, 1, 30)
     until_step(page, 30)
@@ -137,12 +137,12 @@ def test_two_hours_of_frames_stay_small_and_keep_their_spike(site: Site, visit: 
     site.log(run, 1, 5)
     page = visit(f"/runs/{run}/")
     until_step(page, 5)
-    found = page.evaluate(
+    result = page.evaluate(
         """async () => {
             const live = orrery.live;
             const {socket} = live;
-            live.socket = socket.onclose = socket.onmessage = null; socket.close();  // only these frames,
-            clearInterval(live.timer);  // and nobody who misses others
+            live.socket = socket.onclose = socket.onmessage = null; socket.close();
+            clearInterval(live.timer);  // only the frames below
             let step = 5;
             for (let frame = 0; frame < 7200; frame++) {
                 const values = [];
@@ -150,18 +150,20 @@ def test_two_hours_of_frames_stay_small_and_keep_their_spike(site: Site, visit: 
                     step += 1;
                     values.push([step, step === 30_003 ? 99 : 2 + Math.sin(step)]);
                 }
-                live.take({epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, time: frame,
+                live.take({epoch: live.epoch, seq: live.lastSeq + 1, type: "points",
+                           attempt: 1, rank: 0, time: frame,
                            values: {loss: values, tokens_per_s: values, grad_norm: values}});
                 if (frame % 600 === 0) await new Promise(requestAnimationFrame);
             }
             const curve = orrery.charts.curves.get("loss");
             const held = orrery.charts.held().loss.points;
-            return {held, last: curve.last.x, top: Math.max(...curve.y), tiles: orrery.tiles.held()};
+            const tiles = orrery.tiles.held();
+            return {held, last: curve.last.x, top: Math.max(...curve.y), tiles};
         }"""
     )
-    assert found["held"] <= 1500 and found["last"] == 72_005
-    assert found["top"] == 99
-    assert max(found["tiles"].values()) <= 250
+    assert result["held"] <= 1500 and result["last"] == 72_005
+    assert result["top"] == 99
+    assert max(result["tiles"].values()) <= 250
 
 
 def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
@@ -182,7 +184,7 @@ def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
     )
 
 
-def test_a_zoom_asks_the_server_for_that_window(site: Site, visit: Visit) -> None:
+def test_a_zoom_fetches_that_window(site: Site, visit: Visit) -> None:
     run = site.external()
     for first in range(1, 8001, 2000):
         site.log(run, first, 2000)

@@ -1,4 +1,4 @@
-"""Login, password, tokens, people, audit and settings through their pages."""
+"""Login, password, tokens, users, audit log and settings pages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_logging_in_leads_where_one_wanted_to_go_but_not_elsewhere(owner: User) 
     )
 
 
-def test_a_wrong_password_is_told_without_saying_which_part(owner: User) -> None:
+def test_a_wrong_login_does_not_reveal_which_part_is_wrong(owner: User) -> None:
     answers = [log_in(Client(), "owner", "wrong"), log_in(Client(), "nobody", "wrong")]
     for answer in answers:
         assert (
@@ -59,7 +59,7 @@ def one_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("one_window")
-def test_too_many_wrong_passwords_close_the_door_for_a_while(owner: User, teammate: User) -> None:
+def test_too_many_wrong_passwords_block_the_login_for_a_while(owner: User, teammate: User) -> None:
     client = Client()
     for _ in range(login_limit.PER_NAME):
         assert log_in(client, password="wrong").status_code == 403

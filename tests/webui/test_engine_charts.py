@@ -1,7 +1,4 @@
-"""What the engine tells, as pictures and sentences: heat maps, timelines, collectives, numerics.
-
-No database.
-"""
+"""Engine charts and texts: heat maps, timelines, collectives, numerics. No database."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from orchestrator.planner.schedules.timeline import timeline
 from webui.charts import measured_communication, measured_pipeline
 from webui.charts.heat import Heat, Mark, Strip, heat
 from webui.charts.heat_summary import (
-    newest_loads,
     gradients_summary,
     loads_summary,
+    newest_loads,
     since_first,
     skew_summary,
     underflow_summary,
@@ -30,36 +27,36 @@ from webui.presentation import event_messages, formatting
 
 
 def drawn(strips: list[Strip], **more: Any) -> Heat:
-    found = heat(strips, format=formatting.seconds, summary="", **more)
-    assert found is not None
-    return found
+    result = heat(strips, format=formatting.seconds, summary="", **more)
+    assert result is not None
+    return result
 
 
-def cells(found: Heat) -> int:
+def cells(result: Heat) -> int:
     """The area of all blocks: each `M left row h width v1 h-width z`."""
     return sum(
         int(part.split("h")[1].split("v")[0])
-        for _, path in found.paths
+        for _, path in result.paths
         for part in path.split("M")[1:]
     )
 
 
-def test_a_heat_map_keeps_the_spike_of_every_bucket_and_covers_what_was_told() -> None:
+def test_a_heat_map_keeps_the_spike_of_every_bucket_and_all_columns() -> None:
     steps = range(1, 1001)
     calm = Strip("rank 0", steps, [0.001] * 1000)
     wild = Strip("rank 1", steps, [0.001 if step != 613 else 2.0 for step in steps])
     gone = Strip("rank 2", range(1, 501), [0.001] * 500)
-    found = drawn([calm, wild, gone], columns=50)
-    says = found.cells["text"]
-    assert found.columns == 50 and found.rows == 3 and cells(found) == 50 + 50 + 25
-    assert says[1].count("2 s") == 1 and found.cells["edges"][says[1].index("2 s")] == [601, 620]
-    assert says[2][24] == "1 ms" and says[2][25] is None
-    assert [row[0] for row in found.table] == ["rank 0", "rank 1", "rank 2"] and found.table[1][
+    result = drawn([calm, wild, gone], columns=50)
+    text = result.cells["text"]
+    assert result.columns == 50 and result.rows == 3 and cells(result) == 50 + 50 + 25
+    assert text[1].count("2 s") == 1 and result.cells["edges"][text[1].index("2 s")] == [601, 620]
+    assert text[2][24] == "1 ms" and text[2][25] is None
+    assert [row[0] for row in result.table] == ["rank 0", "rank 1", "rank 2"] and result.table[1][
         3
     ] == "2 s"
 
 
-def test_one_wild_cell_does_not_make_the_others_look_alike() -> None:
+def test_one_outlier_does_not_flatten_the_others() -> None:
     steps = range(1, 97)
     rows = [Strip(f"rank {rank}", steps, [0.01 + 0.03 * (rank == 3)] * 96) for rank in range(8)]
     rows[0] = Strip("rank 0", steps, [60.0, *rows[0].y[1:]])
@@ -68,31 +65,31 @@ def test_one_wild_cell_does_not_make_the_others_look_alike() -> None:
     assert len(levels) == 2 and "more" in drawn(rows).legend[-1][1]
 
 
-def test_what_is_not_a_number_keeps_its_own_colour_and_word() -> None:
-    found = drawn(
+def test_non_finite_values_keep_their_own_color_and_label() -> None:
+    result = drawn(
         [Strip("layer 0", range(300), [0.1] * 150 + [math.nan] + [0.1] * 149)], columns=30
     )
-    assert dict(found.paths)["odd"].count("M") == 1 and found.legend[-1] == ("odd", "not finite")
-    assert "not a number" in found.cells["text"][0]
+    assert dict(result.paths)["odd"].count("M") == 1 and result.legend[-1] == ("odd", "not finite")
+    assert "not a number" in result.cells["text"][0]
 
 
 def test_even_loads_are_neutral_and_both_sides_differ() -> None:
-    found = heat(
+    result = heat(
         [Strip("layer 0", range(5), [1.0, 0.0, 0.5, 2.0, 9.0])],
         format=lambda each: f"{each:g}",
         summary="",
         scale="even",
     )
-    assert found is not None
-    assert {name for name, _ in found.paths} == {"even", "cool-4", "cool-2", "warm-2", "warm-4"}
-    assert [name for name, _ in found.legend][4] == "even" and len(found.legend) == 9
+    assert result is not None
+    assert {name for name, _ in result.paths} == {"even", "cool-4", "cool-2", "warm-2", "warm-4"}
+    assert [name for name, _ in result.legend][4] == "even" and len(result.legend) == 9
 
 
-def test_orders_of_magnitude_are_told_apart_and_what_no_gradient_reaches_is_named() -> None:
+def test_orders_of_magnitude_differ_and_layers_without_gradient_are_named() -> None:
     steps = range(1, 41)
     strips = [Strip(f"layer {i}", steps, [10.0**-i] * 40) for i in range(8)]
-    found = drawn(strips, scale="orders")
-    assert [level for level, _ in found.paths] == [str(level) for level in range(1, 9)], (
+    result = drawn(strips, scale="orders")
+    assert [level for level, _ in result.paths] == [str(level) for level in range(1, 9)], (
         "a level for each decade"
     )
     assert gradients_summary(strips).startswith(
@@ -107,7 +104,7 @@ def test_orders_of_magnitude_are_told_apart_and_what_no_gradient_reaches_is_name
     assert "of head is not finite" in gradients_summary([Strip("head", [1], [math.nan])])
 
 
-def test_weights_are_told_against_their_first_norm() -> None:
+def test_weights_are_compared_with_their_first_norm() -> None:
     strips = [
         Strip("layer 0", [1, 10], [4.0, 3.0]),
         Strip("head", [1, 10], [2.0, 5.0]),
@@ -121,9 +118,9 @@ def test_weights_are_told_against_their_first_norm() -> None:
 
 
 def test_ticks_are_round_and_stand_over_their_columns() -> None:
-    found = drawn([Strip("rank 0", range(1, 601), [1.0] * 600)], columns=60)
-    assert [tick.says for tick in found.ticks] == ["100", "200", "300", "400", "500", "600"]
-    assert found.ticks[0].at == pytest.approx(100 * 9.5 / 60, abs=0.01)
+    result = drawn([Strip("rank 0", range(1, 601), [1.0] * 600)], columns=60)
+    assert [tick.says for tick in result.ticks] == ["100", "200", "300", "400", "500", "600"]
+    assert result.ticks[0].at == pytest.approx(100 * 9.5 / 60, abs=0.01)
     one = drawn([Strip("rank 0", [7], [1.0])])
     assert [tick.says for tick in one.ticks] == ["7"]
 
@@ -131,8 +128,8 @@ def test_ticks_are_round_and_stand_over_their_columns() -> None:
 def test_marks_stand_over_their_steps_and_share_a_column() -> None:
     steps = range(1, 101)
     marks = [Mark(50, "slow"), Mark(50, "hangs", "bad"), Mark(500, "later"), Mark(10, "early")]
-    found = drawn([Strip("rank 0", steps, [1.0] * 100)], columns=100, marks=marks)
-    assert [(mark["at"], mark["kind"], mark["text"]) for mark in found.marks] == [
+    result = drawn([Strip("rank 0", steps, [1.0] * 100)], columns=100, marks=marks)
+    assert [(mark["at"], mark["kind"], mark["text"]) for mark in result.marks] == [
         (9.5, "event", "early"),
         (49.5, "bad", "slow; hangs"),
     ]
@@ -142,7 +139,7 @@ def test_no_point_is_no_heat_map() -> None:
     assert heat([Strip("rank 0", [], [])], format=str, summary="") is None
 
 
-def test_ranks_are_told_by_node_and_stage() -> None:
+def test_ranks_are_described_by_node_and_stage() -> None:
     placement = [{"node": "n1", "devices": [0, 1]}, {"node": "n2", "devices": [0, 1]}]
     plan = {"dp": 2, "pp": 2}
     assert describe_places(placement, plan) == ["node n1, stage 0"] * 2 + ["node n2, stage 1"] * 2
@@ -151,7 +148,7 @@ def test_ranks_are_told_by_node_and_stage() -> None:
     assert describe_places([], None) == []
 
 
-def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> None:
+def test_summaries_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> None:
     strips = [
         Strip(f"rank {rank}", range(60), [0.2 if rank == 2 else 0.01] * 60, "node n1")
         for rank in range(4)
@@ -175,14 +172,14 @@ def test_sentences_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> N
     }
     loads = newest_loads(latest)
     assert loads == {0: {0: 1.0, 1: 1.0}, 1: {0: 3.0, 1: 0.0}}
-    says = "Expert 0 of layer 1 is fullest, with 3 times the even load. 1 expert gets no tokens."
-    assert loads_summary(loads) == says
+    text = "Expert 0 of layer 1 is fullest, with 3 times the even load. 1 expert gets no tokens."
+    assert loads_summary(loads) == text
     assert loads_summary({}) == "No expert loads reported yet."
 
 
-def told(factor: float = 1.0, step: int = 9) -> list[dict[str, Any]]:
-    """A step of zbv on 2 ranks as they tell it."""
-    ran = timeline(foreseen_run(), 4)
+def reports(factor: float = 1.0, step: int = 9) -> list[dict[str, Any]]:
+    """Reports of two ranks about a zbv step."""
+    ran = timeline(predicted_run(), 4)
     kinds = {"F": "F", "B": "I", "W": "W"}
     return [
         {
@@ -208,54 +205,54 @@ def told(factor: float = 1.0, step: int = 9) -> list[dict[str, Any]]:
     ]
 
 
-def foreseen_run() -> Any:
+def predicted_run() -> Any:
     return simulate("zbv", 2, 4, forward_s=0.1, backward_s=0.1, weight_s=0.1, virtual_stages=2)
 
 
-def test_a_measured_step_stands_above_its_prediction_on_one_scale() -> None:
-    foreseen = timeline(foreseen_run(), 4)
-    found = measured_pipeline.compare(told(2.0), {**foreseen, "predicted_bubble": 0.1})
-    assert found is not None and found.predicted is not None and found.step == 9
-    blocks = sum(path.count("M") for row in found.measured.rows for _, path in row.paths)
+def test_a_measured_step_and_its_prediction_share_one_scale() -> None:
+    predicted = timeline(predicted_run(), 4)
+    result = measured_pipeline.compare(reports(2.0), {**predicted, "predicted_bubble": 0.1})
+    assert result is not None and result.predicted is not None and result.step == 9
+    blocks = sum(path.count("M") for row in result.measured.rows for _, path in row.paths)
     assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
-    assert [tick.says for tick in found.measured.ticks] == [
-        tick.says for tick in found.predicted.ticks
+    assert [tick.says for tick in result.measured.ticks] == [
+        tick.says for tick in result.predicted.ticks
     ]
-    assert "one scale" in found.scale
-    assert found.summary == "The bubble is 21% of the step, predicted 10%: 11.0 points more."
-    assert "4 micro-batches" in found.measured.summary and "21%" in found.measured.summary
-    assert [row.device for row, _ in found.table] == [0, 1]
+    assert "one scale" in result.scale
+    assert result.summary == "The bubble is 21% of the step, predicted 10%: 11.0 points more."
+    assert "4 micro-batches" in result.measured.summary and "21%" in result.measured.summary
+    assert [row.device for row, _ in result.table] == [0, 1]
 
 
-def test_the_newest_step_that_all_ranks_told_is_shown() -> None:
-    older, newer = told(step=9), told(step=19)
+def test_the_newest_step_that_all_ranks_reported_is_shown() -> None:
+    older, newer = reports(step=9), reports(step=19)
     assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer[:1]])] == [9, 9]
     assert [data["step"] for data in measured_pipeline.newest_step([*older, *newer])] == [19, 19]
     assert measured_pipeline.compare([], None) is None
     assert measured_pipeline.compare([{"step": 3, "actions": "odd", "pp_rank": 0}], None) is None
 
 
-def test_lengths_that_are_worlds_apart_have_scales_of_their_own_and_say_so() -> None:
-    foreseen = timeline(foreseen_run(), 4)
-    found = measured_pipeline.compare(told(30.0), foreseen)
-    assert found is not None and found.predicted is not None
-    assert "30.0 times longer than predicted" in found.scale
-    alone = measured_pipeline.compare(told(), None)
+def test_very_different_lengths_have_their_own_scales() -> None:
+    predicted = timeline(predicted_run(), 4)
+    result = measured_pipeline.compare(reports(30.0), predicted)
+    assert result is not None and result.predicted is not None
+    assert "30.0 times longer than predicted" in result.scale
+    alone = measured_pipeline.compare(reports(), None)
     assert (
         alone is not None and alone.predicted is None and "there is no prediction" in alone.summary
     )
 
 
 def test_a_wait_from_before_the_step_begins_with_it() -> None:
-    early = told()
+    early = reports()
     early[1]["actions"] += [["recv", 0, 0, -0.5, 0.02], ["recv", 0, 0, -0.9, -0.5]]
     rows = measured_pipeline.measured_rows(early)
     assert min(row["start_s"] for row in rows["rows"]) == 0.0
-    assert rows["drawn_s"] == pytest.approx(timeline(foreseen_run(), 4)["drawn_s"])
+    assert rows["drawn_s"] == pytest.approx(timeline(predicted_run(), 4)["drawn_s"])
     assert len(rows["rows"]) == 2 * 2 * 4 * 3 + 3
 
 
-def test_collectives_stand_beside_what_was_predicted() -> None:
+def test_collectives_are_compared_with_the_prediction() -> None:
     latest = {
         "comm/bytes": 3e9,
         "comm/exposed_s": 0.05,
@@ -263,13 +260,14 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
         "comm/all_reduce_bytes": 2e9,
         "comm/send_bytes": 1e9,
     }
-    found = measured_communication.calls(
+    result = measured_communication.calls(
         latest, {"all_reduce_bytes": 2e9, "send_bytes": 5e8, "broadcast_bytes": 0}
     )
-    assert found is not None and [row.title for row in found.rows] == ["all-reduce", "send"]
-    assert [(row.off, row.mood) for row in found.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
+    assert result is not None and [row.title for row in result.rows] == ["all-reduce", "send"]
+    assert [(row.off, row.mood) for row in result.rows] == [("+0.0%", ""), ("+100.0%", "warn")]
     assert (
-        "10% of the step" in found.summary and "Differs from the prediction: send." in found.summary
+        "10% of the step" in result.summary
+        and "Differs from the prediction: send." in result.summary
     )
     alone = measured_communication.calls(latest, None)
     assert (
@@ -281,7 +279,7 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("events", "latest", "says"),
+    ("events", "latest", "text"),
     [
         ([], {}, "No step logged yet."),
         ([], {"loss": 1.0}, "All values are finite; fp32 needs no loss scale."),
@@ -322,23 +320,23 @@ def test_collectives_stand_beside_what_was_predicted() -> None:
         ),
     ],
 )
-def test_numerics_in_a_sentence(
-    events: list[tuple[str, Mapping[str, Any]]], latest: dict[str, float], says: str
+def test_numerics_summary(
+    events: list[tuple[str, Mapping[str, Any]]], latest: dict[str, float], text: str
 ) -> None:
-    assert summarize_numerics(events, latest, precision="fp32") == says
+    assert summarize_numerics(events, latest, precision="fp32") == text
 
 
-def test_events_of_the_engine_are_sentences() -> None:
+def test_event_texts_of_the_engine() -> None:
     stage = {
         "stage": 0,
         "bytes": 2**20,
         "extra_s": 0.004,
         "layers": [{"count": 3, "kind": "some"}, {"count": 1, "kind": "none"}],
     }
-    says = event_messages.describe("recompute_chosen", {"stages": [stage]}, 0)
-    assert says == (
-        "Recompute chosen: 3 layers partly stored and 1 layer fully stored; 1 MiB stored, 4 ms more "
-        "per micro-batch"
+    text = event_messages.describe("recompute_chosen", {"stages": [stage]}, 0)
+    assert text == (
+        "Recompute chosen: 3 layers partly stored and 1 layer fully stored; 1 MiB stored, "
+        "4 ms more per micro-batch"
     )
     loaded = {"weights": "SmolLM2", "seconds": 2.0, "model_differs_in": ["max_seq_len"]}
     assert event_messages.describe("weights_loaded", loaded, 0) == (
@@ -351,9 +349,9 @@ def test_events_of_the_engine_are_sentences() -> None:
     assert event_messages.describe(
         "weights_loaded", {"path": "m.gguf", "tokenizer": "bytes"}, 0
     ).endswith("read as bytes")
-    told = {"step": 1, "seconds": 2.5, "pieces": 2}
+    data = {"step": 1, "seconds": 2.5, "pieces": 2}
     assert (
-        event_messages.describe("compiled", told, 0)
+        event_messages.describe("compiled", data, 0)
         == "Compiled 2 block segments in 2.5 s on rank 0 at step 1"
     )
     odd = {

@@ -1,4 +1,4 @@
-"""Experiments through their pages: questions, notes that cannot hurt, the best run, who may write."""
+"""Experiment pages: creation, safe notes, the best run, and who may edit."""
 
 from __future__ import annotations
 

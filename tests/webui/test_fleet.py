@@ -1,6 +1,4 @@
-"""Fleet and node pages: what is held by whom, who may know whose run it is, draining, and a token
-that really joins.
-"""
+"""Fleet and node pages: allocations, visibility, draining, and a join token that works."""
 
 from __future__ import annotations
 
@@ -37,14 +35,14 @@ def page_of(user: User, address: str) -> str:
 
 
 @pytest.mark.django_db
-def test_an_empty_fleet_says_what_to_do_first(people: factories.People) -> None:
+def test_an_empty_fleet_names_the_next_action(people: factories.People) -> None:
     assert "No node has joined yet" in page_of(people.owner, "/fleet/")
     assert "/join-node/" not in page_of(people.owner, "/fleet/")
     assert "/join-node/" in page_of(people.operator, "/fleet/")
 
 
 @pytest.mark.django_db
-def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factories.People) -> None:
+def test_allocations_hide_runs_from_strangers(people: factories.People) -> None:
     node = factories.node("orion", devices=4)
     run = factories.run(people.owner, name="secret plan", devices=2)
     hold(run, node)
@@ -61,7 +59,7 @@ def test_what_is_held_and_whose_run_only_for_those_who_may_know(people: factorie
 
 
 @pytest.mark.django_db
-def test_readings_and_troubles_are_told(owner: User) -> None:
+def test_metrics_and_problems_are_shown(owner: User) -> None:
     node = factories.node("orion", devices=2)
     known = {
         "utilization": 0.5,
@@ -79,7 +77,7 @@ def test_readings_and_troubles_are_told(owner: User) -> None:
 
 
 @pytest.mark.django_db
-def test_draining_tells_its_consequences_first(people: factories.People) -> None:
+def test_draining_shows_its_consequences_first(people: factories.People) -> None:
     node = factories.node("orion", devices=4)
     run = factories.run(people.owner, devices=2)
     hold(run, node)

@@ -1,6 +1,4 @@
-"""The new-run form through its page: what it starts with, how fields become a spec, what it says
-when that is wrong.
-"""
+"""The new-run page: its default, fields to spec and back, errors, check and submit."""
 
 from __future__ import annotations
 
@@ -97,7 +95,7 @@ SPECS: dict[str, dict[str, Any]] = {
 
 
 def form_of(start: dict[str, Any], **changes: str) -> dict[str, str]:
-    """What a browser without scripts posts for that spec, some fields typed anew."""
+    """The form data a browser without scripts posts for that spec, with changed fields."""
     values = {name: value for name, value in values_of(start).items() if value}
     return {"name": "first", "experiment": "", "spec": json.dumps(start), **values, **changes}
 
@@ -107,19 +105,19 @@ def post(client: Client, start: dict[str, Any], **changes: str) -> Any:
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether both mean the same run, written-out defaults aside."""
+    """Whether both specs define the same run, ignoring explicit defaults."""
     return RunSpec.from_dict(one) == RunSpec.from_dict(other)
 
 
-def errors_beside(page: str, field: str) -> list[str]:
-    """The sentences that stand within the field of that path."""
-    found = re.search(
+def errors_of_field(page: str, field: str) -> list[str]:
+    """The error messages of the field with that path."""
+    result = re.search(
         rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>', page, re.DOTALL
     )
-    assert found, f"no field {field}"
+    assert result, f"no field {field}"
     return [
         html.unescape(one)
-        for one in re.findall(r'<span class="error"[^>]*>(.*?)</span>', found[0], re.DOTALL)
+        for one in re.findall(r'<span class="error"[^>]*>(.*?)</span>', result[0], re.DOTALL)
     ]
 
 
@@ -129,7 +127,7 @@ def test_an_untouched_form_changes_nothing(spec: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "script", "external", "own shape", "own file", "auto"])
-def test_the_fields_alone_say_the_same_run(name: str) -> None:
+def test_the_fields_alone_define_the_same_run(name: str) -> None:
     again = spec_of(values_of(SPECS[name]), {})
     assert values_of(again) == values_of(SPECS[name])
 
@@ -198,7 +196,7 @@ def test_text_becomes_its_value_or_stays_text(path: str, text: str, value: Any) 
 
 
 @pytest.mark.django_db
-def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
+def test_the_default_form_can_be_submitted(owner: User) -> None:
     client = factories.client_for(owner)
     page = client.get("/runs/new/").content.decode()
     assert "Ready to submit" in page and "1,024 tokens" in page
@@ -214,7 +212,7 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.parametrize(
-    ("changes", "field", "says"),
+    ("changes", "field", "message"),
     [
         ({"train.seq_len": "abc"}, "train.seq_len", "'abc' is refused"),
         ({"train.steps": ""}, "train.steps", "steps is missing"),
@@ -237,14 +235,14 @@ def test_the_form_as_it_stands_can_be_submitted(owner: User) -> None:
         ),
     ],
 )
-def test_a_wrong_field_is_told_beside_it_and_nothing_is_made(
-    owner: User, data_root: Path, changes: dict[str, str], field: str, says: str
+def test_a_wrong_field_shows_its_error_and_creates_nothing(
+    owner: User, data_root: Path, changes: dict[str, str], field: str, message: str
 ) -> None:
     answer = post(factories.client_for(owner), START, **changes)
     page = answer.content.decode()
     assert answer.status_code == 422
-    told = errors_beside(page, field)
-    assert told and says in told[0], told
+    errors = errors_of_field(page, field)
+    assert errors and message in errors[0], errors
     assert not Run.objects.exists()
     for path, text in changes.items():  # what was typed is still there
         if path not in ("model", "model.custom", "data.preset") and text:
@@ -257,9 +255,9 @@ def test_json_alone_is_submitted_where_it_was_edited_last(owner: User) -> None:
     spec = {**START, "notes": "from JSON"}
     post(client, START, spec=json.dumps(spec), submit="json", notes="from the field")
     assert Run.objects.get().spec["notes"] == "from JSON"
-    for text, says in (("{", "invalid JSON"), ("[1]", "the spec must be a JSON object")):
+    for text, message in (("{", "invalid JSON"), ("[1]", "the spec must be a JSON object")):
         answer = post(client, START, spec=text)
-        assert answer.status_code == 422 and says in answer.content.decode()
+        assert answer.status_code == 422 and message in answer.content.decode()
         assert f'rows="20">{text}</textarea>' in answer.content.decode()
     assert Run.objects.count() == 1
 
@@ -284,7 +282,7 @@ def test_like_an_older_run_and_from_a_preset(people: factories.People) -> None:
 
 
 @pytest.mark.django_db
-def test_the_check_answers_without_making_anything(owner: User) -> None:
+def test_the_check_creates_nothing(owner: User) -> None:
     client = factories.client_for(owner)
     factories.node(devices=2)
     good = client.post(
@@ -330,7 +328,7 @@ def test_a_run_without_a_name_is_called_by_kind_and_model(owner: User) -> None:
 
 
 @pytest.mark.django_db
-def test_what_the_engine_does_not_run_is_told_before(owner: User) -> None:
+def test_unsupported_features_are_reported_before_submit(owner: User) -> None:
     client = factories.client_for(owner)
     both = form_of(START, **{"train.compile": "on", "plan.recompute": "auto"})
     page = html.unescape(client.post("/runs/check/", both).content.decode())
@@ -356,7 +354,7 @@ def test_external_runs_get_their_three_lines(owner: User) -> None:
 
 
 @pytest.mark.django_db
-def test_who_may_only_look_is_told_so(stranger: User, owner: User) -> None:
+def test_viewers_get_an_explanation(stranger: User, owner: User) -> None:
     refused = post(factories.client_for(stranger), START)
     assert (
         refused.status_code == 403

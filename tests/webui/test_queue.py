@@ -1,4 +1,4 @@
-"""The queue's page: order, reasons with links, estimates, and priority by those who may."""
+"""Queue page: order, reasons with links, estimates, and who may set priorities."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def order(client: Client) -> list[int]:
     ]
 
 
-def test_nobody_waits(people: factories.People) -> None:
+def test_the_queue_is_empty(people: factories.People) -> None:
     assert "No waiting runs" in factories.client_for(people.owner).get("/queue/").content.decode()
 
 
-def test_each_waiting_run_says_why_and_strangers_see_none(people: factories.People) -> None:
+def test_each_waiting_run_shows_its_reason_and_strangers_see_none(people: factories.People) -> None:
     node = factories.node("orion", devices=2)
     busy = factories.run(people.owner, devices=2)
     hold(busy, node)
@@ -58,7 +58,7 @@ def test_priority_moves_a_run_and_is_its_owners_to_set(people: factories.People)
     assert order(client) == [first.pk, second.pk]
 
 
-def test_a_live_page_asks_for_its_rows_only(people: factories.People) -> None:
+def test_a_live_page_fetches_only_its_rows(people: factories.People) -> None:
     factories.run(people.owner)
     answer = factories.client_for(people.owner).get("/queue/", headers={"HX-Request": "true"})
     page = answer.content.decode()

@@ -1,6 +1,4 @@
-"""The run page and the overview as the server gives them: right words, right people, few queries,
-small pages.
-"""
+"""Run page and overview as rendered by the server: texts, access, query counts, page sizes."""
 
 from __future__ import annotations
 
@@ -115,7 +113,7 @@ def test_who_may_see_and_who_may_act(people: factories.People, run: Run) -> None
         assert stranger.get(address).status_code == 404
 
 
-def test_actions_do_and_say_it(people: factories.People, run: Run) -> None:
+def test_actions_show_a_message(people: factories.People, run: Run) -> None:
     client = factories.client_for(people.owner)
     answer = client.post(
         f"/runs/{run.pk}/act/", {"action": "priority", "priority": "7"}, follow=True
@@ -131,7 +129,7 @@ def test_actions_do_and_say_it(people: factories.People, run: Run) -> None:
     assert client.get(f"/runs/{run.pk}/act/").status_code == 405
 
 
-def test_the_pulse_tells_headline_state_and_marks(people: factories.People, run: Run) -> None:
+def test_the_pulse_returns_headline_state_and_marks(people: factories.People, run: Run) -> None:
     points(run, range(1, 6))
     runs.event_record(
         run=run,
@@ -149,7 +147,7 @@ def test_the_pulse_tells_headline_state_and_marks(people: factories.People, run:
     ]
 
 
-def test_the_page_carries_where_its_data_stand_and_no_foreign_address(
+def test_the_page_contains_its_data_position_and_no_foreign_url(
     people: factories.People, run: Run
 ) -> None:
     points(run, range(1, 6))
@@ -163,7 +161,7 @@ def test_the_page_carries_where_its_data_stand_and_no_foreign_address(
     )
 
 
-def test_logs_fold_ranks_and_show_the_first_cause(people: factories.People, run: Run) -> None:
+def test_logs_group_ranks_and_show_the_first_error(people: factories.People, run: Run) -> None:
     for rank in (0, 1):
         lines = Lines(
             first_seq=1,
@@ -182,17 +180,21 @@ def test_logs_fold_ranks_and_show_the_first_cause(people: factories.People, run:
     assert "No line matches" in client.get(f"/runs/{run.pk}/?tab=logs&q=absent").content.decode()
 
 
-def test_the_overview_tells_the_fleet_in_one_line(
+def test_the_overview_describes_the_fleet_in_one_line(
     people: factories.People, run: Run, live_redis: str
 ) -> None:
     page = factories.client_for(people.owner).get("/").content.decode()
     assert "0 of 4 devices busy, 1 run, none waiting" in page
     assert "My runs" in page and f'data-run="{run.pk}"' in page
-    nobody = factories.client_for(people.stranger).get("/").content.decode()
-    assert "Active runs" in nobody and "No active runs" in nobody and "mine" not in nobody
+    stranger_page = factories.client_for(people.stranger).get("/").content.decode()
+    assert (
+        "Active runs" in stranger_page
+        and "No active runs" in stranger_page
+        and "mine" not in stranger_page
+    )
 
 
-def test_an_empty_place_says_what_to_do_first(people: factories.People, live_redis: str) -> None:
+def test_an_empty_state_names_the_next_action(people: factories.People, live_redis: str) -> None:
     assert "Add a node" in factories.client_for(people.admin).get("/").content.decode()
     assert "Ask an operator" in factories.client_for(people.owner).get("/").content.decode()
 
@@ -264,7 +266,7 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
     assert b"Rewound; the run continues from step 50." in answer.content
 
 
-def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> None:
+def test_engine_metrics_are_on_their_tabs(people: factories.People) -> None:
     plan = {"dp": 1, "pp": 2, "micro_batch_size": 1, "global_batch_size": 4}
     run = factories.run(people.owner, plan=plan, devices=2)
     factories.running(run, factories.node("n1"))
@@ -300,7 +302,7 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
         )
         telemetry.points_store(run=run, attempt=1, batches=[batch])
         actions = [["F", rank, 0, 0.1 * rank, 0.1 * rank + 0.1], ["B", rank, 0, 0.3, 0.5]]
-        told = {
+        data = {
             "step": 40,
             "stages": [rank],
             "pp_rank": rank,
@@ -310,7 +312,7 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
             "bubble_fraction": 0.4,
         }
         runs.event_record(
-            run=run, type="pipeline_timeline", data=told, attempt=1, rank=rank, origin=f"1/{rank}/1"
+            run=run, type="pipeline_timeline", data=data, attempt=1, rank=rank, origin=f"1/{rank}/1"
         )
     late = {"step": 20, "node": "n1", "stage": 1, "message": "it arrives 200 ms after them"}
     runs.event_record(run=run, type="straggler", data=late, attempt=1, rank=1, origin="1/-1/1")
@@ -349,7 +351,7 @@ def test_the_engines_numbers_stand_on_their_tabs(people: factories.People) -> No
     )
 
 
-def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> None:
+def test_sample_texts_are_shown_per_prompt(people: factories.People) -> None:
     train = {"steps": 1000, "seq_len": 64, "checkpoint": {"every_steps": 100}}
     run = factories.run(people.owner, train=train)
     factories.running(run, factories.node("n1"))
@@ -369,9 +371,9 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
                 "ended": True,
             }
         ]
-        told = {"step": step, "samples": texts, "temperature": 0.8, "cut_short": False}
+        data = {"step": step, "samples": texts, "temperature": 0.8, "cut_short": False}
         runs.event_record(
-            run=run, type="samples_written", data=told, attempt=1, rank=0, origin=f"1/0/{step}"
+            run=run, type="samples_written", data=data, attempt=1, rank=0, origin=f"1/0/{step}"
         )
     page, queries = queries_of(client, f"/runs/{run.pk}/samples/")
     text = page.content.decode()
@@ -392,7 +394,7 @@ def test_texts_of_a_model_stand_beside_each_other(people: factories.People) -> N
     assert factories.client_for(people.stranger).get(f"/runs/{run.pk}/samples/").status_code == 404
 
 
-def test_a_profile_and_a_memory_snapshot_are_asked_for_by_a_button(
+def test_buttons_request_a_profile_and_a_memory_snapshot(
     people: factories.People, run: Run
 ) -> None:
     client = factories.client_for(people.owner)
@@ -429,20 +431,20 @@ KERNELS = {
 }
 
 
-def test_the_page_tells_which_kernels_ran_and_why(people: factories.People, run: Run) -> None:
+def test_the_page_shows_which_kernels_ran_and_why(people: factories.People, run: Run) -> None:
     client = factories.client_for(people.owner)
     assert "kernels-title" not in client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
     runs.event_record(
         run=run, type="kernels_chosen", data=KERNELS, attempt=1, rank=0, origin="1/0/1"
     )
     page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
-    for told in (
+    for data in (
         "Orrery kernels run 1 of 2 operations on sm_90.",
         "cuDNN",
         "<b>Orrery kernel</b>",
         "triton 3.6.0",
     ):
-        assert told in page
+        assert data in page
     listed = client.get(f"/api/v1/runs/{run.pk}/events").json()["items"]
     assert [each["data"] for each in listed if each["type"] == "kernels_chosen"] == [KERNELS]
     assert (

@@ -1,6 +1,4 @@
-"""The runs list through its page: who sees what, filters in the address, keyset, bulk actions, cost
-in queries.
-"""
+"""Runs list: visibility, filters in the URL, paging, bulk actions, query counts."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ def test_teams_share_the_list_and_strangers_see_nothing(people: factories.People
     assert "No runs yet" in stranger.content.decode()
 
 
-def test_filters_stand_in_the_address(owner: User, teammate: User) -> None:
+def test_filters_are_in_the_url(owner: User, teammate: User) -> None:
     first = factories.run(owner, name="warm start", tags=["sweep"])
     second = factories.run(teammate, name="cold start")
     third = factories.external_run(owner)
@@ -114,7 +112,7 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
     assert page.count('data-values="3,2.5"') == 9
 
 
-def test_chosen_runs_are_cancelled_and_refusals_told_by_number(owner: User, teammate: User) -> None:
+def test_selected_runs_are_cancelled_and_refusals_listed(owner: User, teammate: User) -> None:
     mine, also, foreign = factories.run(owner), factories.run(owner), factories.run(teammate)
     client = factories.client_for(owner)
     answer = client.post(
@@ -160,9 +158,7 @@ def test_the_sentence_counts_what_matters() -> None:
     assert sentence({"cancelled": 1200}) == "No active runs; 1,200 cancelled."
 
 
-def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
-    owner: User, stranger: User
-) -> None:
+def test_runs_are_compared_by_metrics_and_spec_differences(owner: User, stranger: User) -> None:
     one, other = (
         factories.run(
             owner,
@@ -175,18 +171,18 @@ def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
         for name in ("fp32", "bf16")
     )
     for run, perplexity in ((one, 35.0), (other, 36.4)):
-        told = {"metrics": {"perplexity": perplexity}, "lines": 3, "model": "tiny"}
-        services.event_record(run=run, type="evaluated", attempt=1, rank=0, data=told)
+        data = {"metrics": {"perplexity": perplexity}, "lines": 3, "model": "tiny"}
+        services.event_record(run=run, type="evaluated", attempt=1, rank=0, data=data)
     served = factories.run(
         owner, kind="serve", model="llama-tiny", train=None, plan={}, serve={"api_key": "hush"}
     )
-    told = {
+    data = {
         "requests": 9,
         "seconds": 4.0,
         "ttft_s": {"p50": 0.2, "p90": 0.5},
         "tpot_s": {"p50": 0.02, "p90": 0.03},
     }
-    services.event_record(run=served, type="served", attempt=1, rank=0, data=told)
+    services.event_record(run=served, type="served", attempt=1, rank=0, data=data)
     client = factories.client_for(owner)
     chosen = client.post(
         "/runs/bulk/", {"run": [served.pk, other.pk, one.pk], "action": "compare"}, follow=True
@@ -205,5 +201,5 @@ def test_runs_stand_side_by_side_with_what_each_reached_and_where_they_differ(
         and "hush" not in page
     )
     assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
-    for asked in ("", "x", ",".join(map(str, range(1, 30)))):
-        assert client.get("/runs/compare/", {"runs": asked}).status_code == 422
+    for requested in ("", "x", ",".join(map(str, range(1, 30)))):
+        assert client.get("/runs/compare/", {"runs": requested}).status_code == 422

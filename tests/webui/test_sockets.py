@@ -1,6 +1,4 @@
-"""Live sockets through the web process's own application: who gets in, what is replayed, what
-follows.
-"""
+"""Live sockets through the ASGI application: access, replay, gaps and Redis failures."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from orchestrator.common import redis as ours
 from orchestrator.config.asgi import application
 from tests import factories
 from tests.redis_server import RedisServer
-from tests.webui.talker import PATIENCE_S, Headers, Talker
+from tests.webui.socket_client import PATIENCE_S, Headers, SocketClient
 from webui.live import consumers, topic_feeds
 from webui.live import hub as hubs
 
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
-def no_kept_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_cached_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that read for sockets end with the test."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
 
@@ -47,25 +45,25 @@ def session(user: User) -> Headers:
 
 
 @asynccontextmanager
-async def opened(path: str, headers: Headers) -> AsyncIterator[Talker]:
-    talker = Talker(application, path, headers)
-    assert await talker.connect()
+async def opened(path: str, headers: Headers) -> AsyncIterator[SocketClient]:
+    socket = SocketClient(application, path, headers)
+    assert await socket.connect()
     try:
-        yield talker
+        yield socket
     finally:
-        await talker.disconnect()
+        await socket.disconnect()
 
 
-async def frame(talker: Talker) -> dict[str, Any]:
+async def frame(socket: SocketClient) -> dict[str, Any]:
     """The next one that is no heartbeat."""
     while True:
-        found: dict[str, Any] = json.loads(await talker.text())
-        if found["type"] != "heartbeat":
-            return found
+        result: dict[str, Any] = json.loads(await socket.text())
+        if result["type"] != "heartbeat":
+            return result
 
 
-async def frames(talker: Talker, count: int) -> list[int]:
-    return [(await frame(talker))["seq"] for _ in range(count)]
+async def frames(socket: SocketClient, count: int) -> list[int]:
+    return [(await frame(socket))["seq"] for _ in range(count)]
 
 
 @database_sync_to_async
@@ -76,11 +74,11 @@ def append(topic: str, *numbers: int) -> None:
 
 
 async def closed_with(path: str, headers: Headers) -> tuple[int, str]:
-    talker = Talker(application, path, headers)
-    assert await talker.connect()  # a browser tells a page the code only of an accepted socket
-    close = await talker.receive_output(PATIENCE_S)
+    socket = SocketClient(application, path, headers)
+    assert await socket.connect()  # a browser tells a page the code only of an accepted socket
+    close = await socket.receive_output(PATIENCE_S)
     assert close["type"] == "websocket.close"
-    await talker.disconnect()
+    await socket.disconnect()
     return close["code"], close["reason"]
 
 
@@ -98,10 +96,10 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
     }
     welcome = [session(owner), bearer(owner), session(teammate)]
 
-    async def ask() -> dict[str, int]:
+    async def collect() -> dict[str, int]:
         for headers in welcome:
-            async with opened(path, headers) as talker:
-                assert json.loads(await talker.text())["type"] == "heartbeat"
+            async with opened(path, headers) as socket:
+                assert json.loads(await socket.text())["type"] == "heartbeat"
         async with opened("/ws/fleet/", welcome[0]):
             pass
         codes = {}
@@ -110,7 +108,7 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
             assert reason
         return codes
 
-    assert asyncio.run(ask()) == {
+    assert asyncio.run(collect()) == {
         "nobody": 4401,
         "fleet": 4401,
         "wrong token": 4401,
@@ -127,12 +125,12 @@ def test_who_may_no_longer_see_is_shown_out(
     monkeypatch.setattr(consumers, "RECHECK_S", 0.05)
     get_user, checks = consumers.LiveConsumer._user, list[bool]()
 
-    async def told(self: consumers.LiveConsumer, *, recheck: bool = False) -> Any:
-        found = await get_user(self, recheck=recheck)
+    async def data(self: consumers.LiveConsumer, *, recheck: bool = False) -> Any:
+        result = await get_user(self, recheck=recheck)
         checks.append(recheck)
-        return found
+        return result
 
-    monkeypatch.setattr(consumers.LiveConsumer, "_user", told)
+    monkeypatch.setattr(consumers.LiveConsumer, "_user", data)
     run = factories.external_run(owner)
     token, text = accounts.token_create(user=owner, name="socket", by=owner)
     client = factories.client_for(owner)
@@ -150,21 +148,21 @@ def test_who_may_no_longer_see_is_shown_out(
         "team": (session(teammate), leave_teams),
     }
 
-    async def ask(headers: Headers, end: Callable[[], object]) -> int:
+    async def collect(headers: Headers, end: Callable[[], object]) -> int:
         checks.clear()
-        async with opened(f"/ws/runs/{run.pk}/", headers) as talker:
-            assert json.loads(await talker.text())["type"] == "heartbeat"
+        async with opened(f"/ws/runs/{run.pk}/", headers) as socket:
+            assert json.loads(await socket.text())["type"] == "heartbeat"
             # who is asked about a second time was still let in the first
             while checks.count(True) < 2:
                 await asyncio.sleep(0.01)
-            assert await talker.quiet(0.01)
+            assert await socket.quiet(0.01)
             await database_sync_to_async(end)()
-            while (closed := await talker.receive_output(PATIENCE_S))["type"] == "websocket.send":
+            while (closed := await socket.receive_output(PATIENCE_S))["type"] == "websocket.send":
                 assert json.loads(closed["text"])["type"] == "heartbeat"
             assert closed["type"] == "websocket.close" and closed["reason"]
             return int(closed["code"])
 
-    assert {name: asyncio.run(ask(*each)) for name, each in ends.items()} == {
+    assert {name: asyncio.run(collect(*each)) for name, each in ends.items()} == {
         "token": 4401,
         "session": 4401,
         "team": 4404,
@@ -175,18 +173,18 @@ def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
     run, login = factories.external_run(owner), session(owner)
 
     async def connects(origin: bytes) -> bool:
-        talker = Talker(application, f"/ws/runs/{run.pk}/", [*login, (b"origin", origin)])
-        connected = await talker.connect()
-        await talker.disconnect()
+        socket = SocketClient(application, f"/ws/runs/{run.pk}/", [*login, (b"origin", origin)])
+        connected = await socket.connect()
+        await socket.disconnect()
         return connected
 
-    async def ask() -> list[bool]:
+    async def collect() -> list[bool]:
         return [
             await connects(origin)
             for origin in (b"http://localhost:8000", b"https://evil.example", b"null")
         ]
 
-    assert asyncio.run(ask()) == [True, False, False]
+    assert asyncio.run(collect()) == [True, False, False]
 
 
 def with_frames(
@@ -224,15 +222,15 @@ def test_what_was_missed_and_then_what_comes(owner: User, live_redis: str) -> No
 def test_too_far_back_or_of_another_epoch_is_a_gap(owner: User, live_redis: str) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
         async def first(query: str) -> tuple[str, int, int, int]:
-            async with opened(path + query, headers) as talker:
-                found = await frame(talker)
-                return found["type"], found["seq"], found["from"], found["to"]
+            async with opened(path + query, headers) as socket:
+                result = await frame(socket)
+                return result["type"], result["seq"], result["from"], result["to"]
 
         assert await first("?after=5&epoch=other") == ("gap", 2010, 1, 2010)
         assert await first("?after=3000") == ("gap", 2010, 1, 2010)
         assert await first("?after=5") == ("gap", 2010, 6, 2010)
-        async with opened(f"{path}?after=10", headers) as talker:
-            assert await frames(talker, 2000) == list(range(11, 2011))
+        async with opened(f"{path}?after=10", headers) as socket:
+            assert await frames(socket, 2000) == list(range(11, 2011))
         await database_sync_to_async(live.prune)(before=clock.now() + timedelta(seconds=1))
         assert await first("?after=2005") == ("gap", 2010, 2006, 2010)
 
@@ -256,16 +254,16 @@ def mortal_redis(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Ite
 
 def test_redis_may_die_and_come_back(owner: User, mortal_redis: RedisServer) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
-        async with opened(f"{path}?after=3", headers) as talker:
+        async with opened(f"{path}?after=3", headers) as socket:
             await append(topic, 4)
-            assert await frames(talker, 1) == [4]
+            assert await frames(socket, 1) == [4]
             mortal_redis.kill()
             await append(topic, 5, 6)
-            assert await frames(talker, 2) == [5, 6]
+            assert await frames(socket, 2) == [5, 6]
             mortal_redis.start()
             await append(topic, *range(7, 20))
-            assert await frames(talker, 13) == list(range(7, 20))
-            assert await talker.quiet(1.2)
+            assert await frames(socket, 13) == list(range(7, 20))
+            assert await socket.quiet(1.2)
 
     with_frames(owner, 3, talk)
 
@@ -273,10 +271,10 @@ def test_redis_may_die_and_come_back(owner: User, mortal_redis: RedisServer) -> 
 def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
     async def talk() -> list[dict[str, Any]]:
         sent: list[dict[str, Any]] = []
-        door = asyncio.Event()
+        gate = asyncio.Event()
 
         async def send(message: dict[str, Any]) -> None:
-            await door.wait()
+            await gate.wait()
             sent.append(json.loads(message["text"]))
 
         client, feed = topic_feeds.Client(send), topic_feeds.Feed("run:1")
@@ -286,8 +284,8 @@ def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
         for seq in range(1, 1000):
             feed._offer(seq, live.frame_text("e1", seq, "event", {}))
             if seq == 1:
-                await asyncio.sleep(0)  # the first is on its way when the door is found shut
-        door.set()
+                await asyncio.sleep(0)  # the first is on its way when the gate is found shut
+        gate.set()
         for wanted in (2, 3):
             while len(sent) < wanted:
                 await asyncio.sleep(0)
@@ -307,16 +305,16 @@ def test_a_socket_that_is_too_slow_gets_one_gap() -> None:
 
 def test_published_out_of_order_and_never_published(owner: User, live_redis: str) -> None:
     async def talk(topic: str, path: str, headers: Headers) -> None:
-        async with opened(f"{path}?after=3", headers) as talker:
-            await talker.text()
+        async with opened(f"{path}?after=3", headers) as socket:
+            await socket.text()
             feed = hubs.hub()._feeds[topic]
             rows = await database_sync_to_async(_unpublished)(topic)
             for seq, text in (rows[1], rows[0], rows[1]):
                 feed.receive(feed.epoch, seq, text)
-            assert await frames(talker, 2) == [4, 5]
+            assert await frames(socket, 2) == [4, 5]
             await database_sync_to_async(_unpublished)(topic)
-            assert await frames(talker, 2) == [6, 7]  # the look at the heads finds them
-            assert await talker.quiet(1.2)
+            assert await frames(socket, 2) == [6, 7]  # the look at the heads finds them
+            assert await socket.quiet(1.2)
         assert hubs.hub()._feeds == {}
         assert hubs.hub()._tasks == []
 

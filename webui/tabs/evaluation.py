@@ -113,7 +113,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "worst_by": _(_RANKED_BY.get(worst[0].by, worst[0].by)) if worst else "",
         "facts": describe(results) if results is not None else [],
         "answered": any(
-            entry.results.get("answer") is not None or entry.by == "right" for entry in worst
+            entry.row.get("answer") is not None or entry.by == "right" for entry in worst
         ),
         "files": [(file, _short_name(file.name)) for file in runs.artifacts_of(run=facts.run)[:20]],
         "waiting": facts.run.state not in ENDED,

@@ -41,10 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class FakeClock:
-    """Stands at 2026-01-01 00:00 UTC until it is moved.
-
-    `orchestrator.common.clock` tells its time.
-    """
+    """A clock frozen at 2026-01-01 00:00 UTC; `orchestrator.common.clock` returns its time."""
 
     def __init__(self) -> None:
         self.time = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""Makes people, clients, nodes and runs for tests, by the same services that the product uses."""
+"""Factories for users, clients, nodes and runs, built on the product's own services."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Which files of tests begin first, and which belong on one worker. Knows folders, not tests.
+"""Order of test files, and which files share one worker, by folder.
 
-Whole paths (flows) wait, start processes and share one installation: one worker takes them all,
-from the beginning on,
-and what computes runs beside them. Files of one process and many small tests come last, where they
-even out the end.
+Flows wait, start processes and share one installation, so one worker runs them all from the start,
+while others compute. Files with one process and many small tests come last and balance the end.
 """
 
 from __future__ import annotations
@@ -13,9 +11,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-TOGETHER = "tests/flows/"
+GROUP_INPUTS = "tests/flows/"
 FIRST = (
-    TOGETHER,
+    GROUP_INPUTS,
     "tests/house/test_second_database.py",
     "tests/kernels/",
     "tests/workers/launcher/",
@@ -49,4 +47,6 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         config.option.loadscopereorder = False  # it would begin the files of many tests first
 
     def _split_scope(self, nodeid: str) -> str:
-        return TOGETHER if nodeid.startswith(TOGETHER) else str(super()._split_scope(nodeid))
+        return (
+            GROUP_INPUTS if nodeid.startswith(GROUP_INPUTS) else str(super()._split_scope(nodeid))
+        )

@@ -82,7 +82,7 @@ class RedisServer:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
-    """The session's server. Whoever kills a server starts a `RedisServer` of their own."""
+    """The session's server. Tests that kill a server start their own `RedisServer`."""
     # a socket's path has at most 107 bytes, which pytest's own folders may exceed
     directory = Path(tempfile.mkdtemp(prefix="orrery-redis-"))
     server = RedisServer(directory).start()

@@ -1,8 +1,7 @@
-"""Settings of the tests: the project's own, over a temporary data directory that ends with the
-process.
+"""Settings of the tests: the project's, with a temporary data directory of this process.
 
-Set before the project's settings are read, so no test ever touches a real data directory, database
-or Redis.
+Set before the project's settings are read, so no test uses a real data directory, database or
+Redis.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from orchestrator.config.settings import *  # noqa: E402, F403
 from orchestrator.config.settings import DATABASES  # noqa: E402
 
 (_HOME / "data").mkdir()
-(_HOME / "static").mkdir()  # whitenoise warns where there is none
+(_HOME / "static").mkdir()  # whitenoise warns if it is missing
 # hashing a password is meant to be slow; nothing here depends on it
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):

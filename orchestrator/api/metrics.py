@@ -23,7 +23,7 @@ from workers.contracts.wire.node_messages import RunState
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     """Every gauge, read from the database at the time of the request."""
-    text = generate_latest(_registry)
+    text = generate_latest(_registry)  # type: ignore[no-untyped-call]
     headers = {"Cache-Control": "no-store"}
     return HttpResponse(text, content_type=CONTENT_TYPE_LATEST, headers=headers)
 
@@ -40,7 +40,7 @@ class ControlPlaneCollector(Collector):
         health = scheduling.health()
         counts = runs.state_counts(user=None)
         capacity, busy = fleet.capacity(), len(scheduling.allocations_by_device())
-        states = {state: counts.get(state, 0) for state in RunState}
+        states = {str(state): counts.get(state, 0) for state in RunState}
         yield _gauge("orrery_healthy", "1 while scheduler and Redis are alive", health["ok"])
         yield _gauge(
             "orrery_scheduler_age_seconds",

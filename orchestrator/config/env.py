@@ -154,13 +154,13 @@ def read() -> Env:
         ) from error
 
 
-_EXPECTED = {bool: "1 or 0", int: "an integer", float: "a number"}
+_EXPECTED: dict[Any, str] = {bool: "1 or 0", int: "an integer", float: "a number"}
 
 
 def _describe(location: int | str, value: object, message: str) -> str:
     name = next(name for name in Env.model_fields if location in (name, variable(name)))
     field = Env.model_fields[name]
-    expected = _EXPECTED.get(field.annotation or str)
+    expected = _EXPECTED.get(field.annotation)
     return (
         f"{variable(name)}={value!r} is not valid: {message}. "
         f"Set it to {expected + ': ' if expected else ''}{field.description}."

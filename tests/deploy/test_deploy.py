@@ -1,6 +1,4 @@
-"""Each file of deploy/ read by the program it is for, or by its published schema; no Docker engine
-needed.
-"""
+"""Validates each file of deploy/ with its program or published schema, without a Docker engine."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ def need(program: str, *places: str) -> str:
     Where it is missing CI fails and a person's machine skips with a sentence.
     """
     for place in (program, *places):
-        found = shutil.which(place)
-        if found:
-            return found
+        path = shutil.which(place)
+        if path:
+            return path
     if os.environ.get("CI"):
         pytest.fail(f"{program} is not installed; tools/system.py installs it")
     pytest.skip(f"{program} is not installed here")

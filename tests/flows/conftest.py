@@ -1,6 +1,4 @@
-"""One running installation for all flows that do not end it for good: to start one costs more than
-most of them.
-"""
+"""One running installation for all flows that do not stop it: a start takes longer than most."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A real `manage.py up` in a temporary home, spoken to as a person does: by its printed words, REST
-and signals.
-"""
+"""A real `manage.py up` in a temporary home, driven through its output, REST and signals."""
 
 from __future__ import annotations
 
@@ -171,21 +169,19 @@ class Orrery:
 
     def events(self, run: str, *types: str) -> list[dict[str, Any]]:
         """All of them, or those of some types, oldest first."""
-        found: list[dict[str, Any]] = []
+        match: list[dict[str, Any]] = []
         wanted = {"type": ",".join(types)} if types else {}
         while True:
-            last = found[-1]["seq"] if found else 0
+            last = match[-1]["seq"] if match else 0
             page = self.get(f"runs/{run}/events", limit=200, after_seq=last, **wanted)
-            found += page["items"]
+            match += page["items"]
             if page["next_cursor"] is None:
-                return found
+                return match
 
-    def until_told(self, run: str) -> None:
-        """What ranks wrote has come in: an exit report waits for it a few seconds only, and may
-        overtake it.
-        """
+    def until_reported(self, run: str) -> None:
+        """Wait for all points of the ranks; an exit report waits only a few seconds for them."""
 
-        def told() -> bool:
+        def result() -> bool:
             heard = Counter(
                 (each["attempt"], each["rank"], each["type"]) for each in self.events(run)
             )
@@ -203,12 +199,14 @@ class Orrery:
                     return False
             return True
 
-        self.until(told, 120, f"all of run {run} is told")
+        self.until(result, 120, f"all of run {run} is reported")
 
     def until(
         self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1
     ) -> T:
-        """Polls until the condition holds; on a hang, fails with the last words of every process."""
+        """Polls until the condition holds; a timeout fails with the last log lines of every
+        process.
+        """
         deadline = time.monotonic() + seconds
         last: Exception | None = None
         while time.monotonic() < deadline:
@@ -222,13 +220,13 @@ class Orrery:
             ) as error:  # a server that is just coming back
                 last = error
             time.sleep(every_s)
-        raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_words()}")
+        raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_lines()}")
 
     def folder(self, run: str, attempt: int = 1) -> Path:
         return self.home / "runs" / run / f"attempt-{attempt}"
 
     def written(self, run: str, attempt: int = 1, rank: int = 0) -> int:
-        """Points that a rank has written on its disk, told to anyone or not."""
+        """Points that a rank has written to its disk, reported or not."""
         return len(_lines(self.folder(run, attempt) / f"rank-{rank}" / "points.jsonl"))
 
     def ranks_of(self, run: str, attempt: int = 1) -> list[int]:
@@ -239,23 +237,23 @@ class Orrery:
     def pid_of(self, name: str) -> int:
         """The process of one part: valkey, scheduler, ingest, web or agent."""
         listed = json.loads((self.home / "up.json").read_text())
-        found = [int(entry["pid"]) for entry in listed if entry["name"] == name]
-        assert found, f"{name} is not up"
-        return found[0]
+        match = [int(entry["pid"]) for entry in listed if entry["name"] == name]
+        assert match, f"{name} is not up"
+        return match[0]
 
     def processes(self) -> list[psutil.Process]:
         """Every living process that was started under this home."""
-        found = []
+        match = []
         for process in psutil.process_iter():
             try:
                 environ = process.environ()
                 ours = environ.get("ORRERY_HOME") == str(self.home)
                 ours = ours or environ.get("ORRERY_RUN_DIR", "").startswith(str(self.home))
                 if ours and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    match.append(process)
             except psutil.Error:
                 continue
-        return [process for process in found if process.pid != os.getpid()]
+        return [process for process in match if process.pid != os.getpid()]
 
     def tidy(self) -> None:
         """Starts what a test left lying, and cancels what it left running: the next test needs the
@@ -292,7 +290,7 @@ class Orrery:
         if self.client is not None:
             self.client.close()
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         parts = [f"--- up\n{self.words[-1500:]}"]
         for path in sorted((self.home / "logs").glob("*.log")):
             parts.append(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}")
@@ -333,7 +331,7 @@ _taken: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port that nobody is given before a server of this process listens on it, nor while that is
+    """A port that no process gets before a server of this process listens on it, nor while that is
     started again.
 
     It lies below the ports that the system gives out by itself; another process of tests is kept

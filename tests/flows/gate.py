@@ -1,10 +1,8 @@
-"""Holds the ranks of a run between two steps for as long as a test wants, however late the test
-itself comes.
+"""Holds the ranks of a run between two steps while a test runs.
 
-A rank looks at `control.json` before every step. Here that is a pipe, which is read to its end: the
-rank waits until
-the test has opened it too and closed it again. A request of Orrery's replaces the pipe by a file,
-and is taken as ever.
+A rank reads `control.json` before every step. The gate replaces it by a pipe, which is read to its
+end: the rank waits until the test has opened and closed the pipe. A request of Orrery replaces the
+pipe by a file, and works as usual.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class Gate:
         """`place`: the folder of the node with rank 0, where nodes of a run share theirs."""
         self._orrery = orrery
         self._folders = [orrery.folder(run, number) / place for number in range(1, attempts + 1)]
-        # who waits in front of an open pipe goes on when it is closed
+        # a rank that waits at an open pipe continues when it is closed
         self._met: dict[Path, int] = {}
         self._lock = threading.Lock()
         self._free, self._closed = threading.Event(), threading.Event()
@@ -48,12 +46,12 @@ class Gate:
         """
         deadline = time.monotonic() + seconds
         while True:
-            # first: nobody who waits makes the condition true later
+            # first: ranks that wait cannot make the condition true later
             waiting = self._meet(self._folders)
             if value := condition():
                 return value
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}: not within {seconds} s\n{self._orrery.last_words()}")
+                raise AssertionError(f"{what}: not within {seconds} s\n{self._orrery.last_lines()}")
             self._let_go(self._folders)
             if not waiting:
                 time.sleep(0.002)
@@ -73,7 +71,7 @@ class Gate:
         self._free.set()
 
     def close(self) -> None:
-        """Nobody waits here any more, in whatever state the test has ended."""
+        """Release all ranks, in whatever state the test has ended."""
         for folder in self._folders:
             if _is_shut(folder):
                 (folder / "control.json").unlink()
@@ -99,7 +97,7 @@ class Gate:
         with self._lock:
             for folder in folders:
                 if folder not in self._met:
-                    with contextlib.suppress(OSError):  # nobody does
+                    with contextlib.suppress(OSError):  # no rank waits
                         self._met[folder] = os.open(folder / "gate", os.O_WRONLY | os.O_NONBLOCK)
             return any(folder in self._met for folder in folders)
 

@@ -1,6 +1,4 @@
-"""Runs that answer, in a real embedded Orrery: served over the proxy to OpenAI's own client and
-stopped; a file of
-prompts answered whole although its rank is killed half way."""
+"""Inference flows: a served model through OpenAI's client; a generate run whose rank is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def rank_of(orrery: Orrery, run: str) -> psutil.Process | None:
     return None
 
 
-def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answered_whole(
+def test_a_model_is_served_while_a_killed_generate_run_completes(
     orrery: Orrery,
 ) -> None:
     assert orrery.client is not None
@@ -40,10 +38,10 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     served = orrery.submit(
         {"kind": "serve", "model": model, "serve": {"kv_blocks": 64, "max_seqs": 4}}
     )
-    asked = [{"id": f"q{i}", "token_ids": [i % 200 + 1, 7, 9]} for i in range(LINES)]
+    request = [{"id": f"q{i}", "token_ids": [i % 200 + 1, 7, 9]} for i in range(LINES)]
     (orrery.home / "data").mkdir(exist_ok=True)
     (orrery.home / "data" / "in.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in asked)
+        "".join(json.dumps(line) + "\n" for line in request)
     )
     body = {
         "input": "in.jsonl",
@@ -62,8 +60,8 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
         )
         rank = rank_of(orrery, generated)
         assert rank is not None
-        kept = out.read_bytes()  # it waits before its next step
-        assert kept.count(b"\n") < LINES, "it had answered everything before it was killed"
+        stored = out.read_bytes()  # it waits before its next step
+        assert stored.count(b"\n") < LINES, "it had answered everything before it was killed"
         os.kill(rank.pid, signal.SIGKILL)
 
     token = orrery.client.headers["Authorization"].removeprefix("Bearer ")
@@ -85,15 +83,15 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     assert pieces[-1].choices[0].finish_reason == "length"
 
     def idle() -> bool:
-        told = orrery.get(f"runs/{served}/requests")
-        state = told["state"] if told["phase"] == "serving" else None
+        result = orrery.get(f"runs/{served}/requests")
+        state = result["state"] if result["phase"] == "serving" else None
         return state is not None and state["ended"] >= 2 and state["used"] == 0
 
     orrery.until(idle, 60, "both requests have ended and hold no block")
     assert orrery.client.post(f"runs/{served}/cancel").status_code == 200
     assert orrery.until_state(served, "finished", "failed", "cancelled") == "finished"
     summary = orrery.until(
-        lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is told"
+        lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is reported"
     )
     assert summary["requests"] >= 2 and summary["finishes"]["length"] >= 2
     with pytest.raises(openai.ConflictError, match="serves no more"):
@@ -102,11 +100,11 @@ def test_a_model_is_served_and_stopped_while_a_killed_file_of_prompts_is_answere
     assert orrery.until_state(generated, "finished", "failed") == "finished"
     assert len(orrery.get(f"runs/{generated}/attempts")["items"]) == 2
     answers = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [answer["id"] for answer in answers] == [line["id"] for line in asked]
+    assert [answer["id"] for answer in answers] == [line["id"] for line in request]
     # nothing that was answered is answered again
-    assert out.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+    assert out.read_bytes().startswith(stored[: stored.rfind(b"\n") + 1])
     page = orrery.get(f"runs/{generated}/answers", limit=2)["items"]
-    assert page[1]["asked"] == asked[1]["token_ids"] and len(page[1]["token_ids"]) == 120
+    assert page[1]["asked"] == request[1]["token_ids"] and len(page[1]["token_ids"]) == 120
 
 
 def _models(client: openai.OpenAI) -> list[str]:

@@ -1,6 +1,4 @@
-"""`kill -9` in the middle of a run, one part at a time: no second start, no point lost or doubled,
-all explained.
-"""
+"""`kill -9` of one process at a time during a run: no second start, no lost or duplicate point."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def heard_of(orrery: Orrery) -> str:
 
 
 def explained(orrery: Orrery, run: str) -> list[tuple[str, str]]:
-    """The run's moves as `(state, why)`; each begins where the one before ended and has a reason."""
+    """The run's transitions as `(state, why)`; each starts at the previous state and has a reason."""
     moves = [
         event["data"]
         for event in orrery.events(run, "state_changed")
@@ -52,16 +50,16 @@ def explained(orrery: Orrery, run: str) -> list[tuple[str, str]]:
 def stored(orrery: Orrery, run: str, **params: Any) -> list[tuple[int, int]]:
     """`(seq, step)` of every stored point of `loss`, none left out, from the raw CSV."""
     assert orrery.client is not None
-    asked = {"name": "loss", "raw": 1, **params}
-    answer = orrery.client.get(f"runs/{run}/series", params=asked, headers={"Accept": "text/csv"})
+    request = {"name": "loss", "raw": 1, **params}
+    answer = orrery.client.get(f"runs/{run}/series", params=request, headers={"Accept": "text/csv"})
     head, *lines = answer.text.splitlines()
     assert head == "attempt,rank,seq,step,tokens,time,value"
     return [(int(line.split(",")[2]), int(line.split(",")[3])) for line in lines]
 
 
 def whole(orrery: Orrery, run: str, steps: int) -> None:
-    """Every rank has every step once, and every attempt's own numbers have neither gap nor double."""
-    orrery.until_told(run)
+    """Every rank has every step once, and numbers per attempt have no gap and no duplicate."""
+    orrery.until_reported(run)
     for rank in (0, 1):
         assert [step for _, step in stored(orrery, run, rank=rank)] == list(range(1, steps + 1)), (
             f"rank {rank}"
@@ -74,10 +72,8 @@ def whole(orrery: Orrery, run: str, steps: int) -> None:
             )
 
 
-def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
-    """Each part once in the middle of one run; steps go on without it, and all is told before the
-    next one is hit.
-    """
+def test_killed_processes_only_delay_a_run(orrery: Orrery) -> None:
+    """Kill each process once during a run: steps continue, and all points arrive in between."""
     with submitted(orrery, train_spec(steps=200, every=50), name="every part is killed") as (
         run,
         gate,
@@ -124,7 +120,7 @@ def test_killed_parts_delay_a_run_and_nothing_else(orrery: Orrery) -> None:
     assert orrery.until_state(after, "finished", "failed") == "finished"
 
 
-def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrery: Orrery) -> None:
+def test_killed_attempts_continue_from_their_checkpoint_and_start_once(orrery: Orrery) -> None:
     """A rank, then a supervisor; while the next attempt starts, who gave the order for it, then who
     claimed it.
     """
@@ -159,13 +155,13 @@ def test_killed_attempts_go_on_from_their_checkpoint_and_none_starts_twice(orrer
     ]
     assert "SIGKILL" in first["exit"]["reason"] and "supervisor" in second["exit"]["reason"]
     assert not any(map(lives, ended)), "no rank of an earlier attempt lives on"
-    told = explained(orrery, run)
+    result = explained(orrery, run)
     again = ["queued", "starting", "running"]
-    assert [state for state, _ in told] == [*again, *again, *again, "finished"]
+    assert [state for state, _ in result] == [*again, *again, *again, "finished"]
     for number, attempt in ((1, first), (2, second)):
         assert (
-            f"retry {number} of 5" in told[3 * number][1]
-            and attempt["exit"]["reason"] in told[3 * number][1]
+            f"retry {number} of 5" in result[3 * number][1]
+            and attempt["exit"]["reason"] in result[3 * number][1]
         )
 
     whole(orrery, run, 120)
@@ -216,9 +212,11 @@ def test_a_run_directory_that_cannot_be_made_ends_every_attempt_with_a_clear_rea
     run = spoiled(orrery, train_spec(steps=5, retries={"infrastructure": 1}), a_file)
     assert orrery.until_state(run, "failed", "finished") == "failed"
     assert [attempt["exit_class"] for attempt in attempts(orrery, run)] == ["infrastructure"] * 2
-    told = orrery.get(f"runs/{run}")["exit"]
-    assert told["class"] == "infrastructure"
-    assert f"runs/{run}/attempt-2" in told["reason"] and "cannot be used" in told["reason"], told
+    result = orrery.get(f"runs/{run}")["exit"]
+    assert result["class"] == "infrastructure"
+    assert f"runs/{run}/attempt-2" in result["reason"] and "cannot be used" in result["reason"], (
+        result
+    )
 
 
 @pytest.fixture
@@ -246,13 +244,17 @@ def test_a_full_disk_ends_the_attempt_with_a_clear_reason(
     spec = train_spec(steps=5000, retries={"infrastructure": 0})
     run = spoiled(orrery, spec, lambda run: tiny_disk(orrery.folder(run)))
     assert orrery.until_state(run, "failed", "finished") == "failed"
-    told = orrery.get(f"runs/{run}")["exit"]
-    assert told["class"] == "infrastructure" and "No space left on device" in told["reason"], told
+    result = orrery.get(f"runs/{run}")["exit"]
+    assert result["class"] == "infrastructure" and "No space left on device" in result["reason"], (
+        result
+    )
     for rank in (0, 1):
         orrery.until(
-            lambda rank=rank: orrery.steps(run, rank=rank), 60, "what there was room for is told"
+            lambda rank=rank: orrery.steps(run, rank=rank),
+            60,
+            "the points before the full disk are reported",
         )
         steps = orrery.steps(run, rank=rank)
         assert steps and steps == list(range(1, steps[-1] + 1)), (
-            "what there was room for is told without a gap"
+            "the points before the full disk are reported without a gap"
         )

@@ -1,7 +1,4 @@
-"""Programs that Orrery did not write: recorded by three lines, by a Trainer's callback, by
-following TensorBoard, or
-launched by the cluster under torchrun. All are read back by REST, as from any other run.
-"""
+"""External programs: the recorder, a Trainer callback, TensorBoard, torchrun; read back by REST."""
 
 from __future__ import annotations
 
@@ -27,9 +24,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(orrery: Orrery, tmp_path: Path) -> Iterator[Start]:
-    """Starts a Python program as its owner would: the recorder beside it, address and token in the
-    environment.
-    """
+    """Starts a Python program with the recorder in its folder, URL and token in its environment."""
     assert orrery.client is not None
     token = orrery.client.headers["Authorization"].removeprefix("Bearer ")
     environ = {
@@ -62,15 +57,15 @@ def start(orrery: Orrery, tmp_path: Path) -> Iterator[Start]:
 def ended_well(
     orrery: Orrery, process: subprocess.Popen[bytes], words: Path, seconds: float = 300
 ) -> None:
-    assert process.wait(seconds) == 0, f"{words.read_text()[-3000:]}\n{orrery.last_words()}"
+    assert process.wait(seconds) == 0, f"{words.read_text()[-3000:]}\n{orrery.last_lines()}"
 
 
 def run_named(orrery: Orrery, name: str) -> dict[str, Any]:
-    found = [
+    match = [
         run for run in orrery.get("runs", kind="external", limit=50)["items"] if run["name"] == name
     ]
-    assert len(found) == 1, f"one run named {name}, found {found}"
-    return dict(found[0])
+    assert len(match) == 1, f"one run named {name}, found {match}"
+    return dict(match[0])
 
 
 def log_lines(orrery: Orrery, run: str, **params: Any) -> list[str]:
@@ -89,14 +84,16 @@ while not pathlib.Path(sys.argv[2]).exists():
         run.line(f"step {step}")
         run.event("milestone", {"step": step})
     pathlib.Path(sys.argv[1] + ".new").write_text(str(step))
-    os.replace(sys.argv[1] + ".new", sys.argv[1])  # whoever reads it finds a number
+    os.replace(sys.argv[1] + ".new", sys.argv[1])  # a reader always sees a number
     time.sleep(0.02)
 sys.exit(0 if run.finish(timeout_s=float(sys.argv[3])) else 3)
 """
 
 
-def test_three_lines_outlive_a_killed_server(orrery: Orrery, start: Start, tmp_path: Path) -> None:
-    """One program goes on through the outage, another lives and ends in the middle of it."""
+def test_recorded_points_survive_a_killed_server(
+    orrery: Orrery, start: Start, tmp_path: Path
+) -> None:
+    """One program continues through the outage, another starts and ends during it."""
     (tmp_path / "loop.py").write_text(LOOP)
     logged = tmp_path / "long"
     long = start("loop.py", "long", "stop", "240")
@@ -116,7 +113,7 @@ def test_three_lines_outlive_a_killed_server(orrery: Orrery, start: Start, tmp_p
     )
     assert short.wait(180) == 3, "without a server the rest stays in the spool"
     orrery.until(
-        lambda: int(logged.read_text()) > before + 100, 180, "the loop goes on without a server"
+        lambda: int(logged.read_text()) > before + 100, 180, "the loop continues without a server"
     )
 
     orrery.start()
@@ -131,8 +128,8 @@ def test_three_lines_outlive_a_killed_server(orrery: Orrery, start: Start, tmp_p
 
     spool = next((tmp_path / "spool").glob("short-*"))
     ended_well(orrery, start("-m", "orrery_recorder", spool), tmp_path / "words")
-    told = run_named(orrery, "short")
-    assert told["state"] == "finished" and orrery.steps(told["id"]) == list(range(1, 6))
+    result = run_named(orrery, "short")
+    assert result["state"] == "finished" and orrery.steps(result["id"]) == list(range(1, 6))
 
 
 TRAINER = """
@@ -143,21 +140,24 @@ from transformers.integrations import TensorBoardCallback
 from orrery_hf import OrreryCallback
 
 torch.manual_seed(0)
-config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-                     num_key_value_heads=2, vocab_size=64, max_position_embeddings=32)
+config = LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                     num_attention_heads=2, num_key_value_heads=2, vocab_size=64,
+                     max_position_embeddings=32)
 rows = [{"input_ids": (ids := torch.randint(0, 64, (16,))), "labels": ids} for _ in range(16)]
-arguments = TrainingArguments(output_dir="out", max_steps=12, logging_steps=1, eval_strategy="steps", eval_steps=6,
-                              save_steps=12, per_device_train_batch_size=4, report_to=[], use_cpu=True,
+arguments = TrainingArguments(output_dir="out", max_steps=12, logging_steps=1,
+                              eval_strategy="steps", eval_steps=6, save_steps=12,
+                              per_device_train_batch_size=4, report_to=[], use_cpu=True,
                               disable_tqdm=True, include_num_input_tokens_seen="all")
-Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=rows, eval_dataset=rows[:4],
-        callbacks=[OrreryCallback(name="trainer"), TensorBoardCallback(SummaryWriter("board"))]).train()
+callbacks = [OrreryCallback(name="trainer"), TensorBoardCallback(SummaryWriter("board"))]
+Trainer(model=LlamaForCausalLM(config), args=arguments, train_dataset=rows,
+        eval_dataset=rows[:4], callbacks=callbacks).train()
 """
 
 
-def test_a_trainer_and_its_tensorboard_tell_the_same(
+def test_a_trainer_and_its_tensorboard_record_the_same(
     orrery: Orrery, start: Start, tmp_path: Path
 ) -> None:
-    """The real Trainer through its callback, while a follower reads what it writes for TensorBoard."""
+    """The real Trainer with its callback, while a follower reads its TensorBoard files."""
     (tmp_path / "board").mkdir()
     (tmp_path / "trainer.py").write_text(TRAINER)
     follower = start(
@@ -177,11 +177,11 @@ def test_a_trainer_and_its_tensorboard_tell_the_same(
         ("grad_norm", list(range(1, 13))),
         ("val_loss", [6, 12]),
     ):
-        told = orrery.get(f"runs/{run['id']}/series", name=name)
-        assert told["x"] == steps, name
+        result = orrery.get(f"runs/{run['id']}/series", name=name)
+        assert result["x"] == steps, name
         read = orrery.get(f"runs/{followed}/series", name=name)
         assert read["x"] == steps, name
-        assert read["y"] == pytest.approx(told["y"], rel=1e-6), name  # TensorBoard keeps 32 bits
+        assert read["y"] == pytest.approx(result["y"], rel=1e-6), name  # TensorBoard keeps 32 bits
     tokens = orrery.get(f"runs/{run['id']}/series", name="loss", x="tokens")["x"]
     assert tokens == [64 * step for step in range(1, 13)]
     assert run["spec"]["model"]["layers"] == 2
@@ -211,7 +211,7 @@ dist.destroy_process_group()
 """
 
 
-def test_a_program_of_ones_own_runs_on_the_cluster(orrery: Orrery) -> None:
+def test_a_users_program_runs_on_the_cluster(orrery: Orrery) -> None:
     folder = orrery.home / "data" / "own"
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
@@ -224,12 +224,12 @@ def test_a_program_of_ones_own_runs_on_the_cluster(orrery: Orrery) -> None:
         {"kind": "script", "script": script, "resources": {"devices": 2}}, name="own program"
     )
     state = orrery.until_state(run, "finished", "failed", "cancelled")
-    assert state == "finished", f"{orrery.get(f'runs/{run}')['exit']}\n{orrery.last_words()}"
-    orrery.until_told(run)
+    assert state == "finished", f"{orrery.get(f'runs/{run}')['exit']}\n{orrery.last_lines()}"
+    orrery.until_reported(run)
     for rank in (0, 1):
-        told = orrery.get(f"runs/{run}/series", name="loss", rank=rank)
-        assert told["x"] == list(range(1, 31))
-        assert told["y"] == pytest.approx([3 / step for step in range(1, 31)])
+        result = orrery.get(f"runs/{run}/series", name="loss", rank=rank)
+        assert result["x"] == list(range(1, 31))
+        assert result["y"] == pytest.approx([3 / step for step in range(1, 31)])
         assert set(orrery.get(f"runs/{run}/series", name="mine", rank=rank)["y"]) == {rank}
         message = f"rank {rank} of 2 is done"
         orrery.until(

@@ -1,6 +1,4 @@
-"""Launch orders that a node must not obey: who can reach Redis can put anything on its queue, and
-messages repeat.
-"""
+"""Launch orders that a node must refuse: forged or repeated messages on its queue."""
 
 from __future__ import annotations
 
@@ -32,22 +30,26 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import celery_client, dispatch
-from workers.contracts import envelope, wire
+from workers.contracts.wire import envelope, names
 from workers.contracts.wire.node_messages import ControlOrder
 
 attempt = Attempt.objects.select_related("run").get(run_id=RUN)
 node = Node.objects.get()
 secret, now = fleet.node_secret(node), time.time()
 again = dispatch.launch_order(attempt, attempt.placement[0], gpu=False).to_dict()
-other = {**again, "attempt": 9, "attempt_id": "999", "fence": "f" * 32, "run_dir": f"runs/{RUN}/attempt-9"}
-kill = ControlOrder(attempt_id=str(attempt.pk), fence=str(attempt.fence), action="kill", grace_s=0.0).to_dict()
+forged = {"attempt": 9, "attempt_id": "999", "fence": "f" * 32, "run_dir": f"runs/{RUN}/attempt-9"}
+other = {**again, **forged}
+order = ControlOrder(
+    attempt_id=str(attempt.pk), fence=str(attempt.fence), action="kill", grace_s=0.0
+)
+kill = order.to_dict()
 
 
-def sealed(body, key=secret, kind=wire.KIND_LAUNCH, at=now):
+def sealed(body, key=secret, kind=names.KIND_LAUNCH, at=now):
     return envelope.seal(key, kind, body, ttl_s=60, now=at, node=node.name)
 
 
-def send(text, task=wire.TASK_LAUNCH):
+def send(text, task=names.TASK_LAUNCH):
     celery_client.send(task=task, node=node.name, envelope=text)
 
 
@@ -58,14 +60,14 @@ send(sealed(again))
 send(sealed(other, key=b"x" * 32))
 send(sealed(other, at=now - 3600))
 send(sealed(again).replace("/attempt-1", "/attempt-9"))
-send(sealed(other, kind=wire.KIND_PROBE))
+send(sealed(other, kind=names.KIND_PROBE))
 send("no envelope")
-send(sealed(kill, key=b"x" * 32, kind=wire.KIND_CONTROL), wire.TASK_CONTROL)
+send(sealed(kill, key=b"x" * 32, kind=names.KIND_CONTROL), names.TASK_CONTROL)
 send(sealed({**other, "run_dir": "../attempt-9"}))
 """
 
 
-def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None:
+def test_repeated_or_forged_orders_change_nothing(orrery: Orrery) -> None:
     """While a program of two processes runs, for as long as it takes."""
     place = orrery.home / "data" / "ordered"
     place.mkdir(parents=True)
@@ -99,12 +101,12 @@ def test_orders_that_repeat_or_lie_start_and_end_nothing(orrery: Orrery) -> None
     orrery.until(
         lambda: all(orrery.written(run, rank=rank) > last[rank] for rank in (0, 1)),
         120,
-        "both go on",
+        "both continue",
     )
     (place / "stop").touch()
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished"
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
-    orrery.until_told(run)
+    orrery.until_reported(run)
     for rank in (0, 1):
         steps = orrery.steps(run, rank=rank)
         assert steps == list(range(1, orrery.written(run, rank=rank) + 1)), (

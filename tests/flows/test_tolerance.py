@@ -1,7 +1,6 @@
-"""A run that meets everything: a rank killed, a save torn, a rank that hangs. Its curve is an
-undisturbed run's, bit by
-bit, and each attempt ended as what it was. Beside it what people ask of trainings: forks, profiles,
-benchmarks.
+"""Fault tolerance: a killed rank, a torn checkpoint, a hang; the curve stays equal bit by bit.
+
+Also forks, profiles and benchmarks of training runs.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.flows.gate import submitted
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 STEPS = 160
-LEAST_S = 8.0  # that anything stands or lags before it is told
+LEAST_S = 8.0  # that a rank hangs or lags before it is reported
 
 
 def spec(**train: Any) -> dict[str, Any]:
@@ -33,19 +32,19 @@ def spec(**train: Any) -> dict[str, Any]:
 
 
 def losses(orrery: Orrery, run: str) -> dict[int, float]:
-    found = orrery.get(f"runs/{run}/series", name="loss", raw=1)
-    return dict(zip(found["x"], found["y"], strict=True))
+    match = orrery.get(f"runs/{run}/series", name="loss", raw=1)
+    return dict(zip(match["x"], match["y"], strict=True))
 
 
 def caught_saving(checkpoints: Path, ranks: list[int]) -> Path | None:
     """What a save under way has begun to write, its ranks stopped; None where none is, and they go
     on.
     """
-    if found := next(checkpoints.glob(".step-*"), None):
+    if match := next(checkpoints.glob(".step-*"), None):
         for pid in ranks:
             os.kill(pid, signal.SIGSTOP)
-        if found.exists():
-            return found
+        if match.exists():
+            return match
         for pid in ranks:
             os.kill(pid, signal.SIGCONT)
     return None
@@ -58,18 +57,17 @@ def undisturbed(installation: Orrery) -> tuple[str, dict[int, float]]:
     assert installation.until_state(run, "finished", "failed") == "finished", installation.get(
         f"runs/{run}"
     )["exit"]
-    installation.until_told(run)
+    installation.until_reported(run)
     return run, losses(installation, run)
 
 
-def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
+def test_faults_leave_no_trace_in_the_curve(
     orrery: Orrery, undisturbed: tuple[str, dict[int, float]]
 ) -> None:
     quiet, curve = undisturbed
     alarms = orrery.events(quiet, "hang", "straggler")
     times = orrery.get(f"runs/{quiet}/series", name="loss", raw=1, x="time")["x"]
-    # nothing is told that lasted less than that; on a machine that stood still an alarm may be
-    # right
+    # shorter delays are not reported; on a paused machine an alarm may be right
     assert not alarms or max(times) - min(times) > LEAST_S, (
         "none through first steps, validations and saves"
     )
@@ -80,7 +78,7 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
         orrery.until(
             lambda: next(checkpoints.glob("step-*/manifest.json"), None),
             120,
-            "a checkpoint to go on from",
+            "a checkpoint to continue from",
         )
         os.kill(random.choice(orrery.ranks_of(run)), signal.SIGKILL)
 
@@ -98,7 +96,7 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
         gate.open()
         ended = orrery.until_state(run, "finished", "failed", "cancelled")
     assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
-    orrery.until_told(run)
+    orrery.until_reported(run)
     attempts = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda each: each["attempt"])
     assert [each["exit_class"] for each in attempts] == [
         "infrastructure",
@@ -121,61 +119,63 @@ def test_what_befalls_a_run_leaves_no_trace_in_its_curve(
     assert losses(orrery, run) == curve, "bit by bit"
 
 
-def test_a_fork_goes_on_after_its_parent_let_go_and_a_rewound_run_repeats_itself(
+def test_a_fork_survives_its_parents_pruning_and_a_rewound_run_repeats(
     orrery: Orrery, undisturbed: tuple[str, dict[int, float]]
 ) -> None:
     parent, before = undisturbed
-    kept = sorted(each["step"] for each in orrery.get(f"runs/{parent}/checkpoints")["items"])
-    assert kept == [STEPS - 10, STEPS]
+    stored = sorted(each["step"] for each in orrery.get(f"runs/{parent}/checkpoints")["items"])
+    assert stored == [STEPS - 10, STEPS]
     assert orrery.client is not None
     plan = {"dp": 1, "zero": 0, "micro_batch_size": 4, "global_batch_size": 4}
-    asked = {"step": kept[0], "spec": {"plan": plan, "train": {"steps": STEPS + 10}}}
-    answer = orrery.client.post(f"runs/{parent}/fork", json=asked)
+    request = {"step": stored[0], "spec": {"plan": plan, "train": {"steps": STEPS + 10}}}
+    answer = orrery.client.post(f"runs/{parent}/fork", json=request)
     assert answer.status_code == 201, answer.text
     fork = str(answer.json()["id"])
-    own = orrery.home / f"runs/{fork}/checkpoints/step-{kept[0]:08d}"
+    own = orrery.home / f"runs/{fork}/checkpoints/step-{stored[0]:08d}"
     orrery.until(lambda: (own / "manifest.json").exists(), 120, "the fork has its checkpoint")
     assert orrery.until_state(fork, "finished", "failed") == "finished", orrery.get(f"runs/{fork}")[
         "exit"
     ]
-    orrery.until_told(fork)
+    orrery.until_reported(fork)
     after = losses(orrery, fork)
-    assert min(after) == kept[0] + 1 and max(after) == STEPS + 10
-    shared = range(kept[0] + 1, STEPS + 1)
+    assert min(after) == stored[0] + 1 and max(after) == STEPS + 10
+    shared = range(stored[0] + 1, STEPS + 1)
     assert [after[step] for step in shared] == pytest.approx(
         [before[step] for step in shared], rel=1e-5
     )
 
-    answer = orrery.client.post(f"runs/{parent}/retry", json={"step": kept[0]})
+    answer = orrery.client.post(f"runs/{parent}/retry", json={"step": stored[0]})
     assert answer.status_code == 200, answer.text
-    assert max(losses(orrery, parent)) == kept[0], "what came after is given up"
+    assert max(losses(orrery, parent)) == stored[0], "later steps are discarded"
     assert orrery.until_state(parent, "finished", "failed") == "finished"
-    orrery.until(lambda: max(losses(orrery, parent)) == STEPS, 60, "all of it is told")
+    orrery.until(lambda: max(losses(orrery, parent)) == STEPS, 60, "all points are reported")
     assert losses(orrery, parent) == before
     refused = orrery.client.post(f"runs/{parent}/fork", json={"step": 7})
-    message = f"no checkpoint of step 7 is kept; kept are {kept[0]}, {kept[1]}"
+    message = f"no retained checkpoint of step 7; there are {stored[0]}, {stored[1]}"
     assert refused.status_code == 422 and message in refused.json()["detail"]
 
 
 def test_a_pipeline_shows_what_it_does_on_demand_and_sends_what_was_predicted(
     orrery: Orrery,
 ) -> None:
-    """An artifact of each stage for either wish, one after the other, while training goes on."""
-    asked = train_spec(steps=1_000_000, every=1_000_000)
-    asked["plan"] = {"pp": 2, "global_batch_size": 3}
-    run = orrery.submit(asked, name="watched")
+    """One artifact per stage for each request, one after the other, while training continues."""
+    request = train_spec(steps=1_000_000, every=1_000_000)
+    request["plan"] = {"pp": 2, "global_batch_size": 3}
+    run = orrery.submit(request, name="watched")
     orrery.until_step(run, 3)
     assert orrery.client is not None
-    for number, wish in enumerate(("profile", "memory-snapshot"), start=1):
-        answer = orrery.client.post(f"runs/{run}/{wish}")
+    for number, requested in enumerate(("profile", "memory-snapshot"), start=1):
+        answer = orrery.client.post(f"runs/{run}/{requested}")
         assert answer.status_code == 200, answer.text
         orrery.until(
-            lambda n=2 * number: len(orrery.get(f"runs/{run}/artifacts")["items"]) == n, 120, wish
+            lambda n=2 * number: len(orrery.get(f"runs/{run}/artifacts")["items"]) == n,
+            120,
+            requested,
         )
     assert orrery.client.post(f"runs/{run}/cancel").status_code == 200
-    found = {each["name"]: each["id"] for each in orrery.get(f"runs/{run}/artifacts")["items"]}
-    assert len({name.split("-step")[0] for name in found}) == 4, "of both ranks, both"
-    for name, artifact in found.items():
+    match = {each["name"]: each["id"] for each in orrery.get(f"runs/{run}/artifacts")["items"]}
+    assert len({name.split("-step")[0] for name in match}) == 4, "of both ranks, both"
+    for name, artifact in match.items():
         content = orrery.client.get(f"runs/{run}/artifacts/{artifact}/download").content
         if "profile" in name:
             assert json.loads(gzip.decompress(content))["traceEvents"]

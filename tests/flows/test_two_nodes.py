@@ -1,4 +1,4 @@
-"""Two agents on one machine share a run: two nodes, two ranks on each, one rendezvous, one loss."""
+"""Two agents on one machine share a run: two nodes, two ranks each, one rendezvous, one loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class SecondNode:
 
     def start(self) -> None:
         folder = self.orrery.home / "valkey"
-        url = f"redis://:{(folder / 'password').read_text().strip()}@127.0.0.1:{(folder / 'port').read_text().strip()}/0"
+        password, port = ((folder / name).read_text().strip() for name in ("password", "port"))
+        url = f"redis://:{password}@127.0.0.1:{port}/0"
         self.home.mkdir(parents=True, exist_ok=True)
         joined = (self.home / "agent" / self.name / "node.json").exists()
         environ = {
@@ -117,7 +118,7 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(
     orrery.until(
         lambda: all(len(orrery.steps(run, rank=rank)) == 150 for rank in range(4)),
         60,
-        "all is told",
+        "all points are reported",
     )
     for rank in range(4):
         assert orrery.steps(run, rank=rank) == list(range(1, 151)), f"rank {rank} lacks points"
@@ -125,8 +126,8 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(
     assert losses[0] == losses[1] == losses[2] == losses[3], "one loss, global over both nodes"
     for home in (second.home, orrery.home):
         folder = home / "runs" / run / "attempt-1"
-        found = {int(path.name[5:]) for path in folder.glob("rank-*")}
-        assert len(found) == 2, f"{folder} holds the ranks of its own node, found {found}"
+        match = {int(path.name[5:]) for path in folder.glob("rank-*")}
+        assert len(match) == 2, f"{folder} holds the ranks of its own node, found {match}"
     if shares[0]["node"] != "second":
         assert {
             int(p.name[5:]) for p in (second.home / "runs" / run / "attempt-1").glob("rank-*")
@@ -167,7 +168,7 @@ def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_s
         assert first["exit_class"] == "infrastructure" and "SIGKILL" in first["exit"]["reason"]
         ended = orrery.until_state(run, "finished", "failed", "cancelled")
         assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
-        orrery.until_told(run)
+        orrery.until_reported(run)
         assert orrery.steps(run) == list(range(1, 101))
         restored = [event["data"]["step"] for event in orrery.events(run, "checkpoint_restored")]
         assert restored and restored[0] >= 40

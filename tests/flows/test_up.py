@@ -1,4 +1,4 @@
-"""`up` as a person meets it: first start, second start, a kill, a stop that leaves nothing behind."""
+"""`manage.py up`: first start, second start, a kill, and a stop that leaves no process behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_from_start_to_kill_to_start_to_stop_to_start(orrery: Orrery) -> None:
 
     orrery.start()
     orrery.until_state(run, "finished")
-    orrery.until_told(run)
+    orrery.until_reported(run)
     assert orrery.steps(run) == list(range(1, 101))
     attempts = orrery.get(f"runs/{run}/attempts")["items"]
     assert len(attempts) == 2

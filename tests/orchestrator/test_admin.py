@@ -1,4 +1,4 @@
-"""Every page of Django's admin opens, and nothing there writes what services must."""
+"""Every page of Django's admin opens, and none writes what services must write."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def test_lists_and_forms_open(model: type, everything: None, admin: User) -> Non
     client = factories.client_for(admin)
     name = f"admin:{model._meta.app_label}_{model._meta.model_name}"
     assert client.get(reverse(f"{name}_changelist"), {"q": "a"}).status_code == 200
-    found = model.objects.first()
-    if found is not None:
-        page = client.get(reverse(f"{name}_change", args=[found.pk]))
+    match = model.objects.first()
+    if match is not None:
+        page = client.get(reverse(f"{name}_change", args=[match.pk]))
         assert page.status_code == 200
         assert b"join_nonces" not in page.content
 

@@ -34,6 +34,8 @@ def benchmark_of(*, run: Run) -> dict[str, Any]:
     )
     for type_, data in rows:
         if type_ == "benchmark_result":
+            if "says" in data:  # version 0.1 wrote `says`
+                data["message"] = data.pop("says")
             results[str(data.get("id"))] = data
         else:
             others[type_] = data

@@ -204,7 +204,8 @@ def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) ->
             path for path in resolved.iterdir() if path.suffix in names and path.is_file()
         )
         if not files:
-            message = f"{path} is a folder without {' or '.join(f'*{name}' for name in names)}"
+            patterns = " or ".join(f"*{name}" for name in names)
+            message = f"{path} is not a file but a folder without {patterns}"
             return [_problem(field, message, f"a {format} file, or a folder with {format} files")]
         return [
             item
@@ -232,11 +233,15 @@ def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) ->
     if format not in ("text", "jsonl"):
         return []
     complete = size <= _CHECKED_BYTES
-    error = _utf8_error(first, truncated_end=not complete) or (
+    encoding_error = _utf8_error(first, truncated_end=not complete) or (
         None if complete else _utf8_error(last, truncated_start=True)
     )
-    if error:
-        return [_problem(field, f"{path} is not UTF-8 text: {error}", "convert it: iconv -t UTF-8")]
+    if encoding_error:
+        return [
+            _problem(
+                field, f"{path} is not UTF-8 text: {encoding_error}", "convert it: iconv -t UTF-8"
+            )
+        ]
     return _jsonl_problems(field, path, first) if format == "jsonl" else []
 
 

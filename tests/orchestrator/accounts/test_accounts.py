@@ -1,4 +1,4 @@
-"""People, tokens, roles, audit, and the command that prints a token."""
+"""Users, tokens, roles, the audit log, and the command that prints a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.common.errors import Refusal
 from tests import factories
 
 
-def test_a_token_opens_the_door_until_it_is_revoked(owner: User, clock: object) -> None:
+def test_a_token_works_until_it_is_revoked(owner: User, clock: object) -> None:
     token, text = services.token_create(user=owner, name="laptop", by=owner)
     assert text.startswith("orr_") and text not in str(ApiToken.objects.values())
     assert selectors.token_user(text) == (owner, token)
@@ -30,7 +30,7 @@ def test_a_token_opens_the_door_until_it_is_revoked(owner: User, clock: object) 
     ]
 
 
-def test_a_token_expires_and_says_so(owner: User, clock) -> None:
+def test_an_expired_token_is_refused(owner: User, clock) -> None:
     _, text = services.token_create(
         user=owner, name="ci", expires=clock.now() + timedelta(hours=1), by=owner
     )
@@ -44,18 +44,18 @@ def test_a_token_expires_and_says_so(owner: User, clock) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "orr_", "orr_nobody", "Bearer x", "öß"])
-def test_what_is_no_token_opens_nothing(owner: User, text: str) -> None:
+def test_malformed_tokens_are_refused(owner: User, text: str) -> None:
     assert selectors.token_user(text) is None
 
 
-def test_a_switched_off_account_opens_nothing(owner: User) -> None:
+def test_a_disabled_account_is_refused(owner: User) -> None:
     _, text = services.token_create(user=owner, name="laptop", by=owner)
     assert selectors.token_user(text) is not None
     User.objects.filter(pk=owner.pk).update(is_active=False)
     assert selectors.token_user(text) is None
 
 
-def test_use_is_noted_once_a_minute(owner: User, clock, django_assert_num_queries) -> None:
+def test_use_is_recorded_once_per_minute(owner: User, clock, django_assert_num_queries) -> None:
     _, text = services.token_create(user=owner, name="laptop", by=owner)
     with django_assert_num_queries(2):
         selectors.token_check(text)
@@ -75,8 +75,8 @@ def test_scopes_stay_within_the_role(stranger: User, owner: User, admin: User) -
         services.token_create(user=owner, name="typo", scopes=["rnus"], by=owner)
     _token, text = services.token_create(user=owner, name="laptop", by=owner)
     services.user_role_set(user=owner, role=Role.VIEWER, by=admin)
-    found = selectors.token_user(text)
-    assert found is not None and found[0].role == Role.VIEWER
+    match = selectors.token_user(text)
+    assert match is not None and match[0].role == Role.VIEWER
 
 
 def test_tokens_of_others_are_for_admins(owner: User, teammate: User, admin: User) -> None:
@@ -116,7 +116,7 @@ def test_passwords_follow_the_rules(owner: User) -> None:
     assert owner.check_password("quite another sentence") and not owner.must_change_password
 
 
-def test_who_sees_whom(people: factories.People) -> None:
+def test_visibility_of_owners(people: factories.People) -> None:
     assert set(selectors.people_visible_to(user=people.owner)) == {people.owner, people.teammate}
     assert list(selectors.people_visible_to(user=people.stranger)) == [people.stranger]
     assert selectors.visible_owners(people.operator) is None
@@ -131,10 +131,10 @@ def test_the_token_command_creates_and_prints_once() -> None:
         call_command("token", "ada")
     out = StringIO()
     call_command("token", "ada", "--create", "--role", "operator", "--json", stdout=out)
-    told = json.loads(out.getvalue())
-    assert (told["username"], told["role"]) == ("ada", "operator")
-    found = selectors.token_user(told["token"])
-    assert found is not None and "fleet" in found[1].scopes
+    result = json.loads(out.getvalue())
+    assert (result["username"], result["role"]) == ("ada", "operator")
+    match = selectors.token_user(result["token"])
+    assert match is not None and "fleet" in match[1].scopes
     out = StringIO()
     call_command("token", "ada", stdout=out)
     assert selectors.token_user(out.getvalue().strip()) is not None

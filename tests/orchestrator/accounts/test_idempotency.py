@@ -1,4 +1,4 @@
-"""The same key and body get the same answer; nobody works twice."""
+"""The same key and body get the same response, and the request runs once."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def test_another_body_is_refused(owner: User) -> None:
     assert (refused.value.status, refused.value.type) == (422, "idempotency-key-reused")
 
 
-def test_a_claim_at_work_keeps_others_out_until_it_is_given_back_or_dead(
-    owner: User, clock
-) -> None:
+def test_a_pending_claim_blocks_repeats_until_abandoned_or_expired(owner: User, clock) -> None:
     claim = begin(owner)
     with pytest.raises(Refusal) as refused:
         begin(owner)
@@ -61,11 +59,11 @@ def test_a_key_has_a_length(owner: User) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_of_many_at_once_one_works() -> None:
+def test_one_of_many_concurrent_claims_wins() -> None:
     user = factories.user("ada")
     won, refused, start = [], [], threading.Barrier(6)
 
-    def ask() -> None:
+    def send() -> None:
         start.wait()
         try:
             (won if begin(user).status is None else refused).append(1)
@@ -74,7 +72,7 @@ def test_of_many_at_once_one_works() -> None:
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=ask) for _ in range(6)]
+    threads = [threading.Thread(target=send) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -1,6 +1,4 @@
-"""The same answers through ASGI, as the web process gives them: streams stream, unannounced bodies
-have bounds.
-"""
+"""Responses through ASGI: streams are streamed, chunked bodies are limited."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ from workers.contracts.wire.points import PointBatch
 def call(
     token: str, method: str, path: str, *chunks: bytes, query: str = ""
 ) -> tuple[int, list[bytes]]:
-    """Status and the parts of the body, of a request whose body comes in chunks without a length."""
+    """Status and body chunks of the response to a request with a chunked body."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

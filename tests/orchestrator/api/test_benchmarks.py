@@ -1,6 +1,4 @@
-"""A benchmark through its addresses: submitted, told, read as a table and as a page, used for the
-calibration.
-"""
+"""A benchmark run: submission, events, its table by REST and page, calibration from it."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from orchestrator.planner.models import Calibration
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run, RunEvent
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 from tests.orchestrator.api.test_runs import RUNS, post
 from workers.contracts import RunSpec
 from workers.contracts.specs.benchmark_variants import expand
@@ -33,18 +31,18 @@ SPEC: dict[str, Any] = {
 }
 
 
-def told(run: Run) -> None:
-    """What the ranks of a benchmark tell: the last variant is not reached, the one before has
+def result(run: Run) -> None:
+    """What the ranks of a benchmark report: the last variant is not reached, the one before has
     failed.
     """
-    found = expand(RunSpec.from_dict(run.spec))
+    match = expand(RunSpec.from_dict(run.spec))
     names = [
-        {"id": each.id, "technique": each.technique, "name": each.name} for each in found.variants
+        {"id": each.id, "technique": each.technique, "name": each.name} for each in match.variants
     ]
     began = {
         "variants": names,
         "left_out": [{"technique": "schedule", "name": "all", "reason": "one stage"}],
-        "devices": found.devices,
+        "devices": match.devices,
         "turns": 3,
         "turn_steps": 5,
         "warmup_steps": 1,
@@ -69,7 +67,7 @@ def told(run: Run) -> None:
             {"rows": [{"precision": "bf16", "size": 512, "seconds": 0.1, "tflops": 0.3}]},
         ),
     ]
-    for place, each in enumerate(found.variants[:-1]):
+    for place, each in enumerate(match.variants[:-1]):
         head = {
             "id": each.id,
             "technique": each.technique,
@@ -96,7 +94,7 @@ def told(run: Run) -> None:
         events.append(
             (
                 "benchmark_result",
-                {**head, **(failed if place == len(found.variants) - 2 else numbers)},
+                {**head, **(failed if place == len(match.variants) - 2 else numbers)},
             )
         )
     for number, (type_, data) in enumerate(events):
@@ -111,11 +109,11 @@ def run(owner: User) -> Run:
     assert (answer["name"], answer["kind"]) == ("benchmark llama-tiny", "benchmark") and answer[
         "prediction"
     ]
-    found = Run.objects.get(pk=answer["id"])
-    assert found.summary == {"step": 0, "steps": 7 * 3 * 5} and found.devices == 2
-    factories.running(found, factories.node())
-    told(found)
-    return found
+    match = Run.objects.get(pk=answer["id"])
+    assert match.summary == {"step": 0, "steps": 7 * 3 * 5} and match.devices == 2
+    factories.running(match, factories.node())
+    result(match)
+    return match
 
 
 def test_the_table_grows_and_compares_with_the_base(owner: User, stranger: User, run: Run) -> None:
@@ -135,7 +133,7 @@ def test_the_table_grows_and_compares_with_the_base(owner: User, stranger: User,
     problem(client.get(f"{RUNS}/{factories.run(owner).pk}/benchmark"), 422, "invalid")
 
 
-def test_wrong_techniques_are_told_before_anything_runs(owner: User) -> None:
+def test_wrong_techniques_are_refused_before_anything_runs(owner: User) -> None:
     client = factories.api(owner)
     refused = problem(
         post(

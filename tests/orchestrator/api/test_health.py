@@ -1,4 +1,4 @@
-"""What probes, scrapers and people ask without a login."""
+"""/health/ and /metrics, without a login."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def facts(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.django_db
-def test_health_tells_what_is_dead(client: Client) -> None:
+def test_health_names_dead_components(client: Client) -> None:
     answer = client.get("/health/", headers={"Accept": "application/json"})
     body = answer.json()
     assert answer.status_code == 503 and body["ok"] is False

@@ -1,4 +1,4 @@
-"""Points, events, lines and ends from programs that Orrery did not start."""
+"""Ingest for external runs: points, events, log lines, finish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.accounts.models import User
 from orchestrator.runs import services
 from orchestrator.runs.models import Run, RunEvent
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 
 
 def send(client: Client, path: str, body: Any, *, packed: bool = False) -> Any:
@@ -55,7 +55,7 @@ def test_points_come_in_once(owner: User, run: Run, packed: bool) -> None:
 
 
 @pytest.mark.django_db
-def test_a_bad_point_is_told_and_the_others_stay(owner: User, run: Run) -> None:
+def test_invalid_points_are_reported_and_valid_ones_stored(owner: User, run: Run) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
     bad = {
         1: point(2, step="two"),
@@ -75,15 +75,17 @@ def test_a_bad_point_is_told_and_the_others_stay(owner: User, run: Run) -> None:
     assert {item["index"] for item in answer["rejected"]} == set(bad)
     assert all(len(item["message"].split()) >= 3 for item in answer["rejected"])
     assert client.get(f"{path}/series?name=loss").json()["y"] == [5, "NaN"]
-    told = problem(send(client, f"{path}/points", {"points": [point(1)] * 10_001}), 422, "invalid")
-    assert told["errors"][0]["field"] == "points"
+    result = problem(
+        send(client, f"{path}/points", {"points": [point(1)] * 10_001}), 422, "invalid"
+    )
+    assert result["errors"][0]["field"] == "points"
     problem(send(client, f"{path}/points", {"points": [3]}), 422, "invalid")
     problem(send(client, f"{path}/points", {"pionts": []}), 422, "invalid")
     assert send(client, f"{path}/points", []).json()["accepted"] == 0
 
 
 @pytest.mark.django_db
-def test_packed_bodies_have_bounds_too(owner: User, run: Run, settings: Any) -> None:
+def test_compressed_bodies_are_limited(owner: User, run: Run, settings: Any) -> None:
     client, path = factories.api(owner), f"/api/v1/runs/{run.pk}/points"
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 20_000
     bomb = gzip.compress(json.dumps({"points": [point(1, note=" " * 200_000)]}).encode())
@@ -124,10 +126,10 @@ def test_events_and_lines_come_in_once(owner: User, run: Run) -> None:
     answer = send(client, f"{path}/events", {"events": events}).json()
     assert (answer["accepted"], [item["index"] for item in answer["rejected"]]) == (2, [2, 3])
     assert send(client, f"{path}/events", {"events": events}).json()["duplicates"] == 2
-    told = client.get(f"{path}/events?type=checkpoint_saved,evaluated").json()["items"]
-    assert told[0]["data"] == {"step": 10, "note": "a\ufffdb \U0001f600 \ufffd"}
-    assert told[1]["data"] == {"score": "Infinity"}
-    assert told[1]["time"] == 1790000000.5 and told[0]["attempt"] == 1
+    result = client.get(f"{path}/events?type=checkpoint_saved,evaluated").json()["items"]
+    assert result[0]["data"] == {"step": 10, "note": "a\ufffdb \U0001f600 \ufffd"}
+    assert result[1]["data"] == {"score": "Infinity"}
+    assert result[1]["time"] == 1790000000.5 and result[0]["attempt"] == 1
 
     lines = [{"seq": seq, "rank": 0, "text": f"step {seq}"} for seq in (1, 2, 3, 5)]
     assert send(client, f"{path}/logs", {"lines": lines}).json() == {
@@ -176,7 +178,7 @@ def test_a_run_is_finished_by_its_own_program(owner: User, run: Run) -> None:
     assert send(client, f"{path}/finish", {"state": "failed"}).status_code == 200
     problem(send(client, f"{path}/finish", {"status": "finished"}), 409, "run-ended")
     problem(send(client, f"{path}/finish", {"status": "exploded"}), 422, "invalid")
-    # what was on its way when the end was told still counts
+    # points that arrive after the end still count
     assert send(client, f"{path}/points", [point(1)]).json()["accepted"] == 1
     other = factories.external_run(owner)
     services.run_cancel(run=other, by=owner)
@@ -184,7 +186,7 @@ def test_a_run_is_finished_by_its_own_program(owner: User, run: Run) -> None:
 
 
 @pytest.mark.django_db
-def test_only_ones_own_external_runs_take_points(
+def test_only_own_external_runs_accept_points(
     owner: User, teammate: User, stranger: User, run: Run
 ) -> None:
     event, line = {"seq": 1, "type": "x"}, {"seq": 1, "text": "x"}

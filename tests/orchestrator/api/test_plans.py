@@ -1,4 +1,4 @@
-"""The planner through its addresses: estimates, searches, calibrations, own devices, saved plans."""
+"""Planner resources: estimates, searches, calibrations, device types, saved plans."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from django.test import Client
 
 from orchestrator.accounts.models import User
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 from tests.orchestrator.api.test_runs import patch, post
-from tests.orchestrator.planner.test_request_parsing import H100, LINE
 from tests.orchestrator.planner.store.test_services import MEASURED
+from tests.orchestrator.planner.test_request_parsing import H100, LINE
 
 pytestmark = pytest.mark.django_db
 PLANS, CALIBRATIONS = "/api/v1/plans", "/api/v1/calibrations"
@@ -27,7 +27,7 @@ SEARCH: dict[str, Any] = {
 }
 
 
-def test_whoever_may_look_may_plan(stranger: User) -> None:
+def test_viewers_may_plan(stranger: User) -> None:
     client = factories.api(stranger)
     one = post(client, f"{PLANS}/estimate", {**LINE, "source": "a talk", "_x": 1}).json()
     assert one["id"] == "q1" and one["ok"] and one["step_time_s"] > 0 and one["calibration"] is None
@@ -52,13 +52,13 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
     named = post(client, f"{PLANS}/estimate", {**LINE, "explain": "mfu", "explain_depth": 1})
     assert named.json()["explained"]["mfu"]["value"] == tree["value"] and len(named.content) < 8_000
 
-    found = post(client, f"{PLANS}/search", SEARCH).json()
-    assert found["fit"] and found["plans"][0]["plan"]["pp"] == 1 and found["pareto"]
+    match = post(client, f"{PLANS}/search", SEARCH).json()
+    assert match["fit"] and match["plans"][0]["plan"]["pp"] == 1 and match["pareto"]
     served = {"model": "llama2-7b", "cluster": SEARCH["cluster"], "prompt_len": 128}
     assert post(client, f"{PLANS}/serving", served).json()["tpot_s"] > 0
     line = {
         **LINE,
-        "plan": found["plans"][0]["plan"],
+        "plan": match["plans"][0]["plan"],
         "engine": "megatron",
         "model": "llama2-7b",
         "cluster": SEARCH["cluster"],
@@ -90,14 +90,12 @@ def test_whoever_may_look_may_plan(stranger: User) -> None:
         ("export", {**LINE, "engine": "jax"}, "engine"),
     ],
 )
-def test_bad_questions_are_problems(
-    owner: User, path: str, body: dict[str, Any], field: str
-) -> None:
-    told = problem(post(factories.api(owner), f"{PLANS}/{path}", body), 422, "invalid")
-    assert field in [item["field"] for item in told["errors"]]
+def test_bad_queries_are_problems(owner: User, path: str, body: dict[str, Any], field: str) -> None:
+    result = problem(post(factories.api(owner), f"{PLANS}/{path}", body), 422, "invalid")
+    assert field in [item["field"] for item in result["errors"]]
 
 
-def test_a_calibration_is_a_thing_like_others(owner: User, teammate: User) -> None:
+def test_calibrations_are_a_resource(owner: User, teammate: User) -> None:
     client = factories.api(owner)
     key = {"Idempotency-Key": "k1"}
     body = {"name": "March", "measurements": MEASURED, "default": True}
@@ -131,8 +129,8 @@ def test_a_calibration_is_a_thing_like_others(owner: User, teammate: User) -> No
     )
     problem(post(client, CALIBRATIONS, {"name": "x", "runs": ["first"]}), 422, "invalid")
     run = factories.run(owner)
-    told = problem(post(client, CALIBRATIONS, {"name": "x", "runs": [run.pk]}), 422, "invalid")
-    assert "queued" in told["detail"]
+    result = problem(post(client, CALIBRATIONS, {"name": "x", "runs": [run.pk]}), 422, "invalid")
+    assert "queued" in result["detail"]
     assert client.delete(path).status_code == 204
     problem(client.get(path), 404, "not-found")
 

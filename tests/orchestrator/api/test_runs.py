@@ -1,6 +1,4 @@
-"""Submitting, listing, reading, editing and acting on runs, as a program does it; each refusal
-beside its success.
-"""
+"""Runs by REST: submit, list, get, edit, act; each refusal next to its success."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from orchestrator.accounts.models import AuditEntry, User
 from orchestrator.runs import services
 from orchestrator.runs.models import Run, RunEvent
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 
 RUNS = "/api/v1/runs"
 
@@ -34,7 +32,7 @@ def patch(client: Client, path: str, body: Any, **headers: str) -> Any:
 
 
 @pytest.mark.django_db
-def test_the_least_submission_is_a_run(owner: User) -> None:
+def test_a_minimal_submission_is_a_run(owner: User) -> None:
     client = factories.api(owner)
     made = post(
         client,
@@ -61,11 +59,11 @@ def test_the_least_submission_is_a_run(owner: User) -> None:
         "exit",
     }
     assert isinstance(run["id"], str) and run["created"].endswith("Z")
-    told = {
+    result = {
         name: run[name]
         for name in ("name", "kind", "state", "attempt", "owner", "experiment", "started", "exit")
     }
-    assert told == {
+    assert result == {
         "name": "first",
         "kind": "train",
         "state": "queued",
@@ -81,7 +79,7 @@ def test_the_least_submission_is_a_run(owner: User) -> None:
 
 
 @pytest.mark.django_db
-def test_what_may_be_left_out_and_put_in(owner: User) -> None:
+def test_optional_fields(owner: User) -> None:
     client = factories.api(owner)
     made = post(
         client, RUNS, {"spec": factories.spec(model="llama-15m"), "experiment": "Does it learn?"}
@@ -127,7 +125,7 @@ _WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.django_db
 @pytest.mark.parametrize("wrong", _WRONG)
-def test_a_wrong_spec_is_told_by_field_and_makes_nothing(
+def test_wrong_spec_fields_are_named_and_nothing_is_created(
     owner: User, data_root: Path, wrong: str
 ) -> None:
     (data_root / "latin1.txt").write_bytes("Grüße aus dem Süden".encode("latin-1"))
@@ -138,8 +136,8 @@ def test_a_wrong_spec_is_told_by_field_and_makes_nothing(
     refused = problem(
         post(client, RUNS, {"name": "it", "spec": _GOOD | changes}), 422, "spec-invalid"
     )
-    [told] = [item for item in refused["errors"] if item["field"] == field]
-    assert told["message"]
+    [result] = [item for item in refused["errors"] if item["field"] == field]
+    assert result["message"]
     assert (Run.objects.count(), RunEvent.objects.count(), AuditEntry.objects.count()) == (
         0,
         0,
@@ -150,7 +148,7 @@ def test_a_wrong_spec_is_told_by_field_and_makes_nothing(
 
 
 @pytest.mark.django_db
-def test_a_wrong_envelope_is_told_by_field_too(owner: User) -> None:
+def test_wrong_request_fields_are_named(owner: User) -> None:
     client = factories.api(owner)
     for body, field in (
         ({"name": "no spec"}, "spec"),
@@ -160,13 +158,13 @@ def test_a_wrong_envelope_is_told_by_field_too(owner: User) -> None:
         ({"spec": _GOOD, "force": "perhaps"}, "force"),
         ([1], "body"),
     ):
-        told = problem(post(client, RUNS, body), 422, "invalid")
-        assert field in [item["field"] for item in told["errors"]], told
+        result = problem(post(client, RUNS, body), 422, "invalid")
+        assert field in [item["field"] for item in result["errors"]], result
     assert not Run.objects.exists()
 
 
 @pytest.mark.django_db
-def test_others_runs_are_not_there_and_a_teammates_not_mine_to_touch(
+def test_strangers_runs_are_404_and_teammates_runs_read_only(
     owner: User, teammate: User, stranger: User, operator: User
 ) -> None:
     run = factories.run(owner)
@@ -293,17 +291,17 @@ def test_edits_that_cross_are_refused(owner: User) -> None:
 
 
 @pytest.mark.django_db
-def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
+def test_actions_move_the_run_or_explain_the_refusal(owner: User) -> None:
     run = factories.run(owner)
     client, path = factories.api(owner), f"{RUNS}/{run.pk}"
     assert post(client, f"{path}/pause").json()["state"] == "paused"
     assert post(client, f"{path}/resume").json()["state"] == "queued"
     problem(post(client, f"{path}/resume"), 409, "not-paused")
-    wishes = {"checkpoint": "checkpoint", "profile": "profile", "memory-snapshot": "memory"}
-    for action, wish in wishes.items():
-        problem(post(client, f"{path}/{action}"), 409, f"no-{wish}-now")
+    requests = {"checkpoint": "checkpoint", "profile": "profile", "memory-snapshot": "memory"}
+    for action, requested in requests.items():
+        problem(post(client, f"{path}/{action}"), 409, f"no-{requested}-now")
     attempt = factories.running(run, factories.node())
-    for action in wishes:
+    for action in requests:
         assert post(client, f"{path}/{action}").json()["state"] == "running"
         assert services.attempt_request_sent(attempt=attempt)
     assert post(client, f"{path}/cancel").json()["state"] == "stopping"
@@ -327,13 +325,13 @@ def test_actions_move_the_run_or_say_why_not(owner: User) -> None:
     refused = problem(post(client, f"{path}/retry", {"step": 10}), 409, "run-under-way")
     assert "pause or cancel it first" in refused["detail"]
     post(client, f"{path}/pause")
-    kept = problem(post(client, f"{path}/retry", {"step": 11}), 422, "invalid")
-    assert "there are 10" in kept["detail"]
+    stored = problem(post(client, f"{path}/retry", {"step": 11}), 422, "invalid")
+    assert "there are 10" in stored["detail"]
     assert post(client, f"{path}/retry", {"step": 10}).json()["state"] == "queued"
 
 
 @pytest.mark.django_db
-def test_history_tells_attempts_events_and_files(owner: User, settings: Any) -> None:
+def test_history_lists_attempts_events_and_files(owner: User, settings: Any) -> None:
     run = factories.run(owner)
     factories.running(run, factories.node())
     services.checkpoint_record(
@@ -395,11 +393,11 @@ def test_a_call_costs_a_dozen_queries_at_most(
 
 
 @pytest.mark.django_db
-def test_a_plan_that_cannot_fit_wants_force(owner: User) -> None:
+def test_a_plan_that_does_not_fit_requires_force(owner: User) -> None:
     factories.node("n1", devices=2)
     client = factories.api(owner)
     body = {"spec": {"kind": "train", "model": "llama3-8b", "train": {"steps": 1, "seq_len": 128}}}
-    told = problem(post(client, RUNS, body), 422, "plan-does-not-fit")
-    assert "GiB" in told["detail"] and "force" in told["detail"] and told["errors"][0]["hint"]
+    result = problem(post(client, RUNS, body), 422, "plan-does-not-fit")
+    assert "GiB" in result["detail"] and "force" in result["detail"] and result["errors"][0]["hint"]
     forced = post(client, RUNS, {**body, "force": True})
     assert forced.status_code == 201 and forced.json()["prediction"]["fits"] is False

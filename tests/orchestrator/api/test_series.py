@@ -1,4 +1,4 @@
-"""A metric as charts, exports and programs ask for it."""
+"""Series for charts, exports and programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 from workers.contracts.wire.points import PointBatch
 
 STEPS = 3000
@@ -71,8 +71,8 @@ def test_a_chart_keeps_its_spikes(owner: User, run: Run) -> None:
     assert late["x"] == [1790000000.0 + step for step in range(2991, STEPS + 1)]
     empty = client.get(f"{path}?name=val_loss").json()
     assert (empty["x"], empty["y"], empty["total_points"]) == ([], [], 0)
-    told = {"name": "loss", "unit": "nats/token", "ranks": [0], "attempts": [1], "points": STEPS}
-    assert client.get(path).json() == {"items": [told], "next_cursor": None}
+    result = {"name": "loss", "unit": "nats/token", "ranks": [0], "attempts": [1], "points": STEPS}
+    assert client.get(path).json() == {"items": [result], "next_cursor": None}
 
 
 @pytest.mark.django_db
@@ -134,14 +134,14 @@ def test_wrong_parameters_are_named(owner: User, run: Run) -> None:
         ("after_seq=-2", "after_seq"),
         ("from=yesterday", "from"),
     ):
-        told = problem(client.get(f"{path}?name=loss&{query}"), 422, "invalid")
-        assert [item["field"] for item in told["errors"]] == [field], told
+        result = problem(client.get(f"{path}?name=loss&{query}"), 422, "invalid")
+        assert [item["field"] for item in result["errors"]] == [field], result
     shapeless = factories.external_run(owner)
     for query in ("", "&raw=1"):
         for accept in ("application/json", "text/csv"):
-            asked = f"/api/v1/runs/{shapeless.pk}/series?name=loss&x=flops{query}"
-            told = problem(client.get(asked, headers={"Accept": accept}), 422, "invalid")
-            assert told["errors"][0]["field"] == "x"
+            request = f"/api/v1/runs/{shapeless.pk}/series?name=loss&x=flops{query}"
+            result = problem(client.get(request, headers={"Accept": accept}), 422, "invalid")
+            assert result["errors"][0]["field"] == "x"
     training = factories.run(owner)
     flops = f"/api/v1/runs/{training.pk}/series?name=loss&x=flops"
     assert client.get(flops).json()["axis"] == "flops"

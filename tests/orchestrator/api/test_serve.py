@@ -1,13 +1,11 @@
-"""`/serve/{run}/v1`: the real OpenAI client through the proxy, unbuffered, cancelled when its
-caller goes; who may
-call, and what everybody else is told."""
+"""`/serve/{run}/v1`: the OpenAI client through the proxy, streaming, disconnects, authorization."""
 
 from __future__ import annotations
 
 import json
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -22,7 +20,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
 from tests.conftest import FakeClock
-from tests.orchestrator.api.standin import ModelServer, Thread, serves
+from tests.orchestrator.api.fake_server import ModelServer, Thread, serves
 from workers.contracts.specs.api_key_hash import key_matches
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,7 +61,7 @@ def stage(people: factories.People, monkeypatch: pytest.MonkeyPatch) -> Iterator
         )
 
 
-def test_the_openai_client_lists_asks_and_streams_word_by_word(stage: Stage) -> None:
+def test_the_openai_client_lists_completes_and_streams(stage: Stage) -> None:
     client = stage.openai()
     assert [model.id for model in client.models.list()] == ["tiny"]
     messages: Any = [{"role": "user", "content": "count – please"}]
@@ -79,22 +77,22 @@ def test_the_openai_client_lists_asks_and_streams_word_by_word(stage: Stage) -> 
     stage.server.go_on.release(2)
     words += [event.choices[0].delta.content for event in stream]
     assert words == ["one ", "two ", "three"]
-    # the run's own key opens it as well, and nobody can read it any more
+    # the run's own key works as well, and cannot be read any more
     assert stage.openai("the run's own").models.list().data[0].id == "tiny"
-    told = (
+    result = (
         factories.api(stage.people.owner)
         .get(f"/api/v1/runs/{stage.run.pk}")
         .json()["spec"]["serve"]["api_key"]
     )
-    assert key_matches("the run's own", told) and "the run" not in told
+    assert key_matches("the run's own", result) and "the run" not in result
     with pytest.raises(openai.AuthenticationError):
-        stage.openai(told).models.list()
-    assert runs.run_clone(run=stage.run, by=stage.people.owner).spec["serve"]["api_key"] == told, (
-        "a copy has it too"
-    )
+        stage.openai(result).models.list()
+    assert (
+        runs.run_clone(run=stage.run, by=stage.people.owner).spec["serve"]["api_key"] == result
+    ), "a copy has it too"
 
 
-def test_a_caller_who_goes_frees_the_request(stage: Stage) -> None:
+def test_a_client_disconnect_frees_the_request(stage: Stage) -> None:
     stage.server.go_on.release()
     messages: Any = [{"role": "user", "content": "count"}]
     stream = stage.openai().chat.completions.create(model="tiny", messages=messages, stream=True)
@@ -118,10 +116,10 @@ def test_a_caller_who_goes_frees_the_request(stage: Stage) -> None:
     assert answer.status_code == 200 and '"code": "run_broke_off"' in answer.text
 
 
-def test_who_may_call_and_what_others_are_told(stage: Stage, settings: Any) -> None:
+def test_authorized_callers_and_refusals(stage: Stage, settings: Any) -> None:
     models = f"/serve/{stage.run.pk}/v1/models"
 
-    def told(path: str = models, method: str = "GET", **options: Any) -> tuple[int, str | None]:
+    def result(path: str = models, method: str = "GET", **options: Any) -> tuple[int, str | None]:
         answer = stage.call(path, method, **options)
         if answer.status_code == 200:
             return 200, None
@@ -136,26 +134,26 @@ def test_who_may_call_and_what_others_are_told(stage: Stage, settings: Any) -> N
         return {"headers": {"Authorization": f"Bearer {text}"}}
 
     mine, people = {"headers": {"Authorization": f"Bearer {stage.token}"}}, stage.people
-    assert told() == (401, "missing_api_key")
-    assert told(headers={"Authorization": "Bearer nonsense"}) == (401, "invalid_api_key")
-    assert told(**bearer(people.teammate)) == (200, None)
-    assert told(**bearer(people.owner, scopes=["ingest"])) == (403, "scope_missing")
+    assert result() == (401, "missing_api_key")
+    assert result(headers={"Authorization": "Bearer nonsense"}) == (401, "invalid_api_key")
+    assert result(**bearer(people.teammate)) == (200, None)
+    assert result(**bearer(people.owner, scopes=["ingest"])) == (403, "scope_missing")
     assert (
-        told(**bearer(people.stranger))
-        == told("/serve/999999/v1/models", **mine)
+        result(**bearer(people.stranger))
+        == result("/serve/999999/v1/models", **mine)
         == (404, "run_not_found")
     )
-    assert told("/serve/x/v1/models", **mine) == told(
+    assert result("/serve/x/v1/models", **mine) == result(
         f"/serve/{stage.run.pk}/v1/../internal/state", **mine
     )
-    assert told(f"/serve/{stage.run.pk}/internal/state", **mine) == (404, "unknown_url")
-    assert told(models, "PUT", **mine) == (405, "method_not_allowed")
+    assert result(f"/serve/{stage.run.pk}/internal/state", **mine) == (404, "unknown_url")
+    assert result(models, "PUT", **mine) == (405, "method_not_allowed")
     other = factories.external_run(people.owner)
-    assert told(f"/serve/{other.pk}/v1/models", **mine) == (404, "run_not_serving")
+    assert result(f"/serve/{other.pk}/v1/models", **mine) == (404, "run_not_serving")
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 100
     chat = f"/serve/{stage.run.pk}/v1/chat/completions"
-    assert told(chat, "POST", content=b"x" * 200, **mine) == (413, "body_too_large")
-    assert told(chat, "POST", content=iter([b"x" * 90, b"x" * 90]), **mine) == (
+    assert result(chat, "POST", content=b"x" * 200, **mine) == (413, "body_too_large")
+    assert result(chat, "POST", content=iter([b"x" * 90, b"x" * 90]), **mine) == (
         413,
         "body_too_large",
     )
@@ -165,13 +163,13 @@ def test_who_may_call_and_what_others_are_told(stage: Stage, settings: Any) -> N
     cookies = {"sessionid": page.cookies["sessionid"].value, "csrftoken": "c" * 32}
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 10**6
     body = {"json": {"messages": []}, "cookies": cookies}
-    assert told(cookies=cookies) == (200, None)
-    assert told(chat, "POST", **body) == (403, "csrf_failed")
-    assert told(chat, "POST", **body, headers={"X-CSRFToken": "c" * 32}) == (200, None)
+    assert result(cookies=cookies) == (200, None)
+    assert result(chat, "POST", **body) == (403, "csrf_failed")
+    assert result(chat, "POST", **body, headers={"X-CSRFToken": "c" * 32}) == (200, None)
 
 
-def test_what_is_told_before_and_after_it_serves(stage: Stage) -> None:
-    def told(run: Run) -> tuple[int, str, str | None]:
+def test_phases_before_and_after_serving(stage: Stage) -> None:
+    def result(run: Run) -> tuple[int, str, str | None]:
         answer = stage.call(
             f"/serve/{run.pk}/v1/models", headers={"Authorization": f"Bearer {stage.token}"}
         )
@@ -179,19 +177,19 @@ def test_what_is_told_before_and_after_it_serves(stage: Stage) -> None:
 
     owner = stage.people.owner
     waiting = factories.run(owner, kind="serve", train=None, plan={})
-    assert told(waiting) == (503, "run_not_ready", "5")
+    assert result(waiting) == (503, "run_not_ready", "5")
     loading = factories.running(waiting, factories.node("n2"))
     waiting.refresh_from_db()
-    assert told(waiting) == (503, "run_not_ready", "2")
-    serves(waiting, loading, 1)  # nobody listens on that port
-    assert told(waiting) == (503, "run_not_answering", "2")
+    assert result(waiting) == (503, "run_not_ready", "2")
+    serves(waiting, loading, 1)  # no server listens on that port
+    assert result(waiting) == (503, "run_not_answering", "2")
     runs.event_record(run=stage.run, type="draining", data={}, attempt=1, rank=0)
-    assert told(stage.run) == (503, "run_draining", "2")
+    assert result(stage.run) == (503, "run_draining", "2")
     runs.run_cancel(run=waiting, by=owner)
-    assert told(waiting) == (503, "run_draining", "2")
+    assert result(waiting) == (503, "run_draining", "2")
     queued = factories.run(owner, kind="serve", train=None, plan={})
     runs.run_cancel(run=queued, by=owner)
-    assert told(queued) == (409, "run_ended", None)
+    assert result(queued) == (409, "run_ended", None)
 
 
 def test_more_calls_than_allowed(clock: FakeClock, stage: Stage, settings: Any) -> None:

@@ -71,8 +71,8 @@ def test_waking_leaves_one_tick_and_only_after_commit(live_redis: str) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_redis_that_is_away_fails_nobody(settings: object, tmp_path: object) -> None:
-    settings.REDIS_URL = f"unix://{tmp_path}/nobody-is-here"  # type: ignore[attr-defined]
+def test_an_unreachable_redis_fails_no_request(settings: object, tmp_path: object) -> None:
+    settings.REDIS_URL = f"unix://{tmp_path}/no-server"  # type: ignore[attr-defined]
     ours.reset()
     with transaction.atomic():
         ours.wake_scheduler()

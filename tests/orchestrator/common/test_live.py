@@ -1,6 +1,4 @@
-"""Live frames: numbered without holes, committed with the data, published after it, replayed as
-they were.
-"""
+"""Live frames: numbered without gaps, committed with the data, published after it, replayed."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def test_frames_are_numbered_and_replayed_as_text() -> None:
 
 
 @pytest.mark.django_db
-def test_numbers_that_are_not_finite_travel_as_words() -> None:
+def test_non_finite_numbers_are_strings() -> None:
     live.append("run:1", "points", {"values": {"loss": [[1, float("nan")], [2, float("-inf")]]}})
     frame = json.loads(live.frames_after("run:1", 0)[0][1])
     assert frame["values"] == {"loss": [[1, "NaN"], [2, "-Infinity"]]}
@@ -74,7 +72,7 @@ def test_without_redis_nothing_fails(settings: object) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_writers_at_once_leave_neither_hole_nor_double() -> None:
+def test_concurrent_writers_leave_no_gap_and_no_duplicate() -> None:
     seen: list[int] = []
 
     def write() -> None:
@@ -82,7 +80,7 @@ def test_writers_at_once_leave_neither_hole_nor_double() -> None:
             for _ in range(25):
                 with transaction.atomic():
                     number = live.append("run:1", "event", {})
-                    # frames become visible in order: whoever holds number n sees all below it
+                    # frames become visible in order: a writer with number n sees all below it
                     below = len(live.frames_after("run:1", 0)) - 1
                 seen.append(number - 1 - below)
         finally:

@@ -1,7 +1,4 @@
-"""The parts of embedded mode: broker, lock, keeper.
-
-The whole of it is in tests/flows/test_up.py.
-"""
+"""Parts of embedded mode: broker, lock, process manager; tests/flows/test_up.py tests the whole."""
 
 from __future__ import annotations
 
@@ -62,7 +59,7 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
-def test_a_second_start_is_told_of_the_first(tmp_path: Path) -> None:
+def test_a_second_start_names_the_first(tmp_path: Path) -> None:
     held = lock.acquire(tmp_path, "http://127.0.0.1:8000/")
     with pytest.raises(lock.AlreadyRunning, match=rf"already up .*8000.*process {os.getpid()}"):
         lock.acquire(tmp_path, "http://127.0.0.1:9000/")
@@ -78,9 +75,9 @@ def test_a_taken_port_is_named() -> None:
             lock.check_port("127.0.0.1", other.getsockname()[1])
 
 
-def test_the_keeper_starts_again_what_died(tmp_path: Path) -> None:
-    said: list[str] = []
-    processes = ProcessManager(tmp_path, said.append)
+def test_the_manager_restarts_dead_processes(tmp_path: Path) -> None:
+    messages: list[str] = []
+    processes = ProcessManager(tmp_path, messages.append)
     processes.start(Child("sleeper", SLEEP, os.environ, stop_order=1))
     first = processes.children[0].process
     assert first is not None
@@ -93,11 +90,11 @@ def test_the_keeper_starts_again_what_died(tmp_path: Path) -> None:
         return process is not None and process.pid != first.pid
 
     until(again)
-    assert "SIGKILL" in said[0]
+    assert "SIGKILL" in messages[0]
     processes.stop()
 
 
-def test_stopping_ends_even_the_stubborn(tmp_path: Path) -> None:
+def test_stopping_kills_processes_that_ignore_sigterm(tmp_path: Path) -> None:
     processes = ProcessManager(tmp_path, lambda text: None)
     processes.start(Child("stubborn", STUBBORN, os.environ, stop_order=1, stop_timeout_s=0.3))
     processes.start(Child("sleeper", SLEEP, os.environ, stop_order=2))
@@ -107,7 +104,7 @@ def test_stopping_ends_even_the_stubborn(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_leftovers_of_a_killed_keeper_are_ended(tmp_path: Path) -> None:
+def test_leftover_processes_of_a_killed_manager_are_stopped(tmp_path: Path) -> None:
     processes = ProcessManager(tmp_path, lambda text: None)
     processes.start(Child("sleeper", SLEEP, os.environ, stop_order=1))
     process = processes.children[0].process

@@ -1,4 +1,4 @@
-"""Nodes join by a token, live by heartbeats, fall silent, come back, and are drained."""
+"""Nodes join by a token, send heartbeats, fall silent, return, and are drained."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def join(text: str, name: str = "n1", **more: Any) -> tuple[Node, dict[str, str]
     """What the agent and the scheduler do; the node's secret as the agent derives it."""
     request = envelope.join_request(text, name=name)
     node, reply = services.node_joined(request=request, inventory=factories.inventory(name, **more))
-    told, secret = envelope.join_accept(text, request, reply)
-    assert told == name
+    result, secret = envelope.join_accept(text, request, reply)
+    assert result == name
     return node, reply, secret
 
 
@@ -43,7 +43,7 @@ def test_both_sides_derive_the_same_secret_and_none_is_stored(settings: Any) -> 
     assert selectors.node_secret(node) != secret
 
 
-def test_a_token_lets_one_node_in_once() -> None:
+def test_a_join_token_is_single_use() -> None:
     text = services.join_token_create(by=None)
     request = envelope.join_request(text, name="n1")
     inventory = factories.inventory("n1")
@@ -100,16 +100,18 @@ def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
     samples = [
         DeviceSample(index=index, utilization=0.5, memory_used_bytes=2**30) for index in range(8)
     ]
-    with CaptureQueriesContext(connection) as asked:
+    with CaptureQueriesContext(connection) as request:
         assert not services.node_heartbeat(node=node, samples=samples)
-    assert len(asked) <= 8, [query["sql"] for query in asked]
+    assert len(request) <= 8, [query["sql"] for query in request]
     _, frame = live.frames_after("fleet", 0)[-1]
     assert '"type":"sample"' in frame and f'"node":"{node.name}"' in frame
-    shown = selectors.node_answer(selectors.node_get(user=factories.user("ada"), id=node.name))
+    shown = selectors.serialize_node(selectors.node_get(user=factories.user("ada"), id=node.name))
     assert shown["devices"][7]["sample"] == samples[7].to_dict()
 
 
-def test_silence_is_unknown_then_lost_and_one_heartbeat_heals(clock: Any, settings: Any) -> None:
+def test_a_silent_node_is_unknown_then_lost_and_one_heartbeat_restores_it(
+    clock: Any, settings: Any
+) -> None:
     node = factories.node()
     started = clock.now()
     clock.advance(settings.ENV.node_silent_s)
@@ -127,8 +129,8 @@ def test_silence_is_unknown_then_lost_and_one_heartbeat_heals(clock: Any, settin
     node.refresh_from_db()
     assert services.node_heartbeat(node=node)
     assert selectors.pools().get().device_count == 4
-    told = [text for _, text in live.frames_after("fleet", 0) if '"type":"node"' in text]
-    assert ['"up"' in text for text in told] == [True, False, False, True]
+    result = [text for _, text in live.frames_after("fleet", 0) if '"type":"node"' in text]
+    assert ['"up"' in text for text in result] == [True, False, False, True]
 
 
 def test_an_inventory_with_a_heartbeat_brings_devices_in_line() -> None:
@@ -144,7 +146,7 @@ def test_draining_takes_a_node_out_and_back(operator: User, owner: User) -> None
         services.node_drain(node=node, by=owner, reason="mine")
     assert refused.value.status == 403
     services.node_drain(node=node, by=operator, reason="fan is loud")
-    shown = selectors.node_answer(selectors.node_get(user=owner, id=str(node.pk)))
+    shown = selectors.serialize_node(selectors.node_get(user=owner, id=str(node.pk)))
     assert (shown["drained"], shown["drain_reason"]) == (True, "fan is loud")
     assert selectors.pools().get().device_count == 0
     services.node_undrain(node=node, by=operator)
@@ -157,4 +159,4 @@ def test_join_tokens_are_operators_business(owner: User, operator: User) -> None
     node, _, _ = join(services.join_token_create(by=operator, pool="lab"))
     assert node.pool.name == "lab"
     with pytest.raises(Refusal):
-        selectors.node_get(user=owner, id="nobody")
+        selectors.node_get(user=owner, id="missing")

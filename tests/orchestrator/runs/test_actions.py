@@ -1,4 +1,4 @@
-"""What people do to runs, who may, and what happens when it comes too late or at the wrong time."""
+"""User actions on runs, permissions, and actions in a wrong state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_waiting_run_is_cancelled_at_once(run: Run, owner: User) -> None:
     assert services.attempt_create(run=run, placement=[]) is None
 
 
-def test_a_running_run_is_asked_and_ends_when_the_nodes_say_so(
+def test_a_running_run_stops_when_its_nodes_report_the_exit(
     run: Run, attempt: Attempt, owner: User
 ) -> None:
     services.run_cancel(run=run, by=owner)
@@ -56,7 +56,7 @@ def test_a_running_run_is_asked_and_ends_when_the_nodes_say_so(
     assert (run.state, run.exit["class"], run.requested) == ("cancelled", "cancelled", "")
 
 
-def test_pause_and_resume_go_on_from_the_newest_checkpoint(
+def test_pause_and_resume_continue_from_the_newest_checkpoint(
     run: Run, attempt: Attempt, owner: User
 ) -> None:
     services.run_pause(run=run, by=owner)
@@ -78,7 +78,7 @@ def test_pause_and_resume_go_on_from_the_newest_checkpoint(
     assert (second.number, second.fence != attempt.fence) == (2, True)
 
 
-def test_a_waiting_run_is_kept_back(run: Run, owner: User) -> None:
+def test_a_waiting_run_is_paused(run: Run, owner: User) -> None:
     services.run_pause(run=run, by=owner)
     assert run.state == "paused"
     services.run_pause(run=run, by=owner)
@@ -125,7 +125,7 @@ def test_a_finished_run_stays_finished(
     "action",
     ["cancel", "pause", "resume", "retry", "checkpoint", "profile", "memory_snapshot", "update"],
 )
-def test_owners_and_operators_manage_others_look(
+def test_owners_and_operators_manage_others_read(
     run: Run, teammate: User, stranger: User, operator: User, action: str
 ) -> None:
     for person in (teammate, stranger):
@@ -135,18 +135,18 @@ def test_owners_and_operators_manage_others_look(
 
 
 @pytest.mark.parametrize(
-    ("action", "wish"),
+    ("action", "requested"),
     [("checkpoint", "checkpoint"), ("profile", "profile"), ("memory_snapshot", "memory")],
 )
-def test_what_training_does_on_its_way_is_a_wish_on_the_attempt(
-    run: Run, owner: User, action: str, wish: str
+def test_requests_to_running_training_are_stored_on_the_attempt(
+    run: Run, owner: User, action: str, requested: str
 ) -> None:
     act = getattr(services, f"run_{action}")
     assert refusal_of(act, run, owner).status == 409
     attempt = factories.running(run, factories.node())
     act(run=run, by=owner)
     attempt.refresh_from_db()
-    assert attempt.requested == wish
+    assert attempt.requested == requested
     assert refusal_of(act, run, owner).retry
     assert services.attempt_request_sent(attempt=attempt)
     act(run=run, by=owner)
@@ -176,7 +176,7 @@ def test_edits_meet_by_version(run: Run, owner: User) -> None:
         assert refusal_of(services.run_update, run, owner, **wrong).status == 422
 
 
-def test_a_clone_is_a_new_run_of_whoever_clones(run: Run, teammate: User) -> None:
+def test_a_clone_is_a_new_run_of_the_user_who_clones(run: Run, teammate: User) -> None:
     made = services.run_clone(
         run=run, by=teammate, changes={"train": {"steps": 99}, "plan": {"micro_batch_size": None}}
     )
@@ -187,7 +187,7 @@ def test_a_clone_is_a_new_run_of_whoever_clones(run: Run, teammate: User) -> Non
         services.run_clone(run=run, by=teammate, changes={"train": {"steps": -1}})
 
 
-def test_an_external_run_is_born_running_and_told_finished(
+def test_an_external_run_starts_running_and_is_reported_finished(
     owner: User, clock: Any, settings: Any
 ) -> None:
     run = factories.external_run(owner)

@@ -1,4 +1,4 @@
-"""Attempts as the scheduler tells of them: budgets, fences, news that comes late or twice."""
+"""Attempt reports: budgets, fences, late and repeated reports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def start(run: Run) -> Attempt:
     return factories.running(run, factories.node())
 
 
-def test_the_tables_lead_everywhere_and_out_of_nowhere() -> None:
+def test_the_transition_tables_reach_every_state() -> None:
     assert set(states.RUN_MOVES) == set(RunState) and set(states.ATTEMPT_MOVES) == set(AttemptState)
     reached = {RunState.QUEUED}
     while more := {to for state in reached for to in states.RUN_MOVES[state]} - reached:
@@ -39,12 +39,12 @@ def test_the_tables_lead_everywhere_and_out_of_nowhere() -> None:
         assert {RunState.QUEUED, RunState.PAUSED, *states.ENDED} <= states.RUN_MOVES[state]
 
 
-def test_a_move_off_the_table_is_our_mistake(run: Run) -> None:
+def test_a_transition_outside_the_table_raises(run: Run) -> None:
     with pytest.raises(ValueError, match="queued to running"):
         states.run_move(run, RunState.RUNNING)
 
 
-def test_of_two_who_move_one_wins_and_nothing_is_told_of_the_other(run: Run) -> None:
+def test_one_of_two_concurrent_moves_wins_and_the_other_leaves_no_trace(run: Run) -> None:
     stale = Run.objects.get(pk=run.pk)
     assert states.run_move(run, RunState.PAUSED)
     events, frames = len(selectors.events_of(run=run)), live.head("fleet")
@@ -52,7 +52,7 @@ def test_of_two_who_move_one_wins_and_nothing_is_told_of_the_other(run: Run) -> 
     assert (len(selectors.events_of(run=run)), live.head("fleet")) == (events, frames)
 
 
-def test_a_whole_life_is_in_order_in_events_and_frames(run: Run, clock: Any) -> None:
+def test_a_complete_run_is_in_order_in_events_and_frames(run: Run, clock: Any) -> None:
     attempt = start(run)
     assert (run.state, run.started, attempt.launched) == ("running", clock.now(), clock.now())
     clock.advance(10)
@@ -82,7 +82,7 @@ def test_a_whole_life_is_in_order_in_events_and_frames(run: Run, clock: Any) -> 
     assert [frame["seq"] for frame in frames] == list(range(1, len(frames) + 1))
 
 
-def test_news_twice_late_or_of_an_older_attempt_changes_nothing(run: Run) -> None:
+def test_repeated_late_or_stale_reports_change_nothing(run: Run) -> None:
     first = start(run)
     assert services.attempt_exited(attempt=first, exit_class="preempted") is not None
     second = start(run)
@@ -103,7 +103,7 @@ def test_news_twice_late_or_of_an_older_attempt_changes_nothing(run: Run) -> Non
     assert selectors.attempt_by_fence(attempt_id="nonsense", fence="x") is None
 
 
-def test_an_exit_before_anything_else_was_heard_counts(run: Run) -> None:
+def test_an_exit_without_earlier_reports_counts(run: Run) -> None:
     attempt = services.attempt_create(run=run, placement=factories.placement(factories.node()))
     assert attempt is not None
     services.attempt_exited(attempt=attempt, exit_class="ok")
@@ -152,17 +152,17 @@ def test_the_specs_own_budget_counts(owner: User, clock: Any) -> None:
     assert run.state == "failed"
 
 
-def test_each_nodes_first_exit_report_is_kept(run: Run) -> None:
+def test_each_nodes_first_exit_report_is_stored(run: Run) -> None:
     attempt = start(run)
     services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "ok"})
     services.attempt_node_exited(
         attempt=Attempt.objects.get(pk=attempt.pk), node="b", exit={"class": "hang"}
     )
-    found = services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "lost"})
-    assert found == {"a": {"class": "ok"}, "b": {"class": "hang"}}
+    match = services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "lost"})
+    assert match == {"a": {"class": "ok"}, "b": {"class": "hang"}}
 
 
-def test_who_runs_on_a_node_is_known(run: Run, owner: User) -> None:
+def test_attempts_on_a_node(run: Run, owner: User) -> None:
     node, other = factories.node(), factories.node()
     factories.external_run(owner)
     attempt = factories.running(run, node)
@@ -183,7 +183,7 @@ def test_who_runs_on_a_node_is_known(run: Run, owner: User) -> None:
 def test_every_exit_has_an_outcome_within_the_rules(
     exit_class: ExitClass, requested: str, attempt_requested: str, used: dict[str, int]
 ) -> None:
-    found = outcome(
+    match = outcome(
         exit_class=exit_class,
         exit={"reason": "r"},
         requested=requested,
@@ -191,16 +191,16 @@ def test_every_exit_has_an_outcome_within_the_rules(
         retries=Retries(),
         used=used,
     )
-    assert found.why
-    assert (found.exit is not None) == (found.state in states.ENDED)
-    assert found.state in states.RUN_MOVES[RunState.STOPPING]
+    assert match.why
+    assert (match.exit is not None) == (match.state in states.ENDED)
+    assert match.state in states.RUN_MOVES[RunState.STOPPING]
     if exit_class == ExitClass.OK:
-        assert found.state == RunState.FINISHED
+        assert match.state == RunState.FINISHED
     elif requested:
-        assert found.state == (RunState.CANCELLED if requested == "cancel" else RunState.PAUSED)
+        assert match.state == (RunState.CANCELLED if requested == "cancel" else RunState.PAUSED)
     elif exit_class == ExitClass.PREEMPTED:
-        assert (found.state, found.budgets_used, found.wait_s) == (RunState.QUEUED, used, 0)
-    if found.wait_s:
-        assert found.state == RunState.QUEUED and 1 <= found.wait_s <= 300
-        assert found.budgets_used[str(exit_class)] == used.get(str(exit_class), 0) + 1
-        assert found.budgets_used[str(exit_class)] <= Retries().budget(str(exit_class))
+        assert (match.state, match.budgets_used, match.wait_s) == (RunState.QUEUED, used, 0)
+    if match.wait_s:
+        assert match.state == RunState.QUEUED and 1 <= match.wait_s <= 300
+        assert match.budgets_used[str(exit_class)] == used.get(str(exit_class), 0) + 1
+        assert match.budgets_used[str(exit_class)] <= Retries().budget(str(exit_class))

@@ -1,4 +1,4 @@
-"""Events are numbered without gaps per run, come in once, and reach the right topics."""
+"""Events are numbered per run without gaps, recorded once, and published on the right topics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from orchestrator.runs.models import RunEvent
 from tests import factories
 
 
-def test_an_event_told_twice_is_recorded_once(owner: User) -> None:
+def test_an_event_reported_twice_is_recorded_once(owner: User) -> None:
     run = factories.run(owner)
-    told = {
+    result = {
         "run": run,
         "type": "checkpoint_saved",
         "data": {"step": 4},
@@ -26,8 +26,8 @@ def test_an_event_told_twice_is_recorded_once(owner: User) -> None:
         "rank": 0,
         "origin": "1/0/1",
     }
-    first = services.event_record(**told, time=1_790_000_000.5)
-    assert first is not None and services.event_record(**told) is None
+    first = services.event_record(**result, time=1_790_000_000.5)
+    assert first is not None and services.event_record(**result) is None
     assert selectors.serialize_event(first) == {
         "run": str(run.pk),
         "attempt": 1,
@@ -43,7 +43,7 @@ def test_an_event_told_twice_is_recorded_once(owner: User) -> None:
     assert [event.seq for event in services.events_record(run=run, events=batch)] == [4, 5]
 
 
-def test_numbers_that_are_not_finite_survive(owner: User) -> None:
+def test_non_finite_numbers_survive(owner: User) -> None:
     run = factories.run(owner)
     event = services.event_record(
         run=run, type="non_finite", data={"loss": float("nan"), "grads": [float("inf")]}
@@ -52,16 +52,20 @@ def test_numbers_that_are_not_finite_survive(owner: User) -> None:
     assert event.data == {"loss": "NaN", "grads": ["Infinity"]}
 
 
-def test_the_fleet_hears_what_matters_to_everybody(owner: User) -> None:
+def test_the_fleet_topic_gets_relevant_events(owner: User) -> None:
     run = factories.run(owner)
     before = live.head("fleet").seq
     services.event_record(run=run, type="overflow_skipped_step", data={})
     services.event_record(run=run, type="node_lost", data={"node": "n1"})
-    (told,) = [json.loads(text) for _, text in live.frames_after("fleet", before)]
-    assert (told["type"], told["run"], told["event"]["type"]) == ("event", str(run.pk), "node_lost")
+    (result,) = [json.loads(text) for _, text in live.frames_after("fleet", before)]
+    assert (result["type"], result["run"], result["event"]["type"]) == (
+        "event",
+        str(run.pk),
+        "node_lost",
+    )
 
 
-def test_reading_goes_on_after_a_number(owner: User, stranger: User) -> None:
+def test_events_are_read_after_a_number(owner: User, stranger: User) -> None:
     run = factories.run(owner)
     for number in range(10):
         services.event_record(run=run, type="note" if number % 2 else "other", data={"n": number})
@@ -85,14 +89,14 @@ def test_reading_goes_on_after_a_number(owner: User, stranger: User) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_many_writers_leave_no_gap_and_no_double() -> None:
+def test_many_writers_leave_no_gap_and_no_duplicate() -> None:
     run = factories.run(factories.user("ada"))
     errors: list[Any] = []
 
     def write(writer: int) -> None:
         try:
             for number in range(10):
-                origin = f"1/{writer % 2}/{number}"  # every event is told by two writers
+                origin = f"1/{writer % 2}/{number}"  # two writers report every event
                 services.event_record(
                     run=run, type="note", data={}, attempt=1, rank=writer % 2, origin=origin
                 )

@@ -1,6 +1,4 @@
-"""Going back to a checkpoint: forks with a changed spec and a checkpoint of their own, rewinds, and
-what is refused.
-"""
+"""Forks with a changed spec and their own checkpoint, rewinds, and refusals."""
 
 from __future__ import annotations
 
@@ -29,10 +27,10 @@ def run(owner: User, clock: Any) -> Run:
     return made
 
 
-def refused(action: Any, **asked: Any) -> dict[str, str]:
+def refused(action: Any, **request: Any) -> dict[str, str]:
     before = Run.objects.count()
     with pytest.raises(Refusal) as caught:
-        action(**asked)
+        action(**request)
     assert Run.objects.count() == before
     return caught.value.errors[0] if caught.value.errors else {"message": caught.value.detail}
 
@@ -52,8 +50,8 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
         "plan_resolved",
         "forked",
     ]
-    [told] = [event.data for event in selectors.events_of(run=run) if event.type == "forked"]
-    assert told["into"] == str(fork.pk) and told["step"] == 100
+    [result] = [event.data for event in selectors.events_of(run=run) if event.type == "forked"]
+    assert result["into"] == str(fork.pk) and result["step"] == 100
     assert selectors.forks_of(run=run, user=owner) == [{"run": fork, "step": 100}]
     assert selectors.forked_at(fork) == 100
     services.checkpoint_deleted(run=run, step=100)
@@ -65,9 +63,9 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
 @pytest.mark.parametrize(
     ("step", "changes", "field", "message"),
     [
-        (140, {}, "step", "no checkpoint of step 140 is kept; kept are 100, 150"),
-        (100, {"model": "llama-15m"}, "model", "goes on with the weights"),
-        (100, {"train": {"seq_len": 32}}, "train.seq_len", "goes on with no other"),
+        (140, {}, "step", "no retained checkpoint of step 140; there are 100, 150"),
+        (100, {"model": "llama-15m"}, "model", "cannot change the model"),
+        (100, {"train": {"seq_len": 32}}, "train.seq_len", "was written with"),
         (100, {"train": {"seed": 9}}, "train.seed", "written with 0"),
         (
             100,
@@ -80,14 +78,14 @@ def test_a_fork_has_a_checkpoint_of_its_own(run: Run, owner: User) -> None:
     ],
     ids=str,
 )
-def test_what_a_fork_cannot_be_is_told(
+def test_incompatible_forks_are_refused(
     run: Run, owner: User, step: int, changes: dict[str, Any], field: str, message: str
 ) -> None:
-    told = refused(services.run_fork, run=run, by=owner, step=step, changes=changes)
-    assert told["field"] == field and message in told["message"]
+    result = refused(services.run_fork, run=run, by=owner, step=step, changes=changes)
+    assert result["field"] == field and message in result["message"]
 
 
-def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
+def test_a_rewound_run_continues_from_the_step_and_discards_later_ones(
     run: Run, owner: User, stranger: User
 ) -> None:
     assert (
@@ -99,7 +97,7 @@ def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
     run.refresh_from_db()
     assert run.state == "finished"
     assert (
-        "kept are 100, 150" in refused(services.run_rewind, run=run, by=owner, step=120)["message"]
+        "there are 100, 150" in refused(services.run_rewind, run=run, by=owner, step=120)["message"]
     )
     refused(services.run_rewind, run=run, by=stranger, step=100)
     services.run_rewind(run=run, by=owner, step=100)
@@ -107,5 +105,5 @@ def test_a_rewound_run_goes_on_from_the_step_and_gives_up_what_came_after(
     point = selectors.resume_point(run)
     assert point is not None and point["step"] == 100
     assert [each.step for each in selectors.checkpoints_of(run=run)] == [100]
-    [told] = [event.data for event in selectors.events_of(run=run) if event.type == "rewound"]
-    assert (told["step"], told["given_up"], told["by"]) == (100, [150], owner.username)
+    [result] = [event.data for event in selectors.events_of(run=run) if event.type == "rewound"]
+    assert (result["step"], result["given_up"], result["by"]) == (100, [150], owner.username)

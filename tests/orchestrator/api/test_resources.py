@@ -1,4 +1,4 @@
-"""The fleet, the queue, experiments, people's tokens and the audit log, each through its address."""
+"""Fleet, queue, experiments, tokens and audit log by REST."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.accounts.models import ApiToken, User
 from orchestrator.fleet.models import JoinToken
 from orchestrator.runs.models import Experiment
 from tests import factories
-from tests.orchestrator.api.test_door import problem
+from tests.orchestrator.api.test_middleware import problem
 from tests.orchestrator.api.test_runs import patch, post
 from workers.contracts.catalog.presets import PRESETS
 
@@ -37,8 +37,8 @@ def test_the_fleet_is_seen_and_operators_drain_it(owner: User, operator: User) -
         == node
     )
     devices = client.get("/api/v1/devices?node=n1").json()["items"]
-    told = [(device["node"], device["index"], device["kind"]) for device in devices]
-    assert told == [("n1", 0, "cpu"), ("n1", 1, "cpu")]
+    result = [(device["node"], device["index"], device["kind"]) for device in devices]
+    assert result == [("n1", 0, "cpu"), ("n1", 1, "cpu")]
     assert len(client.get("/api/v1/devices").json()["items"]) == 6
     [pool] = client.get("/api/v1/pools").json()["items"]
     assert (pool["name"], pool["node_count"], pool["device_count"]) == ("default", 3, 6)
@@ -64,7 +64,7 @@ def test_a_join_token_is_shown_once(owner: User, operator: User) -> None:
 
 
 @pytest.mark.django_db
-def test_waiting_runs_say_why(owner: User, stranger: User) -> None:
+def test_waiting_runs_have_a_reason(owner: User, stranger: User) -> None:
     runs = [
         factories.run(owner, name=name, devices=devices)
         for name, devices in (("small", 1), ("large", 4))
@@ -110,7 +110,7 @@ def test_experiments_are_made_and_edited(owner: User, teammate: User, stranger: 
 
 
 @pytest.mark.django_db
-def test_tokens_reach_no_further_than_their_maker(owner: User, teammate: User) -> None:
+def test_tokens_have_at_most_their_creators_scopes(owner: User, teammate: User) -> None:
     client = factories.api(owner, scopes=["read", "ingest"])
     before = ApiToken.objects.count()
     problem(post(client, "/api/v1/tokens", {"name": "x", "scopes": ["runs"]}), 403, "scope-missing")

@@ -1,7 +1,6 @@
-"""A tiny model server of a serve run, to try proxy and pages against: it streams words when it is
-told to.
+"""A minimal model server of a serve run, for tests of the proxy and pages.
 
-Speaks as much of OpenAI's API as the tests need, and tells an EngineState; knows no model.
+Implements the part of OpenAI's API that the tests need, and reports an EngineState.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ModelServer:
         )
         routes = [
             Route("/v1/models", self._models),
-            Route("/internal/state", self._told),
+            Route("/internal/state", self._reported),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/break", self._breaks, methods=["POST"]),
         ]
@@ -82,7 +81,7 @@ class ModelServer:
             }
         )
 
-    async def _told(self, request: Request) -> Response:
+    async def _reported(self, request: Request) -> Response:
         return JSONResponse(
             self.state.to_dict(), 200 if request.headers.get(KEY_HEADER) == self.key else 401
         )
@@ -130,18 +129,20 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def serves(run: Run, attempt: Attempt, port: int, **more: Any) -> None:
-    """The event by which a run tells that it serves."""
-    told = Serving(
+    """Record the event that reports a serving run."""
+    result = Serving(
         host="127.0.0.1",
         port=port,
         model="tiny",
         context=512,
         **{"chat": True, "blocks": 8, **more},
     )
-    runs.event_record(run=run, type="serving", data=told.to_dict(), attempt=attempt.number, rank=0)
+    runs.event_record(
+        run=run, type="serving", data=result.to_dict(), attempt=attempt.number, rank=0
+    )
 
 
-def told(id: str, state: str = "decode", **more: Any) -> RequestStats:
+def result(id: str, state: str = "decode", **more: Any) -> RequestStats:
     values = {
         "added_s": 1.0,
         "prompt_tokens": 12,

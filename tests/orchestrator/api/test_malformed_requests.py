@@ -1,6 +1,4 @@
-"""Every address, asked in every wrong way: a problem document each time, never a fault of the
-server.
-"""
+"""Malformed requests to every path return problem details, never an internal error."""
 
 from __future__ import annotations
 
@@ -60,17 +58,17 @@ def _bodies(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[Any]:
 
 
 @pytest.mark.django_db
-def test_nonsense_is_refused_in_words(admin: User, client: Client) -> None:
+def test_malformed_requests_are_refused_with_messages(admin: User, client: Client) -> None:
     document = client.get("/api/v1/openapi.json").json()
     caller = factories.api(admin)
     caller.raise_request_exception = False
     run, node = factories.external_run(admin), factories.node("n1")
     known = {"id": str(run.pk), "artifact": "1"}
-    asked = 0
+    request = 0
 
     def check(answer: Any, what: str) -> None:
-        nonlocal asked
-        asked += 1
+        nonlocal request
+        request += 1
         assert answer.status_code < 500, (what, answer.content[:500])
         if answer.status_code >= 400:
             assert answer["Content-Type"] == "application/problem+json", what
@@ -103,5 +101,5 @@ def test_nonsense_is_refused_in_words(admin: User, client: Client) -> None:
                         caller.generic(method.upper(), good, raw, "application/json"),
                         f"{method} {good} {raw[:200]!r}",
                     )
-    assert asked > 1000
+    assert request > 1000
     assert Run.objects.get(pk=run.pk).kind == "external"

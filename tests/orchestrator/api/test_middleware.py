@@ -1,4 +1,4 @@
-"""What every call passes: who asks, how large the body is, and errors as problem details."""
+"""Authentication, body limits, rate limits, and errors as problem details."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def problem(response: Any, status: int, slug: str) -> dict[str, Any]:
 
 
 @pytest.mark.django_db
-def test_tokens_open_the_door_until_they_end(owner: User) -> None:
+def test_tokens_work_until_they_expire_or_are_revoked(owner: User) -> None:
     token, text = accounts.token_create(user=owner, name="laptop", by=owner)
 
-    def ask(text: str) -> Any:
+    def send(text: str) -> Any:
         return Client(headers={"Authorization": f"Bearer {text}"}).get(RUNS)
 
-    assert ask(text).json() == {"items": [], "next_cursor": None}
-    problem(ask(text + "x"), 401, "token-unknown")
-    problem(ask("not even a token"), 401, "token-unknown")
+    assert send(text).json() == {"items": [], "next_cursor": None}
+    problem(send(text + "x"), 401, "token-unknown")
+    problem(send("not even a token"), 401, "token-unknown")
     type(token).objects.update(expires=timezone.now() - timedelta(seconds=1))
-    answer = ask(text)
+    answer = send(text)
     assert "laptop" in problem(answer, 401, "token-expired")["detail"]
     assert answer["WWW-Authenticate"].startswith("Bearer")
     type(token).objects.update(expires=None)
-    assert ask(text).status_code == 200
+    assert send(text).status_code == 200
     accounts.token_revoke(token=token, by=owner)
-    assert "POST /api/v1/tokens" in problem(ask(text), 401, "token-revoked")["detail"]
+    assert "POST /api/v1/tokens" in problem(send(text), 401, "token-revoked")["detail"]
     problem(Client().get(RUNS), 401, "not-authenticated")
     problem(
         Client(headers={"Authorization": "Basic b3duZXI6cHc="}).get(RUNS), 401, "not-authenticated"
@@ -76,18 +76,18 @@ def test_scopes_and_roles_bound_what_a_caller_does(owner: User, stranger: User) 
     body = {"spec": factories.spec()}
     reader = factories.api(owner, scopes=["read"])
     assert reader.get(RUNS).status_code == 200
-    told = problem(reader.post(RUNS, body, content_type="application/json"), 403, "scope-missing")
-    assert "scope runs" in told["detail"]
+    result = problem(reader.post(RUNS, body, content_type="application/json"), 403, "scope-missing")
+    assert "scope runs" in result["detail"]
     viewer = factories.api(stranger)
-    told = problem(viewer.post(RUNS, body, content_type="application/json"), 403, "role-refused")
-    assert "submitter" in told["detail"] and "viewer" in told["detail"]
+    result = problem(viewer.post(RUNS, body, content_type="application/json"), 403, "role-refused")
+    assert "submitter" in result["detail"] and "viewer" in result["detail"]
     problem(factories.api(owner).get("/api/v1/audit"), 403, "role-refused")
     assert not Run.objects.exists()
     assert factories.api(owner).post(RUNS, body, content_type="application/json").status_code == 201
 
 
 @pytest.mark.django_db
-def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any) -> None:
+def test_unknown_paths_and_unreadable_requests(owner: User, settings: Any) -> None:
     client = factories.api(owner)
     for path in (
         "/api/",
@@ -108,8 +108,8 @@ def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any
         problem(client.post(RUNS, body, content_type="application/json"), 400, "malformed-body")
     problem(client.get(f"{RUNS}?q=%00"), 400, "malformed-address")
     problem(client.get(f"{RUNS}?limit=201"), 422, "invalid")
-    told = problem(client.get(f"{RUNS}?cursor=bm9uc2Vuc2U"), 422, "invalid")
-    assert told["errors"][0]["field"] == "cursor"
+    result = problem(client.get(f"{RUNS}?cursor=bm9uc2Vuc2U"), 422, "invalid")
+    assert result["errors"][0]["field"] == "cursor"
     settings.DATA_UPLOAD_MAX_MEMORY_SIZE = 1000
     problem(
         client.post(RUNS, b'"' + b"x" * 1001 + b'"', content_type="application/json"),
@@ -120,16 +120,16 @@ def test_what_is_not_there_and_what_is_not_understood(owner: User, settings: Any
 
 
 @pytest.mark.django_db
-def test_a_fault_of_ours_has_a_number_and_shows_no_inside(
+def test_an_internal_error_has_an_id_and_no_details(
     owner: User, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("the secret inside")
 
     monkeypatch.setattr("orchestrator.api.runs.selectors.run_list", broken)
-    told = problem(factories.api(owner).get(RUNS), 500, "internal-error")
-    number = re.search(r"id ([0-9a-f]{12})", told["detail"])
-    assert number and "secret" not in str(told)
+    result = problem(factories.api(owner).get(RUNS), 500, "internal-error")
+    number = re.search(r"id ([0-9a-f]{12})", result["detail"])
+    assert number and "secret" not in str(result)
     assert number[1] in caplog.text and "the secret inside" in caplog.text
 
 
@@ -172,7 +172,7 @@ def test_requests_are_counted_while_redis_is_away(
     assert [client.get(RUNS).status_code for _ in range(3)] == [200, 200, 429]
 
 
-def test_the_openapi_document_is_whole(client: Client) -> None:
+def test_the_openapi_document_is_complete(client: Client) -> None:
     document = client.get("/api/v1/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     schemas = document["components"]["schemas"]
@@ -199,7 +199,7 @@ def test_the_openapi_document_is_whole(client: Client) -> None:
             path,
         )
     assert schemas["Submission"]["properties"]["spec"]["$ref"] == "#/components/schemas/RunSpec"
-    told = set(document["paths"])
+    result = set(document["paths"])
     for path in (
         "runs",
         "runs/{id}/series",
@@ -212,7 +212,7 @@ def test_the_openapi_document_is_whole(client: Client) -> None:
         "tokens",
         "audit",
     ):
-        assert f"/api/v1/{path}" in told
+        assert f"/api/v1/{path}" in result
 
 
 def test_the_documentation_page_needs_no_other_host(client: Client) -> None:

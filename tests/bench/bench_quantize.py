@@ -57,7 +57,7 @@ def main(wanted: list[str]) -> None:
         decoding()
     for method in METHODS:
         if not wanted or method in wanted:
-            add_scores(method)
+            measure_method(method)
 
 
 def decoding() -> None:
@@ -72,7 +72,8 @@ def decoding() -> None:
         assert loaded.tokenizer is not None
         prompt = loaded.tokenizer.encode("The capital of France is")
         engine.add(
-            prompt, SamplingParams(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True)
+            prompt,
+            SamplingParams(max_new_tokens=ROUNDS * STEPS + 40, temperature=0, ignore_eos=True),
         )
         engines.append((precision, quantize, figure, weight_bytes(loaded.decoder), engine))
     times: list[list[float]] = [[] for _ in engines]
@@ -104,7 +105,7 @@ def _steps(engine: Engine) -> float:
     return (time.perf_counter() - started) / STEPS
 
 
-def add_scores(method: str) -> None:
+def measure_method(method: str) -> None:
     with tempfile.TemporaryDirectory() as room:
         told_to = ["--model", PACKAGE, "--to", str(Path(room) / "small"), "--method", method]
         given = [*told_to, *SIZES, *SHARES.get(method, [])]

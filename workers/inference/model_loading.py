@@ -18,7 +18,7 @@ from workers.inference.quantize.on_load import remove_linears
 from workers.inference.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.runtime.environment import Environment
@@ -85,7 +85,7 @@ def load_model(
     """
     dtype = DTYPES[precision]
     try:
-        path = placement_of(model) if isinstance(model, ModelSource) else None
+        path = locate_weights(model) if isinstance(model, ModelSource) else None
         tokenizer, ends = (None, ()) if path is None else load_tokenizer(path)
         weights = None if path is None else open_weights(path)
         spec = resolve_model(model) if weights is None else weights.spec

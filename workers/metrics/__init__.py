@@ -1,4 +1,4 @@
-"""A step's numbers as JSON lines, and where they come from: FLOPs, peaks, memory.
+"""Measurements of a rank and their recording: throughput, peaks, memory, progress, events.
 
-Knows contracts and torch; does not know training.
+Does not depend on training.
 """

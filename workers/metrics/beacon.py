@@ -1,8 +1,6 @@
-"""How far this rank is, for whoever looks from outside while it hangs: a mapped file, and a thread
-that beats.
+"""Progress of this rank, readable while it hangs: a memory-mapped file and a thread with beats.
 
-A mark costs about a microsecond. Does not know who looks, nor what is slow; the layout is
-`workers.contracts.wire.progress`.
+A mark costs about a microsecond. The layout is in `workers.contracts.wire.progress`.
 """
 
 from __future__ import annotations
@@ -21,17 +19,16 @@ import torch.distributed as dist
 
 from workers.contracts.wire.progress import BEACON, BEAT, BEAT_S, LAYOUT, PULSE, SIZE, VERSION
 
-# between pulses; their arrivals are taken at even seconds of the clock, alike on all ranks
+# between pulses; all ranks collect arrivals at the same even seconds of the clock
 PULSE_S = 2.0
-INFERENCE_GROUP = "inference"  # what groups of ranks that answer are for
-# a first rank has more to do than the others, by design: who comes last tells nothing
+INFERENCE_GROUP = "inference"  # description of process groups of inference
+# groups whose first rank has more work by design, so late arrivals are not meaningful
 _UNEVEN = ("checkpoint", INFERENCE_GROUP)
 _OWN = f"{os.sep}workers{os.sep}"
 
 
 class Beacon:
-    """`mark(phase)` from the thread that works: the one that made it, unless another says
-    `watch_me`.
+    """Progress of the watched thread: the creating one, or the last that called `watch_me`.
 
     `step` is the last finished step, `micro_batch` counts within a step.
     """
@@ -53,28 +50,26 @@ class Beacon:
         self._thread.start()
 
     def mark(self, phase: str, *, step: int | None = None) -> None:
-        """The watched thread begins `phase` (at most 16 ASCII characters), or another piece of the
-        same.
-        """
+        """Record that `phase` (at most 16 ASCII characters) begins, possibly again."""
         if step is not None and step != self.step:
             self.step, self.micro_batch = step, 0
-        elif phase == "forward" and self.phase != "compile":  # which is a part of one
+        elif phase == "forward" and self.phase != "compile":  # compile is a part of a micro-batch
             self.micro_batch += 1
         self.phase = phase
         self.marks += 1
         now = time.monotonic_ns()
-        told = LAYOUT.pack(
+        record = LAYOUT.pack(
             VERSION, self.step, self.micro_batch, self.marks, now, phase.encode()[:16]
         )
-        # `pack_into` writes zeros first, which a look in between would see
-        self._map[: LAYOUT.size] = told
+        # `pack_into` writes zeros first, which a concurrent reader would see
+        self._map[: LAYOUT.size] = record
 
     def watch_me(self) -> None:
-        """The calling thread is the one that works from now on."""
+        """Watch the calling thread from now on."""
         self._watched = threading.get_ident()
 
     def close(self) -> None:
-        """The file stays, with the last mark."""
+        """Stop the thread; the file with the last mark remains."""
         self._closing.set()
         self._thread.join()
         self._map.close()
@@ -92,29 +87,27 @@ class Beacon:
 
     def _pulse(self) -> None:
         groups = _groups()
-        told = {
+        pulse = {
             "time": time.time(),
-            "where": _standing(self._watched),
+            "where": _source_line(self._watched),
             "calls": {
                 name: group._get_sequence_number_for_group()
                 for name, (group, _, _) in groups.items()
             },
             "arrivals": self._arrivals(groups),
         }
-        beside = self._folder / f".{PULSE}"
+        temporary = self._folder / f".{PULSE}"
         try:
-            beside.write_text(json.dumps(told, separators=(",", ":")))
-            os.replace(beside, self._folder / PULSE)
+            temporary.write_text(json.dumps(pulse, separators=(",", ":")))
+            os.replace(temporary, self._folder / PULSE)
         except OSError:
-            return  # a full disk is told by the recorder
+            return  # the recorder reports a full disk
 
     def _arrivals(self, groups: dict[str, Any]) -> list[tuple[str, int, int]]:
-        """When this rank came to its newest collectives, from torch's flight recorder, which is on
-        by default.
+        """Arrival times of this rank at its newest collectives, from torch's flight recorder.
 
-        Only of groups within one pipeline stage: stages come to theirs one after the other by
-        design. Not of those
-        whose first rank has more to do.
+        Only of groups within one pipeline stage, because stages run one after the other, and not of
+        groups whose first rank has more work.
         """
         if not groups:
             return []
@@ -132,35 +125,37 @@ class Beacon:
 
 
 def _recorded() -> list[dict[str, Any]]:
-    """The flight recorder's entries; gloo and NCCL keep one each."""
+    """Entries of the flight recorders of gloo and NCCL."""
     from torch._C import _distributed_c10d as c10d
 
-    found = []
+    entries = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(c10d, name, None)
         if dump is not None:
-            found += json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
-    return found
+            entries += json.loads(dump(includeCollectives=True, onlyActive=False)).get(
+                "entries", []
+            )
+    return entries
 
 
 def _groups() -> dict[str, tuple[Any, list[int], str]]:
-    """Process groups of more than one rank: `{name and members: (group, ranks, what it is for)}`."""
+    """Process groups of more than one rank: `{name and members: (group, ranks, description)}`."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return {}
-    found = {}
+    groups = {}
     for group, name in list(dist.distributed_c10d._world.pg_names.items()):
         ranks = dist.get_process_group_ranks(group)
         if len(ranks) > 1:
-            found[f"{name}:{zlib.crc32(str(ranks).encode()):08x}"] = (
+            groups[f"{name}:{zlib.crc32(str(ranks).encode()):08x}"] = (
                 group,
                 ranks,
                 str(group.group_desc),
             )
-    return found
+    return groups
 
 
-def _standing(thread: int) -> str:
-    """`loop.py:170 _gradients`: the innermost line of ours on that thread's stack."""
+def _source_line(thread: int) -> str:
+    """`loop.py:170 _gradients`: the innermost line of `workers` on that thread's stack."""
     frame = sys._current_frames().get(thread)
     innermost = frame
     while frame is not None and _OWN not in frame.f_code.co_filename:

@@ -1,7 +1,4 @@
-"""What of `kernels` ran in this process, and why, as an event's data: a row a kind of call.
-
-Knows the words of choices; does not know what a run computes.
-"""
+"""The implementations that `kernels` chose in this process, with reasons, as an event's data."""
 
 from __future__ import annotations
 
@@ -23,11 +20,9 @@ def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any
     """`{fused, runtime, arch, torch, triton, operations: [{op, call, backend, reason}], left_out}`
     since `clear_records`.
 
-    `runtime` is how own kernels run on `device`: gpu, interpret, or reference (not at all). `call`
-    tells a kind of call
-    in words, sizes as what they are tuned by: powers of two. Not `fused`: formulas ran as they are
-    written, step by
-    step, and nothing was chosen.
+    `runtime` is how own kernels run on `device`: gpu, interpret, or reference (none run). `call`
+    describes a kind of call, with sizes rounded to powers of two as for tuning. If not `fused`,
+    plain torch operations ran and nothing was chosen.
     """
     rows = explain() if fused else []
     return {
@@ -50,20 +45,18 @@ def kernels_chosen(device: torch.device, *, fused: bool = True) -> dict[str, Any
 
 
 def _call(facts: Any) -> str:
-    """ "bfloat16, head_dim 128, causal": flags that hold by their names, numbers and words with
-    them.
-    """
-    told = []
+    """A call as text: `bfloat16, head_dim 128, causal`."""
+    labels = []
     for name, value in facts.items():
         if value is True:
-            told.append(str(name))
+            labels.append(str(name))
         elif value not in (None, False):
-            told.append(str(value) if name in ("dtype", "device") else f"{name} {value}")
-    return ", ".join(told)
+            labels.append(str(value) if name in ("dtype", "device") else f"{name} {value}")
+    return ", ".join(labels)
 
 
 def _triton() -> str | None:
-    """Its version without loading it."""
+    """Triton's version, without importing it."""
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:

@@ -1,7 +1,6 @@
-"""Memory by category as bytes that are really held by this rank: storages counted, not sizes
-predicted.
+"""Memory of this rank by category, measured from the storages of tensors.
 
-Does not know optimizers or wrappers beyond the tensors it is given.
+Does not depend on optimizers or wrappers.
 """
 
 from __future__ import annotations
@@ -33,22 +32,20 @@ def held_bytes(
 
 
 def storage_keys(tensors: Iterable[Tensor]) -> set[int]:
-    """What identifies the storages behind `tensors`."""
+    """Keys of the storages behind `tensors`."""
     return {local_tensor(tensor).untyped_storage()._cdata for tensor in tensors}
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this rank holds; a plain tensor as it is."""
+    """The local shard of a DTensor; a plain tensor itself."""
     to_local = getattr(tensor, "_local_tensor", None)
     return tensor.detach() if to_local is None else to_local
 
 
 class SavedForBackward:
-    """Within `with`, remembers the storages that autograd saves; `held()` tells their bytes while
-    they are alive.
+    """A context that records the storages that autograd saves; `held()` returns their bytes.
 
-    Costs a Python call per saved tensor: used on one step of an attempt, shapes being the same in
-    all.
+    It costs a Python call per saved tensor, so it is used in one step of an attempt only.
     """
 
     def __init__(self) -> None:
@@ -68,11 +65,9 @@ class SavedForBackward:
         self._hooks.__exit__(kind, error, at)
 
     def held(self, *, without: set[int]) -> int:
-        """Bytes still held, less the storages in `without` (weights); forgets them, call it before
-        the backward pass.
+        """Bytes still alive except storages in `without` (weights); call before the backward pass.
 
-        A gathered weight that was freed after its layer has a storage of 0 bytes by now and counts
-        as that.
+        Clears the record. A gathered weight that was freed after its layer counts as 0 bytes.
         """
         total = sum(
             storage.nbytes() for key, storage in self._storages.items() if key not in without
@@ -87,22 +82,18 @@ class SavedForBackward:
 
 
 def process_memory(device: torch.device) -> tuple[int, int]:
-    """`(allocated, reserved)`: on a GPU the peaks since the last call; on a CPU resident memory now
-    and at its peak.
-    """
+    """`(allocated, reserved)`: peaks since the last call; on a CPU resident memory and its peak."""
     if device.type == "cuda":
-        found = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+        peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
-        return found
+        return peaks
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * _PAGE
     return resident, max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def capacity_bytes(device: torch.device, *, local_world_size: int) -> int:
-    """The GPU's memory, or this rank's share of the host's (of its control group's, where that is
-    less).
-    """
+    """The GPU's memory, or this rank's share of the host's memory or cgroup limit."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return min([_PAGE * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) // local_world_size

@@ -1,7 +1,6 @@
-"""The peak that MFU is a fraction of: the catalogue's for GPUs it knows, else a measured matrix
-product.
+"""The peak FLOP/s for MFU: the catalogue's for known GPUs, else of a measured matrix product.
 
-Does not know models. Peaks are FLOP/s of one device, dense, at the run's precision.
+Peaks are dense FLOP/s of one device at the run's precision.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """`flops` per second of one device and where the number comes from."""
+    """FLOP/s of one device and the source of the number."""
 
     flops: float
     source: str
@@ -48,16 +47,13 @@ def device_peak(device: torch.device, precision: str, *, budget_s: float = 0.2) 
 
 
 def measured_peak(device: torch.device, precision: str, *, budget_s: float) -> float:
-    """FLOP/s of 512³ (GPU: 8192³) products over `budget_s`, the fastest tenth of them; call on all
-    ranks at once.
+    """FLOP/s of the fastest tenth of 512³ (GPU: 8192³) products during `budget_s`.
 
-    The fastest, because a peak is what the device can do while no neighbour takes its time (a mean,
-    taken in a busy
-    second, has let MFU come out above 1); all at once, because ranks share caches and memory.
+    The fastest ones show the device without other load (a mean during load has given an MFU above
+    1). Call it on all ranks at the same time, because ranks share caches and memory.
     """
     size = _SIZE if device.type == "cpu" else 16 * _SIZE
-    # fp16 and fp8 training on a CPU multiply in fp32: torch's fp16 products are many times slower
-    # there
+    # fp16 and fp8 training on a CPU multiplies in fp32: torch's fp16 products are much slower
     dtype = (
         torch.float32
         if device.type == "cpu" and precision in ("fp16", "fp8")

@@ -1,7 +1,6 @@
-"""Points and events of one rank as JSON lines, written by a thread so that the training step never
-waits for a disk.
+"""Writes points and events of one rank as JSON lines, in a thread so that training never waits.
 
-Knows the line format of `workers.contracts.wire.points`; does not know who reads the files.
+The format is in `workers.contracts.wire.points`.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ FLUSH_S = 0.05
 
 
 class RecorderError(OSError):
-    """The run directory cannot be written: a full disk, lost permissions, a vanished folder."""
+    """The run directory cannot be written: a full disk, lost permissions, a deleted folder."""
 
 
 class Recorder:
-    """Appends to `directory/points.jsonl` and `directory/events.jsonl`; `seq` counts from 1 in each
-    file and attempt.
+    """Appends to `points.jsonl` and `events.jsonl`; `seq` counts from 1 in each file and attempt.
 
-    A line reaches the file within FLUSH_S of being given, in one write, whole or not at all: an
-    unfinished last line
-    that a killed predecessor left is cut off first. `cost_s` is what callers of `point` and `event`
-    have waited here.
+    A line is written within FLUSH_S in one write; an incomplete last line of a killed predecessor
+    is removed first. `cost_s` is the total time of the calls of `point` and `event`.
     """
 
     def __init__(self, directory: Path, *, run: str, attempt: int, rank: int) -> None:
@@ -44,7 +40,7 @@ class Recorder:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._files = [
-                _open_whole(directory / name) for name in ("points.jsonl", "events.jsonl")
+                _open_for_append(directory / name) for name in ("points.jsonl", "events.jsonl")
             ]
         except OSError as error:
             raise RecorderError(
@@ -56,7 +52,7 @@ class Recorder:
         self._thread.start()
 
     def point(self, *, step: int, tokens: int, values: Mapping[str, float]) -> None:
-        """All metrics of one step; numbers that are not finite travel by name, since JSON has none.
+        """Record all metrics of one step; numbers that are not finite are written by name.
 
         Raises RecorderError if an earlier line could not be written.
         """
@@ -70,19 +66,21 @@ class Recorder:
             "time": time.time(),
             "values": values,
         }
-        self._give(0, line)
+        self._enqueue(0, line)
         self.cost_s += time.perf_counter() - started
 
     def event(self, type_: str, **data: Any) -> None:
-        """Something that happened once; `data` must be plain JSON data."""
+        """Record an event; `data` must be plain JSON data."""
         started = time.perf_counter()
         self._raise_error()
         self.events += 1
-        self._give(1, {**self._head(self.events), "time": time.time(), "type": type_, "data": data})
+        self._enqueue(
+            1, {**self._head(self.events), "time": time.time(), "type": type_, "data": data}
+        )
         self.cost_s += time.perf_counter() - started
 
     def close(self) -> None:
-        """Write what is left and end the thread.
+        """Write the pending lines and stop the thread.
 
         Raises RecorderError if anything could not be written.
         """
@@ -97,7 +95,7 @@ class Recorder:
     def _head(self, seq: int) -> dict[str, Any]:
         return {"run": self.run, "attempt": self.attempt, "rank": self.rank, "seq": seq}
 
-    def _give(self, which: int, line: dict[str, Any]) -> None:
+    def _enqueue(self, which: int, line: dict[str, Any]) -> None:
         self._pending.append((which, line))
         if not self._wake.is_set():
             self._wake.set()
@@ -110,10 +108,9 @@ class Recorder:
     def _write_until_closed(self) -> None:
         while True:
             self._wake.wait()
-            # a short wait gathers what fast steps give, so that a write and a wake-up serve several
-            # of them
+            # a short wait collects the lines of several fast steps for one write
             self._closing.wait(FLUSH_S)
-            self._wake.clear()  # before looking: what comes from here on, a close too, wakes again
+            self._wake.clear()  # first, so that later lines, or a close, wake the thread again
             closing = self._closing.is_set()
             try:
                 self._write_pending()
@@ -125,7 +122,7 @@ class Recorder:
 
     def _write_pending(self) -> None:
         lines: tuple[list[bytes], list[bytes]] = ([], [])
-        # not until empty: a fast giver would keep it from ever writing
+        # not until empty: a fast caller would prevent the write
         for _ in range(len(self._pending)):
             which, line = self._pending.popleft()
             lines[which].append(_encoded(line))
@@ -143,24 +140,24 @@ def _encoded(line: dict[str, Any]) -> bytes:
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
-def _open_whole(path: Path) -> int:
-    """Open for appending, cut back to the end of the last whole line."""
+def _open_for_append(path: Path) -> int:
+    """Open for appending, truncated to the end of the last complete line."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-    size = keep = os.fstat(file).st_size
-    while keep > 0:
-        start = max(0, keep - 65536)
-        found = os.pread(file, keep - start, start).rfind(b"\n")
-        if found >= 0:
-            keep = start + found + 1
+    size = end = os.fstat(file).st_size
+    while end > 0:
+        start = max(0, end - 65536)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
             break
-        keep = start
-    if keep != size:
-        os.ftruncate(file, keep)
+        end = start
+    if end != size:
+        os.ftruncate(file, end)
     return file
 
 
 def last_attempt(path: Path) -> int:
-    """The attempt that wrote the last whole line of `path`, or 0."""
+    """The attempt of the last complete line of `path`, or 0."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, path.stat().st_size - (1 << 16)))

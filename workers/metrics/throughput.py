@@ -1,17 +1,16 @@
-"""Speed of the logged steps: tokens/s, TFLOP/s, MFU and HFU from durations that all ranks agree on.
+"""Throughput of logged steps: tokens/s, TFLOP/s, MFU and HFU from durations common to all ranks.
 
-Does not know how steps are timed, only how long they took. MFU: PaLM, arXiv 2204.02311, appendix B.
+MFU: PaLM, arXiv 2204.02311, appendix B.
 """
 
 from __future__ import annotations
 
 
 class Throughput:
-    """Collects steps between two logged ones.
+    """Accumulates steps between two logged ones.
 
-    `flops_per_token` are the model's; `peak_flops` those of one device; `hardware_factor` is
-    executed over model FLOPs,
-    above 1 where activations are recomputed.
+    `flops_per_token` is of the model, `peak_flops` of one device; `hardware_factor` is executed
+    over model FLOPs, above 1 with recomputation.
     """
 
     def __init__(
@@ -27,13 +26,13 @@ class Throughput:
         self._seconds, self._tokens, self._steps = 0.0, 0, 0
 
     def step(self, *, seconds: float, tokens: int) -> None:
-        """One more step: its duration and the tokens of its global batch."""
+        """Add a step: its duration and the tokens of its global batch."""
         self._seconds += seconds
         self._tokens += tokens
         self._steps += 1
 
     def values(self) -> dict[str, float]:
-        """Metrics of the steps since the last call, and a new start."""
+        """Metrics of the steps since the last call; resets the sums."""
         seconds, steps = max(self._seconds, 1e-9), max(self._steps, 1)
         tokens_per_s = self._tokens / seconds
         flops = tokens_per_s * self.flops_per_token / self.devices

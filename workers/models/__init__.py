@@ -1,4 +1,4 @@
 """The decoder family shared by training and inference.
 
-Knows ModelSpec and torch; nothing of runs, plans or data.
+Does not depend on runs, plans or data.
 """

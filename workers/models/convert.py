@@ -1,9 +1,8 @@
-"""The command `python -m workers.models.convert IN OUT [--to hf|orrery]`: weights from one form into another.
+"""The command `python -m workers.models.convert IN OUT [--to hf|orrery]`: converts weights.
 
 IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file or a fetched
-model's folder; OUT is
-a folder that does not exist yet. It appears when it is whole, or not at all, tokenizer and
-generation settings with it.
+model's folder; OUT is a folder that does not exist yet. OUT appears only when it is complete,
+including tokenizer and generation settings.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Literal
 
 from workers.models.errors import WeightsError
 from workers.models.hf.saving import save_hugging_face
-from workers.models.text.assets import GENERATION, TOKENIZER, belongings, keep
+from workers.models.text.assets import GENERATION, TOKENIZER, read_assets, write_files
 from workers.models.weights.open import open_weights
 from workers.models.weights.orrery_checkpoint import CheckpointFolder, save_checkpoint
 
@@ -27,16 +26,16 @@ Form = Literal["hf", "orrery"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, or 64 after a sentence on what is wrong."""
+    """Run the command; returns 0, or 64 after an error message."""
     parser = argparse.ArgumentParser(
-        prog="workers.models.convert", description="Weights from one form into another."
+        prog="workers.models.convert", description="Convert weights between formats."
     )
     parser.add_argument(
         "source", metavar="IN", type=Path, help="Hugging Face folder, checkpoint or .gguf file"
     )
     parser.add_argument("target", metavar="OUT", type=Path, help="a folder that does not exist yet")
     parser.add_argument(
-        "--to", choices=("hf", "orrery"), help="default: hf from a checkpoint of ours, else orrery"
+        "--to", choices=("hf", "orrery"), help="default: hf from an Orrery checkpoint, else orrery"
     )
     options = parser.parse_args(argv)
     try:
@@ -53,53 +52,49 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def convert(source: Path, target: Path, to: Form | None = None) -> Form:
-    """Returns the form written. Raises WeightsError and OSError; then nothing is left behind."""
+    """Returns the format written. Raises WeightsError and OSError, leaving no files."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WeightsError(f"{target} exists; give a folder that does not")
-    weights, files = open_weights(source), _belongings(source)
+    weights, files = open_weights(source), _read_assets(source)
     form: Form = to or ("hf" if isinstance(weights, CheckpointFolder) else "orrery")
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         if form == "hf":
-            save_hugging_face(weights, beside)
+            save_hugging_face(weights, staging)
         else:
-            save_checkpoint(weights, beside)
-        keep(files, beside)
+            save_checkpoint(weights, staging)
+        write_files(files, staging)
         if form == "hf" and GENERATION in files:
-            _name_ends(beside, files[GENERATION])
-        beside.chmod(0o755)  # mkdtemp keeps to the owner
-        beside.replace(target)
+            _copy_token_ids(staging, files[GENERATION])
+        staging.chmod(0o755)  # mkdtemp allows the owner only
+        staging.replace(target)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
     return form
 
 
-def _belongings(source: Path) -> dict[str, bytes]:
-    """Tokenizer and generation settings; a tokenizer of a kind not known here is told, and the
-    weights go without.
-    """
+def _read_assets(source: Path) -> dict[str, bytes]:
+    """Tokenizer and generation settings; none, with a warning, for an unknown kind of tokenizer."""
     try:
-        return belongings(source)
+        return read_assets(source)
     except WeightsError as error:
         print(f"written without a tokenizer: {error}", file=sys.stderr)
         return {}
 
 
-def _name_ends(folder: Path, generation: bytes) -> None:
-    """Where a text begins and ends, by id, in config.json too: what reads no generation_config.json
-    looks there.
-    """
-    told = json.loads(generation)
+def _copy_token_ids(folder: Path, generation: bytes) -> None:
+    """Copy the ids of begin, end and padding tokens to config.json, which some programs read."""
+    settings = json.loads(generation)
     path = folder / "config.json"
     config = json.loads(path.read_bytes())
-    found = {
-        name: told[name]
+    ids = {
+        name: settings[name]
         for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        if name in told
+        if name in settings
     }
-    path.write_text(json.dumps({**config, **found}, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps({**config, **ids}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

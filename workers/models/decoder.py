@@ -1,6 +1,6 @@
 """The decoder: embeddings, pre-norm blocks, a head that may share the embedding's weight.
 
-Does not know losses, precision, sharding or where its weights come from.
+Does not depend on precision, sharding or the source of its weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from workers.models.layers.norms import LayerNorm, RmsNorm
 from workers.models.layers.rope import rope_tables
 from workers.models.moe.layer import RoutedMlp
 
-# tokens at hand and their device → the whole sequence's length, and which of its positions they are
+# local tokens and device → length of the full sequence, and positions of the tokens in it
 Placement = Callable[[int, torch.device], tuple[int, slice | Tensor]]
 ATTENTION = {"softmax": Attention, "mla": LatentAttention, "mfa": FactorisedAttention}
 
@@ -43,10 +43,11 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
+        """`[B, S, hidden]` → `[B, S, hidden]`."""
         x = x + self._drop(self.attn(self.attn_norm(x), rope, documents))
-        # a routed layer's capacity counts by document
-        fed = (documents,) if isinstance(self.mlp, RoutedMlp) else ()
-        return x + self._drop(self.mlp(self.mlp_norm(x), *fed))
+        # a routed layer's capacity counts per document
+        extra = (documents,) if isinstance(self.mlp, RoutedMlp) else ()
+        return x + self._drop(self.mlp(self.mlp_norm(x), *extra))
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout) if self.training and self.dropout else x
@@ -54,9 +55,7 @@ class Block(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive layers of a model, and whether the embedding comes before them and the head after
-    them.
-    """
+    """Consecutive layers of a model, with the embedding if `first` and the head if `last`."""
 
     layers: range
     first: bool = True
@@ -64,20 +63,15 @@ class Part:
 
 
 class Decoder(nn.Module):
-    """Token ids `[B, S]` → logits `[B, S, vocab]`, with targets losses (`losses`); S at most
-    `spec.max_seq_len`.
+    """Token ids `[B, S]` → logits `[B, S, vocab]`, or losses; S at most `spec.max_seq_len`.
 
-    Of `documents` packed into the sequences each is computed as if it stood alone: attention keeps
-    to it and learned
-    positions begin anew, a routed layer's capacity counts by document. Rotary positions run on,
-    since only distances
-    count; dynamic scaling of theirs turns by the sequence's length.
+    Packed `documents` are independent: attention stays within a document, learned positions restart
+    and a routed layer's capacity counts per document. Rotary positions continue, since only
+    distances matter; their dynamic scaling depends on the sequence's length.
 
-    A tied head has no parameter of its own: it reads `embed.weight`, one parameter under any
-    wrapping. A `part` of the
-    model takes and gives hidden states `[B, S, hidden]` where it is not first and last; its
-    parameters keep the names
-    that they have in the whole, and a last part with a tied head holds the embedding's weight too.
+    A tied head has no parameter: it uses `embed.weight`. A `part` of the model has hidden states
+    `[B, S, hidden]` as input if not first and as output if not last; its parameters have the same
+    names as in the full model, and a last part with a tied head has the embedding's weight too.
     """
 
     def __init__(self, spec: ModelSpec, part: Part | None = None) -> None:
@@ -94,7 +88,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict({str(layer): Block(spec, layer) for layer in part.layers})
         self.norm = build_norm(spec) if part.last else None
         self.head = Head(spec) if part.last and not tied else None
-        self.placement: Placement = whole_sequence  # settable: for a part of the sequence
+        self.placement: Placement = whole_sequence  # replaceable, for a part of the sequence
         self._rope: tuple[Tensor, Tensor] | None = None
 
     def forward(
@@ -104,15 +98,14 @@ class Decoder(nn.Module):
         targets: Tensor | None = None,
         each: bool = False,
     ) -> Tensor:
+        """Logits, or losses with `targets`; hidden states if this is not the last part."""
         x = self.through(x, documents)
         if not self.part.last:
             return x
         return self.logits(x) if targets is None else self.losses(x, targets, each)
 
     def through(self, x: Tensor, documents: Documents | None = None) -> Tensor:
-        """`[B, S, hidden]`, all but norm and head: for those who want the logits of some tokens
-        alone.
-        """
+        """`[B, S, hidden]` without norm and head, e.g. for logits of some tokens only."""
         if self.part.first:
             x = self.embedded(x, documents)
         rope = self._rope_for(x.shape[1], x.device)
@@ -121,17 +114,17 @@ class Decoder(nn.Module):
         return x
 
     def embedded(self, tokens_BS: Tensor, documents: Documents | None = None) -> Tensor:
-        """`[B, S, hidden]`."""
+        """Embeddings `[B, S, hidden]` of tokens."""
         assert self.embed is not None
         x = cast(Tensor, self.embed(tokens_BS))
         if self.positions is not None:
-            length, held = self.placement(tokens_BS.shape[1], tokens_BS.device)
+            length, local = self.placement(tokens_BS.shape[1], tokens_BS.device)
             every = (
                 torch.arange(length, device=tokens_BS.device)
                 if documents is None
                 else documents.positions()
             )
-            x = x + self.positions(every[..., held])
+            x = x + self.positions(every[..., local])
         return (
             functional.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
         )
@@ -150,46 +143,41 @@ class Decoder(nn.Module):
         return logits
 
     def losses(self, x: Tensor, targets_BS: Tensor, each: bool) -> Tensor:
-        """Cross-entropy of the last block's output without whole logits: the sum, or `[B, S]` with
-        `each`; fp32.
-        """
+        """Cross-entropy of the last block's output in fp32: the sum, or `[B, S]` with `each`."""
         assert self.norm is not None
         x = self.norm(x)
-        # its own forward pass, around which its weight is gathered where it lies in shards
+        # through its forward pass, around which a sharded weight is gathered
         if self.head is not None:
             return cast(Tensor, self.head(x, targets_BS, each))
         assert self.embed is not None
         return losses(x, self.embed.weight, targets_BS, softcap=self.spec.logit_softcap, each=each)
 
     def _rope_for(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Tables made at first use and kept: no buffer, so that meta construction and casts cannot
-        harm them.
-        """
-        spec, kept = self.spec, self._rope
+        """Cached tables; not a buffer, so that meta construction and casts do not affect them."""
+        spec, tables = self.spec, self._rope
         if spec.position != "rope":
             return None
-        length, held = self.placement(tokens, device)
-        # dynamic scaling turns by the sequence's length, so a longer table's beginning is not a
-        # shorter one
+        length, local = self.placement(tokens, device)
+        # dynamic scaling depends on the sequence's length, so a longer table has other values
         dynamic = spec.rope.scaling is not None and spec.rope.scaling.name == "dynamic"
-        fits = kept is not None and (
-            kept[0].shape[0] == length if dynamic else kept[0].shape[0] >= length
+        fits = tables is not None and (
+            tables[0].shape[0] == length if dynamic else tables[0].shape[0] >= length
         )
-        if kept is None or not fits or kept[0].device != device:
-            kept = rope_tables(
+        if tables is None or not fits or tables[0].device != device:
+            tables = rope_tables(
                 spec.rope, spec.rotary_dim, length, device, max_seq_len=spec.max_seq_len
             )
-            self._rope = kept
-        return kept[0][held], kept[1][held]
+            self._rope = tables
+        return tables[0][local], tables[1][local]
 
 
 def whole_sequence(tokens: int, device: torch.device) -> tuple[int, slice]:
-    """The placement of a sequence that is all at hand."""
+    """The placement of a sequence that is completely local."""
     return tokens, slice(tokens)
 
 
 def build_norm(spec: ModelSpec) -> nn.Module:
-    """RMSNorm or LayerNorm over hidden; LayerNorm has a bias where `bias` is "all"."""
+    """RMSNorm or LayerNorm over hidden; LayerNorm has a bias if `bias` is "all"."""
     if spec.norm == "rmsnorm":
         return RmsNorm(spec.hidden, eps=spec.norm_eps)
     return LayerNorm(spec.hidden, eps=spec.norm_eps, bias=spec.bias == "all")
@@ -199,6 +187,6 @@ def check_supported(spec: ModelSpec) -> None:
     """Raises ValueError for a shape that this decoder does not compute."""
     if spec.attention == "mla" and spec.qk_norm:
         raise ValueError(
-            f"latent attention norms its latents, {spec.name} asks for qk_norm too; try qk_norm "
+            f"latent attention normalises its latents, {spec.name} has qk_norm too; try qk_norm "
             "false"
         )

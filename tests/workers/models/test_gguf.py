@@ -145,7 +145,7 @@ def test_files_that_are_no_whole_gguf(tmp_path, capsys):
         path = tmp_path / f"{name}.gguf"
         path.write_bytes(data)
         assert main([str(path), str(tmp_path / "out")]) == 64
-        assert "no whole GGUF file" in capsys.readouterr().err
+        assert "not a complete GGUF file" in capsys.readouterr().err
     writer = gguf.GGUFWriter(tmp_path / "bert.gguf", "bert")
     finish(writer)
     with pytest.raises(

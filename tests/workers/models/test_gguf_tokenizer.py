@@ -27,7 +27,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QW
 from workers.models.errors import WeightsError
 from workers.models.gguf.header import GgufHeader
 from workers.models.gguf.tokenizer import tokenizer_files
-from workers.models.text.assets import belongings
+from workers.models.text.assets import read_assets
 from workers.models.text.tokenizer import open_tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -146,7 +146,7 @@ def test_ids_of_the_one_it_was_written_from(way: str, tmp_path: Path) -> None:
 def test_what_transformers_reads_is_the_same(tmp_path: Path) -> None:
     made = trained("smollm")
     path = written(tmp_path / "model.gguf", {**values_of(made, "smollm"), "add_bos_token": True})
-    for name, data in belongings(path).items():
+    for name, data in read_assets(path).items():
         (tmp_path / name).write_bytes(data)
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), open_tokenizer(path)
     said = [{"role": "user", "content": "It's  1234?"}, {"role": "assistant", "content": "Yes.\n"}]
@@ -240,11 +240,11 @@ def test_sentence_pieces(text: str) -> None:
     [
         (
             {"pre": "default"},
-            "cuts text into words in a way called 'default'; known ways are .*smollm",
+            "uses the pre-tokenizer 'default'; known are .*smollm",
         ),
         ({"model": "t5"}, "is of the kind 't5'; gpt2"),
         ({"merges": None}, "has no merges"),
-        ({"merges": ["ab"]}, "a merge that is no pair"),
+        ({"merges": ["ab"]}, "a merge that is not a pair"),
         ({"token_type": [1]}, "tokens and 1 types"),
         ({"eos_token_id": 9999}, "has eos_token_id 9999 and"),
         ({"tokens": ["a"] * 420, "token_type": [1] * 420}, "has the token 'a' twice"),

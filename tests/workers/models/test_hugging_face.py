@@ -25,7 +25,7 @@ from workers.models.errors import WeightsError
 from workers.models.hf.config import read_shape
 from workers.models.hf.saving import save_hugging_face
 from workers.models.hf.writing import write_config
-from workers.models.weights.manifest import seal
+from workers.models.weights.manifest import write_manifest
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 
@@ -166,7 +166,7 @@ def test_read_and_written_again(case, saved, tmp_path):
 
 def test_many_files_and_an_index(saved, tmp_path):
     folder, wanted = saved("mixtral")
-    save_hugging_face(open_weights(folder), tmp_path, most_file_bytes=20_000)
+    save_hugging_face(open_weights(folder), tmp_path, max_file_bytes=20_000)
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert len(files) > 3 and files[0] == f"model-00001-of-{len(files):05d}.safetensors"
     torch.testing.assert_close(logits_of(decoder_of(tmp_path)), wanted, atol=1e-4, rtol=0)
@@ -268,15 +268,15 @@ def index_of_absent(folder):
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (cut, "no whole safetensors file"),
+        (cut, "not a complete safetensors file"),
         (
             lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 64),
-            "no whole safetensors file",
+            "not a complete safetensors file",
         ),
-        (lambda f: (f / "model.safetensors").write_bytes(b""), "no whole safetensors file"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), "not a complete safetensors file"),
         (pickled, "pytorch_model.bin is a pickle file"),
-        (lambda f: (f / "model.safetensors").unlink(), "holds no model.safetensors"),
-        (lambda f: (f / "config.json").unlink(), "holds neither a config.json"),
+        (lambda f: (f / "model.safetensors").unlink(), "contains no model.safetensors"),
+        (lambda f: (f / "config.json").unlink(), "contains neither a config.json"),
         (lambda f: (f / "config.json").write_text("{"), "is not JSON"),
         (lambda f: (f / "config.json").write_text("[1]"), "not an object"),
         (
@@ -301,7 +301,7 @@ def index_of_absent(folder):
             "the first is model.extra",
         ),
         (index_outside, "no weight_map of file names in this folder"),
-        (index_of_absent, "a.safetensors is missing, and the index names it"),
+        (index_of_absent, "a.safetensors is missing, and the index lists it"),
     ],
 )
 def test_what_is_not_whole_is_told_and_leaves_nothing(harm, message, folder, tmp_path, capsys):
@@ -327,7 +327,9 @@ def test_a_checkpoint_whose_table_runs_code_is_refused(saved, tmp_path):
     (tmp_path / "evil" / ".metadata").write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
     manifest = json.loads((tmp_path / "evil" / "manifest.json").read_text())
     (tmp_path / "evil" / "manifest.json").unlink()
-    seal(tmp_path / "evil", {key: manifest[key] for key in ("step", "tokens", "samples", "model")})
+    write_manifest(
+        tmp_path / "evil", {key: manifest[key] for key in ("step", "tokens", "samples", "model")}
+    )
     with pytest.raises(WeightsError, match="no table of contents does"):
         open_weights(tmp_path / "evil")
     assert not (tmp_path / "ran").exists()
@@ -346,7 +348,7 @@ def test_a_table_that_an_older_python_wrote(saved, tmp_path):
     )
     assert open_weights(tmp_path / "older").read("norm.weight").shape == (32,)
     _retold(tmp_path / "ours", tmp_path / "evil", lambda member: (getattr, (torch.Size, "count")))
-    with pytest.raises(WeightsError, match="no member of an enumeration"):
+    with pytest.raises(WeightsError, match="not a member of an enumeration"):
         open_weights(tmp_path / "evil")
 
 
@@ -361,7 +363,7 @@ def _retold(ours: Path, folder: Path, reduced: Callable[[Enum], tuple[Any, ...]]
         Older(file).dump(table)
     manifest = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").unlink()
-    seal(folder, {key: manifest[key] for key in ("step", "tokens", "samples", "model")})
+    write_manifest(folder, {key: manifest[key] for key in ("step", "tokens", "samples", "model")})
 
 
 class Evil:

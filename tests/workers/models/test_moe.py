@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import explain
-from kernels.dispatch import forget
+from kernels.dispatch import clear_records
 from workers.contracts.specs.model import ModelSpec
 from workers.models.initialise import initialise
 from workers.models.layers.documents import Documents
@@ -90,7 +90,7 @@ def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch)
         layer.router.choice_bias.copy_(torch.linspace(0, 0.4, 6))
     for backend in ("", "reference"):
         monkeypatch.setenv("KERNELS_BACKEND", backend)
-        forget()
+        clear_records()
         layer.zero_grad()
         given = x.clone().requires_grad_()
         out = layer.train()(given)
@@ -101,7 +101,7 @@ def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch)
             answer = layer.eval()(x)
         found.append([out.detach(), given.grad, answer, *gradients])
         told.append({str(row["op"]): row["backend"] for row in explain()})
-    forget()
+    clear_records()
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
     assert {"moe_gate", "moe_permute", "grouped_matmul"} <= told[0].keys() and set(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernels import explain
-from kernels.dispatch import forget
+from kernels.dispatch import clear_records
 from tests.workers.models.block_shapes import SHAPES, TOKENS, built, gradients
 from workers.metrics.kernel_choices import kernels_chosen
 from workers.models.layers.attention_math import attend
@@ -23,9 +23,9 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _nothing_said() -> Iterator[None]:
-    forget()
+    clear_records()
     yield
-    forget()
+    clear_records()
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -130,11 +130,11 @@ def test_what_drops_and_what_is_compiled_runs_by_torch() -> None:
     torch.manual_seed(1)
     attend(x, x, x, window=None, dropout=0.5)
     [told] = explain()
-    assert (told["backend"], told["reason"]) == ("torch", "not own: no kernel drops")
-    forget()
+    assert (told["backend"], told["reason"]) == ("torch", "not own: no kernel has dropout")
+    clear_records()
     decoder = built("llama")
     whole = gradients(decoder, None)
-    forget()
+    clear_records()
     decoder.forward = torch.compile(decoder.forward, backend="eager", fullgraph=True)  # type: ignore[method-assign]
     compiled = gradients(decoder, None)
     torch.testing.assert_close(compiled, whole)

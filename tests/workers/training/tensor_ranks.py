@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
@@ -27,7 +28,8 @@ from workers.models.moe.load_balance import LoadBalance
 from workers.training.loop.objective import token_losses
 from workers.training.parallel.batch_sharding import IGNORED
 from workers.training.parallel.tensor import apply_tensor, sum_partial
-from workers.training.parallel.tensor.dropout import draw_apart
+from workers.training.parallel.tensor.dropout_streams import rank_stream
+from workers.training.parallel.tensor.region import Region
 from workers.training.parallel.tensor.vocabulary import cross_entropy
 
 
@@ -206,7 +208,9 @@ def drawn() -> list[list[float]]:
 
     seen: list[Tensor] = []
     module = Drawing()
-    draw_apart(module, dist.get_rank())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    style = Region({}, around=rank_stream(dist.get_rank()))
+    parallelize_module(module, mesh, style, src_data_rank=None)
     torch.manual_seed(5)
     out = checkpoint(module, torch.ones(1, requires_grad=True), use_reentrant=False)
     after = torch.rand(4)

@@ -172,7 +172,10 @@ def bytes_for_a_tensor(folder, manifest):
             "no table of contents does; give a checkpoint that this engine wrote",
         ),
         (bytes_for_a_tensor, "model.norm.weight is no tensor in it, but bytes"),
-        (lambda folder, manifest: write_manifest(folder, {"step": 1}), "manifest.json says no tokens"),
+        (
+            lambda folder, manifest: write_manifest(folder, {"step": 1}),
+            "manifest.json says no tokens",
+        ),
         (
             lambda folder, manifest: (folder / "manifest.json").write_text("[]"),
             "manifest.json holds no JSON object",

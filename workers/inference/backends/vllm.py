@@ -1,8 +1,6 @@
-"""vLLM's server as a child process: its command line from a serve run, and its metrics in our
-names.
+"""vLLM's command line from a serve run, and its metrics by Orrery's names.
 
-Knows vLLM's flags and Prometheus names (docs.vllm.ai: server arguments, production metrics); starts
-nothing itself.
+Flags and Prometheus names: docs.vllm.ai, server arguments and production metrics. Starts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from pathlib import Path
 from workers.contracts.specs.model import ModelSource
 from workers.inference.spec_loading import InferenceRun
 from workers.models.errors import WeightsError
-from workers.models.weights.locations import placement_of
+from workers.models.weights.locations import locate_weights
 from workers.runtime.exits import UserError
 
 MODULE = "vllm.entrypoints.openai.api_server"
@@ -33,7 +31,7 @@ _TOTALS = {
     "inference/preemptions": ("num_preemptions_total",),
     "inference/shared_tokens": ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total"),
 }
-_MEANS = {  # histograms: sum and count; names by age, the newest first
+_MEANS = {  # histograms: sum and count; newest name first
     "inference/ttft_s": ("time_to_first_token_seconds",),
     "inference/tpot_s": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
 }
@@ -42,36 +40,35 @@ _MEANS = {  # histograms: sum and count; names by age, the newest first
 def check(run: InferenceRun) -> Path:
     """The folder of the weights.
 
-    Raises UserError for what vLLM cannot be asked for, or where it is not installed.
+    Raises UserError for options that vLLM does not support, or if it is not installed.
     """
     if importlib.util.find_spec("vllm") is None:
         message = "vllm is not installed on this node"
         raise UserError(
-            f"serve.backend: {message}; install it in the environment of the workers, or try backend "
+            f"serve.backend: {message}; install it in the environment of the workers, or try "
+            "backend "
             "orrery"
         )
     for name in ("quantize", "draft"):
         if getattr(run.serve, name) is not None:
             raise UserError(
-                f"serve.{name}: with backend vllm this is not mapped; leave it out, or try "
-                "backend orrery"
+                f"serve.{name}: not supported with backend vllm; leave it out, or try backend "
+                "orrery"
             )
     if run.plan.world_size > 1:
-        raise UserError(
-            "plan: with backend vllm one server is started, on one device; try dp, tp and pp 1"
-        )
+        raise UserError("plan: backend vllm runs one server on one device; try dp, tp and pp 1")
     if not isinstance(run.spec.model, ModelSource):
-        raise UserError('model: vllm serves weights that exist; try {"path": "DIR"}')
+        raise UserError('model: vllm needs existing weights; try {"path": "DIR"}')
     try:
-        return placement_of(run.spec.model)
+        return locate_weights(run.spec.model)
     except WeightsError as error:
         raise UserError(f"model: {error}") from None
 
 
 def command(run: InferenceRun, weights: Path, *, port: int, name: str) -> list[str]:
-    """Listening on loopback alone: clients come by way of the rank that started it."""
+    """The server's command line; it listens on loopback only, the rank forwards requests."""
     body = run.serve
-    found = [
+    arguments = [
         sys.executable,
         "-m",
         MODULE,
@@ -91,36 +88,32 @@ def command(run: InferenceRun, weights: Path, *, port: int, name: str) -> list[s
         str(body.max_batch_tokens),
         "--enable-prefix-caching",
     ]
-    return (
-        found
-        if body.kv_blocks is None
-        else [*found, "--num-gpu-blocks-override", str(body.kv_blocks)]
-    )
+    if body.kv_blocks is not None:
+        arguments += ["--num-gpu-blocks-override", str(body.kv_blocks)]
+    return arguments
 
 
 def read_metrics(text: str) -> dict[str, float]:
-    """Of a Prometheus page: sums over labels by name, without `vllm:`; `blocks` from the cache's
-    configuration.
-    """
-    found: defaultdict[str, float] = defaultdict(float)
+    """Sums over labels of a Prometheus page by name without `vllm:`, and `blocks` of the cache."""
+    metrics: defaultdict[str, float] = defaultdict(float)
     for line in text.splitlines():
         if matched := _LINE.match(line):
             name, labels, value = matched.groups()
-            found[name[5:]] += float(value)
+            metrics[name[5:]] += float(value)
             if name == "vllm:cache_config_info" and (
                 blocks := re.search(r'num_gpu_blocks="(\d+)"', labels or "")
             ):
-                found["blocks"] = float(blocks[1])
-    return dict(found)
+                metrics["blocks"] = float(blocks[1])
+    return dict(metrics)
 
 
-def values_of(
+def point_values(
     now: Mapping[str, float], before: Mapping[str, float], *, seconds: float
 ) -> dict[str, float]:
-    """A point's values; means and rates are over what came since `before`."""
+    """A point's values; means and rates are over the time since `before`."""
     values = {ours: now[name] for ours, names in _NOW.items() for name in names if name in now}
     for ours, names in _TOTALS.items():
-        if name := next((each for each in names if each in now), None):
+        if name := next((candidate for candidate in names if candidate in now), None):
             values[ours] = now[name]
     if (
         used := now.get("kv_cache_usage_perc", now.get("gpu_cache_usage_perc"))
@@ -132,7 +125,7 @@ def values_of(
 
     values["inference/tokens_per_s"] = since("generation_tokens_total") / seconds
     for ours, names in _MEANS.items():
-        name = next((each for each in names if f"{each}_count" in now), names[0])
+        name = next((n for n in names if f"{n}_count" in now), names[0])
         if count := since(f"{name}_count"):
             values[ours] = since(f"{name}_sum") / count
     computed = since("prompt_tokens_total") + since("generation_tokens_total")

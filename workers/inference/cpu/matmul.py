@@ -109,7 +109,7 @@ def _attend(
         part.unflatten(-1, (-1, attention.head_dim))
         for part in product(x).split(product.widths, dim=-1)
     )
-    return attention.attended(q, k, v, rope, documents)
+    return attention.attend_heads(q, k, v, rope, documents)
 
 
 def _gated_mlp(mlp: Mlp, product: PackedLinear, x: Tensor) -> Tensor:

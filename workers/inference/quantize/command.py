@@ -21,7 +21,7 @@ import torch
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.wire.serving_reports import QUANTIZED, ArtifactRef, Quantized
-from workers.inference.evaluate.likelihood import losses, windows_of
+from workers.inference.evaluate.likelihood import losses, split_windows
 from workers.inference.evaluate.lines import read_items, read_texts
 from workers.inference.model_loading import DTYPES, LoadedModel, default_device, load_model
 from workers.inference.quantize.folder import REPORT, check_family, write_folder
@@ -29,8 +29,8 @@ from workers.inference.quantize.methods import BITS, METHODS, compress
 from workers.inference.quantize.prune import pruned_spec
 from workers.inference.quantize.replace_linears import group_for, linear_input_widths, weight_bytes
 from workers.metrics.recorder import Recorder, last_attempt
-from workers.models.text.assets import belongings
-from workers.models.weights.locations import placement_of
+from workers.models.text.assets import read_assets
+from workers.models.weights.locations import locate_weights
 from workers.runtime.exits import UserError
 
 
@@ -94,7 +94,7 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
             temporary,
             method=options.method,
             group=group,
-            belongings=belongings(placement_of(source)),
+            assets=read_assets(locate_weights(source)),
         )
         reloaded = load_model(
             ModelSource(path=str(temporary.absolute())),
@@ -134,7 +134,7 @@ def quantize_model(options: argparse.Namespace) -> Quantized:
 def perplexity(loaded: LoadedModel, texts: Sequence[Sequence[int]]) -> float:
     """Perplexity of token windows, each scored as its own text."""
     window = max(map(len, texts))
-    windows = list(windows_of([(text, 0) for text in texts], window=window, stride=window - 1))
+    windows = list(split_windows([(text, 0) for text in texts], window=window, stride=window - 1))
     scored = sum(window.scored for window in windows)
     return math.exp(min(700.0, math.fsum(losses(loaded.decoder, windows)) / scored))
 

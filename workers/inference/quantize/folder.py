@@ -15,12 +15,12 @@ from workers.contracts.specs.model import ModelSpec
 from workers.inference.quantize.methods import CompressedModel
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.hf.names import entries_of
-from workers.models.hf.packed import Quantization, parts_of, read_quantization
+from workers.models.hf.names import tensor_entries
+from workers.models.hf.packed import Quantization, pack, read_quantization
 from workers.models.hf.saving import save_hugging_face
-from workers.models.hf.writing import family_of
-from workers.models.text.assets import keep
-from workers.models.weights.parameter_shapes import weights_of
+from workers.models.hf.writing import family_for
+from workers.models.text.assets import write_files
+from workers.models.weights.parameter_shapes import named_weights
 
 REPORT = "report.json"
 
@@ -31,7 +31,7 @@ class InMemory:
     def __init__(self, decoder: Decoder) -> None:
         self.spec: ModelSpec = decoder.spec
         self.where = "memory"
-        self._tensors = weights_of(decoder)
+        self._tensors = named_weights(decoder)
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name."""
@@ -102,7 +102,7 @@ def quantization_config(method: str, group: int) -> dict[str, Any] | None:
 
 def check_family(spec: ModelSpec, method: str) -> None:
     """Raises WeightsError if no published format stores such a model by this method."""
-    family = family_of(spec)
+    family = family_for(spec)
     if family == "gpt2" and method != "prune":
         raise WeightsError(
             f"{spec.name}: GPT-2 stores queries, keys and values in one transposed matrix, for "
@@ -117,21 +117,21 @@ def write_folder(
     *,
     method: str,
     group: int,
-    belongings: Mapping[str, bytes],
+    assets: Mapping[str, bytes],
 ) -> None:
     """Write into an existing, empty folder. Raises WeightsError, OSError."""
     config = quantization_config(method, group)
     scheme = read_quantization({"quantization_config": config}, str(folder))
     packed: dict[str, dict[str, Tensor]] = {}
     if scheme is not None:
-        for entry in entries_of(decoder.spec, family_of(decoder.spec)):
+        for entry in tensor_entries(decoder.spec, family_for(decoder.spec)):
             if entry.ours[0] in compressed.packed:
                 weights = compressed.packed[entry.ours[0]]
                 for theirs, weight in zip(entry.theirs, weights, strict=True):
                     packed[theirs] = _parts(scheme, theirs, weight)
     more = {} if config is None else {"quantization_config": config}
     save_hugging_face(InMemory(decoder), folder, packed=packed, more=more)
-    keep(belongings, folder)
+    write_files(assets, folder)
 
 
 def _parts(scheme: Quantization, theirs: str, weight: Any) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def _parts(scheme: Quantization, theirs: str, weight: Any) -> dict[str, Tensor]:
     try:
         return {
             name: part.contiguous()
-            for name, part in zip(scheme.parts(prefix), parts_of(scheme, weight), strict=True)
+            for name, part in zip(scheme.parts(prefix), pack(scheme, weight), strict=True)
         }
     except ValueError as error:
         raise WeightsError(f"{theirs}: {error}") from None

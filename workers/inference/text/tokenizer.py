@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workers.models.errors import WeightsError
-from workers.models.text.assets import GENERATION, TOKENIZER, belongings, reads_bytes
+from workers.models.text.assets import GENERATION, TOKENIZER, read_assets, reads_bytes
 from workers.models.text.tokenizer import open_tokenizer
-from workers.models.weights.locations import place
+from workers.models.weights.locations import resolve_weights_path
 
 
 class Tokenizer(Protocol):
@@ -55,7 +55,7 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
 
     Raises WeightsError for a tokenizer that cannot be read.
     """
-    files = belongings(path)
+    files = read_assets(path)
     if TOKENIZER in files:
         tokenizer = open_tokenizer(path)
         return tokenizer, tokenizer.ends or _stop_token_ids(path, files)
@@ -63,7 +63,7 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
 
 
 def _stop_token_ids(path: Path, files: Mapping[str, bytes]) -> tuple[int, ...]:
-    config = place(path) / "config.json"
+    config = resolve_weights_path(path) / "config.json"
     for name, data in ((GENERATION, files.get(GENERATION)), (config.name, _bytes(config))):
         try:
             settings = json.loads(data or b"{}")

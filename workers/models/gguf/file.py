@@ -1,9 +1,7 @@
-"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any quantisation that the
-package `gguf` undoes.
+"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any known quantisation.
 
-Tensors come out in fp32, each from its place in the mapped file. The tokenizer in it is
-`gguf_tokenizer`'s. The file's
-terms: ggml-org/ggml, docs/gguf.md.
+Tensors are dequantised to fp32 from the mapped file by the package `gguf`. `tokenizer` reads the
+file's tokenizer. Format: ggml-org/ggml, docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -47,14 +45,14 @@ _NAMES = {
     "mlp.experts.up": "ffn_up_exps",
     "mlp.experts.down": "ffn_down_exps",
 }
-# of Llama 3.1 and 3.2, whose files carry the frequencies in place of the factor
+# of Llama 3.1 and 3.2, whose files contain the frequencies instead of the factor
 _LLAMA3_FACTORS = (8.0, 32.0)
 
 
 class GgufFile:
     """Weights of one of ARCHITECTURES.
 
-    Raises WeightsError for files that are not whole, or of another architecture.
+    Raises WeightsError for incomplete files and other architectures.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,7 +68,8 @@ class GgufFile:
         self._check_names()
 
     def read(self, name: str) -> Tensor:
-        stored = self._tensors[_theirs(name)]
+        """The tensor `name` in fp32. Raises WeightsError."""
+        stored = self._tensors[_gguf_name(name)]
         tensor = self._numbers(stored)
         if self._values["general.architecture"] == "llama" and ".attn.q." in name:
             tensor = _halves(tensor, self.spec.heads)
@@ -85,16 +84,14 @@ class GgufFile:
         try:
             values = self._gguf.dequantize(np.ascontiguousarray(raw), kind)
         except NotImplementedError:
-            message = (
-                f"{stored.name} is quantised as {kind.name}, which the package gguf does not undo"
-            )
+            message = f"{stored.name} is quantised as {kind.name}, which gguf cannot dequantise"
             raise WeightsError(
                 f"{self.where}: {message}; give the file in another quantisation"
             ) from None
         return torch.from_numpy(np.array(values, dtype=np.float32).reshape(stored.shape))
 
     def _extent(self, stored: StoredTensor) -> tuple[int, int]:
-        """Bytes of a row, and where the tensor ends in the file."""
+        """Bytes per row, and the end of the tensor in the file."""
         try:
             block, size = self._gguf.GGML_QUANT_SIZES[self._gguf.GGMLQuantizationType(stored.kind)]
         except (ValueError, KeyError):
@@ -110,7 +107,9 @@ class GgufFile:
         end = stored.start + row_bytes * math.prod(stored.shape[:-1])
         if end > len(self._bytes):
             message = f"{stored.name} ends at byte {end:,}, the file at {len(self._bytes):,}"
-            raise WeightsError(f"{self.where} is no whole GGUF file ({message}); fetch it again")
+            raise WeightsError(
+                f"{self.where} is not a complete GGUF file ({message}); fetch it again"
+            )
         return row_bytes, end
 
     def _spec(self, stem: str) -> ModelSpec:
@@ -120,16 +119,16 @@ class GgufFile:
             raise WeightsError(
                 f"{self.where}: its architecture is {kind!r}; those that can be read are {known}"
             )
-        heads = self._whole("attention.head_count")
+        heads = self._integer("attention.head_count")
         shape: dict[str, Any] = {
             "name": str(self._values.get("general.name") or stem)[:120],
-            "layers": self._whole("block_count"),
-            "hidden": self._whole("embedding_length"),
+            "layers": self._integer("block_count"),
+            "hidden": self._integer("embedding_length"),
             "heads": heads,
-            "kv_heads": self._whole("attention.head_count_kv", heads),
-            "ffn": self._whole("feed_forward_length"),
+            "kv_heads": self._integer("attention.head_count_kv", heads),
+            "ffn": self._integer("feed_forward_length"),
             "vocab": self._vocab(),
-            "max_seq_len": self._whole("context_length"),
+            "max_seq_len": self._integer("context_length"),
             "norm_eps": _shortest(self._number("attention.layer_norm_rms_epsilon")),
             "tie_embeddings": "output.weight" not in self._tensors,
             "qk_norm": kind in ("qwen3", "qwen3moe"),
@@ -137,12 +136,12 @@ class GgufFile:
             "window": self._values.get(f"{kind}.attention.sliding_window"),
         }
         if f"{kind}.attention.key_length" in self._values:
-            shape["head_dim"] = self._whole("attention.key_length")
+            shape["head_dim"] = self._integer("attention.key_length")
         if f"{kind}.expert_count" in self._values:
-            width = self._whole("expert_feed_forward_length", shape["ffn"])
-            used = self._whole("expert_used_count")
+            width = self._integer("expert_feed_forward_length", shape["ffn"])
+            used = self._integer("expert_used_count")
             shape["moe"] = {
-                "experts": self._whole("expert_count"),
+                "experts": self._integer("expert_count"),
                 "top_k": used,
                 "expert_ffn": width,
             }
@@ -157,11 +156,11 @@ class GgufFile:
 
     def _rope(self, head_dim: int) -> dict[str, Any]:
         theta = _shortest(self._number("rope.freq_base", 10000.0))
-        turned = self._whole("rope.dimension_count", head_dim)
-        if turned != head_dim:
+        rotated = self._integer("rope.dimension_count", head_dim)
+        if rotated != head_dim:
             raise WeightsError(
-                f"{self.where}: {turned} of {head_dim} dims of a head are turned; only all can be "
-                "read"
+                f"{self.where}: {rotated} of {head_dim} dims of a head are rotated; only all can "
+                "be read"
             )
         if "rope_freqs.weight" in self._tensors:
             return {"theta": theta, "scaling": self._llama3(theta, head_dim)}
@@ -174,18 +173,20 @@ class GgufFile:
             )
         scaling: dict[str, Any] = {"name": kind, "factor": self._number("rope.scaling.factor")}
         if kind == "yarn":
-            scaling["original_max_seq_len"] = self._whole("rope.scaling.original_context_length")
+            scaling["original_max_seq_len"] = self._integer("rope.scaling.original_context_length")
         return {"theta": theta, "scaling": scaling}
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
-        told = self._numbers(self._tensors["rope_freqs.weight"]).float()
+        frequencies = self._numbers(self._tensors["rope_freqs.weight"]).float()
         plain = scaled_frequencies(Rope(theta=theta), head_dim, length=1, max_seq_len=1)
         for factor in _LLAMA3_FACTORS:
             scaling = RopeScaling(name="llama3", factor=factor, original_max_seq_len=8192)
             scaled = scaled_frequencies(
                 Rope(theta=theta, scaling=scaling), head_dim, length=1, max_seq_len=1
             )
-            if told.shape == plain.shape and torch.allclose(plain / told, scaled, rtol=1e-4):
+            if frequencies.shape == plain.shape and torch.allclose(
+                plain / frequencies, scaled, rtol=1e-4
+            ):
                 return scaling.to_dict()
         raise WeightsError(
             f"{self.where}: rope_freqs are not those of Llama 3.1 or 3.2; give the safetensors "
@@ -195,36 +196,36 @@ class GgufFile:
     def _vocab(self) -> int:
         table = self._tensors.get("token_embd.weight")
         if table is None:
-            raise WeightsError(f"{self.where} does not hold token_embd.weight; fetch it again")
+            raise WeightsError(f"{self.where} does not contain token_embd.weight; fetch it again")
         return table.shape[0]
 
     def _check_names(self) -> None:
-        wanted = {_theirs(name) for name in self._shapes}
-        missing = sorted(wanted - self._tensors.keys())
+        expected = {_gguf_name(name) for name in self._shapes}
+        missing = sorted(expected - self._tensors.keys())
         if missing:
             raise WeightsError(
-                f"{self.where} does not hold {missing[0]}; fetch it again, or give a newer "
+                f"{self.where} does not contain {missing[0]}; fetch it again, or give a newer "
                 "conversion"
             )
-        foreign = sorted(self._tensors.keys() - wanted - {"rope_freqs.weight"})
+        foreign = sorted(self._tensors.keys() - expected - {"rope_freqs.weight"})
         if foreign:
             raise WeightsError(
                 f"{self.where}: {foreign[0]} belongs to no model that can be read; give another "
                 "file"
             )
 
-    def _whole(self, key: str, default: int | None = None) -> int:
+    def _integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise WeightsError(
-                f"{self.where}: {key} is {value!r}; one whole number for all layers can be read"
+                f"{self.where}: {key} is {value!r}; one integer for all layers can be read"
             )
         return value
 
     def _number(self, key: str, default: float | None = None) -> float:
         value = self._value(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise WeightsError(f"{self.where}: {key} is {value!r}; a number is wanted")
+            raise WeightsError(f"{self.where}: {key} is {value!r}; a number is required")
         return float(value)
 
     def _text(self, key: str, default: str) -> str:
@@ -247,7 +248,7 @@ def _package(path: Path) -> Any:
     return gguf
 
 
-def _theirs(name: str) -> str:
+def _gguf_name(name: str) -> str:
     """`blocks.3.attn.q.weight` → `blk.3.attn_q.weight`."""
     parts = name.split(".")
     if parts[0] == "blocks":
@@ -256,13 +257,11 @@ def _theirs(name: str) -> str:
 
 
 def _halves(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head from pairs (what llama.cpp turns in this architecture) to halves (ours and
-    Hugging Face's).
-    """
+    """Rows of each head from interleaved pairs (llama.cpp) to halves (ours, Hugging Face)."""
     rows, rest = tensor.shape[0], tensor.shape[1:]
     return tensor.reshape(heads, rows // heads // 2, 2, *rest).transpose(1, 2).reshape(rows, *rest)
 
 
 def _shortest(value: float) -> float:
-    """The number that was meant by one kept in fp32: 1e-5, not 9.999999747378752e-06."""
+    """The shortest decimal of a number stored in fp32: 1e-5, not 9.999999747378752e-06."""
     return float(f"{value:.7g}")

@@ -1,9 +1,8 @@
-"""The header of a GGUF file: its values, and where each tensor lies. Reads nothing of the tensors
-and knows no torch.
+"""The header of a GGUF file: its values and the position of each tensor.
 
-The package gguf keeps an array for every string of a vocabulary, which takes seconds; this is one
-scan of the mapped
-file. The format: ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian.
+The package gguf makes an array for every string of a vocabulary, which takes seconds; this is one
+scan of the mapped file. Format: ggml-org/ggml, docs/gguf.md, versions 2 and 3, little-endian. Does
+not depend on torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from workers.models.errors import WeightsError
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _STRING, _ARRAY = 8, 9
-# of each kind of number: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64,
+# NumPy types of: uint8, int8, uint16, int16, uint32, int32, float32, bool, uint64, int64,
 # float64
 _NUMBERS = {
     0: "<u1",
@@ -36,15 +35,13 @@ _NUMBERS = {
     11: "<i8",
     12: "<f8",
 }
-_MOST_DIMS = 8
-_DEEPEST = 4  # arrays within arrays; files have none
+_MAX_DIMS = 8
+_MAX_DEPTH = 4  # arrays within arrays; files have none
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """`shape` in torch's order, `kind` a number of gguf's GGMLQuantizationType, `start` bytes from
-    the file's begin.
-    """
+    """A tensor: `shape` in torch's order, `kind` of GGMLQuantizationType, `start` byte."""
 
     name: str
     shape: tuple[int, ...]
@@ -54,7 +51,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """`values` by the file's own keys, lists for arrays."""
+    """The header: `values` by the file's own keys, lists for arrays."""
 
     path: Path
     values: dict[str, Any]
@@ -62,53 +59,54 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Raises WeightsError for what is no whole header."""
+    """The header of a file. Raises WeightsError if it is not complete and valid."""
     try:
         with (
             open(path, "rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
         ):
-            return _Scan(whole).header(path)
+            return _Scan(data).header(path)
     except FileNotFoundError:
         raise WeightsError(f"{path} does not exist; give a .gguf file") from None
     except (ValueError, struct.error, OverflowError, MemoryError, OSError) as error:
         raise WeightsError(
-            f"{path} is no whole GGUF file ({str(error)[:120]}); fetch it again"
+            f"{path} is not a complete GGUF file ({str(error)[:120]}); fetch it again"
         ) from None
 
 
 class _Scan:
-    """Reads one thing after another; every length is held against the file's before it is believed."""
+    """Reads values in sequence and checks every length against the file's size."""
 
-    def __init__(self, whole: mmap.mmap) -> None:
-        self._whole, self._at = whole, 0
+    def __init__(self, data: mmap.mmap) -> None:
+        self._map, self._at = data, 0
 
     def header(self, path: Path) -> GgufHeader:
+        """The header from the start of the file. Raises ValueError."""
         if self._take(4) != MAGIC:
             raise ValueError("it does not begin with GGUF")
         version, tensors, values = self._unpack("<IQQ")
         if version not in _VERSIONS:
             raise ValueError(f"version {version}; versions 2 and 3, little-endian, can be read")
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for _ in range(values):
             key = self._text()
-            if key in found:
-                raise ValueError(f"{key} stands twice")
-            found[key] = self._value(self._unpack("<I")[0])
+            if key in fields:
+                raise ValueError(f"{key} occurs twice")
+            fields[key] = self._value(self._unpack("<I")[0])
         table = [self._tensor() for _ in range(tensors)]
-        alignment = found.get("general.alignment", 32)
+        alignment = fields.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"general.alignment is {alignment!r}, no power of two")
+            raise ValueError(f"general.alignment is {alignment!r}, not a power of two")
         begin = -(-self._at // alignment) * alignment
         placed = {t.name: StoredTensor(t.name, t.shape, t.kind, begin + t.start) for t in table}
         if len(placed) != len(table):
-            raise ValueError("a tensor's name stands twice")
-        return GgufHeader(path, found, placed)
+            raise ValueError("a tensor's name occurs twice")
+        return GgufHeader(path, fields, placed)
 
     def _tensor(self) -> StoredTensor:
         name = self._text()
         [dims] = self._unpack("<I")
-        if dims > _MOST_DIMS:
+        if dims > _MAX_DIMS:
             raise ValueError(f"{name} has {dims} dims")
         sizes = self._unpack(f"<{dims}Q")
         kind, start = self._unpack("<IQ")
@@ -119,7 +117,7 @@ class _Scan:
             return self._text()
         if kind in _NUMBERS:
             return self._numbers(_NUMBERS[kind], 1)[0]
-        if kind != _ARRAY or depth > _DEEPEST:
+        if kind != _ARRAY or depth > _MAX_DEPTH:
             raise ValueError(f"a value of kind {kind}")
         of, length = self._unpack("<IQ")
         if of in _NUMBERS:
@@ -128,12 +126,11 @@ class _Scan:
 
     def _numbers(self, kind: str, count: int) -> list[Any]:
         dtype = np.dtype(kind)
-        found: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).tolist()
-        return found
+        numbers: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype=dtype).tolist()
+        return numbers
 
     def _text(self) -> str:
-        # a token that is no UTF-8 must not keep its weights from being read; surrogates give it
-        # away
+        # a token that is not UTF-8 must not prevent reading the weights; surrogates mark it
         return self._take(self._unpack("<Q")[0]).decode("utf-8", errors="surrogateescape")
 
     def _unpack(self, form: str) -> tuple[Any, ...]:
@@ -141,8 +138,8 @@ class _Scan:
 
     def _take(self, count: int) -> bytes:
         end = self._at + count
-        if end > len(self._whole):
-            raise ValueError(f"it ends at byte {len(self._whole)}, in the middle of its header")
-        found = self._whole[self._at : end]
+        if end > len(self._map):
+            raise ValueError(f"it ends at byte {len(self._map)}, in the middle of its header")
+        data = self._map[self._at : end]
         self._at = end
-        return found
+        return data

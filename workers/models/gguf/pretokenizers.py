@@ -1,8 +1,6 @@
-"""How byte-level vocabularies cut text into words before they merge: a tokenizer.json's parts by
-tokenizer.ggml.pre.
+"""Pre-tokenizers of byte-level BPE vocabularies by `tokenizer.ggml.pre`, for a tokenizer.json.
 
-What stands here are the expressions that the models were published with. Does not know vocabularies
-or merges.
+The expressions are those that the models were published with.
 """
 
 from __future__ import annotations
@@ -17,21 +15,22 @@ _BEFORE = r"[^\r\n\p{L}\p{N}]?"
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
-    """`whole_words`: a word that is a token is taken as it is, whatever merges say.
+class Pretokenizer:
+    """A pre-tokenizer and its defaults.
 
-    `adds_bos` where no key says.
+    `ignore_merges`: a word that is a token is used without merging. `adds_bos` is the default of
+    the file's key.
     """
 
     pre_tokenizer: dict[str, Any]
     normalizer: dict[str, Any] | None = None
-    whole_words: bool = False
+    ignore_merges: bool = False
     adds_bos: bool = False
     names: tuple[str, ...] = field(default=())
 
 
 def _bytes(*, splits: bool) -> dict[str, Any]:
-    # with `splits`, GPT-2's own expression cuts
+    # with `splits`, GPT-2's expression splits the text
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -40,12 +39,12 @@ def _bytes(*, splits: bool) -> dict[str, Any]:
     }
 
 
-def _cut(*expressions: str) -> dict[str, Any]:
-    cuts: list[dict[str, Any]] = [
-        {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
-        for each in expressions
+def _split(*expressions: str) -> dict[str, Any]:
+    splits: list[dict[str, Any]] = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        for expression in expressions
     ]
-    return {"type": "Sequence", "pretokenizers": [*cuts, _bytes(splits=False)]}
+    return {"type": "Sequence", "pretokenizers": [*splits, _bytes(splits=False)]}
 
 
 _DIGITS = {
@@ -53,31 +52,31 @@ _DIGITS = {
     "pretokenizers": [{"type": "Digits", "individual_digits": True}, _bytes(splits=True)],
 }
 _KINDS = (
-    Words(_bytes(splits=True), names=("gpt-2", "gpt2", "phi-2", "olmo", "exaone4")),
-    Words(_DIGITS, names=("smollm", "starcoder", "refact", "codeshell")),
-    Words(
-        _cut(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
-        whole_words=True,
+    Pretokenizer(_bytes(splits=True), names=("gpt-2", "gpt2", "phi-2", "olmo", "exaone4")),
+    Pretokenizer(_DIGITS, names=("smollm", "starcoder", "refact", "codeshell")),
+    Pretokenizer(
+        _split(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
+        ignore_merges=True,
         adds_bos=True,
         names=("llama-bpe", "llama3", "llama-v3", "falcon3"),
     ),
-    Words(
-        _cut(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
+    Pretokenizer(
+        _split(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"),
         names=("smaug-bpe", "dbrx"),
     ),
-    Words(
-        _cut(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}"),
+    Pretokenizer(
+        _split(rf"{_CONTRACTIONS}|{_BEFORE}\p{{L}}+|\p{{N}}|{_REST}"),
         normalizer={"type": "NFC"},
         names=("qwen2", "deepseek-r1-qwen", "megrez"),
     ),
-    Words(
-        _cut(
+    Pretokenizer(
+        _split(
             rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
         ),
-        whole_words=True,
+        ignore_merges=True,
         adds_bos=True,
         names=("tekken",),
     ),
 )
-WORDS: dict[str, Words] = {name: kind for kind in _KINDS for name in kind.names}
+PRETOKENIZERS: dict[str, Pretokenizer] = {name: kind for kind in _KINDS for name in kind.names}

@@ -1,7 +1,6 @@
-"""SentencePiece's BPE (arXiv 1808.06226) as a tokenizer.json's parts: merges are recovered from the
-pieces' scores.
+"""SentencePiece's BPE (arXiv 1808.06226) as sections of a tokenizer.json.
 
-Knows pieces and scores; does not know special tokens or files.
+Merges are recovered from the scores of the pieces. Does not depend on special tokens or files.
 """
 
 from __future__ import annotations
@@ -12,34 +11,31 @@ from typing import Any
 SPACE = "▁"
 
 
-def merges_of(
+def bpe_merges(
     pieces: Sequence[str], scores: Sequence[float], usable: Sequence[bool]
 ) -> list[list[str]]:
-    """Pairs in the order in which they are to be merged, as `[left, right]`.
+    """Merges `[left, right]` in order of precedence.
 
-    SentencePiece joins the neighbours that make the piece of the highest score; so every way to cut
-    a piece in two is a
-    merge of that piece's rank. Among cuts of one piece the longest left part comes first, as in the
-    tokenizer.json that
-    Llama and Mistral were published with.
+    SentencePiece joins the neighbours that form the piece with the highest score, so every split of
+    a piece is a merge with the rank of that piece. Among splits of one piece the longest left part
+    comes first, as in the tokenizer.json of Llama and Mistral.
     """
     ids = {piece: number for number, piece in enumerate(pieces) if usable[number]}
-    found: list[tuple[float, int, int, list[str]]] = []
+    merges: list[tuple[float, int, int, list[str]]] = []
     for piece, number in ids.items():
         for at in range(1, len(piece)):
             left, right = piece[:at], piece[at:]
             if left in ids and right in ids:
-                found.append((-scores[number], -at, number, [left, right]))
-    return [each[-1] for each in sorted(found)]
+                merges.append((-scores[number], -at, number, [left, right]))
+    return [merge[-1] for merge in sorted(merges)]
 
 
 def parts(
     pieces: Sequence[str], *, unknown: str | None, byte_fallback: bool, prefix: bool
 ) -> dict[str, Any]:
-    """Normalizer, pre-tokenizer and decoder, and what the model part says besides vocabulary and
-    merges.
+    """Normalizer, pre-tokenizer, decoder, and the model without vocabulary and merges.
 
-    `prefix` is the space that is put before a text, and taken off again when it is decoded.
+    `prefix`: whether a space is added before a text, and removed when decoding.
     """
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     before = [{"type": "Prepend", "prepend": SPACE}] if prefix else []

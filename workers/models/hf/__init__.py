@@ -1,4 +1,4 @@
 """Hugging Face folders: their configurations, tensor names and safetensors files.
 
-Knows nothing of runs or training.
+Does not depend on runs or training.
 """

@@ -1,7 +1,4 @@
-"""Which tensors of a Hugging Face file make which of ours, and back.
-
-Knows names and layouts; does not know files or configurations.
-"""
+"""Names and layouts of a family's tensors in Hugging Face files, converted to ours and back."""
 
 from __future__ import annotations
 
@@ -60,11 +57,10 @@ _TABLES = {"gpt2": _GPT2, "mixtral": _MIXTRAL}
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`ours` and `theirs` hold the same numbers.
+    """Tensor names with the same numbers, `ours` and `theirs` (Hugging Face's).
 
-    transposed: GPT-2's Conv1D keeps `[in, out]`; joined: our queries, keys and values lie in one of
-    theirs; stacked:
-    one of ours holds all experts.
+    transposed: GPT-2's Conv1D is `[in, out]`; joined: queries, keys and values are one tensor of
+    theirs; stacked: one tensor of ours has all experts.
     """
 
     ours: tuple[str, ...]
@@ -72,22 +68,24 @@ class Entry:
     layout: Layout = "same"
 
     def to_ours(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Our tensors from theirs."""
         if self.layout == "stacked":
             return [torch.stack(tensors)]
-        whole = tensors[0].T if self.layout in ("transposed", "joined_transposed") else tensors[0]
-        return list(whole.chunk(len(self.ours))) if len(self.ours) > 1 else [whole]
+        joined = tensors[0].T if self.layout in ("transposed", "joined_transposed") else tensors[0]
+        return list(joined.chunk(len(self.ours))) if len(self.ours) > 1 else [joined]
 
     def to_theirs(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Their tensors from ours."""
         if self.layout == "stacked":
             return list(tensors[0].unbind())
-        whole = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-        return [whole.T if self.layout in ("transposed", "joined_transposed") else whole]
+        joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+        return [joined.T if self.layout in ("transposed", "joined_transposed") else joined]
 
 
-def entries_of(spec: ModelSpec, family: str) -> list[Entry]:
+def tensor_entries(spec: ModelSpec, family: str) -> list[Entry]:
     """All weights of the model in the family's names, in the model's order."""
     table = _TABLES.get(family, _LLAMA)
-    found = []
+    entries = []
     for name, shape in weight_shapes(spec).items():
         parts = name.split(".")
         theirs = ".".join(table.get(part, part) for part in parts)
@@ -99,15 +97,17 @@ def entries_of(spec: ModelSpec, family: str) -> list[Entry]:
                 if parts[-2] == "q"
                 else (name,)
             )
-            turned = len(shape) == 2
+            transposed = len(shape) == 2
             if len(names) > 1:
-                found.append(Entry(names, (theirs,), "joined_transposed" if turned else "joined"))
+                entries.append(
+                    Entry(names, (theirs,), "joined_transposed" if transposed else "joined")
+                )
             else:
-                found.append(Entry(names, (theirs,), "transposed" if turned else "same"))
+                entries.append(Entry(names, (theirs,), "transposed" if transposed else "same"))
         elif "experts" in parts:
             before, after = theirs.split(".experts.")
             numbered = tuple(f"{before}.experts.{number}.{after}" for number in range(shape[0]))
-            found.append(Entry((name,), numbered, "stacked"))
+            entries.append(Entry((name,), numbered, "stacked"))
         else:
-            found.append(Entry((name,), (theirs,)))
-    return found
+            entries.append(Entry((name,), (theirs,)))
+    return entries

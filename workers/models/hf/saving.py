@@ -1,8 +1,4 @@
-"""Weights written as a Hugging Face folder: config.json, safetensors files of bounded size, and
-their index.
-
-Does not know where the weights come from.
-"""
+"""Writes weights as a Hugging Face folder: config.json, safetensors files and their index."""
 
 from __future__ import annotations
 
@@ -17,42 +13,41 @@ from torch import Tensor
 
 from workers.models.errors import WeightsError
 from workers.models.hf.folder import INDEX, SINGLE
-from workers.models.hf.names import entries_of
-from workers.models.hf.writing import family_of, write_config
+from workers.models.hf.names import tensor_entries
+from workers.models.hf.writing import family_for, write_config
 from workers.models.weights.reader import Weights
 
-MOST_FILE_BYTES = 5 * 10**9  # as transformers splits
+MAX_FILE_BYTES = 5 * 10**9  # as transformers splits
 
 
 def save_hugging_face(
     weights: Weights,
     folder: Path,
     *,
-    most_file_bytes: int = MOST_FILE_BYTES,
+    max_file_bytes: int = MAX_FILE_BYTES,
     packed: Mapping[str, Mapping[str, Tensor]] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write into an existing, empty folder; holds one file's tensors at a time. Raises
-    WeightsError.
+    """Write into an existing, empty folder, with one file's tensors in memory. Raises WeightsError.
 
-    `packed` has in place of a tensor, by its name in the file, the ones that it lies in; `more`
-    joins config.json.
+    `packed`: quantised tensors that replace a tensor, by its name in the file; `more` is added to
+    config.json.
     """
     spec = weights.spec
-    family = family_of(spec)
+    family = family_for(spec)
     dtype = str(weights.read("embed.weight").dtype).removeprefix("torch.")
     config = {**write_config(spec, dtype=dtype), **(more or {})}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     parts: list[list[str]] = []
-    held: dict[str, Tensor] = {}
+    pending: dict[str, Tensor] = {}
     size = total = 0
     for name, tensor in _tensors(weights, family, packed or {}):
-        if held and size + tensor.nbytes > most_file_bytes:
-            parts.append(_write(held, folder, len(parts)))
-            held, size = {}, 0
-        held[name] = tensor.contiguous()
+        if pending and size + tensor.nbytes > max_file_bytes:
+            parts.append(_write(pending, folder, len(parts)))
+            pending, size = {}, 0
+        pending[name] = tensor.contiguous()
         size, total = size + tensor.nbytes, total + tensor.nbytes
-    parts.append(_write(held, folder, len(parts)))
+    parts.append(_write(pending, folder, len(parts)))
     if len(parts) == 1:
         _part(folder, 0).rename(folder / SINGLE)
         return
@@ -68,13 +63,13 @@ def save_hugging_face(
 def _tensors(
     weights: Weights, family: str, packed: Mapping[str, Mapping[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    for entry in entries_of(weights.spec, family):
+    for entry in tensor_entries(weights.spec, family):
         if all(theirs in packed for theirs in entry.theirs):
             for theirs in entry.theirs:
                 yield from packed[theirs].items()
             continue
-        made = entry.to_theirs([weights.read(name) for name in entry.ours])
-        yield from zip(entry.theirs, made, strict=True)
+        tensors = entry.to_theirs([weights.read(name) for name in entry.ours])
+        yield from zip(entry.theirs, tensors, strict=True)
 
 
 def _write(tensors: dict[str, Tensor], folder: Path, number: int) -> list[str]:

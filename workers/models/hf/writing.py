@@ -1,7 +1,6 @@
-"""From a ModelSpec to the `config.json` of the Hugging Face family that computes the same, or why
-there is none.
+"""The `config.json` of the Hugging Face family that computes the same as a ModelSpec.
 
-Does not know tensors.
+Does not depend on tensors.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ _CLASSES = {
 }
 
 
-def family_of(spec: ModelSpec) -> str:
-    """The family that computes the same logits. Raises WeightsError naming what no family has."""
+def family_for(spec: ModelSpec) -> str:
+    """The family that computes the same logits. Raises WeightsError if there is no such family."""
     if spec.logit_softcap is not None:
-        raise _none(spec, "logit_softcap", "leave it out")
+        raise _no_family(spec, "logit_softcap", "leave it out")
     if spec.attention == "mfa":
-        raise _none(spec, "attention mfa", "keep these weights in our own form")
+        raise _no_family(spec, "attention mfa", "keep these weights in Orrery's format")
     if spec.norm == "layernorm":
         return _gpt2(spec)
     if spec.position != "rope" or not spec.gated_mlp:
-        raise _none(
+        raise _no_family(
             spec,
             "RMSNorm without rotary positions or without a gated MLP",
             "position rope and gated_mlp",
@@ -43,27 +42,29 @@ def family_of(spec: ModelSpec) -> str:
     if spec.attention == "mla":
         return _deepseek(spec)
     if spec.rope.interleaved:
-        raise _none(spec, "interleaved rotation without latent attention", "rope.interleaved false")
+        raise _no_family(
+            spec, "interleaved rotation without latent attention", "rope.interleaved false"
+        )
     if spec.moe is not None:
         return _routed(spec)
     if spec.qk_norm:
         if spec.bias != "none":
-            raise _none(spec, f"qk_norm with bias {spec.bias}", "bias none")
+            raise _no_family(spec, f"qk_norm with bias {spec.bias}", "bias none")
         return "qwen3"
     if spec.bias == "qkv":
         if spec.head_dim * spec.heads != spec.hidden:
-            raise _none(spec, "bias qkv with a head_dim of its own", "head_dim hidden / heads")
+            raise _no_family(spec, "bias qkv with a head_dim of its own", "head_dim hidden / heads")
         return "qwen2"
     if spec.window is not None:
         if spec.bias != "none":
-            raise _none(spec, "a window with bias all", "bias none")
+            raise _no_family(spec, "a window with bias all", "bias none")
         return "mistral"
     return "llama"
 
 
 def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
-    """The configuration in version 4's keys, which version 5 reads too."""
-    family = family_of(spec)
+    """The configuration with the keys of transformers 4, which version 5 accepts too."""
+    family = family_for(spec)
     common = {
         "architectures": [_CLASSES[family]],
         "model_type": family,
@@ -114,7 +115,7 @@ def _gpt2(spec: ModelSpec) -> str:
     heads = spec.kv_heads == spec.heads and spec.head_dim * spec.heads == spec.hidden
     if plain and heads and spec.position == "learned" and spec.bias == "all" and not spec.gated_mlp:
         return "gpt2"
-    raise _none(
+    raise _no_family(
         spec,
         "LayerNorm other than GPT-2's block",
         "learned positions, bias all, a plain MLP, kv_heads = heads",
@@ -124,8 +125,8 @@ def _gpt2(spec: ModelSpec) -> str:
 def _deepseek(spec: ModelSpec) -> str:
     moe = spec.moe
     if moe is None or not moe.shared_experts:
-        raise _none(
-            spec, "latent attention without shared experts", "keep these weights in our own form"
+        raise _no_family(
+            spec, "latent attention without shared experts", "keep these weights in Orrery's format"
         )
     if (
         spec.bias != "none"
@@ -137,17 +138,17 @@ def _deepseek(spec: ModelSpec) -> str:
             "latent attention with biases, a window, every above 1 or shared experts of "
             "another width"
         )
-        raise _none(spec, message, "keep these weights in our own form")
+        raise _no_family(spec, message, "keep these weights in Orrery's format")
     if moe.scoring == "sigmoid":
         if not moe.bias_update:
-            raise _none(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
+            raise _no_family(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
         return "deepseek_v3"
     if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
         message = (
             "softmax scores with latent attention that are renormalised or biased, or rotation "
             "by halves"
         )
-        raise _none(spec, message, "scoring sigmoid")
+        raise _no_family(spec, message, "scoring sigmoid")
     return "deepseek_v2"
 
 
@@ -165,12 +166,12 @@ def _routed(spec: ModelSpec) -> str:
             "shared experts, groups, sigmoid scores, a routed scale or biases without latent "
             "attention"
         )
-        raise _none(spec, message, "keep these weights in our own form")
+        raise _no_family(spec, message, "keep these weights in Orrery's format")
     if not spec.qk_norm and moe.first_dense_layers == 0 and moe.every == 1 and moe.renormalise:
         return "mixtral"
     if spec.qk_norm and (moe.every == 1 or moe.first_dense_layers == moe.every - 1):
         return "qwen3_moe"
-    raise _none(spec, "this placing of routing layers and norms", "mixtral's or qwen3_moe's")
+    raise _no_family(spec, "this placement of routing layers and norms", "mixtral's or qwen3_moe's")
 
 
 def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
@@ -210,12 +211,12 @@ def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
     if family == "deepseek_v2":
         method = "greedy" if moe.groups is None else "group_limited_greedy"
         return {**config, "topk_method": method, "scoring_func": "softmax"}
-    told: dict[str, Any] = {
+    routing: dict[str, Any] = {
         "topk_method": "noaux_tc",
         "scoring_func": "sigmoid",
         "num_nextn_predict_layers": 0,
     }
-    return {**config, **told, "rope_interleave": spec.rope.interleaved}
+    return {**config, **routing, "rope_interleave": spec.rope.interleaved}
 
 
 def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
@@ -233,9 +234,9 @@ def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _none(spec: ModelSpec, what: str, next_: str) -> WeightsError:
+def _no_family(spec: ModelSpec, what: str, hint: str) -> WeightsError:
     return WeightsError(
-        f"no Hugging Face family that can be written has {what} ({spec.name}); try {next_}"
+        f"no Hugging Face family that can be written has {what} ({spec.name}); try {hint}"
     )
 
 

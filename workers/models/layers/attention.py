@@ -1,7 +1,6 @@
-"""Softmax attention with a key-value head for each query head, for groups of them, or for all (MHA,
-GQA, MQA).
+"""Softmax attention with a key-value head per query head, per group, or for all (MHA, GQA, MQA).
 
-Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
+Does not depend on caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
 from workers.models.layers.norms import RmsNorm
-from workers.models.layers.operations import Chosen
+from workers.models.layers.operations import KernelOperations
 
 
-class Attending(nn.Module):
-    """What comes after the projections to heads: QK norm, rotation, softmax attention, the way back
-    to hidden.
-    """
+class AttentionBase(nn.Module):
+    """Attention after the projections: QK norm, rotation, softmax attention, output projection."""
 
     o: nn.Linear
     q_norm: RmsNorm | None
@@ -28,10 +25,10 @@ class Attending(nn.Module):
     window: int | None
     dropout: float
     interleaved: bool
-    attend = staticmethod(attend)  # settable: another way to the same attention
-    operations: type[Chosen] = Chosen
+    attend = staticmethod(attend)  # replaceable by another implementation
+    operations: type[KernelOperations] = KernelOperations
 
-    def attended(
+    def attend_heads(
         self,
         q: Tensor,
         k: Tensor,
@@ -39,7 +36,7 @@ class Attending(nn.Module):
         rope: tuple[Tensor, Tensor] | None,
         documents: Documents | None,
     ) -> Tensor:
-        """`[B, S, H, D]` queries, keys and values with as many heads or fewer → `[B, S, hidden]`."""
+        """q, k and v `[B, S, H, D]` → `[B, S, hidden]`; k and v may have fewer heads."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
@@ -49,7 +46,7 @@ class Attending(nn.Module):
         return cast(Tensor, self.o(out))
 
 
-class Attention(Attending):
+class Attention(AttentionBase):
     """`[B, S, hidden]` → `[B, S, hidden]`; optional QK norm (Qwen3), biases, sliding window."""
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -71,7 +68,8 @@ class Attention(Attending):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
+        """The attention output of `x`; `rope` are the tables of its positions."""
         q = self.q(x).unflatten(-1, (-1, self.head_dim))
         k = self.k(x).unflatten(-1, (-1, self.head_dim))
         v = self.v(x).unflatten(-1, (-1, self.head_dim))
-        return self.attended(q, k, v, rope, documents)
+        return self.attend_heads(q, k, v, rope, documents)

@@ -1,7 +1,6 @@
-"""Attention of one block of queries and keys with its log-sum-exp, forward and backward, by torch's
-own kernels.
+"""Attention of one block of queries and keys with its log-sum-exp, by torch's own kernels.
 
-Does not know sequences, ranks or how blocks are merged. Shapes: B batch, H heads, Q queries, K
+Does not depend on sequences, ranks or how blocks are merged. Shapes: B batch, H heads, Q queries, K
 keys, D head_dim.
 """
 
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _aten = torch.ops.aten
-_FLASH_WIDEST = 256  # of FlashAttention-2's head dims
-_LSE_ALIGNED = 32  # rows; what the memory-efficient kernel pads its log-sum-exp to
+_FLASH_WIDEST = 256  # maximum head_dim of FlashAttention-2
+_LSE_ALIGNED = 32  # rows to which the memory-efficient kernel pads its log-sum-exp
 
 
 def block_forward(
@@ -26,22 +25,19 @@ def block_forward(
     causal: bool,
     seen_QK: Tensor | None,
     scale: float,
-    kept_BHQK: Tensor | None = None,
+    dropout_BHQK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the block's keys alone, `[B, H, Q, D of v]`, and its log-sum-exp, `[B, H, Q]`,
-    fp32 or wider.
+    """Attention over the block's keys, `[B, H, Q, D of v]`, and its log-sum-exp, `[B, H, Q]`.
 
-    Fewer key-value heads are shared by groups of query heads. `seen_QK` is True where a query sees
-    a key (None: where
-    `causal`, which wants Q = K, lets it); every query must see one. `kept_BHQK` is dropout's mask,
-    by which
-    probabilities are multiplied; the log-sum-exp is that without it.
+    The log-sum-exp is in fp32 or wider, without dropout. Groups of query heads share a key-value
+    head. `seen_QK` is true where a query sees a key (None: all, or as `causal`, which needs Q = K,
+    allows); every query must see one. `dropout_BHQK` is a mask that multiplies probabilities.
     """
     q_BHQD, k_BHKD, v_BHKD = _multipliable(q_BHQD), _multipliable(k_BHKD), _multipliable(v_BHKD)
-    kernel = _kernel(q_BHQD, v_BHKD, seen_QK, kept_BHQK)
+    kernel = _kernel(q_BHQD, v_BHKD, seen_QK, dropout_BHQK)
     if kernel == "math":
         return _math_forward(
-            q_BHQD, k_BHKD, v_BHKD, _math_mask(q_BHQD, causal, seen_QK), scale, kept_BHQK
+            q_BHQD, k_BHKD, v_BHKD, _math_mask(q_BHQD, causal, seen_QK), scale, dropout_BHQK
         )
     width = v_BHKD.shape[-1]
     if kernel == "efficient":
@@ -75,31 +71,30 @@ def block_backward(
     causal: bool,
     seen_QK: Tensor | None,
     scale: float,
-    kept_BHQK: Tensor | None = None,
+    dropout_BHQK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the block adds to the gradients of its queries, keys and values.
+    """The block's contribution to the gradients of its queries, keys and values.
 
-    `out_BHQD` and `lse_BHQ` are those over all keys of the sequence, merged: a kernel that makes
-    probabilities again
-    as exp(score - lse) then makes the whole attention's (FlashAttention-2, arXiv 2307.08691,
-    algorithm 2).
+    `out_BHQD` and `lse_BHQ` are merged over all keys of the sequence: kernels recompute
+    probabilities as exp(score - lse), which are then those of the full attention
+    (FlashAttention-2, arXiv 2307.08691, algorithm 2).
     """
     q_BHQD, k_BHKD, v_BHKD = _multipliable(q_BHQD), _multipliable(k_BHKD), _multipliable(v_BHKD)
     grad_BHQD, out_BHQD = _multipliable(grad_BHQD), _multipliable(out_BHQD)
-    kernel = _kernel(q_BHQD, v_BHKD, seen_QK, kept_BHQK)
+    kernel = _kernel(q_BHQD, v_BHKD, seen_QK, dropout_BHQK)
     if kernel == "math":
         mask = _math_mask(q_BHQD, causal, seen_QK)
         return _math_backward(
-            grad_BHQD, q_BHQD, k_BHKD, v_BHKD, out_BHQD, lse_BHQ, mask, scale, kept_BHQK
+            grad_BHQD, q_BHQD, k_BHKD, v_BHKD, out_BHQD, lse_BHQ, mask, scale, dropout_BHQK
         )
     narrow, width = q_BHQD.shape[-1], v_BHKD.shape[-1]
-    # of dropout, which there is none of
+    # of dropout, which is not used
     seed = torch.zeros((), dtype=torch.int64, device=q_BHQD.device)
     if kernel == "efficient":
         k, v = _every_head(q_BHQD, k_BHKD), _every_head(q_BHQD, v_BHKD)
         rows = -lse_BHQ.shape[-1] % _LSE_ALIGNED
         lse = functional.pad(lse_BHQ, (0, rows), value=math.inf)
-        bias, wanted = _bias(q_BHQD, seen_QK), [True, True, True, False]
+        bias, needs_gradient = _bias(q_BHQD, seen_QK), [True, True, True, False]
         dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
             grad_BHQD,
             q_BHQD,
@@ -111,7 +106,7 @@ def block_backward(
             seed,
             seed,
             0.0,
-            wanted,
+            needs_gradient,
             causal,
             scale=scale,
         )
@@ -146,13 +141,13 @@ def block_backward(
 
 
 def _multipliable(x: Tensor) -> Tensor:
-    """fp16 on a CPU is multiplied in fp32, as everywhere in the engine (`half_products`)."""
+    """fp16 on a CPU is converted to fp32, as everywhere in the engine (`half_products`)."""
     return x.float() if x.dtype is torch.float16 and x.device.type == "cpu" else x
 
 
-def _kernel(q: Tensor, v: Tensor, seen: Tensor | None, kept: Tensor | None) -> str:
-    # only some kernels drop, none by a mask that the backward pass can make again
-    if kept is not None:
+def _kernel(q: Tensor, v: Tensor, seen: Tensor | None, dropout: Tensor | None) -> str:
+    # no kernel takes a dropout mask that the backward pass can reproduce
+    if dropout is not None:
         return "math"
     if q.device.type == "cpu":
         return "cpu"
@@ -172,7 +167,7 @@ def _kernel(q: Tensor, v: Tensor, seen: Tensor | None, kept: Tensor | None) -> s
 
 
 def _one_width(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Zeros behind the narrower head dims: flash kernels want one for all, on CUDA a multiple of 8."""
+    """Head dims padded to the same width, on CUDA a multiple of 8, as flash kernels require."""
     width = max(q.shape[-1], v.shape[-1])
     if q.device.type == "cuda":
         width += -width % 8
@@ -197,7 +192,7 @@ def _shared_heads(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _bias(q: Tensor, seen: Tensor | None) -> Tensor | None:
-    """What is added to scores, rows 16 elements apart as CUDA's kernel wants them."""
+    """The mask as addend of scores, rows aligned to 16 elements as CUDA's kernel requires."""
     if seen is None:
         return None
     keys = seen.shape[1]
@@ -213,20 +208,20 @@ def _math_mask(q: Tensor, causal: bool, seen: Tensor | None) -> Tensor | None:
 
 
 def _scores(q: Tensor, k: Tensor, seen: Tensor | None, scale: float) -> Tensor:
-    """`[B, key-value heads, heads a group, Q, K]`."""
+    """`[B, key-value heads, heads per group, Q, K]`."""
     grouped = torch.unflatten(q, 1, (k.shape[1], -1))
     scores = _wide(grouped) @ _wide(k).unsqueeze(2).mT * scale
     return scores if seen is None else scores.masked_fill(~seen, -math.inf)
 
 
 def _math_forward(
-    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, kept: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, dropout: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     scores = _scores(q, k, seen, scale)
     lse = scores.logsumexp(-1)
     shares = (scores - lse.unsqueeze(-1)).exp()
-    if kept is not None:
-        shares = shares * torch.unflatten(kept, 1, (k.shape[1], -1))
+    if dropout is not None:
+        shares = shares * torch.unflatten(dropout, 1, (k.shape[1], -1))
     out = shares @ _wide(v).unsqueeze(2)
     return out.flatten(1, 2), lse.flatten(1, 2)
 
@@ -240,14 +235,14 @@ def _math_backward(
     lse: Tensor,
     seen: Tensor | None,
     scale: float,
-    kept: Tensor | None,
+    dropout: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     groups = (k.shape[1], -1)
     grad, out = torch.unflatten(_wide(grad), 1, groups), torch.unflatten(_wide(out), 1, groups)
     shares = (_scores(q, k, seen, scale) - torch.unflatten(lse, 1, groups).unsqueeze(-1)).exp()
     dropped, d_dropped = shares, grad @ _wide(v).unsqueeze(2).mT
-    if kept is not None:
-        mask = torch.unflatten(kept, 1, groups)
+    if dropout is not None:
+        mask = torch.unflatten(dropout, 1, groups)
         dropped, d_dropped = shares * mask, d_dropped * mask
     slope = shares * (d_dropped - (grad * out).sum(-1, keepdim=True)) * scale
     dq = (slope @ _wide(k).unsqueeze(2)).flatten(1, 2)

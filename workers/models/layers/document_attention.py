@@ -1,10 +1,7 @@
-"""Causal attention that keeps to documents: one kernel call over all where one takes lengths, else
-one for each piece.
+"""Causal attention within packed documents: one variable-length kernel call, or one call per chunk.
 
-Pieces are one operator of torch's, so that what recomputation counts does not change with the
-documents. Does not know
-models.
-Shapes: B batch, S sequence, T = B · S, H heads, D head_dim.
+All chunks are one torch operator, so that the operator count for selective recomputation does not
+depend on the documents. Shapes: B batch, S sequence, T = B · S, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -31,24 +28,22 @@ def document_attention(
     window: int | None,
     scale: float | None,
 ) -> Tensor:
-    """`[B, S, H, D of v]`; fewer key-value heads are shared by groups of query heads. Memory is
-    linear in T.
+    """`[B, S, H, D of v]`; groups of query heads share a key-value head. Memory is linear in T.
 
-    Where a kernel takes many lengths at once, `kernels.attention_varlen` chooses one (not measured
-    yet); elsewhere, on
-    a CPU, pieces go through the kernels of `block_attention`.
+    `kernels.attention_varlen` chooses a kernel if one supports variable lengths (not measured
+    yet); otherwise, e.g. on a CPU, chunks use the kernels of `block_attention`.
     """
     scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
-    why_not = _not_at_once(q_BSHD)
+    why_not = _why_not_varlen(q_BSHD)
     if why_not is None:
         q, k, v = (x.flatten(0, 1) for x in (q_BSHD, k_BSHD, v_BSHD))
         ends, longest = documents.offsets, documents.longest
         mark_bounds_checked(ends, documents.places)
-        found = attention_varlen(
+        result = attention_varlen(
             q, k, v, ends, ends, longest, longest, causal=True, window=window, scale=scale
         )
-        assert isinstance(found, Tensor)
-        return found.view(*q_BSHD.shape[:3], -1)
+        assert isinstance(result, Tensor)
+        return result.view(*q_BSHD.shape[:3], -1)
     choose(
         "attention_varlen", {"dtype": q_BSHD.dtype}, [Candidate("own", why_not), Candidate("torch")]
     )
@@ -67,23 +62,22 @@ def document_attention(
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, documents: int, window: int | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of queries, keys and values `[B, S, H,
-    D]`.
-    """
-    found = Documents.of(documents)
-    parts, pieces = found.pieces(window)
-    queries, keys, values = (_parted(x, parts) for x in (q, k, v))
+    """Output `[B, S, H, D of v]` and log-sum-exp `[H, T]` of `q`, `k`, `v` `[B, S, H, D]`."""
+    batches, chunks = Documents.of(documents).chunks(window)
+    queries, keys, values = (_split_batch(x, batches) for x in (q, k, v))
     out = q.new_empty(*q.shape[:3], v.shape[-1])
-    lse = torch.empty(q.shape[2], q.shape[0] * q.shape[1], dtype=_accumulated(q), device=q.device)
-    outs, sums = _parted(out, parts), torch.unflatten(lse, 1, (parts, -1)).transpose(0, 1)
-    for each in pieces:
-        rows, columns = each.queries, each.keys
+    lse = torch.empty(
+        q.shape[2], q.shape[0] * q.shape[1], dtype=_accumulator_dtype(q), device=q.device
+    )
+    outs, sums = _split_batch(out, batches), torch.unflatten(lse, 1, (batches, -1)).transpose(0, 1)
+    for chunk in chunks:
+        rows, columns = chunk.queries, chunk.keys
         part, part_lse = block_forward(
             queries[:, :, rows],
             keys[:, :, columns],
             values[:, :, columns],
-            causal=each.causal,
-            seen_QK=each.seen(q.device),
+            causal=chunk.causal,
+            seen_QK=chunk.seen(q.device),
             scale=scale,
         )
         outs[:, :, rows] = part
@@ -110,34 +104,33 @@ def _attention_backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    found = Documents.of(documents)
-    parts, pieces = found.pieces(window)
-    slopes, queries, keys, values, outs = (_parted(x, parts) for x in (grad, q, k, v, out))
-    sums = torch.unflatten(lse, 1, (parts, -1)).transpose(0, 1)
+    batches, chunks = Documents.of(documents).chunks(window)
+    slopes, queries, keys, values, outs = (_split_batch(x, batches) for x in (grad, q, k, v, out))
+    sums = torch.unflatten(lse, 1, (batches, -1)).transpose(0, 1)
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    # pieces of a window share keys
-    shared = any(each.ahead for each in pieces)
+    # chunks of a window share keys
+    shared = any(chunk.ahead for chunk in chunks)
     dk, dv = (_zeros_or_empty(x, shared) for x in (k, v))
-    dqs, dks, dvs = (_parted(x, parts) for x in (dq, dk, dv))
-    for each in pieces:
-        rows, columns = each.queries, each.keys
-        given = block_backward(
+    dqs, dks, dvs = (_split_batch(x, batches) for x in (dq, dk, dv))
+    for chunk in chunks:
+        rows, columns = chunk.queries, chunk.keys
+        gradients = block_backward(
             slopes[:, :, rows],
             queries[:, :, rows],
             keys[:, :, columns],
             values[:, :, columns],
             outs[:, :, rows],
             sums[:, :, rows],
-            causal=each.causal,
-            seen_QK=each.seen(q.device),
+            causal=chunk.causal,
+            seen_QK=chunk.seen(q.device),
             scale=scale,
         )
-        dqs[:, :, rows] = given[0]
-        for whole, part in ((dks, given[1]), (dvs, given[2])):
+        dqs[:, :, rows] = gradients[0]
+        for total, part in ((dks, gradients[1]), (dvs, gradients[2])):
             if shared:
-                whole[:, :, columns] += part
+                total[:, :, columns] += part
             else:
-                whole[:, :, columns] = part
+                total[:, :, columns] = part
     return dq, dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -145,7 +138,7 @@ def _attention_backward(
 def _(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
     batch, length, heads, _ = q.shape
     out = q.new_empty(batch, length, heads, v.shape[-1])
-    return out, q.new_empty(heads, batch * length, dtype=_accumulated(q))
+    return out, q.new_empty(heads, batch * length, dtype=_accumulator_dtype(q))
 
 
 @_attention_backward.register_fake
@@ -153,7 +146,7 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, *ctx.how = inputs
     ctx.documents = Documents.of(ctx.how[0])  # alive until then
     ctx.mark_non_differentiable(output[1])
@@ -165,37 +158,37 @@ def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     return dq, dk, dv, None, None, None
 
 
-_attention.register_autograd(_backward, setup_context=_keep)
+_attention.register_autograd(_backward, setup_context=_setup_context)
 
 
 @register_flop_formula(torch.ops.orrery.document_attention)
 def _flops(q: Any, k: Any, v: Any, *how: Any, **more: Any) -> int:
-    """Of whole sequences, as the other attention kernels are counted (shapes are what is given)."""
+    """FLOPs of full sequences, as for the other attention kernels; arguments are shapes."""
     batch, length, heads, width = q
     return int(2 * batch * heads * length * length * (width + v[-1]))
 
 
-def _not_at_once(q: Tensor) -> str | None:
-    """Why no kernel takes all documents in one call; None where one does."""
+def _why_not_varlen(q: Tensor) -> str | None:
+    """Why no kernel computes all documents in one call; None if one does."""
     if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16):
         return None
     return (
-        "no kernel takes documents of fp64 at once"
+        "no kernel supports variable lengths in fp64"
         if q.dtype is torch.float64
         else runtime.why_not(q)
     )
 
 
-def _parted(x: Tensor, parts: int) -> Tensor:
-    """`[B, S, H, D]` as `[parts, H, T / parts, D]`, of the same memory where that can be."""
-    return torch.unflatten(x.flatten(0, 1), 0, (parts, -1)).transpose(1, 2)
+def _split_batch(x: Tensor, batches: int) -> Tensor:
+    """`[B, S, H, D]` as `[batches, H, T / batches, D]`, a view if possible."""
+    return torch.unflatten(x.flatten(0, 1), 0, (batches, -1)).transpose(1, 2)
 
 
 def _zeros_or_empty(x: Tensor, summed: bool) -> Tensor:
     if summed:
-        return torch.zeros(x.shape, dtype=_accumulated(x), device=x.device)
+        return torch.zeros(x.shape, dtype=_accumulator_dtype(x), device=x.device)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _accumulated(x: Tensor) -> torch.dtype:
+def _accumulator_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype is torch.float64 else torch.float32

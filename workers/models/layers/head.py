@@ -1,6 +1,6 @@
-"""The way from hidden states to logits, or to losses without whole logits in memory.
+"""The output head: logits, or losses without full logits in memory.
 
-Does not know blocks. Shapes: B batch, S sequence, V vocabulary.
+Shapes: B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 
 class Head(nn.Linear):
-    """`[B, S, hidden]` → logits `[B, S, V]`, or with targets losses."""
+    """`[B, S, hidden]` → logits `[B, S, V]`, or losses if there are targets."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.hidden, spec.vocab, bias=False)
         self.softcap = spec.logit_softcap
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None, each: bool = False) -> Tensor:
+        """Logits, or with targets the result of `losses`."""
         if targets_BS is None:
             return super().forward(x)
         return losses(x, self.weight, targets_BS, softcap=self.softcap, each=each)
@@ -31,34 +32,30 @@ class Head(nn.Linear):
 def losses(
     x: Tensor, weight_VH: Tensor, targets_BS: Tensor, *, softcap: float | None, each: bool
 ) -> Tensor:
-    """Cross-entropy of the logits x · weightᵀ, a chunk of tokens at a time: its sum, or `[B, S]`
-    with `each`; fp32.
+    """Cross-entropy of the logits x · weightᵀ by chunks: the sum, or `[B, S]` with `each`; fp32.
 
-    Where the vocabulary's rows lie over ranks both are DTensors, `x` whole on each: of every chunk
-    three numbers a
-    token travel, and hidden states' gradients once.
+    With a vocabulary sharded over ranks both are DTensors, `x` replicated: three numbers
+    per token are communicated for each chunk, and the gradients of hidden states once.
     """
-    from kernels import linear_cross_entropy  # loads triton
+    from kernels import linear_cross_entropy  # imports triton
 
-    # a look at the targets would wait for a GPU
-    how: dict[str, Any] = {
+    # checking the targets would synchronise a GPU
+    options: dict[str, Any] = {
         "reduction": "none" if each else "sum",
         "softcap": softcap or 0.0,
         "check": False,
     }
-    lying: Any = weight_VH
-    mesh = getattr(lying, "device_mesh", None)
+    sharded: Any = weight_VH
+    mesh = getattr(sharded, "device_mesh", None)
     if mesh is not None:
-        whole: Any = x
-        how |= {"group": mesh.get_group(), "start": rows_of(weight_VH.shape[0], mesh)[0]}
-        x, weight_VH = whole.to_local(), lying.to_local()
-    return linear_cross_entropy(x, weight_VH, targets_BS, **how)
+        replicated: Any = x
+        options |= {"group": mesh.get_group(), "start": vocab_rows(weight_VH.shape[0], mesh)[0]}
+        x, weight_VH = replicated.to_local(), sharded.to_local()
+    return linear_cross_entropy(x, weight_VH, targets_BS, **options)
 
 
-def rows_of(vocab: int, mesh: DeviceMesh) -> tuple[int, int]:
-    """Of a vocabulary cut over a mesh as `torch.chunk` does: this rank's first row, and the one
-    after its last.
-    """
-    each = -(-vocab // mesh.size())
-    start = min(vocab, each * mesh.get_local_rank())
-    return start, min(vocab, start + each)
+def vocab_rows(vocab: int, mesh: DeviceMesh) -> tuple[int, int]:
+    """This rank's rows `(first, end)` of a vocabulary sharded over a mesh as by `torch.chunk`."""
+    size = -(-vocab // mesh.size())
+    start = min(vocab, size * mesh.get_local_rank())
+    return start, min(vocab, start + size)

@@ -1,7 +1,6 @@
-"""Multi-matrix factorisation attention (arXiv 2412.19255): many wide heads of low-rank queries, one
-key-value head.
+"""Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries, one key-value head.
 
-Does not know caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
+Does not depend on caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -9,15 +8,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from workers.contracts.specs.model import ModelSpec
-from workers.models.layers.attention import Attending
+from workers.models.layers.attention import AttentionBase
 from workers.models.layers.documents import Documents
 from workers.models.layers.norms import RmsNorm
 
 
-class FactorisedAttention(Attending):
-    """`[B, S, hidden]` → `[B, S, hidden]`; the query latent is normed before it is widened to all
-    heads.
-    """
+class FactorisedAttention(AttentionBase):
+    """`[B, S, hidden]` → `[B, S, hidden]`, with a norm on the query latent."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -41,6 +38,7 @@ class FactorisedAttention(Attending):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
+        """The attention output of `x`; `rope` are the tables of its positions."""
         q = self.q_up(self.q_latent_norm(self.q_down(x))).unflatten(-1, (-1, self.head_dim))
         k, v = self.k(x).unsqueeze(-2), self.v(x).unsqueeze(-2)
-        return self.attended(q, k, v, rope, documents)
+        return self.attend_heads(q, k, v, rope, documents)

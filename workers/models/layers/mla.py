@@ -1,7 +1,7 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): keys and values rise
-from one small latent.
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-Does not know caches or parallelism. Shapes: B batch, S sequence, H heads.
+Keys and values are projected from one small latent. Does not depend on caches or parallelism.
+Shapes: B batch, S sequence, H heads.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
 from workers.models.layers.norms import RmsNorm
-from workers.models.layers.operations import Chosen
+from workers.models.layers.operations import KernelOperations
 from workers.models.layers.rope_scaling import yarn_mscale
 
-# the norms of DeepSeek's latents keep this whatever the configuration's own is
+# epsilon of the norms of DeepSeek's latents, independent of the configuration
 LATENT_EPS = 1e-6
 
 
 class LatentAttention(nn.Module):
     """`[B, S, hidden]` → `[B, S, hidden]`.
 
-    Each head's query and key have a part without position and a rotary part; the rotary key is one
-    for all heads
-    (decoupled RoPE). Queries pass through a latent of their own where `q_lora_rank` is given.
+    Each head's query and key have a part without position and a rotary part; all heads share the
+    rotary key (decoupled RoPE). With `q_lora_rank` queries have their own latent.
     """
 
-    attend = staticmethod(attend)  # settable: another way to the same attention
-    operations: type[Chosen] = Chosen
+    attend = staticmethod(attend)  # replaceable by another implementation
+    operations: type[KernelOperations] = KernelOperations
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -61,6 +60,7 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
+        """The attention output of `x`; `rope` are the tables of its positions."""
         mla = self.mla
         q = self.q_up(self.q_latent_norm(self.q_down(x))) if mla.q_lora_rank else self.q(x)
         q = q.unflatten(-1, (-1, mla.qk_nope_head_dim + mla.qk_rope_head_dim))
@@ -89,9 +89,7 @@ class LatentAttention(nn.Module):
 
 
 def softmax_scale(spec: ModelSpec) -> float:
-    """1 / sqrt(query width), times the square of YaRN's temperature where `mscale_all_dim` is set
-    (DeepSeek's code).
-    """
+    """1 / sqrt(query width), times YaRN's squared temperature with `mscale_all_dim` (DeepSeek)."""
     assert spec.mla is not None
     scale = (spec.mla.qk_nope_head_dim + spec.mla.qk_rope_head_dim) ** -0.5
     scaling = spec.rope.scaling if spec.position == "rope" else None

@@ -1,6 +1,6 @@
-"""The feed-forward part of a block: gated (SwiGLU, GEGLU, ...) or plain, by configuration.
+"""The feed-forward network of a block: gated (SwiGLU, GEGLU, ...) or plain.
 
-Does not know experts. Shapes: `[..., hidden]` → `[..., hidden]`.
+Shapes: `[..., hidden]` → `[..., hidden]`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.specs.model import ModelSpec
-from workers.models.layers.operations import Chosen
+from workers.models.layers.operations import KernelOperations
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -24,11 +24,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class Mlp(nn.Module):
-    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; `width` defaults to
-    the model's ffn.
-    """
+    """`down(act(gate(x)) * up(x))` (arXiv 2002.05202) or `down(act(up(x)))`; default width: ffn."""
 
-    operations: type[Chosen] = Chosen
+    operations: type[KernelOperations] = KernelOperations
 
     def __init__(self, spec: ModelSpec, width: int | None = None) -> None:
         super().__init__()
@@ -39,6 +37,7 @@ class Mlp(nn.Module):
         self.down = nn.Linear(width, spec.hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """`[..., hidden]` → `[..., hidden]`."""
         if self.gate is None:
             inner = self.activation(self.up(x))
         else:

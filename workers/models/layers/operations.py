@@ -1,9 +1,7 @@
-"""The operations of a block that kernels do better than torch: chosen by what can run here, or
-plain torch.
+"""Operations of a block with own kernels, chosen by what can run here, or plain torch.
 
-Modules have a class attribute `operations`, settable by instance. What is chosen, and why,
-`kernels.explain` tells.
-Does not know modules. Shapes: `[..., N]` unless named.
+Modules have a class attribute `operations`, replaceable per instance. `kernels.explain` lists the
+choices and their reasons. Shapes: `[..., N]` unless named.
 """
 
 from __future__ import annotations
@@ -27,27 +25,27 @@ if TYPE_CHECKING:
     from kernels.moe import Permutation
 
 Activation = Callable[[Tensor], Tensor]
-_COMPILED = "torch.compile makes kernels of its own of it"
+_COMPILED = "torch.compile generates its own kernels"
 
 
-class Chosen:
-    """By `kernels` where it has what runs on the tensors' device, else torch's own operator."""
+class KernelOperations:
+    """Kernels of `kernels` if one runs on the tensors' device, else torch's own operators."""
 
     attend = staticmethod(attend)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467, eq. 4)."""
-        if _is_torchs("rms_norm", x, weight):
+        if _use_torch("rms_norm", x, weight):
             return functional.rms_norm(x, (x.shape[-1],), weight, eps)
-        found = kernels.rms_norm(x, weight, eps)
-        assert isinstance(found, Tensor)
-        return found
+        result = kernels.rms_norm(x, weight, eps)
+        assert isinstance(result, Tensor)
+        return result
 
     @staticmethod
     def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """Layer norm over the last dimension (arXiv 1607.06450, eq. 4)."""
-        if _is_torchs("layer_norm", x, weight, bias):
+        if _use_torch("layer_norm", x, weight, bias):
             return functional.layer_norm(x, (x.shape[-1],), weight, bias, eps)
         return kernels.layer_norm(x, weight, bias, eps)
 
@@ -55,30 +53,26 @@ class Chosen:
     def rotate(
         q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool
     ) -> tuple[Tensor, Tensor]:
-        """Queries and keys `[B, S, H, D]`, each with its own number of heads, turned by their
-        positions' angles.
-        """
-        if _is_torchs("apply_rope", q, k, *rope):
+        """Queries and keys `[B, S, H, D]`, rotated by their positions' angles; H may differ."""
+        if _use_torch("apply_rope", q, k, *rope):
             return apply_rope(q, *rope, interleaved), apply_rope(k, *rope, interleaved)
-        found = kernels.apply_rope(q, k, *rope, interleaved=interleaved)
-        assert isinstance(found, tuple)
-        return found
+        result = kernels.apply_rope(q, k, *rope, interleaved=interleaved)
+        assert isinstance(result, tuple)
+        return result
 
     @staticmethod
     def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
         """`activation(gate) * up` (arXiv 2002.05202)."""
-        if activation is not functional.silu or _is_torchs("swiglu", gate, up):
+        if activation is not functional.silu or _use_torch("swiglu", gate, up):
             return activation(gate) * up
-        found = kernels.swiglu(gate, up=up)
-        assert isinstance(found, Tensor)
-        return found
+        result = kernels.swiglu(gate, up=up)
+        assert isinstance(result, Tensor)
+        return result
 
     @staticmethod
     def routed(logits: Tensor, moe: Moe, bias_E: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """Weights `[..., K]` fp32 and experts `[..., K]` of a router's logits `[..., E]`; None
-        where torch is meant.
-        """
-        if _is_torchs("moe_gate", logits, bias_E):
+        """fp32 weights and experts `[..., K]` of logits `[..., E]`; None: torch computes them."""
+        if _use_torch("moe_gate", logits, bias_E):
             return None
         from kernels.moe import moe_gate
 
@@ -97,52 +91,50 @@ class Chosen:
 
     @staticmethod
     def permuted(x_T: Tensor, chosen_TK: Tensor, experts: int) -> tuple[Tensor, Permutation] | None:
-        """`[T · K, hidden]` by expert, what was dropped (expert E) last; None where torch is meant."""
-        if _is_torchs("moe_permute", x_T):
+        """`[T · K, hidden]` by expert, dropped tokens (expert E) last; None: torch permutes."""
+        if _use_torch("moe_permute", x_T):
             return None
         from kernels.moe import moe_permute
 
         return moe_permute(x_T, chosen_TK, experts, check=False)
 
     @staticmethod
-    def unpermuted(sorted_out: Tensor, way: Permutation, weights_TK: Tensor) -> Tensor:
-        """The way back of `permuted`: `[T, hidden]`, weighted and summed."""
+    def unpermuted(sorted_out: Tensor, permutation: Permutation, weights_TK: Tensor) -> Tensor:
+        """The inverse of `permuted`: `[T, hidden]`, weighted and summed."""
         from kernels.moe import moe_unpermute
 
-        return moe_unpermute(sorted_out, way, weights_TK)
+        return moe_unpermute(sorted_out, permutation, weights_TK)
 
     @staticmethod
     def at_once(rows: Tensor, weight_ENK: Tensor) -> bool:
-        """Whether one product takes the rows of all experts (`grouped`), or each expert's piece is
-        for itself.
-        """
-        return not _is_torchs("grouped_matmul", rows, weight_ENK)
+        """Whether one grouped product computes all experts, instead of one product per expert."""
+        return not _use_torch("grouped_matmul", rows, weight_ENK)
 
     @staticmethod
     def grouped(rows: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
-        """`[A, N]`: each expert's rows, `counts_E` of them, times its weight; zeros for the rows
-        behind them.
-        """
+        """`[A, N]`: each expert's `counts_E` rows times its weight; zeros for later rows."""
         from kernels.moe import grouped_matmul
 
         return grouped_matmul(rows, weight_ENK, counts_E, check=False)
 
 
-class Plain(Chosen):
-    """As the formulas are written, step by step in torch: what the other is measured against."""
+class PlainOperations(KernelOperations):
+    """The formulas in plain torch operations, the reference of the kernels."""
 
     attend = staticmethod(plain_attend)
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `KernelOperations.rms_norm`."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
     @staticmethod
     def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """See `KernelOperations.layer_norm`."""
         wide = x.float()
-        apart = wide - wide.mean(-1, keepdim=True)
-        normed = (apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + eps)).to(
+        centred = wide - wide.mean(-1, keepdim=True)
+        normed = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).to(
             x.dtype
         ) * weight
         return normed if bias is None else normed + bias
@@ -151,43 +143,47 @@ class Plain(Chosen):
     def rotate(
         q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor], interleaved: bool
     ) -> tuple[Tensor, Tensor]:
+        """See `KernelOperations.rotate`."""
         return apply_rope(q, *rope, interleaved), apply_rope(k, *rope, interleaved)
 
     @staticmethod
     def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+        """See `KernelOperations.gated`."""
         return activation(gate) * up
 
     @staticmethod
     def routed(logits: Tensor, moe: Moe, bias_E: Tensor | None) -> None:
+        """See `KernelOperations.routed`."""
         return None
 
     @staticmethod
     def permuted(x_T: Tensor, chosen_TK: Tensor, experts: int) -> None:
+        """See `KernelOperations.permuted`."""
         return None
 
     @staticmethod
     def at_once(rows: Tensor, weight_ENK: Tensor) -> bool:
+        """See `KernelOperations.at_once`."""
         return False
 
 
 def make_plain(model: nn.Module) -> None:
-    """Every module of `model` computes by `Plain`.
+    """Make every module of `model` compute with `PlainOperations`.
 
-    Before attention is given other ways: pages, a ring.
+    Call it before other attention implementations (paged, ring) are set.
     """
-    for each in model.modules():
-        if hasattr(type(each), "operations"):
-            each.operations = Plain  # type: ignore[assignment]
-        if hasattr(type(each), "attend"):
-            each.attend = Plain.attend  # type: ignore[assignment]
+    for module in model.modules():
+        if hasattr(type(module), "operations"):
+            module.operations = PlainOperations  # type: ignore[assignment]
+        if hasattr(type(module), "attend"):
+            module.attend = PlainOperations.attend  # type: ignore[assignment]
 
 
-def _is_torchs(op: str, x: Tensor, *others: Tensor | None) -> bool:
-    """Whether torch's own operator runs, told as every choice is; else `kernels` is to be called,
-    which tells it.
+def _use_torch(op: str, x: Tensor, *others: Tensor | None) -> bool:
+    """Whether torch's own operator runs, recorded as a choice; otherwise `kernels` records its own.
 
-    Looked at once for each kind of tensor: on a CPU a step of a small model would else spend a
-    tenth of its time here.
+    Cached per kind of tensor: otherwise a step of a small model on a CPU would spend a tenth of its
+    time here.
     """
     if torch.compiler.is_compiling():
         record_choice(op, {"dtype": x.dtype}, "torch", _COMPILED)

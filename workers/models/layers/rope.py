@@ -1,7 +1,6 @@
 """Rotary position embedding: the angle tables and their application, halves or interleaved pairs.
 
-Does not know attention, or where a sequence stands in a batch. Shapes: B batch, S sequence, H
-heads, D rotary dims.
+Does not depend on attention. Shapes: B batch, S sequence, H heads, D rotary dims.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ def rope_tables(
     *,
     max_seq_len: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each `[length, rotary_dim / 2]` in fp32 (RoFormer, arXiv 2104.09864, eq.
-    34).
+    """Cosines and sines, each `[length, rotary_dim / 2]` in fp32 (RoFormer, arXiv 2104.09864).
 
-    `max_seq_len` (default: `length`) is the context that a scaling extends where it does not say so
-    itself. Angles are
-    products of fp32 numbers, as published weights learned them (Llama's own code, transformers):
-    with angles of fp64
-    SmolLM2's logits lay up to 1.5e-4 from transformers', with these they are the same to the bit.
+    `max_seq_len` (default: `length`) is the context that a scaling extends if it has no original
+    length. Angles are products of fp32 numbers, as in Llama's code and transformers: with fp64
+    angles SmolLM2's logits differ by up to 1.5e-4 from transformers', with these they are equal.
     """
     frequency = scaled_frequencies(
         rope, rotary_dim, length=length, max_seq_len=max_seq_len or length
@@ -39,16 +35,14 @@ def rope_tables(
 
 
 def apply_rope(x_BSHD: Tensor, cos_SD: Tensor, sin_SD: Tensor, interleaved: bool) -> Tensor:
-    """Turn each head by its position's angle; computed in fp32 because bf16 angles lose far
-    positions.
-    """
+    """Rotate each head by its position's angle, in fp32 because bf16 angles are too coarse."""
     cos, sin = cos_SD[None, :, None, :], sin_SD[None, :, None, :]
     if interleaved:
         first, second = x_BSHD.float()[..., 0::2], x_BSHD.float()[..., 1::2]
-        turned = torch.stack(
+        rotated = torch.stack(
             (first * cos - second * sin, second * cos + first * sin), dim=-1
         ).flatten(-2)
     else:
         first, second = x_BSHD.float().chunk(2, dim=-1)
-        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x_BSHD.dtype)
+        rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return rotated.to(x_BSHD.dtype)

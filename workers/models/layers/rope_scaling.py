@@ -1,7 +1,6 @@
-"""Context extension of RoPE: how linear, dynamic, Llama 3's and YaRN's scaling change the rotary
-frequencies.
+"""Context extension of RoPE: linear, dynamic, Llama 3's and YaRN's scaling of frequencies.
 
-Knows frequencies alone; does not know tables, heads or sequences.
+Does not depend on tables, heads or sequences.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from workers.contracts.specs.model import Rope, RopeScaling
 
 
 def scaled_frequencies(rope: Rope, rotary_dim: int, *, length: int, max_seq_len: int) -> Tensor:
-    """`[rotary_dim / 2]`, radians a position, for a sequence of `length` tokens; in fp32 from the
-    first power on.
-    """
+    """Frequencies `[rotary_dim / 2]` in radians per position for `length` tokens, all in fp32."""
     exponent = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     wave: Tensor = rope.theta**exponent
     scaling = rope.scaling
@@ -37,10 +34,7 @@ def scaled_frequencies(rope: Rope, rotary_dim: int, *, length: int, max_seq_len:
 
 
 def rotary_amplitude(scaling: RopeScaling | None) -> float:
-    """What cosines and sines are multiplied by: YaRN's temperature (arXiv 2309.00071, eq.
-
-    22), 1 for all others.
-    """
+    """Factor on cosines and sines: YaRN's temperature (arXiv 2309.00071, eq. 22), 1 otherwise."""
     if scaling is None or scaling.name != "yarn":
         return 1.0
     if scaling.mscale and scaling.mscale_all_dim:
@@ -51,6 +45,7 @@ def rotary_amplitude(scaling: RopeScaling | None) -> float:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's temperature with coefficient `mscale` (DeepSeek's code)."""
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -65,30 +60,28 @@ def _dynamic_theta(
 
 
 def _llama3(frequency: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long wavelengths are divided by `factor`, short ones kept, a linear ramp between (Llama 3.1
-    reference code).
-    """
+    """Divide long wavelengths by `factor`, with a linear ramp to short ones (Llama 3.1's code)."""
     original = scaling.original_max_seq_len or 8192
     wavelength = 2 * math.pi / frequency
     ramp = (original / wavelength - scaling.low_freq_factor) / (
         scaling.high_freq_factor - scaling.low_freq_factor
     )
-    kept = ramp.clamp(0, 1)
-    return (1 - kept) * frequency / scaling.factor + kept * frequency
+    unscaled = ramp.clamp(0, 1)
+    return (1 - unscaled) * frequency / scaling.factor + unscaled * frequency
 
 
 def _yarn(wave: Tensor, rope: Rope, scaling: RopeScaling, rotary_dim: int, original: int) -> Tensor:
-    """Dims that turn more than `beta_fast` times over the original context keep their frequency 1 /
-    `wave`, those that
-    turn less than `beta_slow` times have it divided by `factor`, a linear ramp over the dims
-    between (arXiv 2309.00071,
-    section 3.2)."""
+    """Dims with more than `beta_fast` rotations in the original context keep frequency 1 / `wave`.
 
-    def dim_that_turns(times: float) -> float:
+    With fewer than `beta_slow` it is divided by `factor`, with a linear ramp over the dims
+    between (arXiv 2309.00071, section 3.2).
+    """
+
+    def dim_with_rotations(times: float) -> float:
         return rotary_dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(rope.theta))
 
-    low = max(math.floor(dim_that_turns(scaling.beta_fast)), 0)
-    high = min(math.ceil(dim_that_turns(scaling.beta_slow)), rotary_dim - 1)
+    low = max(math.floor(dim_with_rotations(scaling.beta_fast)), 0)
+    high = min(math.ceil(dim_with_rotations(scaling.beta_slow)), rotary_dim - 1)
     width = high - low if high != low else 0.001
-    kept = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    return 1.0 / (scaling.factor * wave) * (1 - kept) + 1.0 / wave * kept
+    unscaled = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    return 1.0 / (scaling.factor * wave) * (1 - unscaled) + 1.0 / wave * unscaled

@@ -1,6 +1,6 @@
-"""The routed experts of a layer, their weights stacked, and the sorting of tokens to them and back.
+"""The routed experts of a layer with stacked weights, and the permutation of tokens by expert.
 
-Does not know how tokens were routed. Shapes: T tokens, K chosen a token, E experts.
+Does not depend on how tokens were routed. Shapes: T tokens, K experts per token, E experts.
 """
 
 from __future__ import annotations
@@ -16,37 +16,35 @@ from torch.nn import functional
 from workers.contracts.specs.model import ModelSpec, Moe
 from workers.models.layers.documents import Documents
 from workers.models.layers.mlp import ACTIVATIONS
-from workers.models.layers.operations import Chosen
+from workers.models.layers.operations import KernelOperations
 
 # rows by expert, weights `[E, out, in]`, rows of each → products
 Grouped = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class StackedLinear(nn.Module):
-    """One linear an expert: `weight` `[E, out, in]`, `bias` `[E, out]` or None."""
+    """One linear layer per expert: `weight` `[E, out, in]`, `bias` `[E, out]` or None."""
 
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
         self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
-    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Each expert's linear on its own piece.
+    def forward(self, rows_by_expert: list[Tensor]) -> list[Tensor]:
+        """Each expert's linear layer on its own rows.
 
         Experts without a token still get a gradient, of zeros.
         """
-        biases = [None] * len(pieces) if self.bias is None else self.bias.unbind()
+        biases = [None] * len(rows_by_expert) if self.bias is None else self.bias.unbind()
         return [
-            functional.linear(piece, weight, bias)
-            for piece, weight, bias in zip(pieces, self.weight.unbind(), biases, strict=True)
+            functional.linear(rows, weight, bias)
+            for rows, weight, bias in zip(rows_by_expert, self.weight.unbind(), biases, strict=True)
         ]
 
     def of_rows(
         self, rows: Tensor, counts_E: Tensor, expert_A: Tensor | None, grouped: Grouped
     ) -> Tensor:
-        """The same of all rows at once, `[A, out]`; `expert_A` is each row's expert, E of nobody's,
-        which get zeros.
-        """
+        """All rows with one product, `[A, out]`; `expert_A` is each row's expert, E for none."""
         out = grouped(rows, self.weight, counts_E)
         if self.bias is None or expert_A is None:
             return out
@@ -54,11 +52,9 @@ class StackedLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Tokens `[T, hidden]` through their experts and back, `[T, hidden]`, weighted and summed over
-    the K chosen.
-    """
+    """`[T, hidden]` → `[T, hidden]`: the weighted sum of each token's K experts."""
 
-    operations: type[Chosen] = Chosen
+    operations: type[KernelOperations] = KernelOperations
 
     def __init__(self, spec: ModelSpec, moe: Moe) -> None:
         super().__init__()
@@ -71,18 +67,18 @@ class Experts(nn.Module):
         )
         self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
         self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
-        # settable: for experts that lie on several ranks
+        # replaceable, for experts on several ranks
         self.through: Callable[[Tensor, Tensor], Tensor] = self.through_all
 
     def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        """`chosen_TK` names experts 0 to E - 1, and E where an assignment was dropped."""
+        """`chosen_TK` are experts 0 to E - 1, or E for a dropped assignment."""
         permuted = self.operations.permuted(x_T, chosen_TK, self.experts)
         if permuted is not None:
-            rows, way = permuted
-            done = self.through(rows, way.counts)
+            rows, permutation = permuted
+            done = self.through(rows, permutation.counts)
             if len(done) < len(rows):
                 done = torch.cat([done, done.new_zeros(len(rows) - len(done), done.shape[1])])
-            return self.operations.unpermuted(done, way, weights_TK)
+            return self.operations.unpermuted(done, permutation, weights_TK)
         top_k, flat = chosen_TK.shape[1], chosen_TK.flatten()
         order = flat.argsort(stable=True)
         counts_E = torch.bincount(flat, minlength=self.experts + 1)[:-1]
@@ -95,24 +91,25 @@ class Experts(nn.Module):
         return weighted.sum(1)
 
     def through_all(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """Outputs for the first rows of `sorted_x`, `counts_E[e]` in turn for expert e; the rows
-        after are dropped:
-        they give zeros, or nothing."""
+        """Outputs of the first rows of `sorted_x`, `counts_E[e]` of them for expert e in order.
+
+        Later rows are dropped: their outputs are zeros or missing.
+        """
         return self.mlp(sorted_x, counts_E)
 
     def mlp(self, rows: Tensor, counts_E: Tensor, counts: list[int] | None = None) -> Tensor:
-        """Each expert that is held here on its rows, as `through_all`; `counts` are `counts_E`
-        where the host knows.
-        """
+        """`through_all` for this rank's experts; `counts` is `counts_E` if the host has it."""
         if self._takes_rows() and self.operations.at_once(rows, self.up.weight):
             return self._at_once(rows, counts_E)
-        found: list[int] = counts_E.tolist() if counts is None else counts
-        return torch.cat(self._in_pieces(list(torch.split(rows[: sum(found)], found))))
+        sizes: list[int] = counts_E.tolist() if counts is None else counts
+        return torch.cat(self._by_expert(list(torch.split(rows[: sum(sizes)], sizes))))
 
     def _takes_rows(self) -> bool:
-        """Not what stands in a linear's place and rounds each expert's numbers for itself."""
-        linears = [each for each in (self.gate, self.up, self.down) if each is not None]
-        return all(type(each) is StackedLinear and "forward" not in vars(each) for each in linears)
+        """False if a linear layer was replaced by one that quantises each expert separately."""
+        linears = [linear for linear in (self.gate, self.up, self.down) if linear is not None]
+        return all(
+            type(linear) is StackedLinear and "forward" not in vars(linear) for linear in linears
+        )
 
     def _at_once(self, rows: Tensor, counts_E: Tensor) -> Tensor:
         grouped, expert_A = self.operations.grouped, None
@@ -128,12 +125,12 @@ class Experts(nn.Module):
             )
         return self.down.of_rows(inner, counts_E, expert_A, grouped)
 
-    def _in_pieces(self, pieces: list[Tensor]) -> list[Tensor]:
-        inner: list[Tensor] = self.up(pieces)
+    def _by_expert(self, rows_by_expert: list[Tensor]) -> list[Tensor]:
+        inner: list[Tensor] = self.up(rows_by_expert)
         if self.gate is None:
             inner = [self.activation(up) for up in inner]
         else:
-            pairs = zip(self.gate(pieces), inner, strict=True)
+            pairs = zip(self.gate(rows_by_expert), inner, strict=True)
             inner = [self.operations.gated(gate, up, self.activation) for gate, up in pairs]
         out: list[Tensor] = self.down(inner)
         return out
@@ -142,14 +139,12 @@ class Experts(nn.Module):
 def drop_beyond_capacity(
     chosen_BSK: Tensor, *, experts: int, capacity: float, documents: Documents | None = None
 ) -> Tensor:
-    """`chosen_BSK` with what exceeds an expert's capacity set to `experts`.
+    """`chosen_BSK` with assignments beyond an expert's capacity set to `experts`.
 
     An expert takes ceil(capacity · S · K / E) tokens of each sequence, first choices before second
-    ones, earlier tokens
-    before later ones (GShard, arXiv 2006.16668, algorithm 1, whose groups are our sequences: so
-    what is dropped does
-    not depend on how a batch is spread over ranks and micro-batches). Of packed `documents` each is
-    such a group.
+    ones, earlier tokens before later ones (GShard, arXiv 2006.16668, algorithm 1, with sequences as
+    groups, so that the result does not depend on how a batch is distributed over ranks and
+    micro-batches). With packed `documents` each document is a group.
     """
     batch, length, top_k = chosen_BSK.shape
     if documents is not None and not documents.whole:
@@ -160,8 +155,8 @@ def drop_beyond_capacity(
     by_rank = chosen_BSK.transpose(1, 2).reshape(batch, top_k * length)
     assigned = functional.one_hot(by_rank, experts)
     place = (assigned.cumsum(1) - assigned).gather(2, by_rank.unsqueeze(-1)).squeeze(-1)
-    kept = by_rank.masked_fill(place >= most, experts)
-    return kept.reshape(batch, top_k, length).transpose(1, 2)
+    retained = by_rank.masked_fill(place >= most, experts)
+    return retained.reshape(batch, top_k, length).transpose(1, 2)
 
 
 def _drop_by_document(
@@ -176,13 +171,13 @@ def _drop_by_document(
     most_T = most.to(device)[document_T]
     # by earlier choices
     taken_DE = torch.zeros(len(lengths), experts, dtype=torch.int64, device=device)
-    kept = []
+    retained = []
     for chosen_T in chosen_TK.unbind(1):
         assigned_TE = functional.one_hot(chosen_T, experts)
         here_DE = torch.zeros_like(taken_DE).index_add_(0, document_T, assigned_TE)
         before_DE = here_DE.cumsum(0) - here_DE  # in the documents before
         place_TE = assigned_TE.cumsum(0) - assigned_TE + (taken_DE - before_DE)[document_T]
         place_T = place_TE.gather(1, chosen_T.unsqueeze(1)).squeeze(1)
-        kept.append(chosen_T.masked_fill(place_T >= most_T, experts))
+        retained.append(chosen_T.masked_fill(place_T >= most_T, experts))
         taken_DE += here_DE
-    return torch.stack(kept, 1).view_as(chosen_BSK)
+    return torch.stack(retained, 1).view_as(chosen_BSK)

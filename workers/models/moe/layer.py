@@ -1,6 +1,6 @@
-"""The feed-forward part of a routing layer: router, routed experts, shared experts, balance.
+"""The feed-forward network of a routing layer: router, routed and shared experts, load balancing.
 
-Does not know parallelism. Shapes: B batch, S sequence.
+Does not depend on parallelism. Shapes: B batch, S sequence.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from workers.contracts.specs.model import ModelSpec, Moe
 from workers.models.layers.documents import Documents
 from workers.models.layers.mlp import Mlp
 from workers.models.moe.experts import Experts, drop_beyond_capacity
-from workers.models.moe.load_balance import Balance
+from workers.models.moe.load_balance import LoadBalance
 from workers.models.moe.router import Router
 
 
@@ -19,10 +19,10 @@ class RoutedMlp(nn.Module):
     """`[B, S, hidden]` → `[B, S, hidden]`: the sum of each token's `top_k` experts and of the
     shared ones.
 
-    A capacity limits training alone: outside it no token is dropped.
+    A capacity applies only in training; otherwise no token is dropped.
     """
 
-    # settable: for a part of each sequence
+    # replaceable, for a part of each sequence
     drop_beyond_capacity = staticmethod(drop_beyond_capacity)
 
     def __init__(self, spec: ModelSpec, moe: Moe) -> None:
@@ -31,17 +31,20 @@ class RoutedMlp(nn.Module):
         self.router = Router(spec.hidden, moe)
         self.experts = Experts(spec, moe)
         self.shared = Mlp(spec, moe.shared_width) if moe.shared_experts else None
-        self.balance = Balance(moe)
+        self.balance = LoadBalance(moe)
 
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        """The output of `x`; a capacity counts per document."""
         weights, chosen, scores = self.router(x)
-        kept = chosen
+        assigned = chosen
         if self.training and self.moe.capacity is not None:
             experts, capacity = self.moe.experts, self.moe.capacity
-            kept = self.drop_beyond_capacity(
+            assigned = self.drop_beyond_capacity(
                 chosen, experts=experts, capacity=capacity, documents=documents
             )
-        out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), kept.flatten(0, 1)).view_as(x)
+        out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), assigned.flatten(0, 1)).view_as(
+            x
+        )
         if self.shared is not None:
             out = out + self.shared(x)
         balanced: Tensor = self.balance(out, scores, chosen)

@@ -1,6 +1,6 @@
-"""Keeping experts evenly loaded: the auxiliary loss and the load counters of one layer.
+"""Load balancing of experts: the auxiliary loss and the load counters of one layer.
 
-Does not know routing or steps. Shapes: B batch, S sequence, K chosen a token, E experts.
+Does not depend on routing or steps. Shapes: B batch, S sequence, K experts per token, E experts.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from torch.nn import functional
 from workers.contracts.specs.model import Moe
 
 
-class Balance(nn.Module):
-    """Passes a layer's output through; its backward pass counts loads and adds the auxiliary loss's
-    gradient.
+class LoadBalance(nn.Module):
+    """Identity whose backward pass counts loads and adds the auxiliary loss's gradient.
 
-    The backward pass, because it runs once a micro-batch where a recomputed forward pass runs
-    twice, and runs in
-    whatever stage of a pipeline the layer stands. Does nothing outside training.
+    The backward pass runs once per micro-batch, also if the forward pass is recomputed, and in the
+    pipeline stage of the layer. Does nothing outside training.
     """
 
     def __init__(self, moe: Moe) -> None:
         super().__init__()
         self.experts, self.coefficient = moe.experts, moe.aux_loss
         self.gradient_scale = 0.0
-        # settable: from the assignments counted here, `[B, E]`, to those of the whole sequences
+        # replaceable: from the assignments counted here, `[B, E]`, to those of full sequences
         self.whole_counts: Callable[[Tensor], Tensor] = lambda assigned_BE: assigned_BE
-        self.told: Tensor | None = None  # E loads and the summed auxiliary loss, since last taken
+        self.recorded: Tensor | None = (
+            None  # E loads and the summed auxiliary loss since the last `take`
+        )
 
     def forward(self, out: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor) -> Tensor:
+        """`out` itself; records loads of `chosen_BSK` in the backward pass."""
         if not (self.training and torch.is_grad_enabled()):
             return out
         assigned_BE = functional.one_hot(chosen_BSK, self.experts).sum((1, 2))
@@ -42,13 +43,16 @@ class Balance(nn.Module):
         return passed
 
     def add(self, loads_E: Tensor, loss: Tensor) -> None:
-        told = torch.cat((loads_E.double(), loss.double().reshape(1)))
-        self.told = told if self.told is None else self.told + told
+        """Add loads and the auxiliary loss of one micro-batch."""
+        statistics = torch.cat((loads_E.double(), loss.double().reshape(1)))
+        self.recorded = statistics if self.recorded is None else self.recorded + statistics
 
 
 class _Through(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, out: Tensor, loss: Tensor, loads_E: Tensor, balance: Balance) -> Tensor:
+    def forward(
+        ctx: Any, out: Tensor, loss: Tensor, loads_E: Tensor, balance: LoadBalance
+    ) -> Tensor:
         ctx.loss, ctx.loads_E, ctx.balance = loss.detach(), loads_E, balance
         return out.view_as(out)
 
@@ -62,11 +66,10 @@ def balance_loss(scores_BSE: Tensor, assigned_BE: Tensor, *, top_k: int) -> Tens
     """Sum over sequences of Σ_e f_e · P_e (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20), before its
     coefficient.
 
-    f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 when
-    balanced. By sequence,
-    so that a batch's loss is the same however it is spread over ranks and micro-batches. Of scores
-    that are a part of
-    their sequences, with assignments of the whole, it gives what that part adds to the sum.
+    f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 if
+    balanced. It is computed per sequence, so it does not depend on how a batch is distributed over
+    ranks and micro-batches. For scores of a part of each sequence, with assignments of the full
+    sequence, it is that part's contribution to the sum.
     """
     total_B1 = assigned_BE.sum(1, keepdim=True)
     share_BE = assigned_BE * (assigned_BE.shape[1] / total_B1)

@@ -1,9 +1,7 @@
-"""What belongs to weights besides tensors: tokenizer, special tokens, chat template, how generation
-begins and ends.
+"""Assets of weights: tokenizer, special tokens, chat template, generation settings.
 
-They lie as files beside the weights, inside a GGUF file, or a checkpoint's manifest says that the
-text was bytes. Knows
-no torch and no model.
+They are files next to the weights or inside a GGUF file; a checkpoint's manifest may say that its
+text was bytes. Does not depend on torch or on models.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from workers.models.errors import WeightsError
 from workers.models.gguf.header import read_gguf_header
 from workers.models.gguf.tokenizer import tokenizer_files
 from workers.models.hf.config import read_json
-from workers.models.weights.locations import no_weights, place
+from workers.models.weights.locations import no_weights_error, resolve_weights_path
 from workers.models.weights.manifest import NAME as MANIFEST
 from workers.models.weights.manifest import read_manifest
 
@@ -41,48 +39,45 @@ NAMES = (
 )
 
 
-def belongings(path: Path) -> dict[str, bytes]:
-    """The files by name, of weights at `path` (as `open_weights` takes it); empty where nothing is
-    known.
+def read_assets(path: Path) -> dict[str, bytes]:
+    """The asset files by name, of weights at `path` (as for `open_weights`); may be empty.
 
-    A tokenizer.json beside a .gguf file stands above the one inside. Raises WeightsError for a
-    tokenizer in a GGUF file
-    that cannot be read.
+    A tokenizer.json next to a .gguf file takes precedence over the one inside. Raises WeightsError
+    for a tokenizer in a GGUF file that cannot be read.
     """
-    where = place(path)
+    where = resolve_weights_path(path)
     if where.suffix == ".gguf" and where.is_file():
-        beside = _in_folder(where.parent)
-        if TOKENIZER in beside:
-            return beside
+        files = _in_folder(where.parent)
+        if TOKENIZER in files:
+            return files
         return {
             name: text.encode() for name, text in tokenizer_files(read_gguf_header(where)).items()
         }
     if not where.exists():
         return {}
     folder = where if where.is_dir() else where.parent
-    found = _in_folder(folder)
-    if not found and (folder / MANIFEST).is_file():
-        found = _in_folder(folder.parent)  # a run keeps them beside its checkpoints
-    return found
+    files = _in_folder(folder)
+    if not files and (folder / MANIFEST).is_file():
+        files = _in_folder(folder.parent)  # a run saves them next to its checkpoints
+    return files
 
 
 def reads_bytes(path: Path) -> bool:
-    """Whether weights without a tokenizer know bytes, as far as can be told.
+    """Whether weights without a tokenizer read raw bytes, as far as can be determined.
 
-    A vocabulary of 256 is the bytes; and a checkpoint's manifest tells of a run on text without a
-    tokenizer. Raises
-    WeightsError, also where there are no weights.
+    That is a vocabulary of 256, or a checkpoint of a run on text without a tokenizer. Raises
+    WeightsError, also if there are no weights.
     """
-    where = place(path)
+    where = resolve_weights_path(path)
     if not where.exists():
-        raise no_weights(where)
+        raise no_weights_error(where)
     if where.suffix == ".gguf":
         table = read_gguf_header(where).tensors.get("token_embd.weight")
         return table is not None and table.shape[:1] == (_BYTES,)
     folder = where if where.is_dir() else where.parent
     if not (folder / MANIFEST).is_file():
         if not (folder / "config.json").is_file():
-            raise no_weights(folder)
+            raise no_weights_error(folder)
         return read_json(folder / "config.json").get("vocab_size") == _BYTES
     manifest = read_manifest(folder)
     if _mapping(manifest.get("model")).get("vocab") == _BYTES:
@@ -92,21 +87,21 @@ def reads_bytes(path: Path) -> bool:
         return False
     sources = data.get("sources") or [data]
     return bool(data) and any(
-        each.get("preset") or each.get("format", "text") != "tokens" for each in sources
+        source.get("preset") or source.get("format", "text") != "tokens" for source in sources
     )
 
 
-def keep(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write the files into `folder`, each whole or not at all. Raises OSError."""
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write the files into `folder`, each atomically. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        beside = folder / f".{name}.{os.getpid()}"
-        beside.write_bytes(data)
-        os.replace(beside, folder / name)
+        temporary = folder / f".{name}.{os.getpid()}"
+        temporary.write_bytes(data)
+        os.replace(temporary, folder / name)
 
 
-def _mapping(given: Any) -> Mapping[str, Any]:
-    return given if isinstance(given, Mapping) else {}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _in_folder(folder: Path) -> dict[str, bytes]:

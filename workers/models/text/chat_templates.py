@@ -1,7 +1,7 @@
-"""Chat templates: a conversation to the text that a model was taught to read.
+"""Chat templates: renders a conversation as the text format that a model was trained on.
 
-A template is a stranger's program, so it runs in jinja2's sandbox, with the names that transformers
-gives it.
+A template is untrusted code, so it runs in jinja2's sandbox, with the names that transformers
+passes.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from workers.models.errors import WeightsError
 
 
 def render(template: str, names: Mapping[str, Any], *, where: str) -> str:
-    """Raises WeightsError, naming `where`, for a template that is none or that refuses what it is
-    given.
-    """
+    """The rendered template. Raises WeightsError for an invalid template or refused messages."""
     try:
         return _compiled(template).render(**names)
     except jinja2.TemplateSyntaxError as error:
         raise WeightsError(
-            f"{where}: its chat template is none: {error}; fetch the model again"
+            f"{where}: its chat template is invalid: {error}; fetch the model again"
         ) from None
-    except Exception as error:  # a template may do anything wrong
+    except Exception as error:  # a template may raise anything
         raise WeightsError(
-            f"{where}: its chat template refuses: {str(error)[:200]}; mend the messages"
+            f"{where}: its chat template refuses: {str(error)[:200]}; correct the messages"
         ) from None
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model itself wrote, for training; here it only holds text."""
+    """`{% generation %}`, which marks the model's output for training; here it is plain text."""
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The nodes between the tag and its end."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 @lru_cache(maxsize=16)
 def _compiled(template: str) -> jinja2.Template:
-    room = ImmutableSandboxedEnvironment(
+    environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
-    room.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-    room.globals["raise_exception"] = _refuse
-    room.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return room.from_string(template)
+    environment.filters["tojson"] = lambda value, **how: json.dumps(
+        value, ensure_ascii=False, **how
+    )
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment.from_string(template)
 
 
 def _refuse(message: str) -> None:

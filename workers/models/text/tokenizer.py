@@ -1,7 +1,6 @@
-"""Text to token ids and back as a model's own tokenizer does it, with its special tokens and chat
-template.
+"""A model's own tokenizer: text to token ids and back, special tokens, chat template.
 
-Loads the package `tokenizers` when one is opened, and torch never.
+Imports the package `tokenizers` when one is opened. Does not depend on torch.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from workers.models.errors import WeightsError
-from workers.models.text.assets import CONFIGURATION, GENERATION, TEMPLATE, TOKENIZER, belongings
+from workers.models.text.assets import CONFIGURATION, GENERATION, TEMPLATE, TOKENIZER, read_assets
 from workers.models.text.chat_templates import render
 
 
 @dataclass(frozen=True, slots=True)
 class TextTokenizer:
-    """`vocab` is one more than the largest id; `ends` are the ids at which generation stops, the
-    first of a text.
+    """A loaded tokenizer.
 
-    `special` are the texts of bos, eos, unk and pad, as templates name them.
+    `vocab` is the largest id plus one; `ends` are the ids at which generation stops, that of a text
+    first. `special` are the texts of bos, eos, unk and pad by the names that templates use.
     """
 
     where: str
@@ -34,40 +33,35 @@ class TextTokenizer:
     _loaded: Any = None
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Ids; with `special`, what the model puts around a text is put around it.
+        """Token ids; with `special` including the tokens that the model adds around a text.
 
-        Special tokens in it are found.
+        Special tokens inside the text are recognised.
         """
-        found: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
-        return found
+        ids: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
+        return ids
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Text; without `special`, special tokens are left out.
-
-        Bytes that are no UTF-8 become U+FFFD.
-        """
-        found: str = self._loaded.decode(list(ids), skip_special_tokens=not special)
-        return found
+        """The text, with special tokens only if `special`; invalid UTF-8 becomes U+FFFD."""
+        text: str = self._loaded.decode(list(ids), skip_special_tokens=not special)
+        return text
 
     def ids(self) -> dict[str, int]:
-        """Of every token, special ones too."""
-        found: dict[str, int] = self._loaded.get_vocab(with_added_tokens=True)
-        return found
+        """Ids of all tokens, including special ones."""
+        ids: dict[str, int] = self._loaded.get_vocab(with_added_tokens=True)
+        return ids
 
     def as_json(self) -> str:
-        """The whole tokenizer, as the package `tokenizers` writes it."""
-        told: str = self._loaded.to_str()
-        return told
+        """The tokenizer.json, as the package `tokenizers` writes it."""
+        document: str = self._loaded.to_str()
+        return document
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **more: Any
     ) -> str:
-        """The conversation as the model was taught to read it; with `answer`, up to where its
-        answer begins.
+        """The conversation in the model's format, with `answer` up to the start of its answer.
 
-        `messages` are `{role, content}`. Encode the text without `special`: the template has it.
-        Raises WeightsError
-        where there is no template, or it refuses the messages.
+        `messages` are `{role, content}`. Encode the text without `special`: the template adds them.
+        Raises WeightsError if there is no template, or it refuses the messages.
         """
         if self.chat_template is None:
             raise WeightsError(
@@ -79,37 +73,36 @@ class TextTokenizer:
 
 
 def open_tokenizer(path: Path) -> TextTokenizer:
-    """The tokenizer of weights at `path`: a Hugging Face folder, a checkpoint's or a fetched
-    model's, or a .gguf file.
+    """The tokenizer of weights: a Hugging Face folder, a checkpoint, a fetched model or a .gguf.
 
-    Raises WeightsError where there is none, or it cannot be read.
+    Raises WeightsError if it is missing or invalid.
     """
-    files = belongings(path)
+    files = read_assets(path)
     if TOKENIZER not in files:
         raise WeightsError(
-            f"{path} has no {TOKENIZER} beside its weights; put the model's own there"
+            f"{path} has no {TOKENIZER} next to its weights; put the model's own there"
         )
     loaded = _load(files[TOKENIZER], f"{path}: {TOKENIZER}")
-    told = {name: _object(files, name, path) for name in (CONFIGURATION, GENERATION)}
+    settings = {name: _object(files, name, path) for name in (CONFIGURATION, GENERATION)}
     special = {
         name: text
         for name in ("bos_token", "eos_token", "unk_token", "pad_token")
-        if (text := _text_of(told[CONFIGURATION].get(name))) is not None
+        if (text := _text_of(settings[CONFIGURATION].get(name))) is not None
     }
     ids = {name: loaded.token_to_id(text) for name, text in special.items()}
-    ends = told[GENERATION].get("eos_token_id", ids.get("eos_token"))
-    begin = told[GENERATION].get("bos_token_id", ids.get("bos_token"))
+    ends = settings[GENERATION].get("eos_token_id", ids.get("eos_token"))
+    begin = settings[GENERATION].get("bos_token_id", ids.get("bos_token"))
     template = (
         files[TEMPLATE].decode()
         if TEMPLATE in files
-        else _template(told[CONFIGURATION].get("chat_template"))
+        else _template(settings[CONFIGURATION].get("chat_template"))
     )
     return TextTokenizer(
         where=str(path),
         vocab=max(loaded.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
         bos=begin if isinstance(begin, int) else None,
         ends=tuple(
-            each for each in (ends if isinstance(ends, list) else [ends]) if isinstance(each, int)
+            end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)
         ),
         chat_template=template,
         special=special,
@@ -132,27 +125,27 @@ def _load(data: bytes, what: str) -> Any:
 
 def _object(files: Mapping[str, bytes], name: str, path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(files.get(name, b"{}"))
+        value = json.loads(files.get(name, b"{}"))
     except ValueError as error:
         raise WeightsError(
             f"{path}: {name} is not JSON: {str(error)[:80]}; fetch it again"
         ) from None
-    if not isinstance(found, dict):
-        raise WeightsError(f"{path}: {name} holds no JSON object; fetch it again")
-    return found
+    if not isinstance(value, dict):
+        raise WeightsError(f"{path}: {name} is not a JSON object; fetch it again")
+    return value
 
 
-def _text_of(given: Any) -> str | None:
-    """A special token is its text, or an object with it."""
-    text = given.get("content") if isinstance(given, Mapping) else given
+def _text_of(token: Any) -> str | None:
+    """The text of a special token, which is a string or an object with it."""
+    text = token.get("content") if isinstance(token, Mapping) else token
     return text if isinstance(text, str) else None
 
 
-def _template(given: Any) -> str | None:
-    """Of several by name the one called default."""
-    if isinstance(given, list):
+def _template(value: Any) -> str | None:
+    """The template; of several, the one named default."""
+    if isinstance(value, list):
         named = {
-            each.get("name"): each.get("template") for each in given if isinstance(each, Mapping)
+            item.get("name"): item.get("template") for item in value if isinstance(item, Mapping)
         }
-        given = named.get("default")
-    return given if isinstance(given, str) else None
+        value = named.get("default")
+    return value if isinstance(value, str) else None

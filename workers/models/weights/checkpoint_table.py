@@ -1,7 +1,6 @@
-"""The table of contents of our checkpoints, read without running code: torch keeps it as a pickle.
+"""The table of contents of Orrery checkpoints, a pickle of torch, read without running code.
 
-Knows which classes such a table consists of; does not know models, or what is done with the
-tensors.
+Does not depend on models.
 """
 
 from __future__ import annotations
@@ -20,10 +19,9 @@ _NAME = ".metadata"
 
 
 def read_table(folder: Path) -> Any:
-    """Torch's `Metadata` of a checkpoint's folder. Raises WeightsError where it is none, or more
-    than a table.
+    """Torch's `Metadata` of a checkpoint's folder. Raises WeightsError for anything else.
 
-    Entries that are no tensors are refused too: torch unpickles them whatever they hold.
+    Entries other than tensors are refused because torch unpickles their content.
     """
     path = folder / _NAME
     try:
@@ -42,17 +40,19 @@ def read_table(folder: Path) -> Any:
             f"{path} is refused: {str(error)[:200]}; give a checkpoint that this engine wrote"
         ) from None
     if other:
-        message = f"{other[0]} is no tensor in it, but bytes that would be unpickled"
+        message = f"{other[0]} is not a tensor, but bytes that would be unpickled"
         raise WeightsError(
             f"{path} is refused: {message}; give a checkpoint that this engine wrote"
         )
     return table
 
 
-def table_reader(folder: Path) -> Any:
-    """Torch's reader of a checkpoint's files, with the table that `read_table` gives, read once:
-    torch would unpickle
-    it for every tensor anew, 46 ms each of SmolLM2's 272. Loads torch.distributed."""
+def checkpoint_reader(folder: Path) -> Any:
+    """Torch's reader of a checkpoint's files with the table of `read_table`, read once.
+
+    Torch would unpickle it for every tensor (46 ms each for the 272 of SmolLM2). Imports
+    torch.distributed.
+    """
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import StorageMeta
 
@@ -71,14 +71,15 @@ def table_reader(folder: Path) -> Any:
 
 
 class _PlainTable(pickle.Unpickler):
-    """Only the classes that a table consists of are let through."""
+    """Unpickles only the classes that a table consists of."""
 
     _KNOWN = frozenset(
         {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath")}
     )
 
     def find_class(self, module: str, name: str) -> Any:
-        torchs_own = module in (
+        """The class, if a table may contain it; raises UnpicklingError otherwise."""
+        from_torch = module in (
             "torch.distributed.checkpoint.metadata",
             "torch.distributed.checkpoint.filesystem",
         )
@@ -86,10 +87,10 @@ class _PlainTable(pickle.Unpickler):
         if (
             (module, name) in self._KNOWN
             or dtype
-            or (torchs_own and name[:1].isalpha() and name[:1].isupper())
+            or (from_torch and name[:1].isalpha() and name[:1].isupper())
         ):
             return super().find_class(module, name)
-        if torchs_own and name in ("_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"):
+        if from_torch and name in ("_MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix"):
             return super().find_class(module, name)
         # how Python before 3.11.4 pickles a member of an enumeration
         if (module, name) == ("builtins", "getattr"):
@@ -102,5 +103,5 @@ def _member(enumeration: Any, name: str) -> Enum:
         member: Enum = enumeration[name]
         return member
     raise pickle.UnpicklingError(
-        f"it asks for {name} of {enumeration!r}, which is no member of an enumeration"
+        f"it requests {name} of {enumeration!r}, which is not a member of an enumeration"
     )

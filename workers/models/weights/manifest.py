@@ -1,6 +1,6 @@
-"""What makes a checkpoint folder complete: a manifest with what it holds and every file's checksum.
+"""Manifests of checkpoint folders: the content and every file's checksum.
 
-Knows files; does not know tensors, torch or ranks.
+Does not depend on tensors, torch or ranks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _DIGITS = 8
 
 
 def step_folder(step: int) -> str:
+    """The name of a step's checkpoint folder."""
     return f"step-{step:0{_DIGITS}d}"
 
 
-def seal(folder: Path, manifest: dict[str, Any]) -> int:
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> int:
     """Write the manifest of a finished folder, checksums included; returns the bytes of its files.
 
-    The folder is to have a hidden name still: a manifest torn by a crash is then never taken for
-    one.
+    The folder must still have a hidden name, so that a manifest torn by a crash is never used.
     """
     files = {}
     for path in sorted(folder.rglob("*")):
@@ -45,22 +45,18 @@ def seal(folder: Path, manifest: dict[str, Any]) -> int:
 
 
 def complete_checkpoints(root: Path) -> list[Path]:
-    """Folders with a manifest, newest step first; an unfinished save has a hidden name and no
-    manifest.
-    """
+    """Folders with a manifest, newest step first; an unfinished save has a hidden name."""
     return sorted(
         (p for p in root.glob("step-*") if (p / NAME).is_file()), key=lambda p: p.name, reverse=True
     )
 
 
 class DamagedError(WeightsError):
-    """A manifest that was whole once and cannot be read now."""
+    """A manifest that exists and cannot be read."""
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Raises WeightsError for a folder that is no checkpoint of this version, of a damaged one
-    DamagedError.
-    """
+    """The manifest. Raises WeightsError if missing or of another version, or DamagedError."""
     try:
         document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -70,7 +66,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder / NAME} cannot be read: {error}; try an older checkpoint"
         ) from None
     if not isinstance(document, dict):
-        raise DamagedError(f"{folder / NAME} holds no JSON object; try an older checkpoint")
+        raise DamagedError(f"{folder / NAME} is not a JSON object; try an older checkpoint")
     if document.get("version") != VERSION:
         raise WeightsError(
             f"{folder} has version {document.get('version')}, this engine reads {VERSION}"
@@ -78,8 +74,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return document
 
 
-def damage(folder: Path, manifest: dict[str, Any]) -> str | None:
-    """A sentence naming the first file that is not as it was written, or None."""
+def find_damage(folder: Path, manifest: dict[str, Any]) -> str | None:
+    """A message about the first file that differs from what was written, or None."""
     if not isinstance(manifest.get("files"), dict):
         return f"{NAME} lists no files"
     for name, entry in manifest["files"].items():

@@ -1,7 +1,4 @@
-"""What a model's weights are called and how large they are, without making them.
-
-Knows the decoder's own names; does not know files.
-"""
+"""Names and shapes of a model's weights, without allocating them."""
 
 from __future__ import annotations
 
@@ -13,14 +10,12 @@ from workers.models.decoder import Decoder
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Every parameter and every buffer that belongs to the weights (routers' balancing biases), by
-    name.
-    """
+    """Shapes of all parameters and persistent buffers (routers' balancing biases) by name."""
     with torch.device("meta"):
         decoder = Decoder(spec)
-    return {name: tuple(tensor.shape) for name, tensor in weights_of(decoder).items()}
+    return {name: tuple(tensor.shape) for name, tensor in named_weights(decoder).items()}
 
 
-def weights_of(decoder: Decoder) -> dict[str, Tensor]:
-    """The tensors themselves, by the names they have in an unwrapped model, whatever the plan."""
+def named_weights(decoder: Decoder) -> dict[str, Tensor]:
+    """The tensors by their names in an unwrapped model."""
     return {**dict(decoder.named_parameters()), **dict(decoder.named_buffers())}

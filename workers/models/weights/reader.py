@@ -1,6 +1,6 @@
-"""Weights that exist, whatever form they lie in: their shape, and each tensor by our name.
+"""The interface of weights of any format, and loading them into a model, sharded or not.
 
-Knows how they get into a model, sharded or whole. Does not know any file format.
+Does not depend on file formats.
 """
 
 from __future__ import annotations
@@ -14,38 +14,40 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.initialise import local_part
-from workers.models.weights.parameter_shapes import weight_shapes, weights_of
+from workers.models.weights.parameter_shapes import named_weights, weight_shapes
 
 
 class Weights(Protocol):
-    """`read` gives one whole tensor, as stored, on the CPU; names are those of a Decoder of `spec`."""
+    """Weights with the names of a Decoder of `spec`."""
 
     spec: ModelSpec
     where: str
 
-    def read(self, name: str) -> Tensor: ...
+    def read(self, name: str) -> Tensor:
+        """The full tensor, as stored, on the CPU. Raises WeightsError."""
+        ...
 
 
 @torch.no_grad()
 def fill_model(decoder: Decoder, weights: Weights) -> None:
-    """Copy `weights` into the model in place: plain tensors or DTensors sharded on any dim, on any
-    device.
+    """Copy `weights` into the model: plain tensors or sharded DTensors, on any device.
 
-    Every rank reads for itself, one tensor at a time, and keeps what it holds. Raises WeightsError.
+    Every rank reads one full tensor at a time and copies its shard. Raises WeightsError.
     """
-    held = weight_shapes(weights.spec)
-    for name, target in weights_of(decoder).items():
+    stored = weight_shapes(weights.spec)
+    for name, target in named_weights(decoder).items():
         local, place = local_part(target)
-        if name not in held and not target.requires_grad:
-            local.zero_()  # a balancing bias that begins with this training
+        if name not in stored and not target.requires_grad:
+            local.zero_()  # a balancing bias that this training adds
             continue
-        whole = checked(weights.read(name), name, tuple(target.shape), weights.where)
-        local.copy_(whole[place])
+        tensor = checked(weights.read(name), name, tuple(target.shape), weights.where)
+        local.copy_(tensor[place])
 
 
 def checked(tensor: Tensor, name: str, shape: tuple[int, ...], where: str) -> Tensor:
+    """`tensor` itself. Raises WeightsError if it does not have `shape`."""
     if tuple(tensor.shape) != shape:
         raise WeightsError(
-            f"{where}: {name} has shape {list(tensor.shape)}, the configuration wants {list(shape)}"
+            f"{where}: {name} has shape {list(tensor.shape)}, the configuration needs {list(shape)}"
         )
     return tensor

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from workers.contracts.specs.data import BpeSpec, DataSpec
 from workers.models.errors import WeightsError
-from workers.models.text.assets import belongings, keep, reads_bytes
-from workers.models.weights.locations import placement_of
+from workers.models.text.assets import read_assets, write_files, reads_bytes
+from workers.models.weights.locations import locate_weights
 from workers.models.weights.manifest import complete_checkpoints
 from workers.runtime.exits import UserError
 from workers.training.data.tokenizer import NAME, check_same
@@ -30,8 +30,8 @@ def inherit(run: TrainingRun, *, kept: Path) -> None:
     files = _named(Path(told)) if isinstance(told, str) and told != "bytes" else {}
     if source is not None:
         try:
-            where = placement_of(source)
-            theirs = belongings(where)
+            where = locate_weights(source)
+            theirs = read_assets(where)
         except WeightsError as error:
             if _asks(run) and not complete_checkpoints(kept):
                 raise UserError(f"train.init_from: {error}") from None
@@ -41,7 +41,7 @@ def inherit(run: TrainingRun, *, kept: Path) -> None:
             files |= {} if isinstance(told, BpeSpec) else theirs
     new = {name: data for name, data in files.items() if not _holds(kept / name, data)}
     if new:
-        keep(new, kept)
+        write_files(new, kept)
 
 
 def data_of(run: TrainingRun, *, kept: Path) -> DataSpec:
@@ -72,7 +72,7 @@ def check_inherited(run: TrainingRun, *, kept: Path) -> None:
     if source is None or told in (None, "bytes"):
         return
     try:
-        where = placement_of(source)
+        where = locate_weights(source)
     except WeightsError:
         return  # `inherit` has told, or the run is past its beginning
     check_same(Path(told) if isinstance(told, str) else kept / NAME, where)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.models.errors import WeightsError
-from workers.models.text.assets import TOKENIZER, belongings
+from workers.models.text.assets import TOKENIZER, read_assets
 from workers.runtime.exits import UserError
 
 NAME = TOKENIZER
@@ -132,7 +132,7 @@ def check_same(ours: Path, weights: Path) -> None:
     """
     mine = ours / NAME if ours.is_dir() else ours
     try:
-        theirs = belongings(weights).get(NAME)
+        theirs = read_assets(weights).get(NAME)
     except WeightsError:
         theirs = None
     if theirs is None or mine.read_bytes() == theirs:

@@ -1,9 +1,7 @@
-"""Blocks compiled by `torch.compile`, each by itself; what compiling takes is told as a phase and
-an event.
+"""Compiles blocks by `torch.compile`, and watches compilation as a phase.
 
-One piece of code serves all blocks of a kind, so a deep model compiles once. Does not know shards,
-casts or copies:
-they are put around what is compiled here.
+All blocks of a kind share compiled code, so a deep model compiles once. Does not depend on
+sharding, casts or copies, which wrap what is compiled here.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ BACKEND = "inductor"
 
 
 class Compiled:
-    """In place of a forward method: compiled where gradients are wanted, as it was elsewhere.
+    """Replaces a forward method: compiled if gradients are enabled, else eager.
 
-    Validation and texts come in other lengths than training, each of which would be compiled anew.
+    Validation and text samples have other lengths than training; each would be compiled again.
     """
 
     def __init__(self, plain: Callable[..., Tensor], *, drops: bool) -> None:
         self.plain = plain
-        # torch's own generator, so that masks are those of an eager run
+        # torch's own generator, for the masks of an eager run
         options: Any = {"fallback_random": True} if drops and BACKEND == "inductor" else None
         self.compiled: Callable[..., Tensor] = torch.compile(
             plain, dynamic=False, backend=BACKEND, options=options
@@ -54,73 +52,69 @@ class Compiled:
 
 
 def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
-    """Compile the blocks of a meta-built part, before anything is laid around them.
+    """Compile the blocks of a meta-built part, before anything wraps them.
 
-    A block is one piece where its shapes are settled. Under tensor parallelism attention and MLP
-    are a piece each, what
-    travels between them stays outside. Routed experts, whose shapes follow the tokens, run as they
-    are between compiled
-    pieces (`exclude_attention`: some attention cores, too). With recompute `selective` the rule is part of
-    a piece.
+    A block is compiled as one if its shapes are static. Under tensor parallelism attention and MLP
+    are compiled separately, without the redistribution between them. Routed experts, whose shapes
+    depend on the tokens, stay eager between compiled code, as do some attention cores
+    (`exclude_attention`). Selective recomputation is compiled with the block.
     """
     import torch._dynamo.config
     from torch._dynamo.decorators import skip
 
     for kernel in KERNELS:
         skip(kernel)
-    # an earlier run of this process counts towards the limit of versions of one piece
+    # earlier attempts in this process count towards the recompilation limit
     torch._dynamo.reset()
-    # a block's gradients come together: nothing to cut by buckets
+    # a block's gradients come together: DDP's buckets need no graph breaks
     torch._dynamo.config.optimize_ddp = False
     drops = bool(decoder.spec.dropout)
     for block in decoder.blocks.values():
         routed = isinstance(block.mlp, RoutedMlp)
-        pieces: list[Any] = [block]
+        modules: list[Any] = [block]
         if plan.tp > 1:
-            pieces = [block.attn] if routed else [block.attn, block.mlp]
+            modules = [block.attn] if routed else [block.attn, block.mlp]
         elif routed:
-            # one class for all layers, or each would be a version of its own
-            block.mlp.__class__ = _AsItIs
-        for piece in pieces:
-            plain = _selective(piece.forward) if plan.recompute == "selective" else piece.forward
-            piece.forward = Compiled(plain, drops=drops)
+            # one class for all layers, or each would be compiled again
+            block.mlp.__class__ = _EagerRoutedMlp
+        for module in modules:
+            plain = _selective(module.forward) if plan.recompute == "selective" else module.forward
+            module.forward = Compiled(plain, drops=drops)
 
 
 def exclude_attention(decoder: Decoder, *, always: bool) -> None:
-    """Attention to packed documents runs as it is, between compiled pieces; with `always` attention
-    does.
-    """
-    cores = [each for each in decoder.modules() if isinstance(each, AttentionBase | LatentAttention)]
-    if cores:  # one for all, or each would be a version of its own
-        shared = _as_it_is(cores[0].attend) if always else _but_for_documents(cores[0].attend)
+    """Run attention eagerly, between compiled code: to packed documents, or `always`."""
+    cores = [
+        each for each in decoder.modules() if isinstance(each, AttentionBase | LatentAttention)
+    ]
+    if cores:  # one function for all, or each would be compiled again
+        shared = _eager(cores[0].attend) if always else _eager_with_documents(cores[0].attend)
         for each in cores:
             each.attend = shared
 
 
-def _as_it_is(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    kept: Callable[..., Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return kept
+def _eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    eager: Callable[..., Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return eager
 
 
-class _AsItIs(RoutedMlp):
-    forward = _as_it_is(RoutedMlp.forward)
+class _EagerRoutedMlp(RoutedMlp):
+    forward = _eager(RoutedMlp.forward)
 
 
-def _but_for_documents(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    apart = _as_it_is(plain)
+def _eager_with_documents(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    eager = _eager(plain)
 
     def attend(*heads: Tensor, documents: Documents | None = None, **how: Any) -> Tensor:
         if documents is None:
             return plain(*heads, **how)
-        return apart(*heads, documents=documents, **how)
+        return eager(*heads, documents=documents, **how)
 
     return attend
 
 
 def _selective(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Keeps outputs of matrix products, as `recompute.selective` does of blocks that are not
-    compiled.
-    """
+    """Save outputs of matrix products, as `recompute.selective` does for eager blocks."""
     contexts = partial(create_selective_checkpoint_contexts, list(PRODUCTS))
 
     def selective(*args: Any) -> Tensor:
@@ -131,22 +125,22 @@ def _selective(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def refuse_uncompilable(device: torch.device, precision: str) -> None:
-    """Raises UserError where this machine cannot compile, or not what this precision needs."""
+    """Raises UserError if this machine cannot compile at this precision."""
     if device.type == "cpu" and precision == "fp16":
         message = (
-            "a CPU computes products of fp16 in fp32 operator by operator, which compiled "
-            "blocks would not show"
+            "fp16 products on a CPU are computed in fp32 per operator, which compiled blocks "
+            "do not support"
         )
         raise UserError(f"train.compile: {message}; try precision bf16, or compile false")
-    with warnings.catch_warnings():  # of torch's own old parts, while its code generator loads
+    with warnings.catch_warnings():  # torch's own, while its code generator loads
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         importlib.import_module("torch._inductor.compile_fx")
-    lacks = _lacks_on_cpu() if device.type == "cpu" else _lacks_on_cuda()
-    if lacks is not None:
-        raise UserError(f"train.compile: {lacks}, or compile false")
+    missing = _missing_on_cpu() if device.type == "cpu" else _missing_on_cuda()
+    if missing is not None:
+        raise UserError(f"train.compile: {missing}, or compile false")
 
 
-def _lacks_on_cpu() -> str | None:
+def _missing_on_cpu() -> str | None:
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -154,37 +148,36 @@ def _lacks_on_cpu() -> str | None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         return (
-            "torch.compile writes C++ on a CPU, and no C++ compiler is found; try installing "
+            "torch.compile generates C++ on a CPU, but no C++ compiler was found; try installing "
             "g++, CXX=/path/to/one"
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
         message = (
-            "torch.compile builds modules for this Python on a CPU, and its headers are not "
+            "torch.compile builds modules for this Python on a CPU, but its headers are not "
             f"at {header}"
         )
         return f"{message}; try installing python{sysconfig.get_python_version()}-dev"
     return None
 
 
-def _lacks_on_cuda() -> str | None:
+def _missing_on_cuda() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return (
-            "torch.compile writes Triton kernels for a GPU, and triton is not installed; try "
+            "torch.compile generates Triton kernels for a GPU, but triton is not installed; try "
             "installing it"
         )
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
         return (
-            "Triton builds its launchers with a C compiler, and none is found; try installing gcc"
+            "Triton builds its launchers with a C compiler, but none was found; try installing gcc"
         )
     return None
 
 
 class Compilation:
-    """Watches torch compile in this process: its phase is told while it lasts, its seconds are
-    counted.
+    """Watches torch's compilation in this process: enters phase `compile`, and sums its seconds.
 
-    `phase` gives and takes the training loop's phase.
+    `phase` returns the loop's phase, `enter` sets it.
     """
 
     def __init__(self, phase: Callable[[], str], enter: Callable[[str], None]) -> None:
@@ -208,9 +201,7 @@ class Compilation:
 
     @property
     def taken(self) -> dict[str, Any] | None:
-        """Of what was compiled: seconds, and how many pieces (a backward pass is one of its own);
-        None of nothing.
-        """
+        """Seconds and number of compiled graphs (a backward pass is its own); None if none."""
         return {"seconds": self._seconds, "pieces": self._pieces} if self._pieces else None
 
     def _begin(self, _: Any) -> None:

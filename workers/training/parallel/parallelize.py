@@ -1,7 +1,7 @@
 """Builds this rank's share of a model under a plan, with torch's own parallelism.
 
 Parts are built on the meta device and go through the ordered list in `transforms`; then gradient
-reduction, dropout seeds and tied embeddings are added. Does not depend on optimizers, data or steps.
+reduction, dropout seeds and tied embeddings are added. Does not depend on optimizers or data.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class Parallel:
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors in a checkpoint: parameters and routers' balancing biases."""
         return {
-            name: each for part in reversed(self.parts) for name, each in named_weights(part).items()
+            name: each
+            for part in reversed(self.parts)
+            for name, each in named_weights(part).items()
         }
 
     def all_modules(self) -> Iterator[nn.Module]:

@@ -1,5 +1,4 @@
-"""Which checkpoint a run continues from, agreed by all ranks, and what must match for it to be a
-continuation.
+"""Chooses the checkpoint a run continues from, and checks that it belongs to the run.
 
 Does not read tensors.
 """
@@ -25,7 +24,7 @@ from workers.training.setup.spec_loading import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where training begins: after `step` finished steps, `tokens` and `samples` consumed."""
+    """Where training starts: after `step` finished steps, `tokens` and `samples` consumed."""
 
     step: int = 0
     tokens: int = 0
@@ -36,9 +35,9 @@ class Start:
 
 
 def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) -> Start:
-    """The named checkpoint, else the newest whole one under `checkpoints`, else the beginning.
+    """The checkpoint `resume`, else the newest complete one under `checkpoints`, else step 0.
 
-    Raises UserError when the named one is damaged, or the chosen one belongs to another model, seed
+    Raises UserError if `resume` is damaged, or if the chosen one has another model, seed, optimizer
     or sequence length.
     """
     rejected: list[str] = []
@@ -72,10 +71,10 @@ def manifest_of(
     world_size: int,
     loss_scale: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What the manifest says besides files. Random numbers need no state: seeds follow from seed
-    and sample index.
+    """A checkpoint's manifest without its files.
 
-    Nor does the learning rate, a function of the step.
+    Random numbers need no state, since seeds follow from seed and sample index; nor does the
+    learning rate, a function of the step.
     """
     return {
         "step": step,
@@ -97,21 +96,22 @@ def manifest_of(
 def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> None:
     ours = manifest_of(run, step=0, tokens=0, samples=0, world_size=1)
     if "weights_of" in manifest:
-        message = f"holds weights alone, converted from {manifest['weights_of']}"
+        message = f"has only weights, converted from {manifest['weights_of']}"
         raise UserError(f"resume: {folder} {message}; try train.init_from with its path")
     missing = [name for name in ours if name not in manifest and name != "spec"]
     if missing:
         raise UserError(
-            f"resume: {folder / NAME} says no {missing[0]}; try a folder checkpoints/step-N of "
+            f"resume: {folder / NAME} has no {missing[0]}; try a folder checkpoints/step-N of "
             "this engine"
         )
     for name in ("model", "seq_len", "optimizer", "rng"):
         if manifest[name] != ours[name]:
-            told, want = manifest[name], ours[name]
-            if isinstance(told, dict) and isinstance(want, dict):
-                parts = [key for key in {**told, **want} if told.get(key) != want.get(key)]
-                name, told, want = f"{name}.{parts[0]}", told.get(parts[0]), want.get(parts[0])
+            saved, requested = manifest[name], ours[name]
+            if isinstance(saved, dict) and isinstance(requested, dict):
+                keys = [k for k in {**saved, **requested} if saved.get(k) != requested.get(k)]
+                name = f"{name}.{keys[0]}"
+                saved, requested = saved.get(keys[0]), requested.get(keys[0])
             raise UserError(
-                f"resume: {folder} was written with {name} {told}, the spec says {want}; "
+                f"resume: {folder} was written with {name} {saved}, the spec has {requested}; "
                 f"try the same {name}, or another run directory"
             )

@@ -1,6 +1,4 @@
-"""Layers of few bits against the weights that they stand for, and decoders that are loaded with
-them.
-"""
+"""Quantized layers against the weights they replace, and decoders loaded with them."""
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ import torch
 
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.inference.model_loading import load_model
-from workers.inference.quantize.linears import Int4Linear, round_groups, quantize_linear
+from workers.inference.quantize.linears import Int4Linear, quantize_linear, round_groups
 from workers.inference.quantize.replace_linears import quantize_decoder, weight_bytes
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.qat import rounded_like
-from workers.models.weights.parameter_shapes import weights_of
+from workers.models.qat import fake_quantised
+from workers.models.weights.parameter_shapes import named_weights
 from workers.runtime.exits import UserError
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -43,7 +41,7 @@ MOST = {"int8": 1e-4, "w8a8": 3e-4, "int4": 2e-2, "fp8": 2e-3}
 
 
 def spec_of(**more: Any) -> ModelSpec:
-    told = {
+    record = {
         "name": "t",
         "layers": 2,
         "hidden": 64,
@@ -53,7 +51,7 @@ def spec_of(**more: Any) -> ModelSpec:
         "vocab": 61,
         "max_seq_len": 64,
     }
-    return ModelSpec.from_dict({**told, **more})
+    return ModelSpec.from_dict({**record, **more})
 
 
 @pytest.mark.parametrize("kind", MOST)
@@ -87,18 +85,20 @@ def test_four_bits_are_read_back_exactly_and_as_training_rounds_them(outputs):
     assert torch.equal(layer.codes(), codes)
     whole = ((codes.float() - zeros.repeat_interleave(32, 0)) * scales.repeat_interleave(32, 0)).T
     torch.testing.assert_close(layer.weight, whole, atol=0, rtol=4e-3)
-    torch.testing.assert_close(rounded_like(weight, "int4", 32), whole, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(fake_quantised(weight, "int4", 32), whole, atol=1e-6, rtol=1e-6)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     turned = Int4Linear(codes, scales, zeros, 32, order=order)
     x = torch.randn(5, 64)
     torch.testing.assert_close(turned(x), layer(x[:, order]))
     torch.testing.assert_close(turned.weight[:, order], layer.weight)
-    torch.testing.assert_close(rounded_like(weight, "int8", 32), quantize_linear(weight, "int8").weight)
+    torch.testing.assert_close(
+        fake_quantised(weight, "int8", 32), quantize_linear(weight, "int8").weight
+    )
 
 
 class InMemory:
     def __init__(self, decoder: Decoder) -> None:
-        self.spec, self.where, self._tensors = decoder.spec, "memory", weights_of(decoder)
+        self.spec, self.where, self._tensors = decoder.spec, "memory", named_weights(decoder)
 
     def read(self, name: str) -> torch.Tensor:
         return self._tensors[name].detach()

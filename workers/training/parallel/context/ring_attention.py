@@ -1,9 +1,7 @@
-"""Ring attention (arXiv 2310.01889): keys and values travel round the ranks that hold a sequence,
-queries stay.
+"""Ring attention (arXiv 2310.01889): keys and values are passed around the ranks of a sequence.
 
-One operator of torch's, so that recomputation can keep its result and the ring turns once. Does not
-know models.
-Shapes: B batch, S positions held here, H heads, D head_dim.
+A torch operator, so that recomputation can save its result and the ring runs once. Does not depend
+on models. Shapes: B batch, S positions of this rank, H heads, D head_dim.
 """
 
 from __future__ import annotations
@@ -13,12 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 
 from workers.models.layers.block_attention import block_backward, block_forward
-from workers.models.layers.documents import Documents, AttentionChunk
+from workers.models.layers.documents import AttentionChunk, Documents
 from workers.training.parallel.context.ring_chunks import AttentionTile, held_spans, visible_tiles
-
-_groups: dict[str, dist.ProcessGroup] = {}  # by name, which is what an operator can be given
 
 
 def ring_attend(
@@ -32,22 +29,19 @@ def ring_attend(
     scale: float | None = None,
     documents: Documents | None = None,
 ) -> Tensor:
-    """`attend` over all positions of the sequence, of which each rank of `group` (None: all) holds
-    `held_spans`:
-    `[B, S, H · D]`.
+    """`attend` over all positions of the sequence, of which each rank of `group` (None: all) has
+    `held_spans`: `[B, S, H · D]`.
 
-    Every rank calls it at the same time with as many positions. Dropout draws its masks by block,
-    from a seed that
-    torch's generator gives: other masks than one process has, and slow, since no kernel takes them.
+    Collective, with the same number of positions per rank. Dropout draws its masks per tile, seeded
+    from torch's generator: other masks than in one process, and slow, since no kernel takes them.
     """
     group = group or dist.group.WORLD
     assert group is not None
-    _groups[group.group_name] = group
     scale = q_BSHD.shape[-1] ** -0.5 if scale is None else scale
     seed = int(torch.randint(1 << 48, ())) if dropout else 0
-    packed = None if documents is None or documents.whole else documents.number
-    how = (group.group_name, packed, window, scale, dropout, seed)
-    out_BSHD: Tensor = _ring_attention(q_BSHD, k_BSHD, v_BSHD, *how)[0]
+    documents_number = None if documents is None or documents.whole else documents.number
+    options = (group.group_name, documents_number, window, scale, dropout, seed)
+    out_BSHD: Tensor = _ring_attention(q_BSHD, k_BSHD, v_BSHD, *options)[0]
     return out_BSHD.flatten(-2)
 
 
@@ -72,29 +66,32 @@ def _ring_attention(
     """Merged output `[B, S, H, D of v]` and log-sum-exp `[B, H, S]` of queries, keys and values
     `[B, S, H, D]`.
     """
-    ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
+    ring, wide = (
+        _Ring(_group(group), q.shape[1], window, documents),
+        _accumulated(q),
+    )
     out = torch.zeros((*q.shape[:3], v.shape[-1]), dtype=wide, device=q.device)
     queries, sums = q.transpose(1, 2), out.transpose(1, 2)
     lse = torch.full(queries.shape[:3], -torch.inf, dtype=wide, device=q.device)
     carried = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
-        arriving = ring.pass_on(carried) if step + 1 < ring.size else None
+        transfer = ring.pass_on(carried) if step + 1 < ring.size else None
         keys, values = (x.transpose(1, 2) for x in carried)
-        for some, block in ring.blocks(step):
-            rows, columns = block.queries, block.keys
-            causal, seen = ring.mask(block, q.device)
+        for batch, tile in ring.tiles(step):
+            rows, columns = tile.queries, tile.keys
+            causal, seen = ring.mask(tile, q.device)
             part = block_forward(
-                queries[some, :, rows],
-                keys[some, :, columns],
-                values[some, :, columns],
+                queries[batch, :, rows],
+                keys[batch, :, columns],
+                values[batch, :, columns],
                 causal=causal,
                 seen_QK=seen,
                 scale=scale,
-                kept_BHQK=_kept(queries, some, block, dropout, seed + step),
+                dropout_BHQK=_dropout_mask(queries, batch, tile, dropout, seed + step),
             )
-            _merge(sums[some, :, rows], lse[some, :, rows], *part)
-        if arriving is not None:
-            carried = arriving.wait()
+            _merge(sums[batch, :, rows], lse[batch, :, rows], *part)
+        if transfer is not None:
+            carried = transfer.wait()
     return out.to(q.dtype), lse
 
 
@@ -119,52 +116,55 @@ def _ring_attention_backward(
     dropout: float,
     seed: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values, `[B, S, H, D]`. Keys and values go round once more;
-    the sums of their
-    gradients follow them one step behind, in fp32, from the first rank that adds to them back to
-    their owner.
+    """Gradients of queries, keys and values, `[B, S, H, D]`.
+
+    Keys and values go around once more; the sums of their gradients follow one step behind, in
+    fp32, from the first rank that adds to them back to their owner.
     """
-    ring, wide = _Ring(_groups[group], q.shape[1], window, documents), _accumulated(q)
+    ring, wide = (
+        _Ring(_group(group), q.shape[1], window, documents),
+        _accumulated(q),
+    )
     dq = torch.zeros(q.shape, dtype=wide, device=q.device)
     slopes, queries, outs, dqs = (x.transpose(1, 2) for x in (grad, q, out, dq))
     own: list[Tensor] = []
-    returning: _Arriving | None = None
+    returning: _Transfer | None = None
     carried = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
-        arriving = ring.pass_on(carried) if step + 1 < ring.size else None
+        transfer = ring.pass_on(carried) if step + 1 < ring.size else None
         keys, values = (x.transpose(1, 2) for x in carried)
         sums = [torch.zeros(x.shape, dtype=wide, device=x.device) for x in carried]
         dks, dvs = (x.transpose(1, 2) for x in sums)
-        for some, block in ring.blocks(step):
-            rows, columns = block.queries, block.keys
-            causal, seen = ring.mask(block, q.device)
+        for batch, tile in ring.tiles(step):
+            rows, columns = tile.queries, tile.keys
+            causal, seen = ring.mask(tile, q.device)
             parts = block_backward(
-                slopes[some, :, rows],
-                queries[some, :, rows],
-                keys[some, :, columns],
-                values[some, :, columns],
-                outs[some, :, rows],
-                lse[some, :, rows],
+                slopes[batch, :, rows],
+                queries[batch, :, rows],
+                keys[batch, :, columns],
+                values[batch, :, columns],
+                outs[batch, :, rows],
+                lse[batch, :, rows],
                 causal=causal,
                 seen_QK=seen,
                 scale=scale,
-                kept_BHQK=_kept(queries, some, block, dropout, seed + step),
+                dropout_BHQK=_dropout_mask(queries, batch, tile, dropout, seed + step),
             )
-            places = (dqs[some, :, rows], dks[some, :, columns], dvs[some, :, columns])
+            places = (dqs[batch, :, rows], dks[batch, :, columns], dvs[batch, :, columns])
             for total, part in zip(places, parts, strict=True):
                 total += part
         if step == 0:
-            own = sums  # stay here; those of the other ranks' keys go home
+            own = sums  # stay here; those of other ranks' keys return to them
         else:
-            returning = ring.pass_on(_added(sums, returning))
-        if arriving is not None:
-            carried = arriving.wait()
-    dk, dv = _added(own, returning)
+            returning = ring.pass_on(_add(sums, returning))
+        if transfer is not None:
+            carried = transfer.wait()
+    dk, dv = _add(own, returning)
     return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
 @_ring_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     batch, held, heads, _ = q.shape
     out = q.new_empty(batch, held, heads, v.shape[-1])
     return out, q.new_empty(batch, heads, held, dtype=_accumulated(q))
@@ -175,23 +175,25 @@ def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *more: Any) -> tuple[Tensor
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, *ctx.how = inputs
-    ctx.documents = None if ctx.how[1] is None else Documents.of(ctx.how[1])  # alive until then
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.documents = (
+        None if ctx.options[1] is None else Documents.of(ctx.options[1])
+    )  # alive until the backward pass
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, *output)
 
 
 def _backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    dq, dk, dv = _ring_attention_backward(grads[0], *ctx.saved_tensors, *ctx.how)
-    return dq, dk, dv, *[None] * len(ctx.how)
+    dq, dk, dv = _ring_attention_backward(grads[0], *ctx.saved_tensors, *ctx.options)
+    return dq, dk, dv, *[None] * len(ctx.options)
 
 
-_ring_attention.register_autograd(_backward, setup_context=_keep)
+_ring_attention.register_autograd(_backward, setup_context=_save)
 
 
 class _Ring:
-    """The ranks of a group in a ring, for one attention over `held` positions a rank."""
+    """The ranks of a group in a ring, for one attention over `held` positions per rank."""
 
     def __init__(
         self, group: dist.ProcessGroup, held: int, window: int | None, documents: int | None
@@ -201,46 +203,42 @@ class _Ring:
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.spans = [held_spans(held * self.size, self.size, rank) for rank in range(self.size)]
 
-    def blocks(self, step: int) -> list[tuple[slice, AttentionTile]]:
-        """Of this rank's queries with the keys that it carries after `step` steps, for some rows of
-        the batch each.
-        """
+    def tiles(self, step: int) -> list[tuple[slice, AttentionTile]]:
+        """Batch rows and tiles of this rank's queries with the keys it has after `step` steps."""
         queries, keys = self.spans[self.rank], self.spans[(self.rank - step) % self.size]
         if self.starts is None:
-            return [(slice(None), block) for block in visible_tiles(queries, keys, self.window)]
+            return [(slice(None), tile) for tile in visible_tiles(queries, keys, self.window)]
         rows = enumerate(self.starts)
         return [
-            (slice(row, row + 1), block)
+            (slice(row, row + 1), tile)
             for row, starts in rows
-            for block in visible_tiles(queries, keys, self.window, starts)
+            for tile in visible_tiles(queries, keys, self.window, starts)
         ]
 
-    def mask(self, block: AttentionTile, device: torch.device) -> tuple[bool, Tensor | None]:
-        """Whether the block is causal, and what each query sees where that does not say it, `[Q,
-        K]`.
-        """
-        if block.kind == "documents":
-            return False, AttentionChunk(block.queries, block.keys, block.starts).seen(device)
-        if block.kind != "window":
-            return block.kind == "causal", None
+    def mask(self, tile: AttentionTile, device: torch.device) -> tuple[bool, Tensor | None]:
+        """Whether the tile is causal, and its mask `[Q, K]` if that does not define it."""
+        if tile.kind == "documents":
+            return False, AttentionChunk(tile.queries, tile.keys, tile.starts).seen(device)
+        if tile.kind != "window":
+            return tile.kind == "causal", None
         assert self.window is not None
-        queries = torch.arange(block.queries.stop - block.queries.start, device=device)
-        keys = torch.arange(block.keys.stop - block.keys.start, device=device)
-        distance = queries[:, None] + block.ahead - keys[None, :]
+        queries = torch.arange(tile.queries.stop - tile.queries.start, device=device)
+        keys = torch.arange(tile.keys.stop - tile.keys.start, device=device)
+        distance = queries[:, None] + tile.ahead - keys[None, :]
         return False, (distance >= 0) & (distance < self.window)
 
-    def pass_on(self, tensors: list[Tensor]) -> _Arriving:
-        """Send to the next rank and receive from the one before, without waiting."""
+    def pass_on(self, tensors: list[Tensor]) -> _Transfer:
+        """Start sending to the next rank and receiving from the previous one."""
         following = dist.get_global_rank(self.group, (self.rank + 1) % self.size)
-        before = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
+        previous = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
         received = [torch.empty_like(tensor) for tensor in tensors]
         sends = [dist.P2POp(dist.isend, tensor, following, self.group) for tensor in tensors]
-        receives = [dist.P2POp(dist.irecv, tensor, before, self.group) for tensor in received]
-        return _Arriving(dist.batch_isend_irecv([*sends, *receives]), tensors, received)
+        receives = [dist.P2POp(dist.irecv, tensor, previous, self.group) for tensor in received]
+        return _Transfer(dist.batch_isend_irecv([*sends, *receives]), tensors, received)
 
 
-class _Arriving:
-    """Tensors under way; holds on to what is being sent until `wait`."""
+class _Transfer:
+    """A pending exchange; keeps the sent tensors alive until `wait`."""
 
     def __init__(self, works: list[dist.Work], sent: list[Tensor], received: list[Tensor]) -> None:
         self.works, self.sent, self.received = works, sent, received
@@ -251,9 +249,9 @@ class _Arriving:
         return self.received
 
 
-def _added(sums: list[Tensor], arriving: _Arriving | None) -> list[Tensor]:
-    if arriving is not None:
-        for total, more in zip(sums, arriving.wait(), strict=True):
+def _add(sums: list[Tensor], transfer: _Transfer | None) -> list[Tensor]:
+    if transfer is not None:
+        for total, more in zip(sums, transfer.wait(), strict=True):
             total += more
     return sums
 
@@ -268,22 +266,27 @@ def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     lse.copy_(merged)
 
 
-def _kept(
-    queries_BHSD: Tensor, some: slice, block: AttentionTile, dropout: float, seed: int
+def _dropout_mask(
+    queries_BHSD: Tensor, some: slice, tile: AttentionTile, dropout: float, seed: int
 ) -> Tensor | None:
-    """The dropout mask of a block in some rows, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same
-    whenever drawn.
-    """
+    """The dropout mask of a tile, `[B, H, Q, K]`: 0, or 1 / (1 - dropout); the same each time."""
     if not dropout:
         return None
-    rows, columns = block.queries, block.keys
+    rows, columns = tile.queries, tile.keys
     batch, heads, held, _ = queries_BHSD[some].shape
     shape = (batch, heads, rows.stop - rows.start, columns.stop - columns.start)
     first = (some.start or 0) * held
-    place = ((first + rows.start) * held + columns.start) << 8  # apart from other blocks and steps
+    place = (
+        (first + rows.start) * held + columns.start
+    ) << 8  # distinct from other tiles and steps
     generator = torch.Generator(queries_BHSD.device).manual_seed(seed + place)
     drawn = torch.rand(shape, generator=generator, device=queries_BHSD.device)
     return (drawn >= dropout) / (1 - dropout)
+
+
+def _group(name: Any) -> dist.ProcessGroup:
+    """The process group of that name; operators cannot take the group itself."""
+    return _resolve_process_group(name)
 
 
 def _accumulated(x: Tensor) -> torch.dtype:

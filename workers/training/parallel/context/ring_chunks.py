@@ -1,7 +1,6 @@
-"""Which positions of a sequence each rank of a ring holds, and which blocks of two ranks' positions
-see each other.
+"""Which positions of a sequence each rank of a ring has, and which tiles of attention are visible.
 
-Integers alone; does not know tensors or processes.
+Integers only. Does not depend on tensors or processes.
 """
 
 from __future__ import annotations
@@ -15,14 +14,11 @@ from workers.models.layers.documents import attention_chunks
 
 @dataclass(frozen=True, slots=True)
 class AttentionTile:
-    """Queries and keys, as places among those that their ranks hold, of which some query sees some
-    key.
+    """Slices of a rank's queries and of a rank's keys in which every query sees some key.
 
-    `kind`: "full", every query sees every key; "causal", as many of both, query i sees key j <= i;
-    "window", query i
-    sees key j with 0 <= i + ahead - j < window; "documents", as many of both, "causal" within the
-    documents that begin
-    at `starts`. In each kind every query sees a key.
+    `kind`: "full", every query sees every key; "causal", equally many of both, query i sees key
+    j <= i; "window", query i sees key j with 0 <= i + ahead - j < window; "documents", equally many
+    of both, "causal" within the documents that begin at `starts`.
     """
 
     queries: slice
@@ -33,14 +29,12 @@ class AttentionTile:
 
 
 def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
-    """Positions that `rank` of `size` holds of `length`: chunks rank and 2 · size - 1 - rank of 2 ·
-    size.
+    """Positions, of `length`, of `rank` of `size`: chunks rank and 2 · size - 1 - rank of 2 · size.
 
-    A late chunk beside an early one gives all ranks the same causal work (Llama 3, arXiv
-    2407.21783, section 3.3.2).
-    Where the chunks cannot be equal, each of the first `size` has one position more than each of
-    the last, so that
-    every rank still holds length / size. Raises ValueError where `size` does not divide `length`.
+    An early and a late chunk give all ranks the same causal work (Llama 3, arXiv 2407.21783,
+    section 3.3.2). If the chunks cannot be equal, each of the first `size` has one position more
+    than each of the last, so that every rank has length / size. Raises ValueError if `size` does
+    not divide `length`.
     """
     share, rest = divmod(length, size)
     if rest:
@@ -62,33 +56,30 @@ def visible_tiles(
     window: int | None,
     starts: Sequence[int] = (0,),
 ) -> list[AttentionTile]:
-    """Causal attention between two ranks' spans in as few blocks as they allow; wholly masked ones
-    are left out.
+    """Causal attention between two ranks' spans in as few tiles as possible, without fully masked
+    ones.
 
-    `starts` are the places in the sequence where its documents begin, 0 among them: positions see
-    their own alone.
+    `starts`: where the sequence's documents begin, including 0; attention stays within a document.
     """
     if queries == keys and (window is None or window > queries[-1][-1] - queries[0][0]):
-        return _of_held(queries, starts)
+        return _own_tiles(queries, starts)
     if len(starts) > 1:
-        return _of_documents(queries, keys, window, starts)
-    found: list[AttentionTile] = []
+        return _document_tiles(queries, keys, window, starts)
+    tiles: list[AttentionTile] = []
     query_at = 0
     for query in queries:
         key_at = 0
         for key in keys:
-            block = _between(query, key, query_at, key_at, window)
-            if block is not None:
-                found.append(block)
+            tile = _between(query, key, query_at, key_at, window)
+            if tile is not None:
+                tiles.append(tile)
             key_at += len(key)
         query_at += len(query)
-    return _joined(found)
+    return _merged(tiles)
 
 
-def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[AttentionTile]:
-    """What a rank holds, with itself: held positions are in order, and so are the documents that
-    they are of.
-    """
+def _own_tiles(spans: tuple[range, ...], starts: Sequence[int]) -> list[AttentionTile]:
+    """A rank's positions with themselves: positions and their documents are in order."""
     places, held = [], 0
     last = -1  # the document of the position before
     for span in spans:
@@ -109,17 +100,16 @@ def _of_held(spans: tuple[range, ...], starts: Sequence[int]) -> list[AttentionT
     ]
 
 
-def _of_documents(
+def _document_tiles(
     queries: tuple[range, ...], keys: tuple[range, ...], window: int | None, starts: Sequence[int]
 ) -> list[AttentionTile]:
-    """Block by block of each document's queries with its keys."""
-    found = []
+    """Tiles of each document's queries and keys."""
+    tiles = []
     query_at = 0
     for query in queries:
         key_at = 0
         for key in keys:
-            # from the document of the first query on; an earlier span of keys can only end with
-            # that one
+            # from the document of the first query; an earlier span of keys can only end with it
             for index in range(
                 bisect_right(starts, query.start) - 1, bisect_right(starts, query[-1])
             ):
@@ -128,14 +118,14 @@ def _of_documents(
                 theirs = range(max(key.start, starts[index]), min(key.stop, stop))
                 if theirs:
                     at = query_at + own.start - query.start, key_at + theirs.start - key.start
-                    block = _between(own, theirs, *at, window)
-                    if block is not None:
-                        found.append(block)
+                    tile = _between(own, theirs, *at, window)
+                    if tile is not None:
+                        tiles.append(tile)
                 if key != query:
                     break
             key_at += len(key)
         query_at += len(query)
-    return found
+    return tiles
 
 
 def _between(
@@ -148,7 +138,7 @@ def _between(
         )
     if key.start > query.start:
         return None
-    if window is not None:  # only what some query still sees, and only the queries that see it
+    if window is not None:  # only keys that some query sees, and only queries that see a key
         first, last = (
             max(key.start, query.start - window + 1),
             min(query.stop, key.stop - 1 + window),
@@ -167,21 +157,21 @@ def _between(
     )
 
 
-def _joined(blocks: list[AttentionTile]) -> list[AttentionTile]:
-    """Neighbouring full blocks as one: one kernel call, and nothing to merge between them."""
-    found: list[AttentionTile] = []
-    for block in blocks:
-        last = found[-1] if found else None
-        if last is not None and last.kind == block.kind == "full":
-            if last.queries == block.queries and last.keys.stop == block.keys.start:
-                found[-1] = AttentionTile(
-                    block.queries, slice(last.keys.start, block.keys.stop), "full"
+def _merged(tiles: list[AttentionTile]) -> list[AttentionTile]:
+    """Merge neighbouring full tiles: one kernel call instead of two and a merge."""
+    merged: list[AttentionTile] = []
+    for tile in tiles:
+        last = merged[-1] if merged else None
+        if last is not None and last.kind == tile.kind == "full":
+            if last.queries == tile.queries and last.keys.stop == tile.keys.start:
+                merged[-1] = AttentionTile(
+                    tile.queries, slice(last.keys.start, tile.keys.stop), "full"
                 )
                 continue
-            if last.keys == block.keys and last.queries.stop == block.queries.start:
-                found[-1] = AttentionTile(
-                    slice(last.queries.start, block.queries.stop), block.keys, "full"
+            if last.keys == tile.keys and last.queries.stop == tile.queries.start:
+                merged[-1] = AttentionTile(
+                    slice(last.queries.start, tile.queries.stop), tile.keys, "full"
                 )
                 continue
-        found.append(block)
-    return found
+        merged.append(tile)
+    return merged

@@ -1,12 +1,9 @@
-"""A vocabulary sharded over ranks by rows: the embedding's lookup, and cross-entropy over sharded
-logits.
+"""A vocabulary sharded over ranks by rows: embedding lookup, and cross-entropy of sharded logits.
 
-Exact where the number of ranks does not divide the vocabulary: rows lie as `torch.chunk` cuts them,
-the last ranks may
-hold fewer, or none. Torch's row-wise embedding gives every rank a gradient of the whole table; its
-`loss_parallel`
-wants the backward pass within its context too, where a pipeline's schedule stands between.
-Shapes: N tokens, V vocabulary, of which a rank holds rows `start` to `stop`.
+Exact for any number of ranks: rows are split as `torch.chunk` does, so the last ranks may have
+fewer, or none. Torch's row-wise embedding gives every rank a gradient of the full table; its
+`loss_parallel` needs the backward pass inside its context, which a pipeline schedule prevents.
+Shapes: N tokens, V vocabulary, of which a rank has rows `start` to `stop`.
 """
 
 from __future__ import annotations
@@ -18,72 +15,71 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Shard
-from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn import functional
 
 from workers.models.layers.head import vocab_rows
-from workers.training.parallel.tensor.region import distribute, reduced
+from workers.models.linear_variants import variant_of
+from workers.training.parallel.tensor.region import Redistribute, distribute, reduced
 
 
-class VocabularyRows(ParallelStyle):
-    """An embedding of which each rank looks up its own rows; the sum lies in `outside`."""
+class ShardedEmbedding(nn.Embedding):
+    """An embedding of which each rank looks up its rows `start` to `stop`; `leave` sums."""
 
-    def __init__(self, outside: Placement) -> None:
-        super().__init__()
-        self.outside = outside
+    mesh: DeviceMesh
+    start: int
+    stop: int
+    leave: Redistribute
 
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        assert isinstance(module, nn.Embedding)
-        distribute(module, "weight", module.weight, Shard(0), device_mesh)
-        start, stop = vocab_rows(module.num_embeddings, device_mesh)
-        leave = reduced(self.outside)
+    def forward(self, input: Tensor) -> Tensor:
+        """Token ids `[B, S]` → `[B, S, hidden]`, redistributed."""
+        weight: Any = self.weight
+        own, foreign = weight.to_local(), (input < self.start) | (input >= self.stop)
+        if self.start == self.stop:  # no rows, but a gradient, of no elements
+            rows = own.sum() + own.new_zeros(*input.shape, own.shape[1])
+        else:
+            rows = functional.embedding((input - self.start).masked_fill(foreign, 0), own)
+        # a clone: an in-place operation would drop fully_shard's hooks on an output that is a view
+        return self.leave(rows.masked_fill(foreign.unsqueeze(-1), 0.0), self.mesh).clone()
 
-        def forward(tokens: Tensor) -> Tensor:
-            weight: Any = module.weight
-            own, foreign = weight.to_local(), (tokens < start) | (tokens >= stop)
-            if start == stop:  # nothing to look up, yet a gradient, of no elements
-                found = own.sum() + own.new_zeros(*tokens.shape, own.shape[1])
-            else:
-                found = functional.embedding((tokens - start).masked_fill(foreign, 0), own)
-            # a clone, because fully_shard's hooks on an output that is a view are lost with an
-            # operation in place
-            return leave(found.masked_fill(foreign.unsqueeze(-1), 0.0), device_mesh).clone()
 
-        replaced: Any = module
-        replaced.forward = forward
-        return module
+def shard_embedding(
+    embedding: nn.Embedding, outside: Placement, mesh: DeviceMesh
+) -> ShardedEmbedding:
+    """The embedding with its rows sharded over `mesh` and its output in `outside`."""
+    distribute(embedding, "weight", embedding.weight, Shard(0), mesh)
+    start, stop = vocab_rows(embedding.num_embeddings, mesh)
+    return variant_of(
+        embedding, ShardedEmbedding, mesh=mesh, start=start, stop=stop, leave=reduced(outside)
+    )
 
 
 def cross_entropy(logits: Tensor, targets_N: Tensor, *, ignored: int) -> Tensor:
-    """`[N]` fp32: -log softmax of each target, 0 where the target is `ignored`.
+    """`[N]` fp32: -log softmax of each target, 0 if the target is `ignored`.
 
     `logits` is a DTensor `[…, V]` sharded over its last dim; every rank gets the same losses,
-    computed in fp32 whatever
-    the logits' dtype. Two messages: one maximum, then two sums a token.
+    computed in fp32. Two all-reduces: one maximum, then two sums per token.
     """
     sharded: Any = logits
     mesh, vocab = sharded.device_mesh, logits.shape[-1]
     local = sharded.to_local().flatten(0, -2)
     start, stop = vocab_rows(vocab, mesh)
-    found = _CrossEntropy.apply(local, targets_N, start, stop, ignored, mesh.get_group())  # type: ignore[no-untyped-call]
-    return cast(Tensor, found)
+    losses = _CrossEntropy.apply(local, targets_N, start, stop, ignored, mesh.get_group())  # type: ignore[no-untyped-call]
+    return cast(Tensor, losses)
 
 
-def gather_logits(logits: Tensor, rows: list[int], places: list[int]) -> Tensor:
-    """Of `logits` as above, `[B, S, V]`, those of the whole vocabulary at some rows' places:
-    `[len(rows), V]`.
-    """
+def gather_logits(logits: Tensor, rows: list[int], columns: list[int]) -> Tensor:
+    """Full-vocabulary logits `[len(rows), V]` at (row, column) of sharded `[B, S, V]`."""
     sharded: Any = logits
     shape = torch.Size((len(rows), logits.shape[-1]))
-    found = DTensor.from_local(
-        sharded.to_local()[rows, places],
+    selected = DTensor.from_local(
+        sharded.to_local()[rows, columns],
         sharded.device_mesh,
         [Shard(1)],
         run_check=False,
         shape=shape,
         stride=(shape[1], 1),
     )
-    return found.full_tensor()
+    return selected.full_tensor()
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -197,6 +197,7 @@ def compile_all(
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Runs the command; returns 0, or 1 if there are breaches."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.gate", description=__doc__.splitlines()[0]
     )

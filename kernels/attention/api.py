@@ -116,9 +116,9 @@ def attention_varlen(
     cu_q, cu_k = check_varlen(q, k, v, cu_q, cu_k, max_q, max_k)
     spec = make_spec(q.shape[-1], causal, window, scale, softcap)
     bounds = Bounds(cu_q, cu_k, max_q, max_k)
-    one = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
-    chosen = _choose("attention_varlen", *one, bounds, spec, return_lse, backend)
-    out, lse = _run(chosen, *one, bounds, spec)
+    batch = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)
+    chosen = _choose("attention_varlen", *batch, bounds, spec, return_lse, backend)
+    out, lse = _run(chosen, *batch, bounds, spec)
     return (out.squeeze(0), lse.squeeze(0)) if return_lse else out.squeeze(0)
 
 
@@ -228,16 +228,16 @@ def _run(
         return autograd.triton_attention(q, k, v, bounds, spec)
     if backend == "flash" and q.device.type == "cuda":
         return cuda.flash(q, k, v, bounds, spec)
-    one = {"flash": flash_cpu.chunked, "math": blockwise, "reference": reference}[backend]
-    return one(q, k, v, spec) if bounds is None else _per_sequence(one, q, k, v, bounds, spec)
+    attend = {"flash": flash_cpu.chunked, "math": blockwise, "reference": reference}[backend]
+    return attend(q, k, v, spec) if bounds is None else _per_sequence(attend, q, k, v, bounds, spec)
 
 
 def _per_sequence(
-    one: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, spec: AttentionSpec
+    attend: Any, q: Tensor, k: Tensor, v: Tensor, bounds: Bounds, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
     """Runs each sequence separately and concatenates the results."""
     results = [
-        one(q[:, a:b], k[:, c:d], v[:, c:d], spec)
+        attend(q[:, a:b], k[:, c:d], v[:, c:d], spec)
         for (a, b), (c, d) in zip(_spans(bounds.cu_q), _spans(bounds.cu_k), strict=True)
     ]
     if not results:

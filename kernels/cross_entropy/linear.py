@@ -79,12 +79,12 @@ def linear_cross_entropy(
         "softcap": bool(softcap),
         "sharded": size > 1,
     }
-    whole = "the reference needs the full vocabulary" if size > 1 else None
+    sharded_reason = "the reference needs the full vocabulary" if size > 1 else None
     double = "fp64" if h.dtype == torch.float64 else None
     candidates = (
         Candidate("own", runtime.why_not(h) or double),
         Candidate("torch"),
-        Candidate("reference", whole),
+        Candidate("reference", sharded_reason),
     )
     chosen = choose("linear_cross_entropy", facts, candidates, backend).backend
     h_NH, targets_N = h.reshape(-1, h.shape[-1]), targets.reshape(-1)

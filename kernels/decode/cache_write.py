@@ -159,7 +159,7 @@ def write_kv_kernel(
     BLOCK_D: tl.constexpr,
     MAX_VALUE: tl.constexpr,
 ):
-    """One token, BLOCK_H of its heads. MOST: 0 for a plain cache, else the largest quantized
+    """One token, BLOCK_H of its heads. MAX_VALUE: 0 for a plain cache, else the largest quantized
     value.
     """
     token = tl.program_id(0).to(tl.int64)
@@ -224,7 +224,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
             "PAGE": 16,
             "BLOCK_H": 8,
             "BLOCK_D": 128,
-            "MOST": most,
+            "MAX_VALUE": most,
         }
         if most:
             signature["SCALES"] = "*fp32"

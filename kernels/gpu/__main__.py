@@ -15,6 +15,7 @@ from kernels import runtime
 
 
 def main() -> int:
+    """Runs the command; returns 0, 1 if a result is wrong, or 2 without a GPU."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.gpu", description="Checks and measures kernels on a GPU."
     )

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels import runtime, tuning
 from kernels.attention.api import attention, attention_varlen
 from kernels.attention.triton_kernels.launch_tma import tma_why_not
-from kernels.gpu.attention_checks import BF16, FP16, FP32, Shape, bounds_of, check, check_packed
+from kernels.gpu.attention_checks import BF16, FP16, FP32, Shape, check, check_packed, make_bounds
 from kernels.gpu.cases import Bench, Cases, Check, Work
 
 
@@ -95,7 +95,7 @@ def _forward(
 ) -> Callable[[torch.device], Work]:
     def make(device: torch.device) -> Work:
         tensors = shape.tensors(device)
-        if tma and (why := tma_why_not(*tensors, shape.form)) is not None:
+        if tma and (why := tma_why_not(*tensors, shape.spec)) is not None:
             raise RuntimeError(f"the sm_90 kernel does not support this shape: {why}")
 
         def ours() -> object:
@@ -138,7 +138,7 @@ def _packed(
     """
 
     def make(device: torch.device) -> Work:
-        cu, _, (longest, _) = bounds_of([(n, n) for n in lengths], device)
+        cu, _, (longest, _) = make_bounds([(n, n) for n in lengths], device)
         total = sum(lengths)
         q = torch.randn(total, heads, 128, device=device, dtype=BF16, requires_grad=backward)
         k, v = (

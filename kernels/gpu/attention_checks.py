@@ -42,10 +42,12 @@ class Shape:
 
     @property
     def options(self) -> dict[str, Any]:
+        """Keyword arguments of `attention`."""
         return {"causal": self.causal, "window": self.window or None, "softcap": self.softcap}
 
     @property
-    def form(self) -> AttentionSpec:
+    def spec(self) -> AttentionSpec:
+        """The specification of the call."""
         return make_spec(self.d, self.causal, self.window or None, None, self.softcap)
 
     @property
@@ -54,10 +56,11 @@ class Shape:
         q, k = self.queries, self.keys or self.queries
         if not self.causal and not self.window:
             return q * k
-        places = range(k - q, k)
-        return sum(min(max(p + 1, 0), self.window or k) for p in places)
+        positions = range(k - q, k)
+        return sum(min(max(p + 1, 0), self.window or k) for p in positions)
 
     def flops(self, backward: bool) -> int:
+        """FLOPs of the forward or backward pass."""
         products = (
             (3 * self.d + 2 * (self.dv or self.d)) if backward else (self.d + (self.dv or self.d))
         )
@@ -71,6 +74,7 @@ class Shape:
         return self.dtype.itemsize * self.batch * (q_like + k_like) * (2 if backward else 1)
 
     def tensors(self, device: torch.device, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """Random q, k and v."""
         k, dv = self.keys or self.queries, self.dv or self.d
         sizes = (
             (self.queries, self.heads, self.d),
@@ -109,18 +113,18 @@ def check(
             return [out, *([] if lse is None else [lse]), *torch.autograd.grad(loss, leaves)]
 
         with_lse = backend in ("own", "math")
-        form = shape.form
+        spec = shape.spec
 
         def formula(q: Tensor, k: Tensor, v: Tensor) -> Any:
-            out, lse = reference(q, k, v, form)
+            out, lse = reference(q, k, v, spec)
             return (out, lse) if with_lse else out
 
         # plain torch in this dtype, rounded after every step
         def rounding(q: Tensor, k: Tensor, v: Tensor) -> Any:
-            return _plain_torch(q, k, v, form, with_lse)
+            return _plain_torch(q, k, v, spec, with_lse)
 
         if tma:
-            why = tma_why_not(*tensors, form)
+            why = tma_why_not(*tensors, spec)
             if why is not None:
                 raise RuntimeError(f"the sm_90 kernel does not support this check: {why}")
 
@@ -143,15 +147,15 @@ def check(
     return run
 
 
-def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: AttentionSpec, with_lse: bool) -> Any:
+def _plain_torch(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, with_lse: bool) -> Any:
     group = q.shape[2] // k.shape[2]
     first, keys, values = (
         x.transpose(1, 2) for x in (q, k.repeat_interleave(group, 2), v.repeat_interleave(group, 2))
     )
-    scores = first @ keys.mT * form.scale
-    if form.softcap:
-        scores = form.softcap * torch.tanh(scores / form.softcap)
-    visible = visible_QK(q.shape[1], k.shape[1], form, q.device)
+    scores = first @ keys.mT * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    visible = visible_QK(q.shape[1], k.shape[1], spec, q.device)
     blind = ~visible.any(-1, keepdim=True)
     scores = scores.masked_fill(~visible & ~blind, -torch.inf)
     out = (scores.softmax(-1).masked_fill(blind, 0.0) @ values).transpose(1, 2)
@@ -165,9 +169,11 @@ def _plain_torch(q: Tensor, k: Tensor, v: Tensor, form: AttentionSpec, with_lse:
 def check_packed(
     lengths: Lengths, options: dict[str, Any], backend: str
 ) -> Callable[..., list[Compared]]:
+    """A check of packed sequences by one backend."""
+
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(len(lengths))
-        cu_q, cu_k, longest = bounds_of(lengths, device)
+        cu_q, cu_k, longest = make_bounds(lengths, device)
         q = torch.randn(int(cu_q[-1]), 8, 128, device=device, dtype=BF16)
         k, v = torch.randn(2, int(cu_k[-1]), 2, 128, device=device, dtype=BF16)
         weights = torch.randn_like(q)
@@ -199,7 +205,8 @@ def check_packed(
     return run
 
 
-def bounds_of(lengths: Lengths, device: torch.device) -> tuple[Tensor, Tensor, tuple[int, int]]:
+def make_bounds(lengths: Lengths, device: torch.device) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """(cu_q, cu_k, (longest queries, longest keys)) of the lengths."""
     both = torch.tensor(lengths, dtype=torch.int32)
     cu = torch.cat([both.new_zeros(1, 2), both.cumsum(0, dtype=torch.int32)]).to(device)
     return (

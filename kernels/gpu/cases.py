@@ -28,6 +28,7 @@ class Compared:
 
     @property
     def ok(self) -> bool:
+        """Whether the error is allowed."""
         return self.error <= self.allowed  # false for NaN
 
 

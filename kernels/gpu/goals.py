@@ -123,7 +123,7 @@ _ALL = [
     ),
     Goal(
         "linear-cross-entropy-memory",
-        "the same, memory beside inputs and gradients",
+        "the same, memory in addition to inputs and gradients",
         "Liger, CCE",
         "≤ 0.6 GiB",
         "extra_gib",

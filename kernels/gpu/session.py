@@ -33,9 +33,11 @@ class Clock:
         self.budget_s = budget_s
 
     def used_s(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def left_s(self) -> float:
+        """Remaining seconds of the budget."""
         return self.budget_s - self.used_s()
 
     def until(self, share: float) -> Callable[[], float]:

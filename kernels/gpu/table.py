@@ -136,6 +136,7 @@ def render_readme(text: str, results: Path) -> str:
 
 
 def main() -> int:
+    """Runs the command; returns 1 if `--check` finds an outdated table."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.gpu.table", description="Writes the table of goals."
     )

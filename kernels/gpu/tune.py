@@ -79,6 +79,7 @@ def ship(rows: list[dict[str, Any]], tables: Path) -> Path:
 
 
 def main() -> int:
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m kernels.gpu.tune", description="Ships the faster configurations of a run."
     )

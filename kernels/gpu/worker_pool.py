@@ -41,6 +41,7 @@ class Worker:
         self.deadline = time.monotonic() + START_S
 
     def assign(self, job: Job) -> None:
+        """Sends a job to the process."""
         self.job, self.deadline = job, time.monotonic() + job.limit_s
         with contextlib.suppress(OSError):  # the process has exited: receive() reports it
             self.line.send(job)
@@ -57,6 +58,7 @@ class Worker:
         return message
 
     def stop(self) -> None:
+        """Kills the process."""
         self._process.kill()
         self._process.join(10)
         self.line.close()
@@ -110,6 +112,7 @@ class WorkerPool:
         return next(answer for _, answer in self.run_jobs([job], 1, left_s))
 
     def close(self) -> None:
+        """Stops all processes."""
         self.stop_extra(0)
 
     def _busy(self) -> bool:

@@ -40,6 +40,7 @@ class Job:
 
     @property
     def name(self) -> str:
+        """The case's name, or the kind of a job without a case."""
         return f"{self.op}/{self.case}" if self.op else self.kind
 
 

@@ -100,8 +100,8 @@ def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, T
         checks.dtype_in(name, x, (torch.int32,))
         checks.shape(name, x, (None, scales.shape[1] // 8), "rows, outputs / 8")
     order = torch.tensor(_AWQ_ORDER, device=qweight.device)
-    places = order.argsort()
-    codes, zeros = (_nibbles(x)[..., places].flatten(1) for x in (qweight, qzeros))
+    output_order = order.argsort()
+    codes, zeros = (_nibbles(x)[..., output_order].flatten(1) for x in (qweight, qzeros))
     return pack_codes(codes), scales.contiguous(), zeros.contiguous()
 
 

@@ -48,11 +48,13 @@ def mask_groups(ranking_TE: Tensor, options: GateOptions) -> Tensor:
 
 
 def compute_scores(logits_TE: Tensor, scoring: str) -> Tensor:
+    """Softmax or sigmoid of the logits, in fp32 (fp64 stays)."""
     wide = logits_TE if logits_TE.dtype == torch.float64 else logits_TE.float()
     return wide.softmax(-1) if scoring == "softmax" else wide.sigmoid()
 
 
 def compute_weights(scores_TE: Tensor, chosen_TK: Tensor, options: GateOptions) -> Tensor:
+    """Weights of the chosen experts from their scores."""
     weights = scores_TE.gather(-1, chosen_TK)
     if options.renormalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -170,8 +170,8 @@ def _config(arch: str, facts: dict[str, Any]) -> tuning.Config:
             "per_sm": 4,
         }
     num_warps = min(16, max(4, block_n // 512))
-    whole = {"wide": False, "block_m": max(1, 2048 // block_n), "block_n": block_n}
-    return whole | {"num_warps": num_warps, "stages": 2, "per_sm": 2}
+    full_rows = {"wide": False, "block_m": max(1, 2048 // block_n), "block_n": block_n}
+    return full_rows | {"num_warps": num_warps, "stages": 2, "per_sm": 2}
 
 
 @tuning.candidates("layer_norm.backward")

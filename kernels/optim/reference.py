@@ -26,12 +26,12 @@ def measure(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(sum of squares of the unscaled gradients, 1 if one is not finite): fp32, [1] each."""
     device = grads[0].device
-    squares, found = torch.zeros(1, device=device), torch.zeros(1, device=device)
+    squares, overflow = torch.zeros(1, device=device), torch.zeros(1, device=device)
     for grad in grads:
         g = grad.float() if inv_scale is None else grad.float() * inv_scale
         squares += g.square().sum()
-        found.masked_fill_(~grad.isfinite().all(), 1.0)
-    return squares, found
+        overflow.masked_fill_(~grad.isfinite().all(), 1.0)
+    return squares, overflow
 
 
 def step(

@@ -23,10 +23,12 @@ class ParameterUpdate:
 
     @property
     def param(self) -> torch.Tensor:
+        """The parameter."""
         return self.row[0]
 
     @property
     def grad(self) -> torch.Tensor:
+        """Its gradient."""
         return self.row[1]
 
 

@@ -39,6 +39,7 @@ class Table:
 
     @property
     def chunks(self) -> int:
+        """Number of chunks."""
         return self.chunk_tensor.numel()
 
 

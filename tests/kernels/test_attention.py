@@ -80,12 +80,12 @@ def _gradients(
 
 
 @pytest.mark.parametrize("backend", ["flash", "math"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("spec", FORMS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_path_matches_the_formula_and_its_gradient(
-    shape: str, form: str, backend: str
+    shape: str, spec: str, backend: str
 ) -> None:
-    options = FORMS[form]
+    options = FORMS[spec]
     if backend == "flash" and "softcap" in options:
         with pytest.raises(kernels.BackendUnavailable, match="not support a softcap"):
             attention(*_tensors(SHAPES[shape]), **options, backend=backend)
@@ -124,11 +124,11 @@ def test_short_types_lose_no_more_than_torch_does(
     # torch: dense, rounded to the dtype after each step
     plain = [x.detach().float().requires_grad_() for x in tensors]
     full_options = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
-    form = make_spec(32, *full_options.values())
-    theirs = reference(*plain, form)[0].to(dtype)
+    spec = make_spec(32, *full_options.values())
+    theirs = reference(*plain, spec)[0].to(dtype)
     found = [ours, *_gradients(ours, None, tensors)]
     wide = [x.detach().double().requires_grad_() for x in tensors]
-    true = [out, *_gradients(reference(*wide, form)[0], None, wide)]
+    true = [out, *_gradients(reference(*wide, spec)[0], None, wide)]
     rounded = [theirs, *(g.to(dtype) for g in _gradients(theirs.float(), None, plain))]
     assert gradients
     for ours_, theirs_, true_ in zip(found, rounded, true, strict=True):

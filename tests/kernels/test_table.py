@@ -77,7 +77,7 @@ def test_rows_are_met_missed_or_open(tmp_path: Path) -> None:
     # the peer itself, within the spread
     assert record["dense attention, head dim 128, as called"].endswith("met |")
     assert record["dense attention, head dim 128, forward, own kernel"].endswith("missed |")
-    assert "0.50 GiB" in record["the same, memory beside inputs and gradients"]
+    assert "0.50 GiB" in record["the same, memory in addition to inputs and gradients"]
     assert record["AdamW with unscale, found-inf, clip"].endswith("open |")
     assert f"6 of {len(GOALS)} measured, on H200" in table(tmp_path)
 

@@ -80,13 +80,13 @@ def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
     """facts as in the forward kernel; four warps, or the compiler does not specialise."""
     if arch == "interpret":
         return _config(16, 16, 4, 1, warp_specialize=False)
-    place = _width_class(max(facts["d"], facts["dv"]))
+    width_class = _width_class(max(facts["d"], facts["dv"]))
     chosen = [
         _config(128, 128, 4, 3),
         _config(128, 128, 4, 2),
         _config(128, 64, 4, 2),
         _config(128, 32, 4, 2),
-    ][place]
+    ][width_class]
     return {**chosen, "warp_specialize": True}
 
 
@@ -118,6 +118,7 @@ def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.rule("attention_queries")
 def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    """Blocks of the queries' backward kernel; facts and `one_loop` as in `keys_values`."""
     widest = max(facts["d"], facts["dv"])
     if arch == "interpret":
         return _config(16, 16, 4, 1, one_loop=False)
@@ -142,6 +143,7 @@ def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.rule("attention_row_sums")
 def row_sums(arch: str, facts: dict[str, Any]) -> tuning.Config:
+    """Blocks of the row sums kernel."""
     return _config(16, 0, 4, 1) if arch == "interpret" else _config(64, 0, 8, 1)
 
 

@@ -19,6 +19,7 @@ LOG2_E = 1.4426950408889634
 
 
 def get_config(op: str, q: Tensor, v: Tensor, spec: AttentionSpec) -> dict[str, Any]:
+    """The launch configuration of an attention kernel for this call."""
     return tuning.config(
         op,
         d=q.shape[-1],
@@ -34,6 +35,7 @@ def get_config(op: str, q: Tensor, v: Tensor, spec: AttentionSpec) -> dict[str, 
 def get_constants(
     q: Tensor, v: Tensor, spec: AttentionSpec, bounds: Bounds | None, chosen: dict[str, Any]
 ) -> dict[str, Any]:
+    """The constexpr and launch options of an attention kernel."""
     (d_a, d_b), (v_a, v_b) = split_head_dim(q.shape[-1]), split_head_dim(v.shape[-1])
     return {
         "RAGGED": bounds is not None,
@@ -66,6 +68,7 @@ def get_scalars(spec: AttentionSpec) -> tuple[int, float, float, float, float]:
 
 
 def get_strides(x: Tensor) -> tuple[int, int, int]:
+    """Strides of batch, sequence and head."""
     return x.stride(0), x.stride(1), x.stride(2)
 
 

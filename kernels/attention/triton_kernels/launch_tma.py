@@ -87,6 +87,7 @@ def _rows(x: Tensor) -> _Rows | None:
 def forward_tma(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
+    """Fills and returns out [B, Q, H, D_v] and the log-sum-exp lse [B, H, Q]."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     chosen = get_config("attention_forward_tma", q, v, spec)

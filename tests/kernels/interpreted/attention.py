@@ -150,19 +150,19 @@ def test_the_variant_for_sm_90(
     tensors = [torch.randn(size) for size in ((b, q, h, d), (b, k, h_kv, d), (b, k, h_kv, dv))]
     if heads_first:
         tensors = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
-    form = make_spec(d, *({"causal": False} | options).values(), None, None, 0.0)
-    assert tma_why_not(*tensors, form) is None
+    spec = make_spec(d, *({"causal": False} | options).values(), None, None, 0.0)
+    assert tma_why_not(*tensors, spec) is None
     with tuning.override("attention_forward", tma=True):
-        out, lse = launch.forward(*tensors, None, form)
-    torch.testing.assert_close((out, lse), reference(*tensors, form), rtol=1e-5, atol=1e-5)
+        out, lse = launch.forward(*tensors, None, spec)
+    torch.testing.assert_close((out, lse), reference(*tensors, spec), rtol=1e-5, atol=1e-5)
 
 
 def test_the_variant_rejects_rows_of_other_sequences() -> None:
-    form = make_spec(16, True, None, None, 0.0)
+    spec = make_spec(16, True, None, None, 0.0)
     q = torch.zeros(2, 20, 1, 16)
-    assert "another sequence" in str(tma_why_not(q, q, q, form))
+    assert "another sequence" in str(tma_why_not(q, q, q, spec))
     assert "window" in str(tma_why_not(q, q, q, make_spec(16, True, 4, None, 0.0)))
-    assert "strides" in str(tma_why_not(*[torch.zeros(1, 20, 1, 18)[..., :16]] * 3, form))
+    assert "strides" in str(tma_why_not(*[torch.zeros(1, 20, 1, 18)[..., :16]] * 3, spec))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from workers.models.moe.random_layer import RoutedMlp
 
 from kernels import dispatch, explain
 from kernels.attention.triton_kernels import launch
@@ -15,8 +14,9 @@ from tests.workers.models.block_shapes import built, gradients
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.layers.documents import Documents
 from workers.models.layers.operations import make_plain
+from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8 import apply_fp8
-from workers.training.loop.objective import without_logits
+from workers.training.loop.objective import uses_hidden_states
 from workers.training.optim.update import fused_adamw, update
 from workers.training.recompute import apply_recompute
 from workers.training.recompute.apply import recomputed_blocks
@@ -67,10 +67,10 @@ def test_experts_use_own_kernels_that_recomputation_sees(
     tokens = TOKENS[:, :9]
     decoder, plain = (built("window, experts", **SMALL, moe=moe, bias="all") for _ in range(2))
     for item in (decoder, plain):
-        random_layer = item.blocks["0"].mlp
-        assert isinstance(random_layer, RoutedMlp) and random_layer.router.choice_bias is not None
-        random_layer.router.choice_bias.copy_(torch.linspace(0, 0.3, 6))
-        random_layer.balance.gradient_scale = 0.5
+        layer = item.blocks["0"].mlp
+        assert isinstance(layer, RoutedMlp) and layer.router.choice_bias is not None
+        layer.router.choice_bias.copy_(torch.linspace(0, 0.3, 6))
+        layer.balance.gradient_scale = 0.5
     make_plain(plain)
     ours, theirs = gradients(decoder, None, tokens), gradients(plain, None, tokens)
     for name, gradient in ours.items():
@@ -131,8 +131,8 @@ def test_norms_and_gates_return_fp8_directly() -> None:
 
 def test_losses_and_update_use_own_kernels() -> None:
     decoder, plain = (built("gpt-2", **SMALL | {"kv_heads": 2}) for _ in range(2))
-    assert without_logits(ParallelPlan(), CPU) and without_logits(ParallelPlan(tp=2), CPU)
-    assert not without_logits(ParallelPlan.model_construct(pp=2, tp=1), CPU)
+    assert uses_hidden_states(ParallelPlan(), CPU) and uses_hidden_states(ParallelPlan(tp=2), CPU)
+    assert not uses_hidden_states(ParallelPlan.model_construct(pp=2, tp=1), CPU)
     decoder(TOKENS, None, TOKENS.roll(-1, 1)).backward()
     gradients(plain, None, TOKENS)
     for ours_parameter, plain_parameter in zip(

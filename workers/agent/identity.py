@@ -48,7 +48,7 @@ def acquire_lock(folder: Path) -> IO[str]:
 def identify(
     folder: Path, inventory: NodeInventory, *, redis_url: str, token: str | None, patience_s: float
 ) -> Path:
-    """The node file, after joining if there is none yet or another token is given.
+    """The node file, after joining if it is missing or another token is given.
 
     Raises NotJoined.
     """

@@ -21,7 +21,7 @@ from workers.inference.sampling.sampler import Row, SampledToken
 from workers.inference.scheduling.scheduler import Scheduler
 from workers.inference.scheduling.step_plan import StepPlan
 from workers.inference.speculate.speculator import Speculator
-from workers.inference.speculate.verify import verified
+from workers.inference.speculate.verify import verify_drafts
 from workers.inference.text.stop_strings import IncrementalText
 
 
@@ -143,7 +143,7 @@ class Engine:
         if self.speculator is not None:
             in_flight = self.scheduler.in_flight_requests
             idle = [request for request in self.scheduler.running if request not in in_flight]
-            self.speculator.wish(idle)
+            self.speculator.request_drafts(idle)
         plan = self.scheduler.schedule()
         return plan if plan.scheduled else None
 
@@ -169,7 +169,7 @@ class Engine:
         groups, indices = self._rows_to_sample(plan, logits)
         # a row may be used by several answers (n > 1) or by none (beams)
         in_order = indices == list(range(len(logits)))
-        sampled = verified(logits if in_order else logits[indices], groups, step.draft_probs)
+        sampled = verify_drafts(logits if in_order else logits[indices], groups, step.draft_probs)
         seconds = time.perf_counter() - step.began
         self.scheduler.record_step_time(plan, seconds)
         requests = [group[0].request for group in groups]
@@ -182,7 +182,7 @@ class Engine:
         for request in (beam_answers := self.beams.advance()):
             self.counts.output_tokens += len(request.output_tokens)
         if self.speculator is not None:
-            self.speculator.judge(plan, accepted, seconds=seconds)
+            self.speculator.record(plan, accepted, seconds=seconds)
             for request in requests:
                 if request.finish is not None:
                     self.speculator.forget(request)
@@ -248,7 +248,7 @@ class Engine:
         params, guide = request.sampling, request.guide
         request.tokens.append(sampled.token)
         if guide is not None:
-            guide.take(sampled.token)
+            guide.advance(sampled.token)
         if sampled.logprob is not None:
             request.logprobs.append(sampled.logprob)
             request.top_logprobs.append(sampled.top)
@@ -258,7 +258,7 @@ class Engine:
             text = self._texts.setdefault(request, IncrementalText(self._decode, params.stop))
             request.finish = "stop" if text.add(sampled.token) else None
         if request.finish is None and guide is not None and guide.complete:
-            request.finish = "length" if guide.lost else "stop"
+            request.finish = "length" if guide.failed else "stop"
         if request.finish is None and len(request.output_tokens) >= params.max_new_tokens:
             request.finish = "length"
 
@@ -282,10 +282,10 @@ class Engine:
             raise ValueError(
                 "stop strings require a tokenizer and this model has none; use stop token ids"
             )
-        wrong = next((token for token in sampling.logit_bias if not 0 <= token < vocab), None)
-        if wrong is not None:
+        first_error = next((token for token in sampling.logit_bias if not 0 <= token < vocab), None)
+        if first_error is not None:
             raise ValueError(
-                f"logit_bias has the token id {wrong}; the model's ids are 0 to {vocab - 1}"
+                f"logit_bias has the token id {first_error}; the model's ids are 0 to {vocab - 1}"
             )
 
 
@@ -298,8 +298,8 @@ def check_prompt(prompt: Sequence[int], *, context: int, vocab: int) -> None:
             f"the prompt has {len(prompt)} tokens, the model's context is {context}; give at most "
             f"{context - 1} to leave room for one new token"
         )
-    wrong = next((token for token in prompt if not 0 <= token < vocab), None)
-    if wrong is not None:
+    first_error = next((token for token in prompt if not 0 <= token < vocab), None)
+    if first_error is not None:
         raise ValueError(
-            f"the prompt has the token id {wrong}; the model's ids are 0 to {vocab - 1}"
+            f"the prompt has the token id {first_error}; the model's ids are 0 to {vocab - 1}"
         )

@@ -28,7 +28,7 @@ from workers.inference.server.http.listener import Listener, bind
 from workers.inference.server.observe.observer import EngineObserver
 from workers.inference.server.server import Server
 from workers.inference.spec_loading import InferenceRun
-from workers.inference.speculate.setup import Drafting, drafting_of
+from workers.inference.speculate.setup import Drafting, build_drafting
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.runtime.environment import Environment, check_world
@@ -74,7 +74,7 @@ def run_serve(
                 return Worker(loaded, recorder, beacon).run()
             with driving(rank_group):
                 drafting = run_in_own_thread(
-                    lambda: drafting_of(
+                    lambda: build_drafting(
                         body, loaded, kind="serve", precision=precision, device=device
                     )
                 )

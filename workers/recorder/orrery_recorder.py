@@ -379,7 +379,7 @@ class _Refused(Exception):
 
 
 class _Gone(Exception):
-    """The run was deleted, belongs to somebody else or has finished: it accepts nothing."""
+    """The run was deleted, belongs to another user or has finished: it accepts nothing."""
 
 
 class _Spool:

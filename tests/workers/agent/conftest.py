@@ -1,6 +1,4 @@
-"""A control plane's ear in a test: lets a real agent join, reads what it says, sends it sealed
-orders.
-"""
+"""A control plane for tests: lets a real agent join, reads its messages, sends sealed orders."""
 
 from __future__ import annotations
 
@@ -101,9 +99,9 @@ class Agent:
         }
         self.send(names.TASK_CONTROL, self.sealed(names.KIND_CONTROL, body))
 
-    def until(self, ask: Callable[[], T | None], what: str, seconds: float = 120) -> T:
+    def until(self, query: Callable[[], T | None], what: str, seconds: float = 120) -> T:
         try:
-            return self.bench.until(ask, seconds, what)
+            return self.bench.until(query, seconds, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log()}") from None
 

@@ -1,6 +1,4 @@
-"""A real agent on a real Redis: joins once, acts on what is rightly sealed, once, and never loses
-an attempt.
-"""
+"""A real agent on a real Redis: joins once, acts once on sealed orders, loses no attempt."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def test_the_token_is_needed_once_and_the_secret_stays_private(agent: Agent) -> 
     assert len(agent.joins) == 1 and agent.beats[-1]["node"] == "n1"
 
 
-def test_without_a_token_it_says_what_to_do(tmp_path: Path, redis_url: str) -> None:
+def test_without_a_token_the_error_has_a_hint(tmp_path: Path, redis_url: str) -> None:
     command = [
         sys.executable,
         "-m",
@@ -103,7 +101,7 @@ def test_a_restarted_agent_finds_its_attempts_and_can_still_end_them(agent: Agen
     assert read_json(run_dir / "supervisor.json")["pid"] == supervisor
     agent.until(
         lambda: agent.beats[-1]["attempts"] == [{"fence": order["fence"], "state": "running"}],
-        "told as running",
+        "reported as running",
     )
     sample = agent.beats[-1]["samples"][1]
     assert (
@@ -116,7 +114,7 @@ def test_a_restarted_agent_finds_its_attempts_and_can_still_end_them(agent: Agen
 
 
 @pytest.mark.parametrize("while_away", [True, False])
-def test_a_killed_supervisor_is_noticed_and_told(agent: Agent, while_away: bool) -> None:
+def test_a_killed_supervisor_is_detected_and_reported(agent: Agent, while_away: bool) -> None:
     agent.start()
     order = agent.bench.order(SLEEPS)
     run_dir = agent.launch(order)
@@ -127,8 +125,8 @@ def test_a_killed_supervisor_is_noticed_and_told(agent: Agent, while_away: bool)
     os.kill(read_json(run_dir / "supervisor.json")["pid"], signal.SIGKILL)
     if while_away:
         agent.start(join=False)
-    found = agent.bench.exited(order)
-    assert found["class"] == "infrastructure" and "supervisor died" in found["reason"]
+    result = agent.bench.exited(order)
+    assert result["class"] == "infrastructure" and "supervisor died" in result["reason"]
     assert "up" in agent.bench.lines(0), "what was on disk was sent"
 
 
@@ -152,13 +150,13 @@ def test_embedded_mode_ends_its_runs_with_itself(agent: Agent) -> None:
     assert agent.bench.exited(order)["class"] == "preempted"
 
 
-def test_a_folder_that_cannot_be_written_is_told_at_once(agent: Agent) -> None:
+def test_an_unwritable_folder_is_reported_at_once(agent: Agent) -> None:
     agent.start()
     order = agent.bench.order(SLEEPS)
     (agent.home / "runs").write_text("a file where a folder should be")
     agent.send(names.TASK_LAUNCH, agent.sealed(names.KIND_LAUNCH, order))
-    found = agent.bench.exited(order)
-    assert found["class"] == "infrastructure" and "cannot be used" in found["reason"]
+    result = agent.bench.exited(order)
+    assert result["class"] == "infrastructure" and "cannot be used" in result["reason"]
 
 
 def test_two_agents_of_one_name_are_one_too_many(agent: Agent) -> None:

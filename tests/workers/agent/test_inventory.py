@@ -1,4 +1,4 @@
-"""Devices of a machine: CPU slots where there is no GPU, NVML's words where there are some."""
+"""Devices of a machine: GPUs by NVML, else CPU slots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GIB = 2**30
 
 
 class FakeNvml:
-    """Two H100s as the driver tells them; the second does not tell its power."""
+    """Two H100s as the driver reports them; the second does not report its power."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -60,7 +60,7 @@ class FakeNvml:
         return [SimpleNamespace(pid=4711)] if handle == 0 else []
 
 
-def test_gpus_are_told_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     machine = Machine(name="n1", address="127.0.0.1", slots=4)
     inventory = machine.inventory()

@@ -1,4 +1,4 @@
-"""Answers that keep to a form, whatever an untrained model would rather say."""
+"""Constrained output of an untrained model."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def guided(engine: Engine, ends: tuple[int, ...] = ()) -> Engine:
     return engine
 
 
-def asked(seed: int, **more: Any) -> SamplingParams:
+def params(seed: int, **more: Any) -> SamplingParams:
     return SamplingParams(**{"max_new_tokens": 200, "seed": seed, "json_schema": SCHEMA, **more})
 
 
 def test_answers_parse_and_validate_and_drafts_change_nothing():
     decoder = model_of(**BYTES)
-    given = [([seed + 1, 7], asked(seed, temperature=seed % 2)) for seed in range(6)]
-    given.append(([3, 4], asked(9, n=3)))
+    given = [([seed + 1, 7], params(seed, temperature=seed % 2)) for seed in range(6)]
+    given.append(([3, 4], params(9, n=3)))
     alone = finished(guided(plain(model_of(**BYTES), blocks=500)), given)
     looked = finished(guided(speculating(model_of(**BYTES), None, blocks=500)), given)
     engine = guided(speculating(decoder, near(decoder, **BYTES), blocks=500))
@@ -60,7 +60,9 @@ def test_answers_parse_and_validate_and_drafts_change_nothing():
 
 def test_an_end_token_comes_where_the_form_is_complete_and_nowhere_else():
     words = {"regex": r"[ab]{2,4}", "stop_token_ids": (END,)}
-    given = [([seed + 1], SamplingParams(max_new_tokens=9, seed=seed, **words)) for seed in range(12)]
+    given = [
+        ([seed + 1], SamplingParams(max_new_tokens=9, seed=seed, **words)) for seed in range(12)
+    ]
     for request in finished(guided(plain(model_of(**BYTES)), (END,)), given):
         text = bytes(each for each in request.output_tokens if each != END).decode()
         assert re.fullmatch("[ab]{2,4}", text) and request.finish == "stop"
@@ -68,7 +70,9 @@ def test_an_end_token_comes_where_the_form_is_complete_and_nowhere_else():
         guided(plain(model_of(**BYTES))),
         [([5], SamplingParams(grammar='start: "x" | "yes" start', max_new_tokens=60, seed=2))],
     )
-    assert re.fullmatch("(yes)*x", bytes(request.output_tokens).decode()) or request.finish == "length"
+    assert (
+        re.fullmatch("(yes)*x", bytes(request.output_tokens).decode()) or request.finish == "length"
+    )
 
 
 def test_a_models_own_tokenizer_joins_bytes_to_tokens():
@@ -80,7 +84,9 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
     words = TextTokenizer("here", loaded.get_vocab_size(), None, (0,), None, {}, loaded)
     engine = plain(model_of(vocab=340, max_seq_len=256), blocks=300)
     engine.guides = Guides(words, (0,), vocab=340)
-    for request in finished(engine, [([seed + 1], asked(seed, stop_token_ids=(0,))) for seed in range(4)]):
+    for request in finished(
+        engine, [([seed + 1], params(seed, stop_token_ids=(0,))) for seed in range(4)]
+    ):
         jsonschema.validate(json.loads(words.decode(request.output_tokens)), SCHEMA)
 
 
@@ -101,19 +107,21 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
         ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are given"),
     ],
 )
-def test_forms_that_cannot_be_met_are_told(form, message):
+def test_unsatisfiable_constraints_are_reported(form, message):
     engine = guided(plain(model_of(**BYTES)))
     with pytest.raises(ValueError, match=message):
         engine.add([1], SamplingParams(**form))
     assert not engine.busy
     engine.guides = None
-    with pytest.raises(ValueError, match="without a tokenizer"):
+    with pytest.raises(ValueError, match="require a tokenizer"):
         engine.add([1], SamplingParams(json_schema={}))
 
 
 @pytest.mark.parametrize("form", [{"regex": ""}, {"grammar": "start:"}])
 def test_an_answer_that_no_token_begins_is_refused(form):
-    Guides(ByteTokenizer(), (END,), vocab=258).open(SamplingParams(**form))  # an end is such a token
+    Guides(ByteTokenizer(), (END,), vocab=258).open(
+        SamplingParams(**form)
+    )  # an end is such a token
     with pytest.raises(
         ValueError, match="cannot be met: no token of this model begins such an answer"
     ):

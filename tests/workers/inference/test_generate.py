@@ -1,4 +1,4 @@
-"""The command: lines in, lines out, whatever happens between."""
+"""The generate command: input lines, output lines, restarts and errors."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Room:
     def write(self, lines: list[Any], **body: Any) -> None:
         text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
         (self.folder / "prompts.jsonl").write_text(text)
-        told = {
+        record = {
             "input": str(self.folder / "prompts.jsonl"),
             "output": str(self.output),
             "seed": 3,
             **body,
         }
-        self.spec(generate=told)
+        self.spec(generate=record)
 
     def spec(self, **fields: Any) -> None:
         path = self.folder / "run.json"
@@ -106,18 +106,18 @@ def test_a_killed_run_neither_repeats_nor_loses_a_line(room, monkeypatch):
     assert room.output.read_bytes() == whole
 
 
-def test_what_is_told_while_it_runs(room):
+def test_points_and_events_while_it_runs(room):
     assert main(room.arguments) == 0
     folder = room.folder / "run/rank-0"
     points = [
         Point.from_dict(json.loads(line))
         for line in (folder / "points.jsonl").read_text().splitlines()
     ]
-    told = [
+    record = [
         RunEvent.from_dict(json.loads(line))
         for line in (folder / "events.jsonl").read_text().splitlines()
     ]
-    kernels, event = sorted(told, key=lambda each: each.type, reverse=True)
+    kernels, event = sorted(record, key=lambda each: each.type, reverse=True)
     ran = {row["op"]: row["reason"] for row in kernels.data["operations"]}
     assert (
         kernels.type == "kernels_chosen"
@@ -196,25 +196,25 @@ def test_drafts_and_forms(room):
     bodies: list[dict[str, Any]] = [{}, {"speculate": {"ngram": 2}}]
     # by no measured times
     bodies.append({"draft": {"path": str(room.weights)}, "speculate": {"adaptive": False}})
-    found = []
+    result = []
     for body in bodies:
         room.write(lines, max_new_tokens=30, **body)
         assert main(room.arguments) == 0
-        found.append(room.answers())
+        result.append(room.answers())
         room.output.unlink()
-        assert json.loads(found[-1][-1]["text"])["n"] in (1, 22)
-        assert len(found[-1][-1]["top_logprobs"]) == len(found[-1][-1]["logprobs"])
-    assert [each["token_ids"] for each in found[0]] == [each["token_ids"] for each in found[1]]
-    assert [each["token_ids"] for each in found[0][:4]] == [
-        each["token_ids"] for each in found[2][:4]
+        assert json.loads(result[-1][-1]["text"])["n"] in (1, 22)
+        assert len(result[-1][-1]["top_logprobs"]) == len(result[-1][-1]["logprobs"])
+    assert [each["token_ids"] for each in result[0]] == [each["token_ids"] for each in result[1]]
+    assert [each["token_ids"] for each in result[0][:4]] == [
+        each["token_ids"] for each in result[2][:4]
     ]
-    told = [
+    record = [
         json.loads(line)["values"]
         for line in (room.folder / "run/rank-0/points.jsonl").read_text().splitlines()
     ]
     accepted = [
         values["inference/accepted_per_step"]
-        for values in told
+        for values in record
         if "inference/accepted_per_step" in values
     ]
     assert max(accepted) > 0.5, "the draft is the model itself"
@@ -263,8 +263,8 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
         "temperature": 0,
         "repetition_penalty": 3,
     }
-    told: dict[str, Any] = {"chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    record: dict[str, Any] = {"chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(record))
     room.spec(model={"path": str(folder)})
     room.write(
         [line, {**line, "id": 2, "messages": None, "token_ids": [1, 7, 9, 2, 3]}], max_new_tokens=9
@@ -276,7 +276,7 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
 
     room.output.unlink()
     end = first["text"].split()[4]
-    (folder / "tokenizer_config.json").write_text(json.dumps({**told, "eos_token": end}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**record, "eos_token": end}))
     assert main(room.arguments) == 0
     stopped = room.answers()[0]
     assert stopped["finish_reason"] == "stop" and stopped["token_ids"] == first["token_ids"][:5]
@@ -286,13 +286,13 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
     ("lines", "message"),
     [
         (['{"id": 1, "prompt": "a"}', '{"id": 1,'], "line 2: it is not JSON"),
-        (["[1]"], "line 1: it is no JSON object"),
+        (["[1]"], "line 1: it is not a JSON object"),
         ([{"prompt": "a"}], "it has no id"),
         ([{"id": 1}], "it has nothing to answer"),
         ([{"id": 1, "prompt": "a", "token_ids": [1]}], "it has prompt and token_ids"),
-        ([{"id": 1, "prompt": "a", "max_tokens": 3}], "'max_tokens' is no field of a line"),
-        ([{"id": 1, "prompt": 7}], "prompt must be a text"),
-        ([{"id": 1, "token_ids": [1.5]}], "token_ids must be a list of whole numbers"),
+        ([{"id": 1, "prompt": "a", "max_tokens": 3}], "unknown field 'max_tokens'"),
+        ([{"id": 1, "prompt": 7}], "prompt must be a string"),
+        ([{"id": 1, "token_ids": [1.5]}], "token_ids must be a list of integers"),
         ([{"id": 1, "messages": []}], "messages must be a list of {role, content}"),
         ([{"id": 1, "prompt": "a", "top_p": 2}], "top_p is 2; it must be a number from 0 to 1"),
         ([{"id": 1, "prompt": "a" * 96}], "has 96 tokens, the model's context is 96"),
@@ -304,10 +304,10 @@ def test_messages_go_through_the_models_own_template_and_tokenizer(room, tmp_pat
             "line 1: json_schema cannot be met",
         ),
         ([{"id": 1, "prompt": "a", "n": 17}], "at most 16 run at a time"),
-        ([{"id": 1, "prompt": "a", "beams": 2, "n": 3}], "n is 3, beams 2"),
+        ([{"id": 1, "prompt": "a", "beams": 2, "n": 3}], "n is 3, beams is 2"),
     ],
 )
-def test_wrong_lines_are_told_and_nothing_is_written(lines, message, room, capsys):
+def test_wrong_lines_are_reported_and_nothing_is_written(lines, message, room, capsys):
     room.write(lines)
     assert main(room.arguments) == 64
     assert message in capsys.readouterr().err
@@ -327,7 +327,7 @@ def test_wrong_lines_are_told_and_nothing_is_written(lines, message, room, capsy
         ({"generate": {"speculate": {}}}, "nothing to draft by"),
     ],
 )
-def test_wrong_specs_are_told(fields, message, room, capsys):
+def test_wrong_specs_are_reported(fields, message, room, capsys):
     if fields.get("generate"):
         places = {"input": str(room.folder / "prompts.jsonl"), "output": str(room.output)}
         fields = {"generate": {**fields["generate"], **places}}
@@ -341,7 +341,7 @@ def test_answers_of_another_run_are_never_gone_on_with(room, capsys):
     lines = [{"id": 1, "prompt": "a"}, {"id": 2, "prompt": "b"}]
     room.write(lines, max_new_tokens=2)
     assert main(room.arguments) == 0
-    kept = room.output.read_bytes()
+    retained = room.output.read_bytes()
     room.write(lines, max_new_tokens=3)
     assert main(room.arguments) == 64
     assert "holds answers of another spec or input; move it away" in capsys.readouterr().err
@@ -349,7 +349,7 @@ def test_answers_of_another_run_are_never_gone_on_with(room, capsys):
     room.write([lines[1], lines[0]], max_new_tokens=2)
     assert main(room.arguments) == 64
     assert "line 1 answers id 1, the input has 2 there" in capsys.readouterr().err
-    assert room.output.read_bytes() == kept
+    assert room.output.read_bytes() == retained
 
 
 def test_half_precision_and_no_weights(room):

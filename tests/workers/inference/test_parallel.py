@@ -1,4 +1,4 @@
-"""Runs of every kind over several ranks, by their command: what one process gives, token for token."""
+"""Runs of every kind over several ranks give the same tokens as one process."""
 
 from __future__ import annotations
 
@@ -186,18 +186,18 @@ def test_several_steps_under_way_change_no_token(blocks, monkeypatch):
 
 def _watched(engine: Engine) -> list[int]:
     """How many groups of requests were under way whenever a step began."""
-    found: list[int] = []
+    result: list[int] = []
     real = engine.scheduler.schedule
 
     def plan() -> Any:
         before = set(engine.scheduler.in_flight_requests)
         made = real()
         assert not before & {each.request for each in made.scheduled}
-        found.append(len(engine._in_flight) + bool(made.scheduled))
+        result.append(len(engine._in_flight) + bool(made.scheduled))
         return made
 
     engine.scheduler.schedule = plan  # type: ignore[method-assign]
-    return found
+    return result
 
 
 class Served:
@@ -208,10 +208,10 @@ class Served:
         self.codes: Any = None
         self._thread = threading.Thread(target=self._run, args=(pool, spec), daemon=True)
         self._thread.start()
-        told = self.event("serving")
-        self.model, self.blocks = told["model"], told["blocks"]
+        record = self.event("serving")
+        self.model, self.blocks = record["model"], record["blocks"]
         self.http = httpx.Client(
-            base_url=f"http://{told['host']}:{told['port']}", timeout=180, trust_env=False
+            base_url=f"http://{record['host']}:{record['port']}", timeout=180, trust_env=False
         )
 
     def _run(self, pool: Pool, spec: list[str]) -> None:
@@ -237,31 +237,33 @@ class Served:
             )
         )
 
-    def until(self, ask: Callable[[], Any], seconds: float = 180) -> Any:
+    def until(self, query: Callable[[], Any], seconds: float = 180) -> Any:
         deadline = time.monotonic() + seconds
-        while not (found := ask()):
+        while not (result := query()):
             assert time.monotonic() < deadline and self._thread.is_alive(), self.codes
             time.sleep(0.02)
-        return found
+        return result
 
     def answer(self, line: dict[str, Any]) -> list[int]:
-        asked = {
+        body = {
             "prompt": line["token_ids"],
             "max_tokens": line["max_new_tokens"],
             "seed": line["seed"],
         }
-        told = {
+        record = {
             "model": self.model,
             "temperature": line["temperature"],
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        found = self.http.post("/v1/completions", json={**asked, **told}).raise_for_status().json()
-        return list(found["choices"][0]["token_ids"])
+        result = (
+            self.http.post("/v1/completions", json={**body, **record}).raise_for_status().json()
+        )
+        return list(result["choices"][0]["token_ids"])
 
     def idle(self, rank: int) -> bool:
-        found = read_progress(self.folder / f"rank-{rank}", now_ns=time.monotonic_ns())
-        return found is not None and found.phase == "idle" and found.idle_s < 3
+        result = read_progress(self.folder / f"rank-{rank}", now_ns=time.monotonic_ns())
+        return result is not None and result.phase == "idle" and result.idle_s < 3
 
     def stopped(self) -> Any:
         (self.folder / "control.json").write_text(
@@ -330,8 +332,7 @@ def test_a_server_whose_other_rank_is_gone_ends_as_broken(ranks, tmp_path, weigh
     assert isinstance(served.ended(), EOFError | OSError)
     left = json.loads((tmp_path / "run/rank-0/exit.json").read_text())
     assert (
-        left["class"] == "infrastructure"
-        and "a rank of this model disconnected" in left["reason"]
+        left["class"] == "infrastructure" and "a rank of this model disconnected" in left["reason"]
     )
 
 
@@ -361,14 +362,14 @@ def test_replicas_of_two_stages_and_shares_of_stages(ranks, tmp_path, weights, w
 def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
     rows = [{"prompt": f"{n} and", "references": [f" then {n}"], "text": None} for n in range(5)]
     texts = [{"text": "to be or not to be " * (n + 1)} for n in range(4)]
-    found = []
+    result = []
     for name, given, metrics in (
         ("asked", rows, ["bleu", "exact_match", "loss"]),
         ("read", texts, ["perplexity"]),
     ):
         path = tmp_path / f"{name}.jsonl"
-        told = [{key: value for key, value in row.items() if value is not None} for row in given]
-        path.write_text("".join(json.dumps(row) + "\n" for row in told))
+        record = [{key: value for key, value in row.items() if value is not None} for row in given]
+        path.write_text("".join(json.dumps(row) + "\n" for row in record))
         body = {
             "input": str(path),
             "metrics": metrics,
@@ -380,13 +381,13 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
         spec = room.spec("evaluate", plan, {}, f"{name}-together")
         assert two.call(COMMAND, spec=spec[0], directory=spec[1]) == [0, 0]
         assert command(*room.spec("evaluate", {}, {}, f"{name}-alone")) == 0
-        found.append(
+        result.append(
             [
                 json.loads((tmp_path / f"{name}-{how}/results.json").read_text())
                 for how in ("together", "alone")
             ]
         )
-    for together, alone in found:
+    for together, alone in result:
         assert (
             together["metrics"] == pytest.approx(alone["metrics"], rel=1e-5)
             and together["tokens"] == alone["tokens"]

@@ -13,7 +13,7 @@ from workers.inference.request import Request
 from workers.inference.sampling import sampler
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.sampling.sampler import Row, compute_weights, sample_at
-from workers.inference.speculate.verify import verified
+from workers.inference.speculate.verify import verify_drafts
 from workers.inference.text.stop_strings import IncrementalText, truncate_at_stop
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -27,7 +27,8 @@ def drawn(
         for seed in range(draws)
     ]
     return Counter(
-        each.token for (each,) in verified(LOGITS.expand(draws, -1), [[row] for row in rows], {})
+        each.token
+        for (each,) in verify_drafts(LOGITS.expand(draws, -1), [[row] for row in rows], {})
     )
 
 
@@ -120,7 +121,9 @@ def test_penalties():
 
 def test_logits_that_are_not_finite_raise():
     with pytest.raises(ArithmeticError, match="not finite numbers"):
-        verified(torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), SamplingParams()))]], {})
+        verify_drafts(
+            torch.tensor([[1.0, float("nan")]]), [[Row(Request((0,), SamplingParams()))]], {}
+        )
 
 
 def test_stop_strings_across_tokens_and_partial_characters():

@@ -1,6 +1,4 @@
-"""Greedy answers beside transformers' own, token for token, for each family of weights that is
-read.
-"""
+"""Greedy answers equal transformers' own, token for token, for each model family."""
 
 from __future__ import annotations
 
@@ -102,9 +100,11 @@ def test_twenty_greedy_answers_are_theirs(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"length_penalty": 0.0, "early_stopping": True}, {"length_penalty": 2.0}], ids=str
+    "params",
+    [{}, {"length_penalty": 0.0, "early_stopping": True}, {"length_penalty": 2.0}],
+    ids=str,
 )
-def test_beams_are_theirs(asked, tmp_path):
+def test_beams_are_theirs(params, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
@@ -120,7 +120,7 @@ def test_beams_are_theirs(asked, tmp_path):
     fill_model(decoder, weights)
     generator = torch.Generator().manual_seed(3)
     ids = torch.randint(10, 61, (10, 7), generator=generator)
-    sampling = SamplingParams(max_new_tokens=16, beams=4, n=3, stop_token_ids=(5, 9), **asked)
+    sampling = SamplingParams(max_new_tokens=16, beams=4, n=3, stop_token_ids=(5, 9), **params)
     engine = engine_of(decoder, blocks=60, sequences=9, step_tokens=12)
     requests = [engine.add(prompt, sampling) for prompt in ids.tolist()]
     ended: dict[int, list[Any]] = {}
@@ -139,7 +139,7 @@ def test_beams_are_theirs(asked, tmp_path):
             num_return_sequences=3,
             do_sample=False,
             pad_token_id=0,
-            **asked,
+            **params,
         )
     wanted = answers[:, 7:].reshape(10, 3, -1).tolist()
     for request, three in zip(requests, wanted, strict=True):

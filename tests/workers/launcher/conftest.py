@@ -1,4 +1,4 @@
-"""`node`: a home of its own on the session's Redis, emptied; nothing of it outlives the test."""
+"""The fixture `node`: a separate home on the session's emptied Redis."""
 
 from __future__ import annotations
 

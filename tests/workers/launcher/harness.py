@@ -1,6 +1,4 @@
-"""A node without an agent: a home, a node file, a real Redis, an ingest that acknowledges, and real
-supervisors.
-"""
+"""A node without an agent: home, node file, Redis, acknowledging ingest, real supervisors."""
 
 from __future__ import annotations
 
@@ -32,7 +30,8 @@ POINTS = """
     points = open(folder + "/points.jsonl", "a")
 
     def point(n):
-        row = {"run": "?", "attempt": 1, "rank": int(rank), "seq": n, "step": n, "tokens": n, "time": time.time()}
+        row = {"run": "?", "attempt": 1, "rank": int(rank), "seq": n, "step": n, "tokens": n}
+        row["time"] = time.time()
         points.write(json.dumps({**row, "values": {"loss": 1 / n}}) + "\\n")
         points.flush()
 """
@@ -46,7 +45,7 @@ class Node:
     """`ingest` acknowledges telemetry as the control plane would; `reports` and `batches` keep what
     came.
 
-    Without an `ear` somebody else listens and gives it what is its own.
+    Without an `ear` another listener passes on what belongs to it.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class Node:
         )
         return run_dir
 
-    def told(self, kind: str, seconds: float = 120) -> dict[str, Any]:
+    def reported(self, kind: str, seconds: float = 120) -> dict[str, Any]:
         """The data of the first report of that type."""
         return self.until(
             lambda: next((r["data"] for r in list(self.reports) if r["type"] == kind), None),
@@ -129,18 +128,18 @@ class Node:
             ]
             return mine[0]["data"] if mine else None
 
-        found = self.until(find, seconds, "exited")
+        result = self.until(find, seconds, "exited")
         self.until(
             lambda: not processes.members(order["fence"]), 60, "every process of the attempt ended"
         )
-        return found
+        return result
 
     def seqs(self, stream: str, rank: int) -> list[int]:
-        found: list[int] = []
+        result: list[int] = []
         for batch in list(self.batches):
             if (batch["stream"], batch["rank"]) == (stream, rank):
-                found += _seqs(batch)
-        return found
+                result += _seqs(batch)
+        return result
 
     def lines(self, rank: int) -> list[str]:
         return [
@@ -150,11 +149,11 @@ class Node:
             for line in b["lines"]
         ]
 
-    def until(self, ask: Callable[[], T | None], seconds: float, what: str) -> T:
+    def until(self, query: Callable[[], T | None], seconds: float, what: str) -> T:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            if found := ask():
-                return found
+            if result := query():
+                return result
             time.sleep(0.02)
         logs = "".join(path.read_text()[-1500:] for path in self.home.glob("runs/*/*/*.log"))
         raise AssertionError(f"{what}: not within {seconds} s; reports {self.reports}\n{logs}")

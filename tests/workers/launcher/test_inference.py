@@ -37,11 +37,11 @@ def order(node: Node, kind: str, body: dict[str, Any], **more: Any) -> dict[str,
 def event(node: Node, run_dir: RunDir, kind: str) -> dict[str, Any]:
     path = run_dir.rank(0) / "events.jsonl"
 
-    def found() -> dict[str, Any] | None:
+    def result() -> dict[str, Any] | None:
         lines = path.read_text().splitlines() if path.exists() else []
         return next((each["data"] for each in map(json.loads, lines) if each["type"] == kind), None)
 
-    return node.until(found, 180, kind)
+    return node.until(result, 180, kind)
 
 
 def answer(url: str, key: dict[str, str]) -> int | None:
@@ -52,11 +52,11 @@ def answer(url: str, key: dict[str, str]) -> int | None:
         return None
 
 
-def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) -> None:
+def test_a_server_starts_answers_and_exits_ok_when_stopped(node: Node) -> None:
     started = order(node, "serve", {})
     run_dir = node.launch(started)
-    told = event(node, run_dir, "serving")
-    url = f"http://{told['host']}:{told['port']}/v1/completions"
+    reported = event(node, run_dir, "serving")
+    url = f"http://{reported['host']}:{reported['port']}/v1/completions"
     key = {KEY_HEADER: serve_key(started["fence"])}
     with httpx.stream(
         "POST", url, json={**PROMPT, "max_tokens": 400}, headers=key, timeout=60
@@ -69,9 +69,9 @@ def test_a_server_is_started_asked_and_ends_well_when_it_is_stopped(node: Node) 
         assert [each for each in lines if each][-1] == "data: [DONE]", (
             "what was on its way has come to its end"
         )
-    found = node.exited(started)
-    assert found["class"] == "ok" and "stopped on request after 1 requests" in found["reason"], (
-        found
+    result = node.exited(started)
+    assert result["class"] == "ok" and "stopped on request after 1 requests" in result["reason"], (
+        result
     )
     assert {"serving", "draining", "served"} <= {
         each["type"]

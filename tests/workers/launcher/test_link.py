@@ -1,6 +1,4 @@
-"""A supervisor's line when its node joins anew meanwhile: the new secret seals, and the outbox is
-told to go back.
-"""
+"""A supervisor's connection after its node joins again: new seal, and the outbox rewinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who belongs to an attempt: by its fence, and by its node where two agents share one machine."""
+"""Members of an attempt: by its fence, and by its node if two agents share a machine."""
 
 from __future__ import annotations
 

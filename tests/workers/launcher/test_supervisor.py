@@ -1,6 +1,4 @@
-"""Real supervisors over a real torchrun and tiny programs: every way to end, and nothing left
-behind.
-"""
+"""Real supervisors over a real torchrun and tiny programs: every kind of exit, no leftovers."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
     )
     order = node.order(program)
     run_dir = node.launch(order)
-    node.told("running")
+    node.reported("running")
     (run_dir.path / "go").touch()
     assert node.exited(order)["class"] == "ok"
     assert [report["type"] for report in node.reports] == ["launching", "running", "exited"]
@@ -61,8 +59,9 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
 def test_ranks_know_their_attempt(node: Node) -> None:
     program = script(
         """
-        names = ("RANK", "WORLD_SIZE", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_FENCE", "ORRERY_RUN_DIR",
-                 "ORRERY_RESUME", "ORRERY_HOME", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "MINE")
+        names = ("RANK", "WORLD_SIZE", "ORRERY_RUN", "ORRERY_ATTEMPT", "ORRERY_FENCE",
+                 "ORRERY_RUN_DIR", "ORRERY_RESUME", "ORRERY_HOME", "OMP_NUM_THREADS",
+                 "CUDA_VISIBLE_DEVICES", "MINE")
         print({name: os.environ.get(name) for name in names}, flush=True)
         import orrery_recorder
         """
@@ -75,8 +74,8 @@ def test_ranks_know_their_attempt(node: Node) -> None:
     )
     run_dir = node.launch(order)
     assert node.exited(order)["class"] == "ok"
-    told = eval(node.lines(0)[0])
-    assert told == {
+    reported = eval(node.lines(0)[0])
+    assert reported == {
         "RANK": "0",
         "WORLD_SIZE": "1",
         "ORRERY_RUN": "7",
@@ -108,11 +107,11 @@ def test_ranks_know_their_attempt(node: Node) -> None:
         ),
     ],
 )
-def test_the_first_cause_is_told(node: Node, text: str, exit_class: str, reason: str) -> None:
+def test_the_first_cause_is_reported(node: Node, text: str, exit_class: str, reason: str) -> None:
     order = node.order(script(f"if os.environ['RANK'] == '1':\n    {text}\ntime.sleep(60)"))
     node.launch(order)
-    found = node.exited(order)
-    assert found["class"] == exit_class and reason in found["reason"] and found["rank"] == 1
+    result = node.exited(order)
+    assert result["class"] == exit_class and reason in result["reason"] and result["rank"] == 1
     events = [report["data"] for report in node.reports if report["type"] == "event"]
     assert {event["rank"]: event["data"]["class"] for event in events}[1] == exit_class
 
@@ -120,10 +119,10 @@ def test_the_first_cause_is_told(node: Node, text: str, exit_class: str, reason:
 def test_a_killed_rank_is_the_cause_and_not_those_it_took_along(node: Node) -> None:
     order = node.order(SLEEPS)
     run_dir = node.launch(order)
-    node.told("running")
+    node.reported("running")
     os.kill(node.pid(run_dir, 1), signal.SIGKILL)
-    found = node.exited(order)
-    assert (found["class"], found["rank"], found["signal"]) == ("infrastructure", 1, "SIGKILL")
+    result = node.exited(order)
+    assert (result["class"], result["rank"], result["signal"]) == ("infrastructure", 1, "SIGKILL")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +160,8 @@ def test_requests_end_every_process(node: Node, action: str, exit_class: str) ->
 def test_a_limit_in_seconds_ends_the_attempt_with_a_sentence(node: Node) -> None:
     order = node.order(SLEEPS, max_seconds=0.3, grace_s=0.5)
     node.launch(order)
-    found = node.exited(order)
-    assert found["class"] == "user_error" and "limit of 0.3 s" in found["reason"]
+    result = node.exited(order)
+    assert result["class"] == "user_error" and "limit of 0.3 s" in result["reason"]
 
 
 def test_a_hang_is_ended_with_the_stacks_of_its_ranks(
@@ -200,8 +199,8 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(
     # until a first point three times as long: enough to get that far on a busy machine
     order = node.order("", kind="train", spec={"kind": "train"}, hang_s=4.0)
     node.launch(order)
-    found = node.exited(order)
-    assert found["class"] == "hang" and "No rank wrote a point" in found["reason"]
+    result = node.exited(order)
+    assert result["class"] == "hang" and "No rank wrote a point" in result["reason"]
     assert any("stuck_here" in line for line in node.lines(0)) and any(
         "stuck_here" in line for line in node.lines(1)
     )
@@ -220,8 +219,8 @@ def test_what_cannot_be_launched_is_a_user_error(
 ) -> None:
     order = node.order(command)
     node.launch(order)
-    found = node.exited(order)
-    assert found["class"] == "user_error" and message in found["reason"]
+    result = node.exited(order)
+    assert result["class"] == "user_error" and message in result["reason"]
 
 
 def test_a_kind_that_nodes_cannot_start_is_refused_in_words(node: Node) -> None:
@@ -236,15 +235,15 @@ def test_an_unwritable_run_directory_is_an_infrastructure_error(node: Node) -> N
     run_dir.path.mkdir(parents=True)
     (run_dir.path / "spec.json").mkdir()  # a rename onto it fails, as a write to a full disk would
     node.launch(order)
-    found = node.exited(order)
+    result = node.exited(order)
     assert (
-        found["class"] == "infrastructure"
-        and "cannot be used" in found["reason"]
-        and str(run_dir) in found["reason"]
+        result["class"] == "infrastructure"
+        and "cannot be used" in result["reason"]
+        and str(run_dir) in result["reason"]
     )
 
 
-def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_rest(
+def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_reports_the_rest(
     node: Node,
 ) -> None:
     order = node.order(
@@ -261,8 +260,8 @@ def test_a_killed_supervisor_takes_its_ranks_along_and_a_successor_tells_the_res
         lambda: not processes.members(order["fence"]), 60, "ranks ended with their supervisor"
     )
     assert not supervisor_alive(run_dir) and not is_reported(run_dir)
-    told = recover(run_dir, node.node_file, patience_s=60)
-    assert told is not None and told["class"] == "infrastructure" and is_reported(run_dir)
+    reported = recover(run_dir, node.node_file, patience_s=60)
+    assert reported is not None and reported["class"] == "infrastructure" and is_reported(run_dir)
     assert node.exited(order)["class"] == "infrastructure"
     for rank in (0, 1):
         whole = (run_dir.rank(rank) / "points.jsonl").read_text().splitlines()
@@ -280,7 +279,7 @@ def test_redis_may_be_killed_and_nothing_is_missing(tmp_path: Path) -> None:
             for n in range(1, 301):
                 point(n)
                 time.sleep(0.01)
-                while n == 200 and not os.path.exists("go"):  # some come before, some during, some after
+                while n == 200 and not os.path.exists("go"):
                     time.sleep(0.01)
             """
         order = node.order(script(program, points=True), ranks=1)

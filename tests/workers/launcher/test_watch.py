@@ -1,6 +1,4 @@
-"""The watch over beacons, on a clock of its own: alarms in time, none in first steps, saves or
-validations.
-"""
+"""The rank watch with a simulated clock: timely alarms, none in first steps, saves, validation."""
 
 from __future__ import annotations
 
@@ -40,25 +38,25 @@ class Ranks:
         path.write_bytes(path.read_bytes()[: LAYOUT.size] + BEAT.pack(int(self.now * 1e9)))
 
     def tick(self, seconds: float, beats: tuple[int, ...] = (0, 1)) -> list[object]:
-        found = []
+        result = []
         for _ in range(int(seconds * 2)):
             self.now += 0.5
             for rank in beats:
                 self.beat(rank)
-            found.append(self.watch.look(self.now))
-        return [each for each in found if each is not None]
+            result.append(self.watch.look(self.now))
+        return [each for each in result if each is not None]
 
     def steps(self, first: int, last: int, each_s: float = 1.0) -> list[object]:
-        found = []
+        result = []
         for step in range(first, last + 1):
             self.at("forward", step)
-            found += self.tick(each_s / 2)
+            result += self.tick(each_s / 2)
             self.at("update", step)
-            found += self.tick(each_s / 2)
-        return found
+            result += self.tick(each_s / 2)
+        return result
 
 
-def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: Path) -> None:
+def test_a_stall_is_reported_in_time_with_the_rank_without_heartbeat(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path)
     assert ranks.steps(0, 9) == []
     ranks.at("forward", 10)
@@ -80,18 +78,18 @@ def test_a_stall_is_told_in_time_with_the_rank_that_does_not_breathe(tmp_path: P
     )
 
 
-def test_replicas_of_a_server_may_idle_and_one_that_stands_is_found(tmp_path: Path) -> None:
+def test_replicas_may_idle_and_a_stalled_one_is_detected(tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, synchronized=False)
     assert ranks.steps(0, 9) == []
     for _ in range(100):
         ranks.at("idle", 10)
         assert ranks.tick(1.0) == [], "no requests are no hang"
     assert ranks.steps(10, 12) == [] and ranks.watch.step_s == 1.0, "and no step either"
-    found = []
+    result = []
     for _ in range(12):
         ranks.at("idle", 20, ranks=(0,))
-        found += ranks.tick(1.0)
-    [stall] = found
+        result += ranks.tick(1.0)
+    [stall] = result
     assert isinstance(stall, Stall) and [each.rank for each in stall.diagnosis.behind] == [1]
 
 
@@ -132,13 +130,13 @@ def arrivals(
     }
 
 
-def test_a_rank_that_is_always_late_is_told_once(tmp_path: Path) -> None:
-    lateness = StragglerDetector()
-    told = [lateness.look(arrivals(50_000_000, start=40 * look)) for look in range(LOOKS + 3)]
-    [found] = [each for each in told if each is not None]
-    assert found.rank == 2 and 0.4 < found.share < 0.6 and abs(found.mean_s - 0.05) < 0.001
+def test_a_rank_that_is_always_late_is_reported_once(tmp_path: Path) -> None:
+    detector = StragglerDetector()
+    reported = [detector.look(arrivals(50_000_000, start=40 * look)) for look in range(LOOKS + 3)]
+    [result] = [each for each in reported if each is not None]
+    assert result.rank == 2 and 0.4 < result.share < 0.6 and abs(result.mean_s - 0.05) < 0.001
     assert all(StragglerDetector().look(arrivals(1_000_000)) is None for _ in range(LOOKS)), (
-        "nobody is"
+        "no rank is late"
     )
     few = {0: [("g", 1, 5)], 1: [("h", 1, 9)]}
-    assert lateness.look(few) is None, "nothing in common"
+    assert detector.look(few) is None, "nothing in common"

@@ -1,4 +1,4 @@
-"""A server to record to, and a home of its own for every test."""
+"""A server to record to, and a separate home for every test."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A small real HTTP server that takes runs, points, events and logs like Orrery's REST interface,
-once by seq.
-"""
+"""A small HTTP server that accepts runs, points, events and logs like Orrery's REST API."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ class Ingest(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def points(self, run: str | None) -> list[dict[str, Any]]:
-        found = self.store[str(run)]["points"]
-        return [found[key] for key in sorted(found)]
+        result = self.store[str(run)]["points"]
+        return [result[key] for key in sorted(result)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -83,7 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         if len(items) > 10_000:
             return 413, {"detail": "At most 10,000 a call."}
         if any(item.get("type") == "poison" for item in items):
-            return 422, {"detail": "An event type nobody takes."}
+            return 422, {"detail": "An unknown event type."}
         known = server.store[run][kind]
         fresh = {
             (item["rank"], item["seq"]): item

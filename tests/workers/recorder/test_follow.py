@@ -1,6 +1,4 @@
-"""Followed programs: what TensorBoard's own writer, Megatron and torchtitan write becomes one point
-a step, once.
-"""
+"""Followed programs: output of TensorBoard, Megatron and torchtitan, one point per step."""
 
 from __future__ import annotations
 
@@ -100,7 +98,7 @@ def test_a_log_is_followed_and_gone_on_with(server: Ingest, tmp_path: Path) -> N
         wait(lambda: len(server.store.get("r1", {}).get("points", {})) == 1)
         # it has noted how far it has read
         wait(lambda: (tmp_path / "s" / "positions.json").exists())
-        process.kill()  # a follower that dies goes on where it was
+        process.kill()  # a restarted follower continues
         process.wait(timeout=120)
         with log.open("a") as file:
             file.write("5E+00 |\n")
@@ -157,7 +155,7 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
     )
 
 
-def test_a_follower_without_an_address_says_so(
+def test_a_follower_without_an_address_fails_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert main(["--torchtitan-log", str(tmp_path / "x")]) == 2

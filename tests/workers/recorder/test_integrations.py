@@ -1,4 +1,4 @@
-"""A real `transformers.Trainer` on a tiny model, and a Lightning-shaped loop, record themselves."""
+"""A real `transformers.Trainer` on a tiny model and a Lightning-like loop record themselves."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The folder installs alone, as `orrery-recorder`, and what it installs needs nothing but the
-standard library.
-"""
+"""The folder installs alone as `orrery-recorder` and needs only the standard library."""
 
 from __future__ import annotations
 

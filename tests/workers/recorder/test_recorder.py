@@ -1,6 +1,4 @@
-"""The recorder against a real HTTP server: everything arrives once, whatever happens in between,
-and nothing raises.
-"""
+"""The recorder against a real HTTP server: everything arrives once and nothing raises."""
 
 from __future__ import annotations
 
@@ -256,7 +254,7 @@ def test_ranks_are_silent_or_share_a_run(server: Ingest, monkeypatch: pytest.Mon
     silent = record(server.url)
     silent.log({"loss": 1.0})
     assert silent.finish(timeout_s=PATIENCE_S) and not server.runs
-    server.refuse = [(409, {})]  # both at once: the second is told that the first is being answered
+    server.refuse = [(409, {})]  # both at once: the second gets 409 while the first is in progress
     runs = [record(server.url, key="launch-7", rank=rank) for rank in (0, 1)]
     for rank, run in enumerate(runs):
         run.log({"loss": float(rank)}, step=1)
@@ -274,7 +272,7 @@ def test_in_a_run_directory_lines_are_the_outbox(
         "RANK": "2",
     }.items():
         monkeypatch.setenv(name, value)
-    for step in (1, 2):  # started anew by torchrun: numbers go on
+    for step in (1, 2):  # restarted by torchrun: numbers continue
         run = orrery_recorder.init(name="script")
         run.log({"loss": 1.0 / step}, step=step, tokens=step)
         run.event("note", {"step": step})
@@ -295,7 +293,7 @@ def test_in_a_run_directory_lines_are_the_outbox(
     assert [RunEvent.from_dict(event).seq for event in events] == [1, 2]
 
 
-# 3.12 warns of a fork beside threads, which is the case
+# 3.12 warns of a fork with threads, which is the case
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_does_not_speak_for_its_parent(server: Ingest) -> None:
     run = record(server.url)

@@ -1,1 +1,1 @@
-"""Other people's servers in place of this engine, behind the same run, endpoint, points and events."""
+"""Other inference servers behind the same run, endpoint, points and events."""

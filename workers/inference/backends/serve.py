@@ -1,6 +1,6 @@
-"""A serve run whose engine is another program: started, waited for, relayed to, watched, and ended.
+"""A serve run whose engine is another program: starts it, forwards requests, stops it.
 
-Keys, the full queue, draining, points and events are as with our own engine.
+API keys, admission, draining, points and events are the same as with Orrery's engine.
 """
 
 from __future__ import annotations
@@ -42,21 +42,23 @@ _LOOK_S, _POINT_S, _END_S = 0.1, 1.0, 10.0
 
 
 class Backend:
-    """`go` until somebody asks it to end.
+    """Serves until a stop request.
 
-    Raises UserError, and ChildProcessError where the program ends by itself.
+    Raises UserError, and ChildProcessError if the program exits by itself.
     """
 
     def __init__(
-        self, run: InferenceRun, around: Environment, recorder: Recorder, beacon: Beacon
+        self, run: InferenceRun, environment: Environment, recorder: Recorder, beacon: Beacon
     ) -> None:
-        self.run, self.around, self.recorder, self.beacon = run, around, recorder, beacon
+        self.run, self.environment = run, environment
+        self.recorder, self.beacon = recorder, beacon
         self.weights = vllm.check(run)
         self.name = self.weights.name
 
     async def go(self, control: StopControl, *, host: str, port: int) -> Outcome:
+        """Start the program, serve, drain and stop it."""
         bound, inner = bind(host, port), _free_port()
-        body, fence = self.run.serve, self.around.fence
+        body, fence = self.run.serve, self.environment.fence
         admission = Admission(
             api_key=body.api_key,
             control_key=None if fence is None else serve_key(fence),
@@ -64,18 +66,18 @@ class Backend:
             capacity=body.max_seqs + body.max_waiting,
         )
         upstream = Upstream(f"http://127.0.0.1:{inner}", {})
-        words = vllm.command(self.run, self.weights, port=inner, name=self.name)
-        child = await asyncio.create_subprocess_exec(*words)
+        arguments = vllm.command(self.run, self.weights, port=inner, name=self.name)
+        child = await asyncio.create_subprocess_exec(*arguments)
         listener = Listener(_app(admission, upstream), bound)
         began, served = time.monotonic(), _Counts()
         try:
             if not await self._is_up(upstream, child, control):
-                return Outcome("preempted", "asked to leave before the server was up")
+                return Outcome("preempted", "stopped on request before the server was up")
             await listener.begin()
             at: tuple[str, int] = bound.getsockname()[:2]
-            await self._tell_serving(upstream, at)
+            await self._record_serving(upstream, at)
             while control.action is None:
-                _still_there(child)
+                _check_running(child)
                 await self._point(upstream, served)
                 await asyncio.sleep(_LOOK_S)
             admission.draining = True
@@ -91,27 +93,31 @@ class Backend:
             )
             self.recorder.event(SERVED, **summary.to_dict())
             return Outcome(
-                "ok" if control.action == "stop" else "preempted", "stopped on request", served.points
+                "ok" if control.action == "stop" else "preempted",
+                "stopped on request",
+                served.points,
             )
         finally:
             await listener.end()
             await upstream.close()
-            await _ended(child)
+            await _terminate(child)
 
-    async def _is_up(self, upstream: Upstream, child: asyncio.subprocess.Process, control: StopControl) -> bool:
-        """Loading takes as long as it takes; the launcher's patience is with a start."""
+    async def _is_up(
+        self, upstream: Upstream, child: asyncio.subprocess.Process, control: StopControl
+    ) -> bool:
+        """Wait until the program answers; the launcher limits the time of a start."""
         while control.action is None:
-            _still_there(child)
+            _check_running(child)
             with contextlib.suppress(httpx.HTTPError):
                 await upstream.get_text("/health")
                 return True
             await asyncio.sleep(2 * _LOOK_S)
         return False
 
-    async def _tell_serving(self, upstream: Upstream, at: tuple[str, int]) -> None:
+    async def _record_serving(self, upstream: Upstream, at: tuple[str, int]) -> None:
         card = (await upstream.get_json("/v1/models"))["data"][0]
         blocks = vllm.read_metrics(await upstream.get_text("/metrics")).get("blocks", 1)
-        told = Serving(
+        serving = Serving(
             host=at[0],
             port=at[1],
             model=self.name,
@@ -120,11 +126,11 @@ class Backend:
             blocks=max(1, int(blocks)),
             backend="vllm",
         )
-        self.recorder.event(SERVING, **told.to_dict())
-        print(f"serving {told.model} by vllm on http://{at[0]}:{at[1]}/v1", flush=True)
+        self.recorder.event(SERVING, **serving.to_dict())
+        print(f"serving {serving.model} by vllm on http://{at[0]}:{at[1]}/v1", flush=True)
 
     async def _point(self, upstream: Upstream, served: _Counts, *, last: bool = False) -> None:
-        """And a sign of life: of a program that tells its metrics no more there is none."""
+        """Record metrics and make a heartbeat; a program that does not answer makes none."""
         seconds = time.monotonic() - served.at
         if seconds < _POINT_S and not last:
             return
@@ -137,7 +143,7 @@ class Backend:
         tokens = int(now.get("prompt_tokens_total", 0) + now.get("generation_tokens_total", 0))
         if busy or tokens != served.tokens:
             served.points += 1
-            values = vllm.values_of(now, served.before, seconds=max(seconds, 1e-3))
+            values = vllm.point_values(now, served.before, seconds=max(seconds, 1e-3))
             self.recorder.point(step=served.points, tokens=tokens, values=values)
         served.requests = int(now.get("request_success_total", 0))
         served.at, served.before, served.tokens = time.monotonic(), now, tokens
@@ -150,12 +156,12 @@ class _Counts:
 
 
 def _app(admission: Admission, upstream: Upstream) -> Starlette:
-    async def passed(request: Request) -> Response:
+    async def forward(request: Request) -> Response:
         admission.check_key(request.headers)
         body = await read_body(request)
-        with ExitStack() as held:
-            held.enter_context(admission.reserve(1))
-            return await upstream.forward(request, body, on_end=held.pop_all().close)
+        with ExitStack() as stack:
+            stack.enter_context(admission.reserve(1))
+            return await upstream.forward(request, body, on_end=stack.pop_all().close)
 
     async def health(request: Request) -> Response:
         status = "draining" if admission.draining else "ok"
@@ -164,21 +170,19 @@ def _app(admission: Admission, upstream: Upstream) -> Starlette:
     return Starlette(
         routes=[
             Route("/health", health),
-            Route("/v1/{path:path}", passed, methods=["GET", "POST"]),
+            Route("/v1/{path:path}", forward, methods=["GET", "POST"]),
         ],
         exception_handlers=error_handlers(),
     )
 
 
-def _still_there(child: asyncio.subprocess.Process) -> None:
+def _check_running(child: asyncio.subprocess.Process) -> None:
     if child.returncode is not None:
-        message = (
-            f"vllm ended by itself with code {child.returncode}; its words are in the rank's logs"
-        )
+        message = f"vllm exited with code {child.returncode}; see the rank's logs"
         raise ChildProcessError(None, message)
 
 
-async def _ended(child: asyncio.subprocess.Process) -> None:
+async def _terminate(child: asyncio.subprocess.Process) -> None:
     if child.returncode is None:
         child.terminate()
         with contextlib.suppress(TimeoutError):

@@ -1,3 +1,1 @@
-"""Answers that keep to a form: a JSON schema, a regular expression or a grammar, by masks over the
-next token.
-"""
+"""Constrained decoding: token masks for a JSON schema, a regular expression or a grammar."""

@@ -1,7 +1,6 @@
-"""What an answer must look like, as llguidance reads it: from a JSON schema, a regular expression,
-a Lark grammar.
+"""Builds an llguidance grammar from a JSON schema, a regular expression or a Lark grammar.
 
-Loads llguidance alone; knows no tokenizer.
+Does not depend on a tokenizer.
 """
 
 from __future__ import annotations
@@ -11,60 +10,52 @@ from typing import Any
 
 from workers.inference.sampling.parameters import SamplingParams
 
-# between two parts of JSON: a line break and an indent, but never blanks until the answer's room is
-# used up
+# between JSON tokens: a line break and an indent, but not unlimited blanks
 _WHITESPACE = r"[ \n]{0,12}"
 
 
-def grammar_of(asked: SamplingParams) -> str:
-    """Raises ValueError, naming the parameter, for a form that is malformed or that nothing meets."""
+def build_grammar(params: SamplingParams) -> str:
+    """Raises ValueError, naming the parameter, for a malformed or unsatisfiable constraint."""
     from llguidance import LLMatcher
 
-    name, given = form_of(asked)
+    name, value = get_constraint(params)
     try:
         if name == "regex":
-            text = LLMatcher.grammar_from_regex(given)
+            text = LLMatcher.grammar_from_regex(value)
         elif name == "grammar":
-            text = LLMatcher.grammar_from_lark(given)
+            text = LLMatcher.grammar_from_lark(value)
         else:
-            text = LLMatcher.grammar_from_json_schema(given, {"whitespace_pattern": _WHITESPACE})
-    except ValueError as error:  # what its reader says of a schema that nests too deep
+            text = LLMatcher.grammar_from_json_schema(value, {"whitespace_pattern": _WHITESPACE})
+    except ValueError as error:  # raised for a schema that nests too deep
         raise ValueError(f"{name} cannot be met: {_first_line(str(error))}") from None
-    if wrong := LLMatcher.validate_grammar(text):
-        raise ValueError(f"{name} cannot be met: {_first_line(wrong)}")
+    if problem := LLMatcher.validate_grammar(text):
+        raise ValueError(f"{name} cannot be met: {_first_line(problem)}")
     return text
 
 
-def form_of(asked: SamplingParams) -> tuple[str, str]:
-    """The parameter that says what the answer must look like, and what it says.
-
-    Raises ValueError.
-    """
-    if asked.regex is not None:
-        return "regex", asked.regex
-    return (
-        ("grammar", asked.grammar)
-        if asked.grammar is not None
-        else ("json_schema", _schema(asked.json_schema))
-    )
+def get_constraint(params: SamplingParams) -> tuple[str, str]:
+    """The name and value of the parameter that constrains the answer. Raises ValueError."""
+    if params.regex is not None:
+        return "regex", params.regex
+    if params.grammar is not None:
+        return "grammar", params.grammar
+    return "json_schema", _schema(params.json_schema)
 
 
-def _schema(given: Any) -> str:
-    if isinstance(given, str):
+def _schema(schema: Any) -> str:
+    if isinstance(schema, str):
         try:
-            given = json.loads(given)
+            schema = json.loads(schema)
         except ValueError as error:
             raise ValueError(
                 f"json_schema is not JSON: {error}; give a schema as an object"
             ) from None
-    if given is True:
-        given = {}
-    if not isinstance(given, dict):
-        raise ValueError(
-            f"json_schema is {json.dumps(given)[:60]}; it must be an object that something can meet"
-        )
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise ValueError(f"json_schema is {json.dumps(schema)[:60]}; it must be a JSON object")
     try:
-        return json.dumps(given)
+        return json.dumps(schema)
     except RecursionError:
         raise ValueError(
             "json_schema nests too deep; try one that refers to its parts by $ref"
@@ -72,5 +63,5 @@ def _schema(given: Any) -> str:
 
 
 def _first_line(text: str) -> str:
-    line = next((each.strip() for each in text.splitlines() if each.strip()), text)
+    line = next((row.strip() for row in text.splitlines() if row.strip()), text)
     return line.removeprefix("ERROR:").strip()[:200]

@@ -1,6 +1,6 @@
-"""Which tokens may come next, for each request that keeps to a form.
+"""Allowed next tokens of each constrained request.
 
-Knows tokenizers and masks; knows no logits. V is the model's vocabulary.
+Does not depend on logits. V is the size of the model's vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from workers.inference.constrain.grammar import form_of, grammar_of
+from workers.inference.constrain.grammar import build_grammar, get_constraint
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.text.tokenizer import ByteTokenizer, Tokenizer
 from workers.models.text.tokenizer import TextTokenizer
@@ -25,132 +25,135 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 
-_REMEMBERED = 64  # forms
+_CACHED = 64  # guides
 
 
 class Guides:
-    """Of one model: `open` one for each request that is constrained. `ends` may come where the form
-    is complete.
+    """Guides of one model: `open` one per constrained request.
 
-    A form is made once and then copied; making one may take a second, and may be done in another
-    thread before.
+    `stop_token_ids` are allowed where the answer may be complete. A guide is compiled once and then
+    copied; compiling may take a second, and may be done earlier in another thread.
     """
 
-    def __init__(self, words: Tokenizer | None, ends: Sequence[int], *, vocab: int) -> None:
-        self.words, self.ends, self.vocab = words, tuple(ends), vocab
-        self._made: OrderedDict[tuple[str, str], Guide] = OrderedDict()
+    def __init__(
+        self, tokenizer: Tokenizer | None, stop_token_ids: Sequence[int], *, vocab: int
+    ) -> None:
+        self.tokenizer, self.stop_token_ids, self.vocab = tokenizer, tuple(stop_token_ids), vocab
+        self._cache: OrderedDict[tuple[str, str], Guide] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, asked: SamplingParams) -> Guide:
-        """Raises ValueError for a form that is malformed or cannot be met, or a model whose tokens
-        are not known.
+    def open(self, params: SamplingParams) -> Guide:
+        """A new guide. Raises ValueError for a malformed or unsatisfiable constraint, or if the
+        model has no tokenizer.
         """
-        key = form_of(asked)
+        key = get_constraint(params)
         with self._lock:
-            if (known := self._made.get(key)) is not None:
-                self._made.move_to_end(key)
-        if known is None:
-            known = self._new(asked, key[0])
+            if (guide := self._cache.get(key)) is not None:
+                self._cache.move_to_end(key)
+        if guide is None:
+            guide = self._compile(params, key[0])
             with self._lock:
-                self._made[key] = known
-                while len(self._made) > _REMEMBERED:
-                    self._made.popitem(last=False)
-        return known.copy()
+                self._cache[key] = guide
+                while len(self._cache) > _CACHED:
+                    self._cache.popitem(last=False)
+        return guide.copy()
 
-    def _new(self, asked: SamplingParams, name: str) -> Guide:
+    def _compile(self, params: SamplingParams, name: str) -> Guide:
         from llguidance import LLMatcher
 
-        text = grammar_of(asked)
+        text = build_grammar(params)
         try:
-            tokenizer = self._tokenizer
+            tokenizer = self._llguidance_tokenizer
         except ValueError as error:
             raise ValueError(f"{name} cannot be met: {error}") from None
         guide = Guide(LLMatcher(tokenizer, text, log_level=0), self.vocab)
-        if wrong := guide.wrong():
-            raise ValueError(f"{name} cannot be met: {wrong}; try a simpler one, or leave it out")
+        if problem := guide.first_error():
+            raise ValueError(f"{name} cannot be met: {problem}; try a simpler one, or leave it out")
         return guide
 
     @cached_property
-    def _tokenizer(self) -> LLTokenizer:
+    def _llguidance_tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        if isinstance(self.words, TextTokenizer):
-            # an end that no model gives stands for none
-            ends = list(self.ends) or [self.vocab]
+        if isinstance(self.tokenizer, TextTokenizer):
+            # without a stop token, use an id that the model never produces
+            ends = list(self.stop_token_ids) or [self.vocab]
             try:
                 return LLTokenizer(
-                    self.words.as_json(), n_vocab=max(self.vocab, *ends) + 1, eos_token=ends
+                    self.tokenizer.as_json(), n_vocab=max(self.vocab, *ends) + 1, eos_token=ends
                 )
             except Exception as error:  # the package raises bare Exception
                 message = str(error).splitlines()[0][:120]
                 raise ValueError(
                     f"answers cannot be constrained with this tokenizer: {message}; leave it out"
                 ) from None
-        if isinstance(self.words, ByteTokenizer):
-            return LLTokenizer(TokenizerWrapper(_Bytes(self.ends[0] if self.ends else 256)))
+        if isinstance(self.tokenizer, ByteTokenizer):
+            end = self.stop_token_ids[0] if self.stop_token_ids else 256
+            return LLTokenizer(TokenizerWrapper(_ByteVocabulary(end)))
         raise ValueError(
-            "a form is of text, and this model came without a tokenizer; leave json_schema out"
+            "constrained output requires a tokenizer and this model has none; leave json_schema out"
         )
 
 
 class Guide:
-    """`take` every token of the answer; `allowed` says what may come next. `complete` when nothing
-    may, and where the
-    form has grown beyond what its reader follows (`lost`), which ends the answer and not the
-    engine.
+    """State of one answer: call `advance` with each token; `allowed` masks the next one.
+
+    `failed`: llguidance gave up on the grammar; the answer then counts as `complete`.
     """
 
     def __init__(self, matcher: LLMatcher, vocab: int) -> None:
         self._matcher, self._vocab = matcher, vocab
-        self._now: NDArray[np.bool_] | None = None  # the mask of the present place
-        self.lost = False
+        self._current: NDArray[np.bool_] | None = None  # mask of the next token
+        self.failed = False
 
     def allowed(self, draft: Sequence[int] = ()) -> Tensor | None:
-        """Bool `[V]`, after so many drafted tokens; None where these are not allowed themselves, or
-        end the answer.
-        """
+        """Bool `[V]` after the draft tokens; None if these are not allowed or end the answer."""
         if not draft:
             return torch.from_numpy(self._next())
         matcher, draft = self._matcher, list(draft)
-        taken = matcher.try_consume_tokens(draft)
-        found = None if taken < len(draft) else self._mask()
-        if taken:
-            matcher.rollback(taken)
-        return torch.from_numpy(found) if found is not None and found.any() else None
+        consumed = matcher.try_consume_tokens(draft)
+        mask = None if consumed < len(draft) else self._mask()
+        if consumed:
+            matcher.rollback(consumed)
+        return torch.from_numpy(mask) if mask is not None and mask.any() else None
 
-    def take(self, token: int) -> None:
-        self._now = None
-        self.lost = self.lost or not self._matcher.consume_token(token)
+    def advance(self, token: int) -> None:
+        """Append a token of the answer."""
+        self._current = None
+        self.failed = self.failed or not self._matcher.consume_token(token)
 
     @property
     def complete(self) -> bool:
-        return self.lost or bool(self._matcher.is_stopped()) or not self._next().any()
+        """Whether no token may follow."""
+        return self.failed or bool(self._matcher.is_stopped()) or not self._next().any()
 
-    def wrong(self) -> str:
-        """Why no answer can begin: the form's reader gives up at once, or the model's tokens do not
-        spell it.
+    def first_error(self) -> str:
+        """Why no answer can begin: llguidance fails, or no token of the model fits; empty if one
+        can.
         """
         matcher = self._matcher
-        begins: list[int] = [] if matcher.is_error() else self._next().nonzero()[0].tolist()
-        if begins:
-            matcher.rollback(matcher.try_consume_tokens(begins[:1]))
+        first: list[int] = [] if matcher.is_error() else self._next().nonzero()[0].tolist()
+        if first:
+            matcher.rollback(matcher.try_consume_tokens(first[:1]))
         if matcher.is_error():
             return str(matcher.get_error()).splitlines()[0][:200]
-        return "" if begins else "no token of this model begins such an answer"
+        return "" if first else "no token of this model begins such an answer"
 
     def copy(self) -> Guide:
-        found = Guide(self._matcher.deep_copy(), self._vocab)
-        found._now, found.lost = self._now, self.lost
-        return found
+        """An independent copy of the state."""
+        guide = Guide(self._matcher.deep_copy(), self._vocab)
+        guide._current, guide.failed = self._current, self.failed
+        return guide
 
     def _next(self) -> NDArray[np.bool_]:
-        if self._now is None:
-            self._now = self._mask()
-        return self._now
+        if self._current is None:
+            self._current = self._mask()
+        return self._current
 
     def _mask(self) -> NDArray[np.bool_]:
-        """By numpy: forms are made in threads, where torch would start workers of their own (see
-        `apart`).
+        """Computed by numpy: guides are compiled in threads, where torch would start its own
+        workers
+        (see `cpu.threads`).
         """
         bits = np.unpackbits(
             np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8), bitorder="little"
@@ -160,14 +163,14 @@ class Guide:
         return mask
 
 
-class _Bytes:
-    """A tokenizer whose tokens are bytes, as llguidance wants to see one."""
+class _ByteVocabulary:
+    """A tokenizer whose tokens are bytes, in llguidance's interface."""
 
     def __init__(self, end: int) -> None:
         self.eos_token_id, self.bos_token_id = end, None
         self.special_token_ids = list(range(256, max(256, end) + 1))
-        self.tokens = [bytes([each]) for each in range(256)] + [
-            b"<%d>" % each for each in self.special_token_ids
+        self.tokens = [bytes([byte]) for byte in range(256)] + [
+            b"<%d>" % id for id in self.special_token_ids
         ]
 
     def __call__(self, text: Any) -> list[int]:

@@ -1,3 +1,1 @@
-"""Runs of kind evaluate: how likely a model finds text, and how its answers compare with
-references.
-"""
+"""Runs of kind evaluate: likelihood of texts, and answers compared with references."""

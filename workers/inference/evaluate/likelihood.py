@@ -1,9 +1,7 @@
-"""How likely a model finds texts: the negative logarithm of each token's probability, read in
-windows that overlap.
+"""Negative log-likelihood of texts, computed in overlapping windows.
 
-Knows ids; does not know lines or files. Every token but a text's first counts once, with as much
-before it as its
-window holds (Hugging Face, "Perplexity of fixed-length models").
+Every token except a text's first counts once, with the context of its window (Hugging Face,
+"Perplexity of fixed-length models"). Does not depend on lines or files.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ _LOGIT_ROWS = 512  # rows of logits at a time: a vocabulary of 128k in fp32 is 2
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The first of `ids` stands at `start` of its text; the last `scored` of them count."""
+    """`ids` begin at `start` of text number `text`; the last `scored` of them count."""
 
     text: int
     start: int
@@ -31,14 +29,14 @@ class Window:
     scored: int
 
 
-def windows_of(
+def split_windows(
     texts: Sequence[tuple[Sequence[int], int]], *, window: int, stride: int
 ) -> Iterator[Window]:
-    """Of texts `(ids, first)`: ids from place `first` on count, 0 meaning 1, since nothing is
-    before a text's first.
+    """Windows of texts `(ids, first)`: ids from index `first` on count, at least from 1, since the
+    first id has no context.
 
-    The first window of a text begins with it; each later one counts `stride` ids, below `window`,
-    or what is left.
+    The first window begins with its text; each later one counts `stride` ids, below `window`, or
+    the rest.
     """
     for text, (ids, first) in enumerate(texts):
         counted = max(1, first)
@@ -57,59 +55,61 @@ def losses(
     batch_tokens: int = BATCH_TOKENS,
     through: Callable[[Tensor], Tensor] | None = None,
 ) -> list[float]:
-    """The sum of each window's counted losses, in nats; windows are read together, about
-    `batch_tokens` at a time.
+    """The sum of each window's counted losses in nats, batched by about `batch_tokens`.
 
-    `through` stands in for the decoder's own where other ranks compute a part of it."""
+    `through` replaces the decoder's own if other ranks compute a part of it.
+    """
     device = next(decoder.parameters()).device
-    found: list[float] = []
-    rest, alone = list(windows), _length_matters(decoder)
+    sums: list[float] = []
+    rest, unbatched = list(windows), _length_matters(decoder)
     while rest:
         count = 1
         while (
-            not alone
+            not unbatched
             and count < len(rest)
-            and (count + 1) * max(len(e.ids) for e in rest[: count + 1]) <= batch_tokens
+            and (count + 1) * max(len(w.ids) for w in rest[: count + 1]) <= batch_tokens
         ):
             count += 1
         batch, rest = rest[:count], rest[count:]
-        found += _batch(decoder, through or decoder.through, batch, device)
-    return found
+        sums += _batch_losses(decoder, through or decoder.through, batch, device)
+    return sums
 
 
-def _batch(
+def _batch_losses(
     decoder: Decoder,
     through: Callable[[Tensor], Tensor],
     batch: Sequence[Window],
     device: torch.device,
 ) -> list[float]:
-    longest = max(len(each.ids) for each in batch)
-    # what fills up stands behind: a token sees those before it alone
+    longest = max(len(window.ids) for window in batch)
+    # padding on the right: attention is causal
     ids = torch.tensor(
-        [[*each.ids, *[0] * (longest - len(each.ids))] for each in batch], device=device
+        [[*window.ids, *[0] * (longest - len(window.ids))] for window in batch], device=device
     )
-    rows = [row for row, each in enumerate(batch) for _ in range(each.scored)]
-    places = [
-        place for each in batch for place in range(len(each.ids) - each.scored, len(each.ids))
+    rows = [row for row, window in enumerate(batch) for _ in range(window.scored)]
+    positions = [
+        position
+        for window in batch
+        for position in range(len(window.ids) - window.scored, len(window.ids))
     ]
-    row, place = torch.tensor(rows, device=device), torch.tensor(places, device=device)
-    hidden = through(ids)[row, place - 1]
-    parts = zip(
-        torch.split(hidden, _LOGIT_ROWS), torch.split(ids[row, place], _LOGIT_ROWS), strict=True
+    row, position = torch.tensor(rows, device=device), torch.tensor(positions, device=device)
+    hidden = through(ids)[row, position - 1]
+    chunks = zip(
+        torch.split(hidden, _LOGIT_ROWS), torch.split(ids[row, position], _LOGIT_ROWS), strict=True
     )
-    lost = torch.cat(
+    losses_N = torch.cat(
         [
-            functional.cross_entropy(decoder.logits(some).float(), wanted, reduction="none")
-            for some, wanted in parts
+            functional.cross_entropy(decoder.logits(states).float(), targets, reduction="none")
+            for states, targets in chunks
         ]
     ).double()
     sums: Tensor = torch.zeros(len(batch), dtype=torch.float64, device=device).index_add_(
-        0, row, lost
+        0, row, losses_N
     )
-    return [float(each) for each in sums]
+    return [float(total) for total in sums]
 
 
 def _length_matters(decoder: Decoder) -> bool:
-    """Dynamic rotary scaling turns by the length of what is read, so what fills up would change it."""
+    """Whether padding changes results: dynamic rotary scaling depends on the sequence length."""
     scaling = decoder.spec.rope.scaling
     return decoder.spec.position == "rope" and scaling is not None and scaling.name == "dynamic"

@@ -1,7 +1,6 @@
-"""Greedy answers to the prompts that an evaluate run judges, written line by line so that a restart
-goes on after them.
+"""Greedy answers to the prompts of an evaluate run, written line by line to survive a restart.
 
-Puts the engine to use; knows neither references nor metrics.
+Does not depend on references or metrics.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from workers.inference.engine_builder import (
     build_engine,
     count_available_blocks,
 )
-from workers.inference.generate.answer_file import Answers
+from workers.inference.generate.answer_file import AnswerFile
 from workers.inference.model_loading import LoadedModel
 from workers.inference.request import Request
 from workers.inference.sampling.parameters import SamplingParams
@@ -28,47 +27,50 @@ from workers.runtime.exits import UserError
 def predict(
     loaded: LoadedModel,
     prompts: Sequence[tuple[Any, list[int]]],
-    answers: Answers,
+    answers: AnswerFile,
     *,
     sampling: SamplingParams,
-    goes_on: Callable[[int, int], bool],
+    on_progress: Callable[[int, int], bool],
 ) -> bool:
-    """Answers `{id, text}` to prompts `(id, ids)` from `answers.done` on; whether all are there.
+    """Answer prompts `(id, ids)` from `answers.done` on; whether all are answered.
 
-    `goes_on` is told how many are done, and how many tokens were made since, after every step.
-    Raises UserError.
+    After every step `on_progress` gets the number of answers and of tokens; False stops. Raises
+    UserError.
     """
-    todo = prompts[answers.done :]
-    if not todo:
+    pending = prompts[answers.done :]
+    if not pending:
         return True
     assert loaded.tokenizer is not None
     limits = Limits()
-    wants = sorted(blocks_per_request(loaded, len(ids) + sampling.max_new_tokens) for _, ids in todo)
-    fits, each_bytes = count_available_blocks(loaded)
-    if wants[-1] > fits:
-        message = f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
+    needed = sorted(
+        blocks_per_request(loaded, len(ids) + sampling.max_new_tokens) for _, ids in pending
+    )
+    available, block_bytes = count_available_blocks(loaded)
+    if needed[-1] > available:
         raise UserError(
-            f"evaluate: the longest prompt wants {wants[-1]} blocks, {message}; try fewer "
+            f"evaluate: the longest prompt needs {needed[-1]} blocks, its cache of "
+            f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights; try fewer "
             "max_new_tokens"
         )
-    blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
-    # the engine gives a decoder its cache: another of the same tensors, so that likelihoods are
-    # read by the plain one
+    blocks = min(available, int(sum(needed[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
+    # the engine changes its decoder: copy it with shared tensors, so that likelihoods use the
+    # original
     tensors = [*loaded.decoder.parameters(), *loaded.decoder.buffers()]
-    decoder = deepcopy(loaded.decoder, {id(each): each for each in tensors})
+    decoder = deepcopy(loaded.decoder, {id(tensor): tensor for tensor in tensors})
     engine = build_engine(replace(loaded, decoder=decoder), blocks=blocks, limits=limits)
-    place, places = answers.done, dict[Request, int]()
-    while place < len(prompts) or engine.busy:
-        while place < len(prompts) and len(engine.scheduler.waiting) < limits.sequences:
-            places[engine.add(prompts[place][1], sampling)] = place
-            place += 1
+    index, indices = answers.done, dict[Request, int]()
+    while index < len(prompts) or engine.busy:
+        while index < len(prompts) and len(engine.scheduler.waiting) < limits.sequences:
+            indices[engine.add(prompts[index][1], sampling)] = index
+            index += 1
         for request in engine.step():
             if request.finish is not None:
-                at = places.pop(request)
-                text = truncate_at_stop(loaded.tokenizer.decode(list(request.output_tokens)), sampling.stop)
-                answers.give(
+                at = indices.pop(request)
+                text = loaded.tokenizer.decode(list(request.output_tokens))
+                text = truncate_at_stop(text, sampling.stop)
+                answers.write(
                     at, {"id": prompts[at][0], "text": text, "finish_reason": request.finish}
                 )
-        if not goes_on(answers.done, engine.counts.prompt_tokens + engine.counts.output_tokens):
+        if not on_progress(answers.done, engine.counts.prompt_tokens + engine.counts.output_tokens):
             break
     return answers.done == len(prompts)

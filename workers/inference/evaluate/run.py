@@ -1,8 +1,6 @@
-"""A run of kind evaluate: what is to be judged through the model, a line of results for each, and
-the metrics of all.
+"""Runs of kind evaluate: a result line per item, then the metrics over all items.
 
-Goes on after the lines that are there. Knows files and events; how a likelihood or a score comes
-about is others'.
+A restarted run continues after the lines already written.
 """
 
 from __future__ import annotations
@@ -26,8 +24,8 @@ from workers.inference.evaluate.lines import Item, read_items
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, read_metrics
 from workers.inference.evaluate.predict import predict
 from workers.inference.evaluate.scores import score_answers, score_line
-from workers.inference.evaluate.units import units_of
-from workers.inference.generate.answer_file import Answers, fingerprint
+from workers.inference.evaluate.units import build_units
+from workers.inference.generate.answer_file import AnswerFile, compute_fingerprint
 from workers.inference.liveness import mark_layers
 from workers.inference.model_loading import LoadedModel, load_model, rank_device
 from workers.inference.parallel.driver import distributed_forward
@@ -46,88 +44,94 @@ _POINT_S = 0.5
 
 
 class Evaluation:
-    """`go` judges what is not judged yet; asked to leave, it finishes the present batch, and what
-    is judged stays.
+    """`run` evaluates all items that are not evaluated yet.
 
-    Raises UserError, NumericsError, OSError.
+    On a stop request it finishes the current batch; written lines stay. Raises UserError,
+    NumericsError, OSError.
     """
 
     def __init__(
-        self, run: InferenceRun, folder: Path, recorder: Recorder, beacon: Beacon, control: StopControl
+        self,
+        run: InferenceRun,
+        folder: Path,
+        recorder: Recorder,
+        beacon: Beacon,
+        control: StopControl,
     ) -> None:
-        self.run, self.folder, self.recorder, self.beacon, self.control = (
-            run,
-            folder,
-            recorder,
-            beacon,
-            control,
-        )
-        self.body = body_of(run)
+        self.spec, self.plan, self.folder = run.spec, run.plan, folder
+        self.recorder, self.beacon, self.control = recorder, beacon, control
+        self.body = evaluate_body(run)
         self.metrics = read_metrics(self.body.metrics)
         self.items = read_items(self.body.input, self.body.references, run.spec.data, self.metrics)
-        self._began = self._told = time.perf_counter()
-        self._found = 0
+        self._began = self._reported_s = time.perf_counter()
+        self._completed = 0
 
-    def go(self, loaded: LoadedModel) -> Outcome:
-        body, spec = self.body, self.run.spec
-        # signs of life: a window can take a slow device minutes
+    def run(self, loaded: LoadedModel) -> Outcome:
+        """Evaluate the remaining items and write the results."""
+        body = self.body
+        # heartbeats: a window can take minutes on a slow device
         mark_layers(loaded.decoder, self.beacon)
         self.window = min(body.window or WINDOW, loaded.spec.max_seq_len)
         self.stride = min(body.stride or self.window // 2, self.window - 1)
-        told = spec.to_dict()
-        self._made_by = fingerprint(
+        spec = self.spec.to_dict()
+        self._fingerprint = compute_fingerprint(
             {
                 name: value
-                for name, value in told["evaluate"].items()
+                for name, value in spec["evaluate"].items()
                 if name not in ("input", "references")
             },
-            told["model"],
-            self.run.plan.precision,
-            [asdict(each) for each in self.items],
+            spec["model"],
+            self.plan.precision,
+            [_fingerprint_data(item) for item in self.items],
         )
-        wants = set(self.metrics)
+        metrics = set(self.metrics)
         rows = (
-            self._answered(loaded)
-            if wants & set(ANSWERS)
+            self._score_answers(loaded)
+            if metrics & set(ANSWERS)
             else [{"id": item.id} for item in self.items]
         )
-        if rows is not None and wants & {*LIKELIHOOD, *CHOICES}:
-            rows = self._judged(loaded, rows)
+        if rows is not None and metrics & {*LIKELIHOOD, *CHOICES}:
+            rows = self._score_likelihoods(loaded, rows)
         if rows is None:
-            return Outcome("preempted", f"asked to leave after {self._found} lines", self._found)
-        metrics = self._all(rows)
-        self._tell(metrics, rows)
-        message = ", ".join(f"{name} {value:.6g}" for name, value in metrics.items())
+            reason = f"stopped on request after {self._completed} lines"
+            return Outcome("preempted", reason, self._completed)
+        results = self._compute_metrics(rows)
+        self._write_results(results, rows)
+        message = ", ".join(f"{name} {value:.6g}" for name, value in results.items())
         return Outcome("ok", f"{message} over {len(rows)} lines", len(rows))
 
-    def _answered(self, loaded: LoadedModel) -> list[dict[str, Any]] | None:
-        """A row for each item: its answer, scored. None when asked to leave."""
-        asked = [item for item in self.items if item.text is None]
-        given: dict[int, str] = {}
-        if asked:
+    def _score_answers(self, loaded: LoadedModel) -> list[dict[str, Any]] | None:
+        """A row per item with its scored answer; None after a stop request."""
+        unanswered = [item for item in self.items if item.text is None]
+        generated: dict[int, str] = {}
+        if unanswered:
             sampling = SamplingParams(
                 max_new_tokens=self.body.max_new_tokens,
                 temperature=0,
                 stop=tuple(self.body.stop),
                 stop_token_ids=loaded.stop_token_ids,
             )
-            prompts = [(item.id, self._prompt(loaded, item)) for item in asked]
-            answers = self._ledger(PREDICTIONS, [item.id for item in asked])
+            prompts = [(item.id, self._tokenize(loaded, item)) for item in unanswered]
+            answers = self._open_file(PREDICTIONS, [item.id for item in unanswered])
             try:
-                done = predict(loaded, prompts, answers, sampling=sampling, goes_on=self._goes_on)
+                done = predict(
+                    loaded, prompts, answers, sampling=sampling, on_progress=self._on_progress
+                )
             finally:
                 answers.close()
             if not done:
-                self._found = answers.done
+                self._completed = answers.done
                 return None
             written = [
                 json.loads(row)
                 for row in (self.folder / PREDICTIONS).read_text("utf-8").splitlines()
             ]
-            given = {id(item): row["text"] for item, row in zip(asked, written, strict=True)}
+            generated = {
+                id(item): row["text"] for item, row in zip(unanswered, written, strict=True)
+            }
         rows = []
         for item in self.items:
-            answer = item.text if item.text is not None else given[id(item)]
+            answer = item.text if item.text is not None else generated[id(item)]
             rows.append(
                 {
                     "id": item.id,
@@ -137,71 +141,69 @@ class Evaluation:
             )
         return rows
 
-    def _judged(
+    def _score_likelihoods(
         self, loaded: LoadedModel, rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]] | None:
-        """The rows with likelihoods, written to results.jsonl in turn. None when asked to leave."""
-        units = units_of(
+        """The rows with likelihoods, written to results.jsonl; None after a stop request."""
+        units = build_units(
             loaded,
             self.items,
             rows,
             window=self.window,
             stride=self.stride,
-            most=self.body.max_tokens,
+            max_tokens=self.body.max_tokens,
         )
-        ledger = self._ledger(LINES, [each.row["id"] for each in units])
-        through = None if loaded.rank_group is None else distributed_forward(loaded.decoder, loaded.rank_group)
+        file = self._open_file(LINES, [unit.row["id"] for unit in units])
+        through = None
+        if loaded.rank_group is not None:
+            through = distributed_forward(loaded.decoder, loaded.rank_group)
         try:
-            place, tokens, counted, lost_nats = ledger.done, 0, 0, 0.0
-            while place < len(units) and self.control.action is None:
-                some = units[place : place + 1]
+            index, tokens, scored, nll = file.done, 0, 0, 0.0
+            while index < len(units) and self.control.action is None:
+                batch = units[index : index + 1]
                 while (
-                    place + len(some) < len(units)
-                    and sum(each.tokens for each in some) < BATCH_TOKENS
+                    index + len(batch) < len(units)
+                    and sum(unit.tokens for unit in batch) < BATCH_TOKENS
                 ):
-                    some.append(units[place + len(some)])
-                windows = [window for each in some for window in each.windows]
-                lost = iter(losses(loaded.decoder, windows, through=through))
-                for each in some:
-                    judged = each.judged([next(lost) for _ in each.windows])
-                    ledger.give(place, {**each.row, **judged})
-                    place += 1
-                    tokens, counted = tokens + each.tokens, counted + judged["tokens"]
-                    lost_nats += judged["nll"]
-                self._point(
-                    place, tokens, last=place == len(units), loss=lost_nats / max(1, counted)
-                )
-            self._found = ledger.done
+                    batch.append(units[index + len(batch)])
+                windows = [window for unit in batch for window in unit.windows]
+                sums = iter(losses(loaded.decoder, windows, through=through))
+                for unit in batch:
+                    scores = unit.score([next(sums) for _ in unit.windows])
+                    file.write(index, {**unit.row, **scores})
+                    index += 1
+                    tokens, scored = tokens + unit.tokens, scored + scores["tokens"]
+                    nll += scores["nll"]
+                self._point(index, tokens, last=index == len(units), loss=nll / max(1, scored))
+            self._completed = file.done
         finally:
-            ledger.close()
-        if self._found < len(units):
+            file.close()
+        if self._completed < len(units):
             return None
         return [json.loads(row) for row in (self.folder / LINES).read_text("utf-8").splitlines()]
 
-    def _prompt(self, loaded: LoadedModel, item: Item) -> list[int]:
-        assert item.asks is not None
+    def _tokenize(self, loaded: LoadedModel, item: Item) -> list[int]:
+        assert item.prompt is not None
         try:
             if loaded.tokenizer is None:
                 raise ValueError(
-                    "answers are compared as text, and the model came without a tokenizer"
+                    "comparing answers as text requires a tokenizer and the model has none"
                 )
-            ids = item.asks.tokens(loaded.tokenizer)
+            ids = item.prompt.tokens(loaded.tokenizer)
             check_prompt(ids, context=loaded.spec.max_seq_len, vocab=loaded.spec.vocab)
         except ValueError as error:
             raise UserError(
-                f"evaluate.input: {self.body.input} line {item.asks.number}: {error}"
+                f"evaluate.input: {self.body.input} line {item.prompt.number}: {error}"
             ) from None
         return ids
 
-    def _all(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """The metrics in the order asked for.
-
-        Raises NumericsError for a loss that is not finite.
-        """
-        found: dict[str, float] = {}
+    def _compute_metrics(self, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """The metrics in the requested order. Raises NumericsError for a non-finite loss."""
+        results: dict[str, float] = {}
         if set(self.metrics) & set(ANSWERS):
             answers = [row["answer"] for row in rows]
-            found |= score_answers(self.metrics, answers, [item.references for item in self.items])
+            references = [item.references for item in self.items]
+            results |= score_answers(self.metrics, answers, references)
         if set(self.metrics) & set(LIKELIHOOD):
             tokens, size = sum(row["tokens"] for row in rows), sum(row["bytes"] for row in rows)
             if not tokens:
@@ -213,75 +215,88 @@ class Evaluation:
                 raise NumericsError(
                     f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32"
                 )
-            found |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-            found["bits_per_byte"] = loss * tokens / math.log(2) / max(1, size)
+            results |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+            results["bits_per_byte"] = loss * tokens / math.log(2) / max(1, size)
         for name in set(self.metrics) & set(CHOICES):
             key = "right" if name == "accuracy" else "right_norm"
-            found[name] = sum(row[key] for row in rows) / len(rows)
-        return {name: found[name] for name in self.metrics}
+            results[name] = sum(row[key] for row in rows) / len(rows)
+        return {name: results[name] for name in self.metrics}
 
-    def _tell(self, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> None:
+    def _write_results(self, metrics: dict[str, float], rows: Sequence[dict[str, Any]]) -> None:
         lines, results = self.folder / LINES, self.folder / RESULTS
         if not set(self.metrics) & {*LIKELIHOOD, *CHOICES}:
             write_atomically(lines, "".join(json.dumps(row) + "\n" for row in rows))
-        model, body = self.run.spec.model, self.body
-        told = Evaluated(
+        model, body = self.spec.model, self.body
+        evaluated = Evaluated(
             metrics=metrics,
             lines=len(rows),
             tokens=sum(row.get("tokens", 0) for row in rows),
             seconds=round(time.perf_counter() - self._began, 3),
-            model=name_of(model),
+            model=model_name(model),
             quantize=body.quantize,
             input=body.input,
             window=self.window,
             stride=self.stride,
         )
-        write_atomically(results, json.dumps(told.to_dict(), indent=2) + "\n")
-        made = [path for path in (results, lines, self.folder / PREDICTIONS) if path.is_file()]
+        write_atomically(results, json.dumps(evaluated.to_dict(), indent=2) + "\n")
+        paths = [path for path in (results, lines, self.folder / PREDICTIONS) if path.is_file()]
         files = [
-            ArtifactRef(name=path.name, path=str(path), bytes=path.stat().st_size) for path in made
+            ArtifactRef(name=path.name, path=str(path), bytes=path.stat().st_size) for path in paths
         ]
-        self.recorder.event(EVALUATED, **told.model_copy(update={"files": files}).to_dict())
+        self.recorder.event(EVALUATED, **evaluated.model_copy(update={"files": files}).to_dict())
 
-    def _ledger(self, name: str, ids: Sequence[Any]) -> Answers:
-        return Answers(self.folder / name, ids, made_by=self._made_by, field="evaluate")
+    def _open_file(self, name: str, ids: Sequence[Any]) -> AnswerFile:
+        path = self.folder / name
+        return AnswerFile(path, ids, fingerprint=self._fingerprint, field="evaluate")
 
-    def _goes_on(self, done: int, tokens: int) -> bool:
+    def _on_progress(self, done: int, tokens: int) -> bool:
         self._point(done, tokens)
         return self.control.action is None
 
     def _point(self, done: int, tokens: int, *, last: bool = False, **more: float) -> None:
         now = time.perf_counter()
-        if last or now - self._told >= _POINT_S:
-            self._told = now
+        if last or now - self._reported_s >= _POINT_S:
+            self._reported_s = now
             rate = tokens / (now - self._began)
             values = {"inference/answered": float(done), "inference/tokens_per_s": rate, **more}
             self.recorder.point(step=done, tokens=tokens, values=values)
 
 
-def body_of(run: InferenceRun) -> EvaluateBody:
+def evaluate_body(run: InferenceRun) -> EvaluateBody:
+    """The body of kind evaluate."""
     assert run.spec.evaluate is not None
     return run.spec.evaluate
 
 
+def _fingerprint_data(item: Item) -> dict[str, Any]:
+    """Keys as written by version 0.1, so that its unfinished runs can be continued."""
+    data = asdict(item)
+    prompt = data.pop("prompt")
+    if prompt is not None:
+        prompt["given"], prompt["own"] = prompt.pop("value"), prompt.pop("overrides")
+    return {**data, "asks": prompt}
+
+
 def results_folder(directory: Path, *, env: Mapping[str, str] = os.environ) -> Path:
-    """The run's own folder where attempts lie below it, so that a later attempt goes on; else the
+    """The run's folder if attempts are below it, so that a later attempt continues; else the
     directory.
     """
     run = Path(env.get("ORRERY_CHECKPOINTS") or directory / "checkpoints").parent
     return run if directory.absolute().is_relative_to(run.absolute()) else directory
 
 
-def name_of(model: str | ModelSpec | ModelSource) -> str:
+def model_name(model: str | ModelSpec | ModelSource) -> str:
+    """The package, path, preset or name of a model."""
     if isinstance(model, ModelSource):
         return model.package or str(model.path)
     return model if isinstance(model, str) else model.name
 
 
 def run_evaluate(run: InferenceRun, around: Environment) -> Outcome:
-    """Points and events go to the rank's folder, results to the run's. Raises what `Evaluation`
-    raises, and
-    ConnectionError where another rank of it is gone."""
+    """Points and events go to the rank's folder, results to the run's.
+
+    Raises what `Evaluation` raises, and ConnectionError if another rank disconnects.
+    """
     attempt = around.attempt or 1 + last_attempt(around.rank_directory / "events.jsonl")
     recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.rank_directory)
@@ -294,7 +309,7 @@ def run_evaluate(run: InferenceRun, around: Environment) -> Outcome:
                 run.spec.model,
                 precision=run.plan.precision,
                 device=device,
-                quantize=body_of(run).quantize,
+                quantize=evaluate_body(run).quantize,
                 rank_group=rank_group,
                 plan=run.plan,
             )
@@ -303,7 +318,7 @@ def run_evaluate(run: InferenceRun, around: Environment) -> Outcome:
             with driving(rank_group):
                 return Evaluation(
                     run, results_folder(around.directory), recorder, beacon, control
-                ).go(loaded)
+                ).run(loaded)
     finally:
         if rank_group is not None:
             rank_group.close()

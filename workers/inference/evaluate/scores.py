@@ -1,7 +1,7 @@
-"""Answers against references: BLEU and chrF as sacrebleu counts them, ROUGE as Google's package
-does, exact match.
+"""Scores of answers against references: BLEU and chrF (sacrebleu), ROUGE (rouge-score), exact
+match.
 
-Texts alone; does not know where the answers come from.
+Does not depend on where the answers come from.
 """
 
 from __future__ import annotations
@@ -17,45 +17,42 @@ References = Sequence[tuple[str, ...]]
 def score_answers(
     metrics: Sequence[str], answers: Sequence[str], references: References
 ) -> dict[str, float]:
-    """BLEU and chrF over all answers together, 0 to 100; ROUGE's F and exact match as means over
-    answers, 0 to 1.
-    """
-    lines = [score_line(metrics, *each) for each in zip(answers, references, strict=True)]
-    found: dict[str, float] = {}
+    """Corpus BLEU and chrF, 0 to 100; means of ROUGE's F and exact match over answers, 0 to 1."""
+    lines = [score_line(metrics, *pair) for pair in zip(answers, references, strict=True)]
+    scores: dict[str, float] = {}
     for name in metrics:
         if name in ("bleu", "chrf"):
-            found[name] = _corpus(name, answers, references)
+            scores[name] = _corpus_score(name, answers, references)
         elif lines and name in lines[0]:
-            found[name] = sum(line[name] for line in lines) / len(lines)
-    return found
+            scores[name] = sum(line[name] for line in lines) / len(lines)
+    return scores
 
 
 def score_line(
     metrics: Sequence[str], answer: str, references: tuple[str, ...]
 ) -> dict[str, float]:
-    """Of one answer, against the reference that is nearest: ROUGE and exact match; BLEU is none of
-    a single line.
-    """
-    found: dict[str, float] = {}
-    wanted = [name for name in metrics if name in ROUGE]
-    if wanted:
-        scored = _scorer(tuple(wanted)).score_multi(list(references), answer)
-        found = {name: float(scored[name].fmeasure) for name in wanted}
+    """ROUGE and exact match of one answer against its best reference; BLEU needs a corpus."""
+    scores: dict[str, float] = {}
+    rouge = [name for name in metrics if name in ROUGE]
+    if rouge:
+        results = _scorer(tuple(rouge)).score_multi(list(references), answer)
+        scores = {name: float(results[name].fmeasure) for name in rouge}
     if "exact_match" in metrics:
-        found["exact_match"] = float(answer.strip() in {each.strip() for each in references})
-    return found
+        scores["exact_match"] = float(answer.strip() in {text.strip() for text in references})
+    return scores
 
 
-def _corpus(name: str, answers: Sequence[str], references: References) -> float:
+def _corpus_score(name: str, answers: Sequence[str], references: References) -> float:
     from sacrebleu import corpus_bleu, corpus_chrf
 
-    most = max((len(each) for each in references), default=0)
-    # sacrebleu wants a list for each place of a reference, None where an answer has fewer
+    most = max((len(texts) for texts in references), default=0)
+    # sacrebleu takes one list per reference index, None if an answer has fewer references
     streams: list[Any] = [
-        [each[place] if place < len(each) else None for each in references] for place in range(most)
+        [texts[index] if index < len(texts) else None for texts in references]
+        for index in range(most)
     ]
-    counted = corpus_bleu if name == "bleu" else corpus_chrf
-    return float(counted(list(answers), streams).score)
+    compute = corpus_bleu if name == "bleu" else corpus_chrf
+    return float(compute(list(answers), streams).score)
 
 
 _SCORERS: dict[tuple[str, ...], Any] = {}

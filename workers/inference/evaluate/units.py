@@ -1,7 +1,6 @@
-"""Lines of results to be: what is judged of each item as ids in windows, and what the losses of
-these say of it.
+"""Units of likelihood evaluation: an item's token windows, and its result line from their losses.
 
-Knows ids and texts; does not know the model beyond its tokenizer.
+Depends on the model's tokenizer only.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.inference.evaluate.likelihood import Window, windows_of
+from workers.inference.evaluate.likelihood import Window, split_windows
 from workers.inference.evaluate.lines import Item
 from workers.inference.model_loading import LoadedModel
 from workers.runtime.exits import UserError
@@ -19,7 +18,7 @@ from workers.runtime.exits import UserError
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """`row` is what is known of the line before its likelihood."""
+    """The windows of one result line; `row` is the line without its likelihood."""
 
     row: Mapping[str, Any]
     windows: tuple[Window, ...]
@@ -27,49 +26,47 @@ class Unit:
 
     @property
     def tokens(self) -> int:
-        return sum(len(each.ids) for each in self.windows)
+        """Tokens to compute, including context."""
+        return sum(len(window.ids) for window in self.windows)
 
-    def judged(self, sums: Sequence[float]) -> dict[str, Any]:
-        """`{tokens, nll}`, and of a question which choice is likeliest, by the whole of it and by
-        its bytes.
-        """
-        told: dict[str, Any] = {
-            "tokens": sum(each.scored for each in self.windows),
+    def score(self, sums: Sequence[float]) -> dict[str, Any]:
+        """`{tokens, nll}`, and for a question the likeliest choice, in total and per byte."""
+        scores: dict[str, Any] = {
+            "tokens": sum(window.scored for window in self.windows),
             "nll": math.fsum(sums),
         }
         choices = self.item.choices
         if choices:
-            lost = [0.0] * len(choices)
-            for window, each in zip(self.windows, sums, strict=True):
-                lost[window.text] += each
-            # by bytes, so that a longer choice is not less likely for being longer
-            by_byte = [each / len(text.encode()) for each, text in zip(lost, choices, strict=True)]
-            chosen, by_bytes = lost.index(min(lost)), by_byte.index(min(by_byte))
-            right, right_norm = float(chosen == self.item.right), float(by_bytes == self.item.right)
-            told |= {
-                "choices_nll": lost,
+            nll = [0.0] * len(choices)
+            for window, loss in zip(self.windows, sums, strict=True):
+                nll[window.text] += loss
+            # per byte, so that a longer choice is not penalised for its length
+            per_byte = [loss / len(text.encode()) for loss, text in zip(nll, choices, strict=True)]
+            chosen, chosen_norm = nll.index(min(nll)), per_byte.index(min(per_byte))
+            scores |= {
+                "choices_nll": nll,
                 "chosen": chosen,
-                "right": right,
-                "right_norm": right_norm,
+                "right": float(chosen == self.item.right),
+                "right_norm": float(chosen_norm == self.item.right),
             }
-        return told
+        return scores
 
 
-def units_of(
+def build_units(
     loaded: LoadedModel,
     items: Sequence[Item],
     rows: Sequence[Mapping[str, Any]],
     *,
     window: int,
     stride: int,
-    most: int | None,
+    max_tokens: int | None,
 ) -> list[Unit]:
-    """One an item; where there is a single document and nothing else to tell of it, one a window.
+    """One unit per item; for a single document without an answer, one per window.
 
-    `most` bounds the tokens of documents, those beyond it are left out. Raises UserError.
+    At most `max_tokens` tokens of documents are included. Raises UserError.
     """
-    apart = len(items) == 1 and items[0].text is not None and "answer" not in rows[0]
-    left, found = most, []
+    per_window = len(items) == 1 and items[0].text is not None and "answer" not in rows[0]
+    left, units = max_tokens, []
     for item, row in zip(items, rows, strict=True):
         texts = _texts(loaded, item)
         if left is not None and item.text is not None:
@@ -79,57 +76,59 @@ def units_of(
             left -= sum(len(ids) for ids, _ in texts)
         for ids, _ in texts:
             _check(ids, item, vocab=loaded.spec.vocab)
-        windows = tuple(windows_of(texts, window=window, stride=stride))
-        if apart:
-            for number, each in enumerate(windows):
-                told = {
+        windows = tuple(split_windows(texts, window=window, stride=stride))
+        if per_window:
+            for number, part in enumerate(windows):
+                window_row = {
                     "id": number,
-                    "start": each.start + len(each.ids) - each.scored,
-                    "bytes": _bytes(loaded, [each]),
+                    "start": part.start + len(part.ids) - part.scored,
+                    "bytes": _scored_bytes(loaded, [part]),
                 }
-                found.append(Unit(told, (each,), item))
+                units.append(Unit(window_row, (part,), item))
         else:
-            found.append(Unit({**row, "bytes": _bytes(loaded, windows)}, windows, item))
-    return found
+            units.append(Unit({**row, "bytes": _scored_bytes(loaded, windows)}, windows, item))
+    return units
 
 
-def _bytes(loaded: LoadedModel, windows: Sequence[Window]) -> int:
-    """Of the text that counts, 0 where ids alone are known."""
+def _scored_bytes(loaded: LoadedModel, windows: Sequence[Window]) -> int:
+    """Bytes of the scored text; 0 without a tokenizer."""
     if loaded.tokenizer is None:
         return 0
     return sum(
-        len(loaded.tokenizer.decode(each.ids[-each.scored :]).encode())
-        for each in windows
-        if each.scored
+        len(loaded.tokenizer.decode(window.ids[-window.scored :]).encode())
+        for window in windows
+        if window.scored
     )
 
 
 def _texts(loaded: LoadedModel, item: Item) -> list[tuple[list[int], int]]:
-    """Ids and where what counts begins: of a text all of it, of a question each choice or the
-    reference after it.
+    """Ids and the index of the first one that counts: a full text, or each choice or the reference
+    after its prompt.
     """
-    asks, after = item.asks, item.choices or item.references[:1]
-    if item.text is None and asks is not None and asks.form == "token_ids" and not after:
-        return [(list(asks.given), 0)]
+    prompt, after = item.prompt, item.choices or item.references[:1]
+    if item.text is None and prompt is not None and prompt.form == "token_ids" and not after:
+        return [(list(prompt.value), 0)]
     if loaded.tokenizer is None:
         raise UserError(
-            "evaluate.input: it is text, and the model came without a tokenizer; give token_ids"
+            "evaluate.input: text requires a tokenizer and the model has none; give token_ids"
         )
-    if asks is None:
+    if prompt is None:
         return [(loaded.tokenizer.encode(item.text or ""), 0)]
     try:
-        before = asks.tokens(loaded.tokenizer)
+        before = prompt.tokens(loaded.tokenizer)
     except ValueError as error:
-        raise UserError(f"evaluate.input line {asks.number}: {error}") from None
+        raise UserError(f"evaluate.input line {prompt.number}: {error}") from None
     if not after:
         return [(before, 0)]
-    return [([*before, *loaded.tokenizer.encode(each, special=False)], len(before)) for each in after]
+    return [
+        ([*before, *loaded.tokenizer.encode(text, special=False)], len(before)) for text in after
+    ]
 
 
 def _check(ids: Sequence[int], item: Item, *, vocab: int) -> None:
-    wrong = next((each for each in ids if not 0 <= each < vocab), None)
+    wrong = next((id for id in ids if not 0 <= id < vocab), None)
     if wrong is not None:
         raise UserError(
-            f"evaluate.input: id {item.id!r} has the token id {wrong}; the model knows 0 to "
+            f"evaluate.input: id {item.id!r} has the token id {wrong}; the vocabulary is 0 to "
             f"{vocab - 1}"
         )

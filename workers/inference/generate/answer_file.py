@@ -1,9 +1,7 @@
-"""The file of answers: a line for each line of the input, in its order, so that the number of lines
-says what is done.
+"""The answer file: one line per input line in input order, so the line count is the progress.
 
-What a killed run wrote stays, an unfinished last line is cut off, and the run goes on after it:
-nothing is repeated and
-nothing lost. Knows no tokens and no engine.
+A restarted run truncates an unfinished last line and continues after it: nothing is repeated or
+lost. Does not depend on tokens or the engine.
 """
 
 from __future__ import annotations
@@ -18,42 +16,41 @@ from typing import Any
 from workers.runtime.exits import UserError
 
 
-class Answers:
-    """Opened with the ids of the input; `done` answers are in the file. Raises UserError for
-    another run's answers.
+class AnswerFile:
+    """`done` answers are in the file. Raises UserError for another run's answers.
 
-    `made_by` stands for everything that decides the answers; it lies in a hidden file beside them,
-    so that answers of
-    other weights, prompts or parameters are never gone on with.
+    The fingerprint covers everything that determines the answers. It is stored in a hidden file
+    next
+    to them, so that answers of other weights, prompts or parameters are never continued.
     """
 
     def __init__(
-        self, path: Path, ids: Sequence[Any], *, made_by: str, field: str = "generate.output"
+        self, path: Path, ids: Sequence[Any], *, fingerprint: str, field: str = "generate.output"
     ) -> None:
         self.path, self.ids, self.field = path, ids, field
-        self._early: dict[int, bytes] = {}  # ended before an answer that stands before them
+        self._early: dict[int, bytes] = {}  # finished before an earlier line's answer
         mark = path.with_name(f".{path.name}.made-by")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept, whole_bytes = _whole_lines(path)
-            if kept and mark.is_file() and mark.read_text(encoding="utf-8") != made_by:
+            lines, size = _complete_lines(path)
+            if lines and mark.is_file() and mark.read_text(encoding="utf-8") != fingerprint:
                 raise UserError(
                     f"{self.field}: {path} holds answers of another spec or input; {_MOVE}"
                 )
-            self._check(kept)
-            beside = mark.with_name(f"{mark.name}.{os.getpid()}")
-            beside.write_text(made_by, encoding="utf-8")
-            os.replace(beside, mark)
+            self._check(lines)
+            temporary = mark.with_name(f"{mark.name}.{os.getpid()}")
+            temporary.write_text(fingerprint, encoding="utf-8")
+            os.replace(temporary, mark)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            os.ftruncate(self._file, whole_bytes)
+            os.ftruncate(self._file, size)
         except OSError as error:
             message = f"{path} cannot be written: {error.strerror}"
-            raise UserError(f"{self.field}: {message}; give a place where you may write") from None
-        self.done = len(kept)
+            raise UserError(f"{self.field}: {message}; give a writable path") from None
+        self.done = len(lines)
 
-    def give(self, place: int, answer: dict[str, Any]) -> None:
-        """The answer to input line `place`, from 0; it is written once those before it are."""
-        self._early[place] = json.dumps(answer).encode() + b"\n"
+    def write(self, index: int, answer: dict[str, Any]) -> None:
+        """Add the answer to input line `index`, from 0; it is written after all earlier ones."""
+        self._early[index] = json.dumps(answer).encode() + b"\n"
         ready = b""
         while self.done in self._early:
             ready += self._early.pop(self.done)
@@ -62,34 +59,35 @@ class Answers:
             ready = ready[os.write(self._file, ready) :]
 
     def close(self) -> None:
+        """Sync and close the file."""
         os.fsync(self._file)
         os.close(self._file)
 
-    def _check(self, kept: Sequence[bytes]) -> None:
-        if len(kept) > len(self.ids):
-            message = f"holds {len(kept)} answers, the input {len(self.ids)} lines"
+    def _check(self, lines: Sequence[bytes]) -> None:
+        if len(lines) > len(self.ids):
+            message = f"holds {len(lines)} answers, the input {len(self.ids)} lines"
             raise UserError(f"{self.field}: {self.path} {message}; {_MOVE}")
-        for number, (text, wanted) in enumerate(zip(kept, self.ids, strict=False), 1):
+        for number, (text, expected) in enumerate(zip(lines, self.ids, strict=False), 1):
             try:
-                found = json.loads(text)["id"]
+                id = json.loads(text)["id"]
             except (ValueError, KeyError, TypeError):
                 raise UserError(
-                    f"{self.field}: {self.path} line {number} is no answer; {_MOVE}"
+                    f"{self.field}: {self.path} line {number} is not an answer; {_MOVE}"
                 ) from None
-            if found != wanted:
-                message = f"line {number} answers id {found!r}, the input has {wanted!r} there"
+            if id != expected:
+                message = f"line {number} answers id {id!r}, the input has {expected!r} there"
                 raise UserError(f"{self.field}: {self.path} {message}; {_MOVE}")
 
 
 _MOVE = "move it away, or give another output"
 
 
-def fingerprint(*parts: Any) -> str:
-    """Of plain JSON data."""
+def compute_fingerprint(*parts: Any) -> str:
+    """SHA-256 of JSON data."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _whole_lines(path: Path) -> tuple[list[bytes], int]:
+def _complete_lines(path: Path) -> tuple[list[bytes], int]:
     data = path.read_bytes() if path.exists() else b""
     data = data[: data.rfind(b"\n") + 1]
     return data.splitlines(), len(data)

@@ -1,7 +1,7 @@
-"""The lines that a generate run answers: read from JSONL, each checked, and turned into token ids.
+"""Input lines of a generate run: read from JSONL, checked, and converted to token ids.
 
-Knows the format `{id, prompt | messages | token_ids}`; a line may besides name any parameter of `SamplingParams` that it
-wants otherwise than the run. Loads no torch.
+Format: `{id, prompt | messages | token_ids}` and any parameter of `SamplingParams` that overrides
+the run's. Loads no torch.
 """
 
 from __future__ import annotations
@@ -18,44 +18,48 @@ from workers.models.errors import WeightsError
 from workers.runtime.exits import UserError
 
 _FORMS = ("prompt", "messages", "token_ids")
-_OWN = {each.name for each in fields(SamplingParams)} - {"stop_token_ids"}
+_OVERRIDES = {field.name for field in fields(SamplingParams)} - {"stop_token_ids"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """Line `number` of the file, from 1; `form` says what `given` is."""
+class PromptLine:
+    """Line `number` of the file, from 1; `form` is the key of `value`."""
 
     number: int
     id: Any
     form: str
-    given: Any
-    own: Mapping[str, Any]
+    value: Any
+    overrides: Mapping[str, Any]
 
-    def tokens(self, words: Tokenizer | None) -> list[int]:
-        """Raises ValueError where it cannot be read as text."""
+    def tokens(self, tokenizer: Tokenizer | None) -> list[int]:
+        """Token ids of the prompt. Raises ValueError if it cannot be tokenized."""
         if self.form == "token_ids":
-            return list(self.given)
-        if words is None:
+            return list(self.value)
+        if tokenizer is None:
             raise ValueError(
-                f"{self.form} is text, and the model came without a tokenizer; give token_ids"
+                f"{self.form} requires a tokenizer and the model has none; give token_ids"
             )
         if self.form == "prompt":
-            return words.encode(self.given)
+            return tokenizer.encode(self.value)
         try:
-            return words.encode(words.chat(self.given), special=False)
+            return tokenizer.encode(tokenizer.chat(self.value), special=False)
         except WeightsError as error:
             raise ValueError(str(error)) from None
 
     def sampling(self, defaults: SamplingParams) -> SamplingParams:
-        """The run's parameters with the line's own. Raises ValueError."""
-        own = dict(self.own)
-        if isinstance(own.get("stop"), list | str):
-            own["stop"] = (own["stop"],) if isinstance(own["stop"], str) else tuple(own["stop"])
-        return replace(defaults, **own)
+        """The run's parameters with the line's overrides. Raises ValueError."""
+        overrides = dict(self.overrides)
+        if isinstance(overrides.get("stop"), list | str):
+            overrides["stop"] = (
+                (overrides["stop"],)
+                if isinstance(overrides["stop"], str)
+                else tuple(overrides["stop"])
+            )
+        return replace(defaults, **overrides)
 
 
-def read_lines(path: Path) -> list[Line]:
-    """All of them; empty ones are passed over. Raises UserError naming the first that is wrong."""
+def read_prompts(path: Path) -> list[PromptLine]:
+    """All lines except empty ones. Raises UserError naming the first that is wrong."""
     try:
         texts = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -64,65 +68,69 @@ def read_lines(path: Path) -> list[Line]:
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(
-            f"generate.input: {path} is no UTF-8 at byte {error.start}; write it as UTF-8"
+            f"generate.input: {path} is not UTF-8 at byte {error.start}; write it as UTF-8"
         ) from None
-    found = []
+    lines = []
     for number, text in enumerate(texts, 1):
         if text.strip():
             try:
-                found.append(_line(number, text))
+                lines.append(_parse_line(number, text))
             except ValueError as error:
                 raise UserError(f"generate.input: {path} line {number}: {error}") from None
-    return found
+    return lines
 
 
-def _line(number: int, text: str) -> Line:
+def _parse_line(number: int, text: str) -> PromptLine:
     try:
-        given = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ValueError('it is no JSON object; write {"id": 1, "prompt": "…"}')
-    forms = [form for form in _FORMS if given.get(form) is not None]
-    if "id" not in given or len(forms) != 1:
+    if not isinstance(value, dict):
+        raise ValueError('it is not a JSON object; write {"id": 1, "prompt": "…"}')
+    forms = [form for form in _FORMS if value.get(form) is not None]
+    if "id" not in value or len(forms) != 1:
         message = (
             "it has no id"
-            if "id" not in given
+            if "id" not in value
             else f"it has {' and '.join(forms) or 'nothing to answer'}"
         )
-        raise ValueError(f"{message}; a line wants an id and one of prompt, messages and token_ids")
+        raise ValueError(f"{message}; a line needs an id and one of prompt, messages, token_ids")
     form = forms[0]
-    if unknown := sorted(given.keys() - _OWN - {"id", *_FORMS}):
+    if unknown := sorted(value.keys() - _OVERRIDES - {"id", *_FORMS}):
         raise ValueError(
-            f"{unknown[0]!r} is no field of a line; beside id and {form} there may be "
-            f"{sorted(_OWN)}"
+            f"unknown field {unknown[0]!r}; besides id and {form}, a line may have "
+            f"{sorted(_OVERRIDES)}"
         )
-    if not GOOD[form](given[form]):
-        raise ValueError(f"{form} must be {_WANTS[form]}")
-    own = {name: value for name, value in given.items() if name in _OWN and value is not None}
-    line = Line(number, given["id"], form, given[form], own)
-    line.sampling(SamplingParams())  # so that a wrong parameter is told before anything is generated
+    if not PROMPT_CHECKS[form](value[form]):
+        raise ValueError(f"{form} must be {_EXPECTED[form]}")
+    overrides = {
+        name: value for name, value in value.items() if name in _OVERRIDES and value is not None
+    }
+    line = PromptLine(number, value["id"], form, value[form], overrides)
+    line.sampling(SamplingParams())  # report a wrong parameter before generation starts
     return line
 
 
-def _are_messages(given: Any) -> bool:
+def _are_messages(value: Any) -> bool:
     return (
-        isinstance(given, list)
-        and bool(given)
+        isinstance(value, list)
+        and bool(value)
         and all(
-            isinstance(each, dict) and isinstance(each.get("role"), str) and "content" in each
-            for each in given
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and "content" in message
+            for message in value
         )
     )
 
 
-GOOD: dict[str, Callable[[Any], bool]] = {
-    "prompt": lambda given: isinstance(given, str),
+PROMPT_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "prompt": lambda value: isinstance(value, str),
     "messages": _are_messages,
-    "token_ids": lambda given: isinstance(given, list) and all(type(each) is int for each in given),
+    "token_ids": lambda value: isinstance(value, list) and all(type(id) is int for id in value),
 }
-_WANTS = {
-    "prompt": "a text",
+_EXPECTED = {
+    "prompt": "a string",
     "messages": "a list of {role, content}",
-    "token_ids": "a list of whole numbers",
+    "token_ids": "a list of integers",
 }

@@ -1,6 +1,6 @@
-"""A run of kind generate: weights, prompts and cache put together, and every line answered.
+"""Runs of kind generate: loads the model, answers every input line, writes metrics.
 
-Knows files and metrics; how answers come about is the engine's.
+Does not depend on how the engine produces answers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from workers.inference.engine_builder import (
     build_engine,
     count_available_blocks,
 )
-from workers.inference.generate.answer_file import Answers, fingerprint
-from workers.inference.generate.prompts import Line, read_lines
+from workers.inference.generate.answer_file import AnswerFile, compute_fingerprint
+from workers.inference.generate.prompts import PromptLine, read_prompts
 from workers.inference.liveness import COMPUTES, mark_engine_layers
 from workers.inference.metrics import EngineMetrics
 from workers.inference.model_loading import (
@@ -35,7 +35,7 @@ from workers.inference.request import Request
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.inference.spec_loading import InferenceRun
-from workers.inference.speculate.setup import drafting_of
+from workers.inference.speculate.setup import build_drafting
 from workers.inference.text.stop_strings import truncate_at_stop
 from workers.inference.text.tokenizer import Tokenizer
 from workers.metrics.beacon import Beacon
@@ -46,53 +46,56 @@ from workers.runtime.exits import Outcome, UserError
 
 
 class Generation:
-    """`go` answers what is not answered yet; asked to leave, it finishes the present step, and what
-    is answered stays.
+    """`run` answers all lines that are not answered yet.
 
-    Raises UserError, NumericsError, OSError.
+    On a stop request it finishes the current step; written answers stay. Raises UserError,
+    NumericsError, OSError.
     """
 
     def __init__(
         self, run: InferenceRun, recorder: Recorder, beacon: Beacon, control: StopControl
     ) -> None:
-        self.run, self.recorder, self.beacon, self.control = run, recorder, beacon, control
+        self.spec, self.plan = run.spec, run.plan
+        self.recorder, self.beacon, self.control = recorder, beacon, control
         self.body = run.generate
-        self.lines = read_lines(Path(self.body.input))
+        self.lines = read_prompts(Path(self.body.input))
         self.answered = 0
 
-    def go(self, loaded: LoadedModel) -> Outcome:
+    def run(self, loaded: LoadedModel) -> Outcome:
+        """Answer the remaining lines."""
         if any(line.form != "token_ids" for line in self.lines):
-            loaded = with_byte_tokenizer(loaded, self.run.spec.model)
+            loaded = with_byte_tokenizer(loaded, self.spec.model)
         prompts = self._prompts(loaded.tokenizer, loaded.stop_token_ids, loaded.spec)
         body = self.body
-        told = self.run.spec.to_dict()
-        decisive = {
+        spec = self.spec.to_dict()
+        options = {
             name: value
-            for name, value in told["generate"].items()
+            for name, value in spec["generate"].items()
             if name not in ("input", "output")
         }
-        given = [
-            [line.id, tokens, asked.fingerprint()]
-            for line, (tokens, asked) in zip(self.lines, prompts, strict=True)
+        inputs = [
+            [line.id, tokens, params.fingerprint()]
+            for line, (tokens, params) in zip(self.lines, prompts, strict=True)
         ]
-        made_by = fingerprint(decisive, told["model"], self.run.plan.precision, given)
-        answers = Answers(Path(body.output), [line.id for line in self.lines], made_by=made_by)
-        self.answered = began = answers.done
+        fingerprint = compute_fingerprint(options, spec["model"], self.plan.precision, inputs)
+        ids = [line.id for line in self.lines]
+        answers = AnswerFile(Path(body.output), ids, fingerprint=fingerprint)
+        self.answered = earlier = answers.done
         try:
-            if began < len(self.lines):
+            if earlier < len(self.lines):
                 self._answer(loaded, prompts, answers)
         finally:
             answers.close()
-        self.recorder.event("generated", answers=self.answered, found=began, output=body.output)
+        self.recorder.event("generated", answers=self.answered, found=earlier, output=body.output)
         if self.answered < len(self.lines):
-            reason = f"asked to leave after {self.answered} of {len(self.lines)} answers"
+            reason = f"stopped on request after {self.answered} of {len(self.lines)} answers"
             return Outcome("preempted", reason, self.answered)
         return Outcome(
-            "ok", f"answered {len(self.lines)} lines, {began} of them before", self.answered
+            "ok", f"answered {len(self.lines)} lines, {earlier} of them before", self.answered
         )
 
     def _prompts(
-        self, words: Tokenizer | None, ends: tuple[int, ...], spec: ModelSpec
+        self, tokenizer: Tokenizer | None, stop_token_ids: tuple[int, ...], spec: ModelSpec
     ) -> list[tuple[list[int], SamplingParams]]:
         body = self.body
         try:
@@ -102,139 +105,145 @@ class Generation:
                 top_k=body.top_k,
                 top_p=body.top_p,
                 stop=tuple(body.stop),
-                stop_token_ids=ends,
+                stop_token_ids=stop_token_ids,
                 ignore_eos=body.ignore_eos,
             )
         except ValueError as error:
             raise UserError(f"generate: {error}") from None
-        guides = Guides(words, ends, vocab=spec.vocab)
-        found = []
+        guides = Guides(tokenizer, stop_token_ids, vocab=spec.vocab)
+        prompts = []
         for line in self.lines:
             try:
-                tokens, asked = line.tokens(words), line.sampling(defaults)
+                tokens, params = line.tokens(tokenizer), line.sampling(defaults)
                 check_prompt(tokens, context=spec.max_seq_len, vocab=spec.vocab)
-                if asked.num_sequences > Limits().sequences:
+                if params.num_sequences > Limits().sequences:
                     raise ValueError(
-                        f"{asked.num_sequences} answers or beams; at most {Limits().sequences} run at "
-                        "a time"
+                        f"{params.num_sequences} answers or beams; at most {Limits().sequences} "
+                        "run at a time"
                     )
-                if asked.constrained:
-                    guides.open(asked)
-                if asked.stop and words is None:
+                if params.constrained:
+                    guides.open(params)
+                if params.stop and tokenizer is None:
                     raise ValueError(
-                        "stop is text, and the model came without a tokenizer; leave it out"
+                        "stop strings require a tokenizer and the model has none; leave stop out"
                     )
             except ValueError as error:
                 raise UserError(
                     f"generate.input: {body.input} line {line.number}: {error}"
                 ) from None
-            # from the run's seed and the line's place alone: the same answer whatever was answered
-            # before
-            seed = (
-                asked.seed if "seed" in line.own else derived_seed(body.seed, "line", line.number)
-            )
-            found.append((tokens, SamplingParams(**{**asdict(asked), "seed": seed})))
-        return found
+            # depends on the run's seed and the line number only: a restarted run gives the same
+            # answers
+            seed = params.seed
+            if "seed" not in line.overrides:
+                seed = derived_seed(body.seed, "line", line.number)
+            prompts.append((tokens, SamplingParams(**{**asdict(params), "seed": seed})))
+        return prompts
 
     def _answer(
-        self, loaded: LoadedModel, prompts: list[tuple[list[int], SamplingParams]], answers: Answers
+        self,
+        loaded: LoadedModel,
+        prompts: list[tuple[list[int], SamplingParams]],
+        answers: AnswerFile,
     ) -> None:
         limits = Limits()
         engine = self._engine(loaded, prompts[answers.done :], limits)
-        measure = EngineMetrics(
+        metrics = EngineMetrics(
             engine, self.recorder, more=lambda: {"inference/answered": float(answers.done)}
         )
         mark_engine_layers(engine, self.beacon)
-        todo = iter(range(answers.done, len(prompts)))
-        places: dict[int, int] = {}  # of a request's number in the input
-        ended: dict[int, list[Request]] = {}
+        pending = iter(range(answers.done, len(prompts)))
+        indices: dict[int, int] = {}  # request number → line index
+        finished: dict[int, list[Request]] = {}
         more = True
         while (more or engine.busy) and self.control.action is None:
             while more and len(engine.scheduler.waiting) < limits.sequences:
-                place = next(todo, None)
-                more = place is not None
-                if place is not None:
-                    places[engine.add(*prompts[place]).number] = place
+                index = next(pending, None)
+                more = index is not None
+                if index is not None:
+                    indices[engine.add(*prompts[index]).number] = index
             self.beacon.mark(COMPUTES, step=engine.counts.steps)
             for request in engine.step():
                 if request.finish is not None:
-                    measure.request_finished(request)
-                    among = ended.setdefault(request.parent, [])
-                    among.append(request)
-                    if len(among) == request.sampling.n:
-                        place = places.pop(request.parent)
-                        among.sort(key=lambda each: each.answer)
-                        answers.give(
-                            place,
-                            answer_of(self.lines[place], ended.pop(request.parent), loaded.tokenizer),
-                        )
+                    metrics.request_finished(request)
+                    siblings = finished.setdefault(request.parent, [])
+                    siblings.append(request)
+                    if len(siblings) == request.sampling.n:
+                        index = indices.pop(request.parent)
+                        siblings.sort(key=lambda sibling: sibling.answer)
+                        del finished[request.parent]
+                        answer = format_answer(self.lines[index], siblings, loaded.tokenizer)
+                        answers.write(index, answer)
             self.answered = answers.done
-            measure.step_finished()
-        measure.close()
+            metrics.step_finished()
+        metrics.close()
 
     def _engine(
         self, loaded: LoadedModel, prompts: list[tuple[list[int], SamplingParams]], limits: Limits
     ) -> Engine:
-        """With as many blocks as the largest requests that may run together want, or as memory has."""
-        wants = sorted(
-            asked.num_sequences * blocks_per_request(loaded, len(tokens) + asked.max_new_tokens)
-            for tokens, asked in prompts
+        """An engine with blocks for the largest concurrent requests, if memory allows."""
+        needed = sorted(
+            params.num_sequences * blocks_per_request(loaded, len(tokens) + params.max_new_tokens)
+            for tokens, params in prompts
         )
         weight = next(loaded.decoder.parameters())
-        drafting = drafting_of(
+        drafting = build_drafting(
             self.body,
             loaded,
             kind="generate",
-            precision=self.run.plan.precision,
+            precision=self.plan.precision,
             device=weight.device,
             seed=self.body.seed,
         )
-        fits, each_bytes = count_available_blocks(loaded, drafting)
-        if wants[-1] > fits:
-            message = (
-                f"its cache of {wants[-1] * each_bytes:,} bytes does not fit beside the weights"
-            )
+        available, block_bytes = count_available_blocks(loaded, drafting)
+        if needed[-1] > available:
             raise UserError(
-                f"generate: the longest request wants {wants[-1]} blocks, {message}; try fewer "
+                f"generate: the longest request needs {needed[-1]} blocks, its cache of "
+                f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights; try fewer "
                 "max_new_tokens"
             )
-        # a few more, so that the watermark does not keep the last of them waiting
-        blocks = min(fits, int(sum(wants[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
+        # some more, so that the watermark does not delay the last requests
+        total = int(sum(needed[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2
+        blocks = min(available, total)
         return build_engine(loaded, blocks=blocks, limits=limits, drafting=drafting)
 
 
-def answer_of(line: Line, requests: Sequence[Request], words: Tokenizer | None) -> dict[str, Any]:
-    """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`: text before a
-    stop string, ids with
-    it or the end token. Of `n` answers the first stands there, and all of them, likewise, in
-    `answers`.
+def format_answer(
+    line: PromptLine, requests: Sequence[Request], tokenizer: Tokenizer | None
+) -> dict[str, Any]:
+    """`{id, text, token_ids, finish_reason, logprobs?, top_logprobs?, answers?}`.
+
+    `text` ends before a stop string; `token_ids` includes it or the end token. With several answers
+    the first is at the top level and all are in `answers`.
     """
-    told = [_told(each, words) for each in requests]
-    return {"id": line.id, **told[0], **({"answers": told} if len(told) > 1 else {})}
+    answers = [_format_request(request, tokenizer) for request in requests]
+    return {"id": line.id, **answers[0], **({"answers": answers} if len(answers) > 1 else {})}
 
 
-def _told(request: Request, words: Tokenizer | None) -> dict[str, Any]:
+def _format_request(request: Request, tokenizer: Tokenizer | None) -> dict[str, Any]:
     ids = list(request.output_tokens)
-    text = None if words is None else truncate_at_stop(words.decode(ids), request.sampling.stop)
-    told: dict[str, Any] = {"text": text, "token_ids": ids, "finish_reason": request.finish}
+    text = None
+    if tokenizer is not None:
+        text = truncate_at_stop(tokenizer.decode(ids), request.sampling.stop)
+    answer: dict[str, Any] = {"text": text, "token_ids": ids, "finish_reason": request.finish}
     if request.sampling.wants_logprobs:
-        told["logprobs"] = request.logprobs
+        answer["logprobs"] = request.logprobs
     if request.sampling.top_logprobs:
-        told["top_logprobs"] = request.top_logprobs
-    return told
+        answer["top_logprobs"] = request.top_logprobs
+    return answer
 
 
 def run_generate(run: InferenceRun, around: Environment) -> Outcome:
-    """Points and events go to the rank's folder. Raises what `Generation` raises, and
-    ConnectionError where another
-    rank of it is gone."""
+    """Points and events go to the rank's folder.
+
+    Raises what `Generation` raises, and ConnectionError if another rank disconnects.
+    """
     attempt = around.attempt or 1 + last_attempt(around.rank_directory / "events.jsonl")
     recorder = Recorder(around.rank_directory, run=around.run, attempt=attempt, rank=around.rank)
     beacon = Beacon(around.rank_directory)
     device = rank_device(around)
     rank_group = None
     try:
-        # rank 0's to answer: the others end when it does
+        # rank 0 answers; the other ranks exit when it does
         with StopControl(around.directory, around.rank_directory) as control:
             rank_group = join(run.plan, around, device)
             body = run.generate
@@ -250,7 +259,7 @@ def run_generate(run: InferenceRun, around: Environment) -> Outcome:
             if rank_group is not None and not rank_group.is_driver:
                 return Worker(loaded, recorder, beacon).run()
             with driving(rank_group):
-                return Generation(run, recorder, beacon, control).go(loaded)
+                return Generation(run, recorder, beacon, control).run(loaded)
     finally:
         if rank_group is not None:
             rank_group.close()

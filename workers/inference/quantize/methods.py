@@ -136,7 +136,7 @@ def scale_block(
 
 
 def saliency(values: Tensor) -> dict[str, Any]:
-    """A curve of channels in descending order, in at most CURVE points, and the share of the top 1%."""
+    """The sorted channels in at most CURVE points, and the share of the top 1%."""
     ordered = values.float().sort(descending=True)
     places = torch.linspace(0, len(values) - 1, min(CURVE, len(values))).round().long()
     top = max(1, len(values) // 100)

@@ -34,11 +34,11 @@ def pruned_spec(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
         )
     # multiples of 16, for fast products
     ffn = max(16, round(spec.ffn * (1 - neurons) / 16) * 16) if neurons else spec.ffn
-    kept = max(1, round(spec.kv_heads * (1 - heads)))
+    retained = max(1, round(spec.kv_heads * (1 - heads)))
     changes = {
         "ffn": min(ffn, spec.ffn),
-        "kv_heads": kept,
-        "heads": spec.heads // spec.kv_heads * kept,
+        "kv_heads": retained,
+        "heads": spec.heads // spec.kv_heads * retained,
         "head_dim": spec.head_dim,
         "name": f"{spec.name}-pruned",
     }
@@ -51,18 +51,18 @@ def prune_block(
 ) -> dict[str, dict[str, float]]:
     """Prune in place to the widths of `to`.
 
-    Returns `{kept, error, unfitted_error}` of `attn.o` and `mlp.down`.
+    Returns `{retained, error, unfitted_error}` of `attn.o` and `mlp.down`.
     """
     attn, mlp = block.attn, block.mlp
     assert isinstance(attn, Attention) and isinstance(mlp, Mlp)
     reports = {}
     if to.ffn < mlp.down.in_features:
         importance = _importance(mlp.down, inputs["mlp.down"])
-        kept = importance.topk(to.ffn).indices.sort().values
-        reports["mlp.down"] = _columns(mlp, "down", kept, inputs["mlp.down"])
+        retained = importance.topk(to.ffn).indices.sort().values
+        reports["mlp.down"] = _columns(mlp, "down", retained, inputs["mlp.down"])
         for name in ("gate", "up"):
             if getattr(mlp, name) is not None:
-                _rows(mlp, name, kept)
+                _rows(mlp, name, retained)
     width = attn.head_dim * to.heads
     if width < attn.o.in_features:
         groups = attn.k.out_features // attn.head_dim
@@ -86,26 +86,28 @@ def _importance(layer: nn.Linear, inputs: InputStats) -> Tensor:
     return layer.weight.float().square().sum(0) * inputs.gram.diagonal()
 
 
-def _columns(parent: nn.Module, name: str, kept: Tensor, inputs: InputStats) -> dict[str, float]:
+def _columns(
+    parent: nn.Module, name: str, retained: Tensor, inputs: InputStats
+) -> dict[str, float]:
     """Remove inputs and fit the rest by least squares: W · G[:, S] · G[S, S]⁻¹."""
     layer: nn.Linear = getattr(parent, name)
     weight = layer.weight.float()
     gram = damped(inputs.gram)
-    fitted = torch.linalg.solve(gram[kept][:, kept], (weight @ gram)[:, kept].T).T
+    fitted = torch.linalg.solve(gram[retained][:, retained], (weight @ gram)[:, retained].T).T
     refitted, plain = torch.zeros_like(weight), torch.zeros_like(weight)
-    refitted[:, kept], plain[:, kept] = fitted, weight[:, kept]
+    refitted[:, retained], plain[:, retained] = fitted, weight[:, retained]
     energy = inputs.error(weight) or 1.0
     _put(parent, name, fitted.to(layer.weight.dtype), layer.bias)
     return {
-        "kept": float(len(kept)),
+        "kept": float(len(retained)),
         "error": inputs.error(refitted - weight) / energy,
         "unfitted_error": inputs.error(plain - weight) / energy,
     }
 
 
-def _rows(parent: nn.Module, name: str, kept: Tensor) -> None:
+def _rows(parent: nn.Module, name: str, retained: Tensor) -> None:
     layer: nn.Linear = getattr(parent, name)
-    _put(parent, name, layer.weight[kept], None if layer.bias is None else layer.bias[kept])
+    _put(parent, name, layer.weight[retained], None if layer.bias is None else layer.bias[retained])
 
 
 def _put(parent: nn.Module, name: str, weight: Tensor, bias: Tensor | None) -> None:

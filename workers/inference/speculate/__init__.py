@@ -1,3 +1,1 @@
-"""Several tokens a step: a draft proposes them, the model checks them in one pass, and its
-distribution stays.
-"""
+"""Speculative decoding: a draft proposes tokens and the model verifies them in one pass."""

@@ -1,10 +1,8 @@
-"""Drafts by a smaller model that reads the same tokens, with a cache of its own under the target's
-block tables.
+"""Drafts by a smaller model with its own cache under the target's block tables.
 
-A block of the target's has a twin here; how much of the twin is computed is known block by block,
-so that prefixes are
-shared, copied and given back with the target's and whatever is missing is caught up on. Knows no
-acceptance.
+Each block of the target has a twin in the draft's cache. The number of computed tokens is tracked
+per block, so that prefixes are shared, copied and freed with the target's, and missing tokens are
+computed later. Does not depend on acceptance.
 """
 
 from __future__ import annotations
@@ -20,133 +18,138 @@ from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampling.sampler import Row, adjust_logits, compute_weights, sample_at
 from workers.inference.scheduling.step_plan import ScheduledTokens, StepPlan
-from workers.inference.speculate.proposal import Proposed
+from workers.inference.speculate.proposal import Proposal
 
-_CATCH_UP = 2048  # tokens of a pass
+_CATCH_UP = 2048  # tokens per pass
 
 
 class ModelDraft:
     """`runner` runs the draft model over a cache of as many blocks as the target's `pool`.
 
-    A draft is greedy where its request is, else drawn with the request's own temperature, cuts and
-    penalties at uniform
-    numbers of seed and place: the same tokens give the same draft.
+    A draft is greedy if its request is, else sampled with the request's parameters and uniform
+    numbers of seed and position: the same tokens give the same draft.
     """
 
     reads = True
 
     def __init__(self, runner: Runner, pool: BlockPool, *, context: int) -> None:
         self.runner, self.pool, self.context = runner, pool, context
-        # use of the block, tokens of it that are computed here
+        # use of the block, and how many of its tokens are computed here
         self._filled = [(0, 0)] * pool.blocks
 
     def window(self, window: int | None) -> int | None:
+        """The larger of both models' attention windows."""
         own = self.runner.decoder.spec.window
         return None if own is None or window is None else max(own, window)
 
-    def room(self, request: Request, most: int) -> int:
+    def count_drafts(self, request: Request, most: int) -> int:
+        """At most `most`, limited by the draft model's context."""
         return max(0, min(most, self.context - len(request.tokens)))
 
     def forget(self, request: Request) -> None:
-        """Blocks are the pool's to forget."""
+        """Do nothing: the pool frees the blocks."""
 
-    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
-        self._follow(scheduled)
+    def propose(
+        self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]
+    ) -> Proposal:
+        """Compute the drafts in as many passes as the longest one has tokens."""
+        self._sync_blocks(scheduled)
         if not drafting:
-            return Proposed()
+            return Proposal()
         left, first, late = _CATCH_UP, [], []
-        for each in drafting:
-            known = self._known(each)
-            count = min(each.start + 1 - known, left)
-            reaches = known + count > each.start
+        for part in drafting:
+            known = self._computed_before(part)
+            count = min(part.start + 1 - known, left)
+            reaches = known + count > part.start
             left -= count
             if not reaches:
-                late.append(each)
+                late.append(part)
             if count:
-                first.append(ScheduledTokens(each.request, known, count, num_logits=int(reaches)))
+                first.append(ScheduledTokens(part.request, known, count, num_logits=int(reaches)))
         passes: list[tuple[int, float]] = []
-        shares: dict[Request, list[Tensor]] = {}
-        for each in drafting:
-            each.request.draft = []
-        drafting = [each for each in drafting if each not in late]
-        for place in range(max((each.num_drafts for each in drafting), default=0)):
-            active = [each for each in drafting if each.num_drafts > place]
-            now = (
+        probs: dict[Request, list[Tensor]] = {}
+        for part in drafting:
+            part.request.draft = []
+        drafting = [part for part in drafting if part not in late]
+        for offset in range(max((part.num_drafts for part in drafting), default=0)):
+            active = [part for part in drafting if part.num_drafts > offset]
+            batch = (
                 first
-                if not place
-                else [ScheduledTokens(each.request, each.start + place, 1, num_logits=1) for each in active]
+                if not offset
+                else [
+                    ScheduledTokens(part.request, part.start + offset, 1, num_logits=1)
+                    for part in active
+                ]
             )
             began = time.perf_counter()
-            self._pass(now, [each.request for each in active], shares)
-            tokens = sum(each.count for each in now)
-            if tokens <= 2 * len(now):  # not where it had to catch up on more than the last token
+            self._pass(batch, [part.request for part in active], probs)
+            tokens = sum(part.count for part in batch)
+            if tokens <= 2 * len(batch):  # do not measure passes that catch up
                 passes.append((tokens, time.perf_counter() - began))
         if not drafting and first:
-            self._pass(first, [], shares)
-        drawn_from = {request: torch.stack(rows) for request, rows in shares.items()}
-        return Proposed(drawn_from, frozenset(each.request for each in late), tuple(passes))
+            self._pass(first, [], probs)
+        draft_probs = {request: torch.stack(rows) for request, rows in probs.items()}
+        return Proposal(draft_probs, frozenset(part.request for part in late), tuple(passes))
 
     def _pass(
         self,
         scheduled: Sequence[ScheduledTokens],
         requests: Sequence[Request],
-        shares: dict[Request, list[Tensor]],
+        probs: dict[Request, list[Tensor]],
     ) -> None:
         logits_SV = self.runner.run(StepPlan(tuple(scheduled)))
-        for each in scheduled:
-            self._fill(each)
+        for part in scheduled:
+            self._mark_computed(part)
         if not requests:
             return
         rows = [Row(request, len(request.draft)) for request in requests]
         adjusted_SV = adjust_logits(logits_SV, rows)
         tokens: list[int] = adjusted_SV.argmax(-1).tolist()
-        drawn = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
-        if drawn:
-            asked = [rows[number] for number in drawn]
-            shares_SV = compute_weights(adjusted_SV[drawn], asked)
-            shares_SV /= shares_SV.sum(-1, keepdim=True)
-            found = sample_at(shares_SV, [row.uniform("draft") for row in asked])
-            for number, token, share_V in zip(drawn, found, shares_SV.unbind(), strict=True):
+        sampled = [number for number, row in enumerate(rows) if not row.request.sampling.greedy]
+        if sampled:
+            sampled_rows = [rows[number] for number in sampled]
+            probs_SV = compute_weights(adjusted_SV[sampled], sampled_rows)
+            probs_SV /= probs_SV.sum(-1, keepdim=True)
+            ids = sample_at(probs_SV, [row.uniform("draft") for row in sampled_rows])
+            for number, token, probs_V in zip(sampled, ids, probs_SV.unbind(), strict=True):
                 tokens[number] = token
-                shares.setdefault(requests[number], []).append(share_V)
+                probs.setdefault(requests[number], []).append(probs_V)
         for request, token in zip(requests, tokens, strict=True):
             request.draft.append(token)
 
-    def _follow(self, scheduled: Sequence[ScheduledTokens]) -> None:
-        """What the step is about to write is not known here any more; what it copies is copied here
-        too.
-        """
+    def _sync_blocks(self, scheduled: Sequence[ScheduledTokens]) -> None:
+        """Follow the target's blocks: copy what it copies, invalidate what the step overwrites."""
         page = self.pool.block_size
         pairs = [
-            each.copy for each in scheduled if each.copy is not None and self._tokens_in(each.copy[0])
+            part.copy
+            for part in scheduled
+            if part.copy is not None and self._tokens_in(part.copy[0])
         ]
         self.runner.cache.copy(pairs)
         for source, target in pairs:
             self._filled[target] = (self.pool.uses(target), self._tokens_in(source))
-        for each in scheduled:
-            for place in range(each.start // page, -(-(each.start + each.count) // page)):
-                block = each.request.blocks[place]
-                kept = min(self._tokens_in(block), max(0, each.start - place * page))
-                self._filled[block] = (self.pool.uses(block), kept)
+        for part in scheduled:
+            for index in range(part.start // page, -(-(part.start + part.count) // page)):
+                block = part.request.blocks[index]
+                valid = min(self._tokens_in(block), max(0, part.start - index * page))
+                self._filled[block] = (self.pool.uses(block), valid)
 
-    def _known(self, given: ScheduledTokens) -> int:
-        """Of the tokens before a slice those that are in this cache, from the first on without a
-        gap.
-        """
-        page, known = self.pool.block_size, 0
-        for place, block in enumerate(given.request.blocks[: -(-given.start // page)]):
-            held = page if place < given.request.freed_blocks else self._tokens_in(block)
-            known += held
-            if held < page:
+    def _computed_before(self, part: ScheduledTokens) -> int:
+        """How many tokens before `part` are in this cache, from the first one without a gap."""
+        page, total = self.pool.block_size, 0
+        for index, block in enumerate(part.request.blocks[: -(-part.start // page)]):
+            computed = page if index < part.request.freed_blocks else self._tokens_in(block)
+            total += computed
+            if computed < page:
                 break
-        return min(known, given.start)
+        return min(total, part.start)
 
-    def _fill(self, given: ScheduledTokens) -> None:
-        page, end = self.pool.block_size, given.start + given.count
-        for place in range(given.start // page, -(-end // page)):
-            block = given.request.blocks[place]
-            self._filled[block] = (self.pool.uses(block), min(page, end - place * page))
-        given.request.draft_computed = end
+    def _mark_computed(self, part: ScheduledTokens) -> None:
+        page, end = self.pool.block_size, part.start + part.count
+        for index in range(part.start // page, -(-end // page)):
+            block = part.request.blocks[index]
+            self._filled[block] = (self.pool.uses(block), min(page, end - index * page))
+        part.request.draft_computed = end
 
     def _tokens_in(self, block: int) -> int:
         use, tokens = self._filled[block]

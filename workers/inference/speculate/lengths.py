@@ -1,7 +1,6 @@
-"""How many tokens to draft for each request: as many as bring the most tokens a second, none where
-they do not pay.
+"""Chooses how many tokens to draft per request: the number with the highest expected throughput.
 
-Knows costs and odds; makes no drafts.
+Uses measured costs and acceptance rates; makes no drafts.
 """
 
 from __future__ import annotations
@@ -9,96 +8,98 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workers.inference.request import Request
-from workers.inference.speculate.costs import Costs, Odds
+from workers.inference.speculate.costs import AcceptanceRate, PassCost
 
-_GAIN = 1.03  # drafting has to promise so much more than not drafting
-_PLAIN_EVERY = 64  # steps without drafts, so that their cost stays known while drafts pay
-_DOUBTS = 8  # steps that promise nothing, after which drafting rests
-_REST, _LONGEST_REST = 32, 1024  # steps; doubled each time that drafting is tried again in vain
-_TRIES, _TRY = 4, 2  # steps and drafted tokens of such a try
+_GAIN = 1.03  # minimum expected speedup
+_PLAIN_EVERY = 64  # every so many steps one has no drafts, to measure its cost
+_MAX_FAILURES = 8  # steps without an expected gain before drafting pauses
+_PAUSE, _MAX_PAUSE = 32, 1024  # steps; doubled after each failed trial
+_TRIAL_STEPS, _TRIAL_TOKENS = 4, 2  # of a trial after a pause
 
 
 class Lengths:
-    """`most` tokens for each where it is not `adaptive`; else what `_best` finds, and at times a
-    try or a rest.
+    """`most` tokens per request if not `adaptive`, else the result of `_best` with pauses and
+    trials.
     """
 
     def __init__(self, most: int, *, adaptive: bool) -> None:
         self.most, self.adaptive = most, adaptive
-        self.target, self.draft = Costs(), Costs()
-        self.resting = 0  # steps
-        self._all = Odds(0.7, trials=5, forget=0.98)
-        self._of: dict[Request, Odds] = {}
-        self._rest, self._trying, self._doubts, self._steps, self._running = _REST, _TRIES, 0, 0, 0
+        self.target, self.draft = PassCost(), PassCost()
+        self.paused = 0  # steps left without drafts
+        self._overall = AcceptanceRate(0.7, trials=5, decay=0.98)
+        self._rates: dict[Request, AcceptanceRate] = {}
+        self._pause, self._trial, self._failures = _PAUSE, _TRIAL_STEPS, 0
+        self._steps = self._running = 0
 
-    def of(self, requests: Sequence[Request]) -> list[int]:
-        """Tokens to draft for each of the requests that decode in the next step."""
+    def choose(self, requests: Sequence[Request]) -> list[int]:
+        """Tokens to draft for each request that decodes in the next step."""
         count = len(requests)
         if not self.adaptive or not count:
             return [self.most] * count
         self._steps += 1
-        if self.resting:
+        if self.paused:
             same = self._running / 2 < count < self._running * 2
-            self.resting = self.resting - 1 if same else 0
-            self._trying = 0 if self.resting else _TRIES
-            if self.resting:
+            self.paused = self.paused - 1 if same else 0
+            self._trial = 0 if self.paused else _TRIAL_STEPS
+            if self.paused:
                 return [0] * count
-        if self._trying:
-            self._trying -= 1
-            return [min(_TRY, self.most)] * count
-        if self._steps % _PLAIN_EVERY == 0 or not self.target.known:
+        if self._trial:
+            self._trial -= 1
+            return [min(_TRIAL_TOKENS, self.most)] * count
+        if self._steps % _PLAIN_EVERY == 0 or not self.target.measured:
             return [0] * count
-        found = self._best([self._odds(each).value for each in requests])
-        if any(found):
-            self._doubts, self._rest = 0, _REST
+        lengths = self._best([self._rate(request).value for request in requests])
+        if any(lengths):
+            self._failures, self._pause = 0, _PAUSE
         else:
-            self._doubts += 1
-            if self._doubts >= _DOUBTS:
-                self.resting, self._rest, self._doubts = (
-                    self._rest,
-                    min(2 * self._rest, _LONGEST_REST),
-                    0,
-                )
+            self._failures += 1
+            if self._failures >= _MAX_FAILURES:
+                self.paused, self._failures = self._pause, 0
+                self._pause = min(2 * self._pause, _MAX_PAUSE)
                 self._running = count
-        return found
+        return lengths
 
-    def judged(self, request: Request, *, accepted: int, drafted: int) -> None:
-        self._all.add(accepted, drafted)
-        self._odds(request).add(accepted, drafted)
+    def record(self, request: Request, *, accepted: int, drafted: int) -> None:
+        """Add the result of one draft."""
+        self._overall.add(accepted, drafted)
+        self._rate(request).add(accepted, drafted)
 
     def forget(self, request: Request) -> None:
-        self._of.pop(request, None)
+        """Drop a finished request."""
+        self._rates.pop(request, None)
 
-    def _odds(self, request: Request) -> Odds:
-        return self._of.setdefault(request, Odds(self._all.value, trials=4, forget=0.9))
+    def _rate(self, request: Request) -> AcceptanceRate:
+        prior = self._overall.value
+        return self._rates.setdefault(request, AcceptanceRate(prior, trials=4, decay=0.9))
 
-    def _best(self, odds: Sequence[float]) -> list[int]:
-        """The lengths with the most expected tokens a second. A draft's tokens are accepted one
-        after the other, so the
-        j-th brings odds**j (arXiv 2211.17192, equation 1); it is worth a place while that is more
-        than what its
-        computing would have brought otherwise."""
-        count = len(odds)
+    def _best(self, rates: Sequence[float]) -> list[int]:
+        """The lengths with the most expected tokens per second.
+
+        Draft tokens are accepted one after the other, so the j-th brings rate**j tokens (arXiv
+        2211.17192, equation 1). It is worth its cost while that exceeds the tokens that the same
+        time would bring otherwise.
+        """
+        count = len(rates)
         plain = best = count / self.target.at(count)
-        found = [0] * count
-        each_s = self.target.a_token + self.draft.a_token
+        chosen = [0] * count
+        token_s = self.target.per_token_s + self.draft.per_token_s
         for longest in range(1, self.most + 1):
-            lengths = [_while_worth(odd, best * each_s, longest) for odd in odds]
-            passes = [sum(each > place for each in lengths) for place in range(max(lengths))]
+            lengths = [_worthwhile_length(rate, best * token_s, longest) for rate in rates]
+            passes = [sum(length > n for length in lengths) for n in range(max(lengths))]
             seconds = self.target.at(count + sum(lengths)) + sum(
-                self.draft.at(each) for each in passes
+                self.draft.at(size) for size in passes
             )
             tokens = sum(
-                sum(odd**place for place in range(each + 1))
-                for odd, each in zip(odds, lengths, strict=True)
+                sum(rate**n for n in range(length + 1))
+                for rate, length in zip(rates, lengths, strict=True)
             )
             if tokens / seconds > max(best, plain * _GAIN):
-                best, found = tokens / seconds, lengths
-        return found
+                best, chosen = tokens / seconds, lengths
+        return chosen
 
 
-def _while_worth(odd: float, least: float, longest: int) -> int:
+def _worthwhile_length(rate: float, minimum: float, longest: int) -> int:
     length = 0
-    while length < longest and odd ** (length + 1) > least:
+    while length < longest and rate ** (length + 1) > minimum:
         length += 1
     return length

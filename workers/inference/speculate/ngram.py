@@ -1,7 +1,6 @@
-"""Drafts without a model: what followed the last time that the present end of the text stood in it.
+"""Drafts without a model: the tokens that followed the last occurrence of the text's final n-gram.
 
-Prompt look-up: it pays where answers repeat their prompt (editing, summaries, code). Knows tokens
-alone.
+Prompt lookup decoding: pays if answers repeat their prompt (editing, summaries, code).
 """
 
 from __future__ import annotations
@@ -10,55 +9,60 @@ from collections.abc import Sequence
 
 from workers.inference.request import Request
 from workers.inference.scheduling.step_plan import ScheduledTokens
-from workers.inference.speculate.proposal import Proposed
+from workers.inference.speculate.proposal import Proposal
 
-# single tokens stand everywhere: what followed one of them is seldom what follows now
+# single tokens are too common to predict what follows
 _SHORTEST = 2
 
 
 class NgramDraft:
-    """Ends of `longest` tokens are looked up, then shorter ones; the cost of a token does not grow
-    with the text.
-    """
+    """Looks up the last `longest` tokens, then fewer; the cost per token is constant."""
 
     reads = False
 
     def __init__(self, longest: int) -> None:
         if longest < 1:
-            raise ValueError(f"ngram is {longest}; an end of at least one token is wanted, try 3")
+            raise ValueError(f"ngram is {longest}; it must be at least 1, try 3")
         self._sizes = range(longest, min(longest, _SHORTEST) - 1, -1)
         self._texts: dict[Request, _Text] = {}
 
     def window(self, window: int | None) -> int | None:
+        """The model's own window."""
         return window
 
-    def room(self, request: Request, most: int) -> int:
+    def count_drafts(self, request: Request, most: int) -> int:
+        """Look up the draft; its length."""
         text = self._texts.setdefault(request, _Text())
         request.draft = text.after(request.tokens, self._sizes, most)
         return len(request.draft)
 
-    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
-        return Proposed()
+    def propose(
+        self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]
+    ) -> Proposal:
+        """Nothing to compute: `count_drafts` stored the draft."""
+        return Proposal()
 
     def forget(self, request: Request) -> None:
+        """Drop a finished request."""
         self._texts.pop(request, None)
 
 
 class _Text:
-    """Where each end stood last: the place of what followed it."""
+    """Index of n-grams: the position after the last occurrence of each."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], int] = {}
-        self._known = 1
+        self._positions: dict[tuple[int, ...], int] = {}
+        self._indexed = 1
 
     def after(self, tokens: Sequence[int], sizes: range, most: int) -> list[int]:
-        for place in range(self._known, len(tokens)):
+        """At most `most` tokens that followed the last occurrence of the final n-gram."""
+        for position in range(self._indexed, len(tokens)):
             for size in sizes:
-                if size <= place:
-                    self._places[tuple(tokens[place - size : place])] = place
-        self._known = max(self._known, len(tokens))
+                if size <= position:
+                    self._positions[tuple(tokens[position - size : position])] = position
+        self._indexed = max(self._indexed, len(tokens))
         for size in sizes:
-            place = self._places.get(tuple(tokens[-size:]), 0)
-            if place:
-                return list(tokens[place : place + most])
+            position = self._positions.get(tuple(tokens[-size:]), 0)
+            if position:
+                return list(tokens[position : position + most])
         return []

@@ -1,4 +1,4 @@
-"""What makes drafts, and what it gives beside them. Knows no way of making them."""
+"""Interface of draft proposers and their result."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from workers.inference.scheduling.step_plan import ScheduledTokens
 
 
 @dataclass(frozen=True, slots=True)
-class Proposed:
-    """`drawn_from` has for each request whose draft was drawn the probabilities of it, fp64
-    `[drafts, V]`; a draft that
-    is not there follows from the tokens before it alone. `late` are slices whose drafts could not
-    be made.
+class Proposal:
+    """Result of `Proposer.propose`.
 
-    `passes` are the draft model's: tokens and seconds of each.
+    `draft_probs`: fp64 `[drafts, V]` of each request whose draft was sampled; other drafts are
+    deterministic. `late`: requests whose drafts could not be computed. `passes`: tokens and seconds
+    of each pass of the draft model.
     """
 
-    drawn_from: dict[Request, Tensor] = field(default_factory=dict)
+    draft_probs: dict[Request, Tensor] = field(default_factory=dict)
     late: frozenset[Request] = frozenset()
     passes: tuple[tuple[int, float], ...] = ()
 
 
 class Proposer(Protocol):
-    """`room` is asked before a step is planned, `propose` once it is: with all its slices, and
-    those to be drafted.
+    """`count_drafts` is called before a step is planned, `propose` afterwards.
 
-    One that `reads` requests' blocks says in `request.draft_computed` how many tokens of them it has read."""
+    A proposer that `reads` blocks stores in `request.draft_computed` how many tokens it has read.
+    """
 
     reads: bool
 
     def window(self, window: int | None) -> int | None:
-        """How many tokens have to stay in the blocks, of which the model itself sees the last
-        `window`.
-        """
+        """How many tokens must stay in the blocks if the model attends to the last `window`."""
 
-    def room(self, request: Request, most: int) -> int:
+    def count_drafts(self, request: Request, most: int) -> int:
         """How many tokens it would draft, at most `most`."""
 
-    def propose(self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]) -> Proposed:
-        """Fill in `request.draft` of those that are drafting."""
+    def propose(
+        self, scheduled: Sequence[ScheduledTokens], drafting: Sequence[ScheduledTokens]
+    ) -> Proposal:
+        """Set `request.draft` of all parts in `drafting`; `scheduled` is the full step."""
 
     def forget(self, request: Request) -> None:
-        """The request has ended."""
+        """Drop a finished request."""

@@ -1,7 +1,4 @@
-"""A run's way of drafting, loaded and found to fit its model, and the speculator made of it.
-
-Knows specs and memory; how drafts come about is `draft`'s and `ngram`'s.
-"""
+"""Loads and checks the draft of a run, and builds its speculator."""
 
 from __future__ import annotations
 
@@ -23,21 +20,20 @@ from workers.runtime.exits import UserError
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """What is asked for, and the draft model where one drafts."""
+    """The configuration, and the draft model if there is one."""
 
-    asked: SpeculateSpec
+    config: SpeculateSpec
     model: LoadedModel | None
 
     def speculator(self, pool: BlockPool) -> Speculator:
-        """For an engine over this pool.
+        """The speculator of an engine over this pool.
 
-        Raises UserError for a draft that the paged cache cannot serve.
+        Raises UserError for a draft model that the paged cache does not support.
         """
-        asked = self.asked
+        config = self.config
         if self.model is None:
-            return Speculator(
-                NgramDraft(asked.ngram or 1), tokens=asked.tokens, adaptive=asked.adaptive
-            )
+            ngram = NgramDraft(config.ngram or 1)
+            return Speculator(ngram, tokens=config.tokens, adaptive=config.adaptive)
         weight, spec = next(self.model.decoder.parameters()), self.model.spec
         cache = PagedCache(
             spec,
@@ -50,10 +46,10 @@ class Drafting:
             draft = ModelDraft(Runner(self.model.decoder, cache), pool, context=spec.max_seq_len)
         except ValueError as error:
             raise UserError(f"draft: {error}") from None
-        return Speculator(draft, tokens=asked.tokens, adaptive=asked.adaptive)
+        return Speculator(draft, tokens=config.tokens, adaptive=config.adaptive)
 
 
-def drafting_of(
+def build_drafting(
     body: GenerateBody | ServeBody,
     loaded: LoadedModel,
     *,
@@ -62,36 +58,36 @@ def drafting_of(
     device: torch.device,
     seed: int = 0,
 ) -> Drafting | None:
-    """None where nothing is drafted.
+    """The drafting of a run, or None.
 
-    Raises UserError for a draft of other tokens than the model's.
+    Raises UserError for a draft model with another vocabulary.
     """
-    asked = body.speculate or SpeculateSpec()
+    config = body.speculate or SpeculateSpec()
     if body.draft is None:
-        return Drafting(asked, None) if asked.ngram is not None else None
+        return Drafting(config, None) if config.ngram is not None else None
     field = f"{kind}.draft"
     model = load_model(body.draft, precision=precision, device=device, seed=seed, field=field)
     if model.spec.vocab != loaded.spec.vocab:
         message = (
-            f"{model.spec.name} knows {model.spec.vocab} tokens, {loaded.spec.name} "
+            f"{model.spec.name} has {model.spec.vocab} tokens, {loaded.spec.name} "
             f"{loaded.spec.vocab}"
         )
         raise UserError(
             f"{field}: {message}; try a draft of the same family, which shares its vocabulary"
         )
-    if not _same(model, loaded):
+    if not _same_tokenizer(model, loaded):
         message = (
             f"the tokenizer of {model.spec.name} gives other ids than that of {loaded.spec.name}"
         )
         raise UserError(
             f"{field}: {message}; try a draft of the same family, which shares its tokenizer"
         )
-    return Drafting(asked, model)
+    return Drafting(config, model)
 
 
-def _same(draft: LoadedModel, target: LoadedModel) -> bool:
-    """Ids alone go with anything."""
-    one, other = draft.tokenizer, target.tokenizer
-    if isinstance(one, TextTokenizer) and isinstance(other, TextTokenizer):
-        return one.ids() == other.ids()
-    return one is None or other is None or type(one) is type(other)
+def _same_tokenizer(draft: LoadedModel, target: LoadedModel) -> bool:
+    """Whether both use the same ids; a model without a tokenizer matches any."""
+    a, b = draft.tokenizer, target.tokenizer
+    if isinstance(a, TextTokenizer) and isinstance(b, TextTokenizer):
+        return a.ids() == b.ids()
+    return a is None or b is None or type(a) is type(b)

@@ -1,7 +1,6 @@
-"""Drafts around a step of the engine: asked for before it is planned, made once it is, judged when
-it is computed.
+"""Drafts of an engine step: requested before planning, computed after it, evaluated at the end.
 
-Puts a way of drafting and the choice of lengths together; knows no logits.
+Combines a proposer with the choice of draft lengths. Does not depend on logits.
 """
 
 from __future__ import annotations
@@ -18,64 +17,60 @@ from workers.inference.speculate.proposal import Proposer
 
 
 class Speculator:
-    """`wish`, then `draft`, then `judge`, once a step. Greedy answers are those without it, token
-    for token, and so are
-    those whose drafts are looked up; those whose drafts a model draws are so in distribution
-    (`verify`).
+    """Per step: `request_drafts`, then `draft`, then `record`.
 
-    With a draft model and a temperature above 0 the same request and seed give the same tokens,
-    whatever runs beside
-    it, where lengths are not adaptive and neither blocks nor the step's tokens run out; adaptive
-    lengths follow
-    measured times.
+    Greedy answers, and answers with n-gram drafts, are the same tokens as without drafts; those
+    with sampled drafts have the same distribution (`verify`). With a draft model and a temperature
+    above 0 the same request and seed give the same tokens in any batch, if lengths are not adaptive
+    and neither blocks nor the step's tokens run out; adaptive lengths depend on measured times.
     """
 
     def __init__(self, proposer: Proposer, *, tokens: int, adaptive: bool = True) -> None:
         self.proposer = proposer
         self.lengths = Lengths(tokens, adaptive=adaptive)
 
-    def wish(self, running: Sequence[Request]) -> None:
-        """How many tokens of each that decodes are to be drafted in the next step."""
-        decoding = [each for each in running if each.is_decoding and each.sampling.beams == 1]
-        for request, length in zip(decoding, self.lengths.of(decoding), strict=True):
-            # the last token of an answer needs no draft: a step brings one more than it accepts
+    def request_drafts(self, running: Sequence[Request]) -> None:
+        """Set `max_drafts` of each decoding request for the next step."""
+        decoding = [r for r in running if r.is_decoding and r.sampling.beams == 1]
+        for request, length in zip(decoding, self.lengths.choose(decoding), strict=True):
+            # a step brings one token more than it accepts, so the last token needs no draft
             most = min(length, request.sampling.max_new_tokens - len(request.output_tokens) - 1)
             request.draft, request.max_drafts = [], 0
             if most > 0:
-                request.max_drafts = self.proposer.room(request, most)
+                request.max_drafts = self.proposer.count_drafts(request, most)
 
     def draft(self, plan: StepPlan) -> tuple[StepPlan, Mapping[Request, Tensor]]:
-        """The plan with every draft made, and what those that were drawn were drawn from."""
-        drafting = [each for each in plan.scheduled if each.num_drafts]
-        made = self.proposer.propose(plan.scheduled, drafting)
-        for tokens, seconds in made.passes:
+        """The plan with all drafts set, and the probabilities of the sampled ones."""
+        drafting = [part for part in plan.scheduled if part.num_drafts]
+        proposal = self.proposer.propose(plan.scheduled, drafting)
+        for tokens, seconds in proposal.passes:
             self.lengths.draft.add(tokens, seconds)
-        if made.late:
+        if proposal.late:
             plan = replace(
                 plan,
                 scheduled=tuple(
-                    _without(each) if each.request in made.late else each for each in plan.scheduled
+                    _without_drafts(part) if part.request in proposal.late else part
+                    for part in plan.scheduled
                 ),
             )
-        return plan, made.drawn_from
+        return plan, proposal.draft_probs
 
-    def judge(self, plan: StepPlan, accepted: Mapping[Request, int], *, seconds: float) -> None:
-        """How many tokens of each draft stayed, and what the model's own pass and the choosing
-        took.
-        """
-        # prompts in the step: no measure of decoding
-        if all(each.request in accepted for each in plan.scheduled):
+    def record(self, plan: StepPlan, accepted: Mapping[Request, int], *, seconds: float) -> None:
+        """Record the accepted tokens of each draft and the duration of the model's own pass."""
+        # a step with prompts does not measure decoding
+        if all(part.request in accepted for part in plan.scheduled):
             self.lengths.target.add(plan.tokens, seconds)
-        for each in plan.scheduled:
-            if each.num_drafts:
-                self.lengths.judged(
-                    each.request, accepted=accepted[each.request], drafted=each.num_drafts
+        for part in plan.scheduled:
+            if part.num_drafts:
+                self.lengths.record(
+                    part.request, accepted=accepted[part.request], drafted=part.num_drafts
                 )
 
     def forget(self, request: Request) -> None:
+        """Drop a finished request."""
         self.proposer.forget(request)
         self.lengths.forget(request)
 
 
-def _without(given: ScheduledTokens) -> ScheduledTokens:
-    return replace(given, count=given.count - given.num_drafts, num_logits=1)
+def _without_drafts(part: ScheduledTokens) -> ScheduledTokens:
+    return replace(part, count=part.count - part.num_drafts, num_logits=1)

@@ -1,6 +1,4 @@
-"""Runs of kind evaluate by their command: against transformers and by hand, killed and gone on, and
-what is refused.
-"""
+"""Runs of kind evaluate: against transformers and by hand, killed and continued, and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from tests.workers.inference.untrained import BYTES, untrained_folder
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.wire.points import RunEvent
 from workers.contracts.wire.serving_reports import Evaluated
-from workers.inference.evaluate.likelihood import losses, windows_of
+from workers.inference.evaluate.likelihood import losses, split_windows
 from workers.inference.main import main
 from workers.models.decoder import Decoder
 from workers.models.weights.open import open_weights
@@ -50,9 +48,9 @@ class Room:
         return str(self.folder / name)
 
     def go(self, metrics: list[str], input_: str | None = None, **body: Any) -> int:
-        told = {"kind": "evaluate", "model": {"path": str(self.weights)}}
-        told["evaluate"] = {"metrics": metrics, "input": input_, **body}
-        (self.folder / "run.json").write_text(json.dumps(told))
+        record = {"kind": "evaluate", "model": {"path": str(self.weights)}}
+        record["evaluate"] = {"metrics": metrics, "input": input_, **body}
+        (self.folder / "run.json").write_text(json.dumps(record))
         return main(["--spec", str(self.folder / "run.json"), "--dir", str(self.folder / "run")])
 
     @property
@@ -72,7 +70,7 @@ def room(tmp_path: Path, weights: Path) -> Room:
 
 
 def by_hand(weights: Path, ids: list[int], *, window: int, stride: int) -> tuple[float, int]:
-    """Hugging Face's recipe with transformers' own model: sum of losses, and over how many tokens."""
+    """Hugging Face's recipe with transformers' own model: sum of losses, number of tokens."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
@@ -95,13 +93,13 @@ def test_perplexity_of_a_text_is_transformers(window, stride, room):
     assert room.go(["loss", "perplexity", "bits_per_byte"], path, window=window, stride=stride) == 0
     ids = list(TEXT.encode())
     total, tokens = by_hand(room.weights, ids, window=window or 96, stride=stride or 48)
-    found = room.results
-    assert found.metrics["loss"] == pytest.approx(total / tokens, rel=1e-5)
-    assert found.metrics["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
-    assert found.metrics["bits_per_byte"] == pytest.approx(total / tokens / math.log(2), rel=0.02)
+    result = room.results
+    assert result.metrics["loss"] == pytest.approx(total / tokens, rel=1e-5)
+    assert result.metrics["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+    assert result.metrics["bits_per_byte"] == pytest.approx(total / tokens / math.log(2), rel=0.02)
     assert (
-        found.tokens == tokens == sum(row["tokens"] for row in room.lines)
-        and found.lines == len(room.lines) > 1
+        result.tokens == tokens == sum(row["tokens"] for row in room.lines)
+        and result.lines == len(room.lines) > 1
     )
 
 
@@ -112,7 +110,7 @@ def test_windows_count_every_token_once_whatever_their_size():
         ([each * 7 % 256 for each in range(length)], first)
         for length, first in ((1, 0), (2, 0), (30, 12), (64, 0))
     ]
-    whole = losses(decoder, list(windows_of(texts, window=64, stride=32)))
+    whole = losses(decoder, list(split_windows(texts, window=64, stride=32)))
     with torch.no_grad():
         for (ids, first), lost in zip(
             [each for each in texts if len(each[0]) > 1], whole, strict=True
@@ -124,7 +122,7 @@ def test_windows_count_every_token_once_whatever_their_size():
             assert lost == pytest.approx(float(wanted.sum()), rel=1e-5)
     for window in (2, 5, 33):
         for stride in (1, window - 1):
-            windows = list(windows_of(texts, window=window, stride=stride))
+            windows = list(split_windows(texts, window=window, stride=stride))
             assert max(len(each.ids) for each in windows) <= window
             assert sum(each.scored for each in windows) == 1 + 18 + 63
     alone = [losses(decoder, [each], batch_tokens=1)[0] for each in windows]
@@ -151,35 +149,37 @@ def test_answers_are_made_compared_and_gone_on_with(room, monkeypatch):
         {"id": f"q{n}", "references": ["no", answers[n]] if n < 5 else ["the other"]}
         for n in range(7)
     ]
-    told = room.file("r.jsonl", references[::-1])
-    asked = {"references": told, "max_new_tokens": 6}
-    stop = "workers.inference.evaluate.run.Evaluation._goes_on"
+    record = room.file("r.jsonl", references[::-1])
+    params = {"references": record, "max_new_tokens": 6}
+    stop = "workers.inference.evaluate.run.Evaluation._on_progress"
     metrics = ["exact_match", "rouge", "bleu", "chrf", "loss"]
     with monkeypatch.context() as patch:
         patch.setattr(
             stop, lambda self, done, tokens: os.kill(os.getpid(), signal.SIGTERM) or done < 3
         )
-        assert room.go(metrics, path, **asked) == 67
-    assert room.go(metrics, path, **asked) == 0
+        assert room.go(metrics, path, **params) == 67
+    assert room.go(metrics, path, **params) == 0
     assert [row["answer"] for row in room.lines] == answers and [
         row["id"] for row in room.lines
     ] == [f"q{n}" for n in range(7)]
-    found = room.results.metrics
-    assert list(found) == ["exact_match", "rouge1", "rouge2", "rougeL", "bleu", "chrf", "loss"]
+    result = room.results.metrics
+    assert list(result) == ["exact_match", "rouge1", "rouge2", "rougeL", "bleu", "chrf", "loss"]
     assert (
-        found["exact_match"] == pytest.approx(5 / 7) and found["bleu"] >= 0 and found["chrf"] > 50
+        result["exact_match"] == pytest.approx(5 / 7)
+        and result["bleu"] >= 0
+        and result["chrf"] > 50
     )
     events = [
         json.loads(row)
         for row in (room.folder / "run/rank-0/events.jsonl").read_text().splitlines()
     ]
     event = Evaluated.from_dict(RunEvent.from_dict(events[-1]).data)
-    assert event.metrics == found and {each.name for each in event.files} == {
+    assert event.metrics == result and {each.name for each in event.files} == {
         "results.json",
         "results.jsonl",
         "predictions.jsonl",
     }
-    assert room.go(metrics, path, **asked) == 0 and room.results.metrics == found, (
+    assert room.go(metrics, path, **params) == 0 and room.results.metrics == result, (
         "nothing is left to do"
     )
 
@@ -190,16 +190,17 @@ def test_finished_answers_and_their_scores(room):
         {"id": 2, "text": "a dog", "references": ["a small dog", "the dog"]},
     ]
     assert room.go(["rouge1", "rougeL", "exact_match", "bleu"], room.file("in.jsonl", rows)) == 0
-    found = room.results.metrics
-    assert found["exact_match"] == 0.5 and found["rouge1"] == pytest.approx((1 + 0.8) / 2)
-    assert 0 < found["bleu"] <= 100 and [row["exact_match"] for row in room.lines] == [1, 0]
+    result = room.results.metrics
+    assert result["exact_match"] == 0.5 and result["rouge1"] == pytest.approx((1 + 0.8) / 2)
+    assert 0 < result["bleu"] <= 100 and [row["exact_match"] for row in room.lines] == [1, 0]
 
 
 def test_choices_by_likelihood(room):
-    ask = {"prompt": "To be, or ", "choices": ["not to be", "x", "zzz"]}
+    question = {"prompt": "To be, or ", "choices": ["not to be", "x", "zzz"]}
     assert (
         room.go(
-            ["accuracy", "accuracy_norm"], room.file("in.jsonl", [{"id": 1, **ask, "answer": 0}])
+            ["accuracy", "accuracy_norm"],
+            room.file("in.jsonl", [{"id": 1, **question, "answer": 0}]),
         )
         == 0
     )
@@ -207,11 +208,11 @@ def test_choices_by_likelihood(room):
     model = Decoder(ModelSpec.from_dict(BYTES)).eval()
     fill_model(model, open_weights(room.weights))
     wanted = []
-    for each in ask["choices"]:
-        ids = torch.tensor([list(ask["prompt"].encode()) + list(each.encode())])
+    for each in question["choices"]:
+        ids = torch.tensor([list(question["prompt"].encode()) + list(each.encode())])
         with torch.no_grad():
             rows = model(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        wanted.append(-float(rows[len(ask["prompt"]) - 1 :].sum()))
+        wanted.append(-float(rows[len(question["prompt"]) - 1 :].sum()))
     assert row["choices_nll"] == pytest.approx(wanted, rel=1e-4) and row["chosen"] == wanted.index(
         min(wanted)
     )
@@ -235,9 +236,9 @@ def test_the_runs_own_data_and_ids(room):
 @pytest.mark.parametrize(
     ("metrics", "rows", "references", "message"),
     [
-        (["wer"], [{"id": 1, "text": "a"}], None, "'wer' is no"),
+        (["wer"], [{"id": 1, "text": "a"}], None, "unknown metric 'wer'"),
         ([], [{"id": 1, "text": "a"}], None, "it names none"),
-        (["bleu"], [{"id": 1, "text": "a"}], None, "bleu compares"),
+        (["bleu"], [{"id": 1, "text": "a"}], None, "bleu needs references"),
         (["bleu"], [{"id": 1, "text": "a"}], "a\nb\n", "has 2 lines, the input 1"),
         (["bleu"], [{"id": 1, "text": "a"}], [{"text": "b"}], "line 1 has no id"),
         (
@@ -250,24 +251,24 @@ def test_the_runs_own_data_and_ids(room):
             ["bleu"],
             [{"id": 1, "text": "a"}],
             [{"id": 1, "text": "b"}, {"id": 3, "text": "b"}],
-            "id 3 is not asked for",
+            "id 3 is not in the input",
         ),
-        (["accuracy"], [{"id": 1, "prompt": "a"}], None, "accuracy asks for choices"),
+        (["accuracy"], [{"id": 1, "prompt": "a"}], None, "accuracy needs choices"),
         (
             ["accuracy"],
             [{"id": 1, "prompt": "a", "choices": ["x", "y"], "answer": 2}],
             None,
             "answer is 2",
         ),
-        (["loss"], [{"id": 1, "prompt": 3}], None, "prompt is not what a prompt may be"),
-        (["loss"], [{"id": 1}], None, "there is nothing to judge"),
-        (["loss"], [{"id": 1, "token_ids": [256]}], None, "the model knows 0 to 255"),
+        (["loss"], [{"id": 1, "prompt": 3}], None, "prompt is not a valid prompt"),
+        (["loss"], [{"id": 1}], None, "there is nothing to evaluate"),
+        (["loss"], [{"id": 1, "token_ids": [256]}], None, "the vocabulary is 0 to 255"),
         (["loss"], [{"id": 1, "text": "a"}], None, "no text has two tokens"),
         (["loss"], "", None, "is empty"),
-        (["loss"], "[1]", None, "it is no JSON object"),
+        (["loss"], "[1]", None, "it is not a JSON object"),
     ],
 )
-def test_what_cannot_be_judged_is_told(metrics, rows, references, message, room, capsys):
+def test_what_cannot_be_evaluated_is_reported(metrics, rows, references, message, room, capsys):
     if references is not None:
         references = room.file("r.txt" if isinstance(references, str) else "r.jsonl", references)
     assert room.go(metrics, room.file("in.jsonl", rows), references=references) == 64

@@ -1,6 +1,4 @@
-"""The command: each method on a small model that knows its text, what it leaves behind, and what it
-refuses.
-"""
+"""The quantization command: each method on a small model, its output, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from workers.inference.model_loading import load_model
 from workers.inference.quantize.calibrate import Walk
 from workers.inference.quantize.command import main
 from workers.inference.quantize.gptq import gptq
-from workers.inference.quantize.methods import scale_block, compress
+from workers.inference.quantize.methods import compress, scale_block
 from workers.inference.quantize.replace_linears import quantize_decoder
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
@@ -81,7 +79,7 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def go(taught: Path, to: Path, method: str, *more: str) -> int:
     text = str(taught / "text.txt")
-    told = [
+    record = [
         "--model",
         str(taught),
         "--to",
@@ -94,7 +92,7 @@ def go(taught: Path, to: Path, method: str, *more: str) -> int:
         text,
     ]
     return main(
-        [*told, "--samples", "6", "--window", "48", "--tokens", "480", "--group", "32", *more]
+        [*record, "--samples", "6", "--window", "48", "--tokens", "480", "--group", "32", *more]
     )
 
 
@@ -111,15 +109,13 @@ def go(taught: Path, to: Path, method: str, *more: str) -> int:
         ("prune", 0.95, 3.0),
     ],
 )
-def test_each_method_leaves_a_folder_that_loads_and_says_what_it_cost(
-    method, share, worse, taught, tmp_path
-):
+def test_each_method_writes_a_loadable_folder_and_a_report(method, share, worse, taught, tmp_path):
     to = tmp_path / "small"
     assert go(taught, to, method, "--dir", str(tmp_path / "run"), "--keep", "0.8") == 0
     report = json.loads((to / "report.json").read_text())
-    told = Quantized.from_dict({key: value for key, value in report.items() if key != "layers"})
-    assert told.bytes_after < share * told.bytes_before
-    assert told.perplexity_after < worse * told.perplexity_before < 8 * worse
+    record = Quantized.from_dict({key: value for key, value in report.items() if key != "layers"})
+    assert record.bytes_after < share * record.bytes_before
+    assert record.perplexity_after < worse * record.perplexity_before < 8 * worse
     assert len(report["layers"]) == (2 if method == "prune" else 14)
     assert all(0 <= each["error"] < 0.5 for each in report["layers"])
     (event,) = (tmp_path / "run/rank-0/events.jsonl").read_text().splitlines()
@@ -220,7 +216,7 @@ def test_training_that_knows_of_rounding_loses_less_by_it():
         (["--evaluate", "none.txt"], "none.txt cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_told_and_leaves_nothing(more, message, taught, tmp_path, capsys):
+def test_errors_are_reported_and_leave_no_folder(more, message, taught, tmp_path, capsys):
     assert go(taught, tmp_path / "small", "awq", *more) == 64
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

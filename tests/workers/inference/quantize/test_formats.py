@@ -1,6 +1,4 @@
-"""Published layouts of few bits: packed here bit by bit as their authors' code does, read back
-exactly, or refused.
-"""
+"""Published quantized layouts, packed bit by bit as their authors do: read exactly or refused."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from workers.contracts.specs.model import ModelSource
 from workers.inference.model_loading import load_model
 from workers.inference.quantize.linears import Int4Linear
 from workers.models.errors import WeightsError
-from workers.models.hf.packed import parts_of, read_quantization, unpack
+from workers.models.hf.packed import pack, read_quantization, unpack
 from workers.models.hf.saving import save_hugging_face
 from workers.models.weights.open import open_weights
 from workers.runtime.exits import UserError
@@ -63,8 +61,8 @@ def folder_of(tmp_path: Path, config: dict[str, Any], form: str) -> tuple[Path, 
     they mean.
     """
     save_hugging_face(InMemory(decoder_of("gqa-bias")), tmp_path)
-    told = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**told, "quantization_config": config}))
+    record = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**record, "quantization_config": config}))
     tensors, meant = load_file(tmp_path / "model.safetensors"), {}
     for name in [each for each in tensors if each.endswith("_proj.weight")]:
         outputs, inputs = tensors.pop(name).shape
@@ -104,7 +102,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": Fals
         ("v2", {**GPTQ, "desc_act": True, "checkpoint_format": "gptq_v2"}),
     ],
 )
-def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, tmp_path):
+def test_published_folders_are_read_exactly_and_stay_in_four_bits(form, config, tmp_path):
     folder, meant = folder_of(tmp_path, config, form)
     weights = open_weights(folder)
     names = {
@@ -127,7 +125,7 @@ def test_published_folders_are_read_exactly_and_kept_in_four_bits(form, config, 
             float((layer.product(x) - x @ wanted.T).square().sum() / (x @ wanted.T).square().sum())
             < 1e-4
         )
-    with pytest.raises(UserError, match=r"kept as .* already"):
+    with pytest.raises(UserError, match=r"already stored as"):
         load_model(
             ModelSource(path=str(folder)),
             precision="fp32",
@@ -172,10 +170,10 @@ def test_what_is_written_is_what_is_read(form):
             if form == "awq"
             else gptq_by_hand(codes if order is None else codes[order.argsort()], 0)
         )
-        assert torch.equal(parts_of(how, given)[0], by_hand)
+        assert torch.equal(pack(how, given)[0], by_hand)
     else:
         given = Packed("int8", torch.randint(-128, 128, (6, 10), dtype=torch.int8), torch.rand(6))
-    parts = dict(zip(how.parts("a"), parts_of(how, given), strict=True))
+    parts = dict(zip(how.parts("a"), pack(how, given), strict=True))
     assert torch.equal(unpack(how, "a", parts.__getitem__, "here").weight(), given.weight())
 
 
@@ -220,12 +218,12 @@ def test_corrupt_tensors_are_refused(spoil, message):
         ([], "is no object"),
     ],
 )
-def test_configurations_that_cannot_be_read_are_told(config, message):
+def test_unreadable_configurations_are_reported(config, message):
     with pytest.raises(WeightsError, match=message):
         read_quantization({"quantization_config": config}, "here")
 
 
-def test_missing_parts_and_wrong_sizes_are_told(tmp_path):
+def test_missing_parts_and_wrong_sizes_are_reported(tmp_path):
     folder, _ = folder_of(tmp_path, AWQ, "awq")
     tensors = load_file(folder / "model.safetensors")
     some = next(name for name in tensors if name.endswith("q_proj.scales"))

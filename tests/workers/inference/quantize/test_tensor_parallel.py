@@ -1,6 +1,4 @@
-"""Shares of a weight in few bits: together they are the whole one, code by code; what does not come
-apart is told.
-"""
+"""Shards of quantized weights: together they equal the full weight, code by code."""
 
 from __future__ import annotations
 
@@ -81,7 +79,9 @@ def test_one_tile_may_be_shared_by_outputs():
         (whole("fp8", 300, 8), outputs, (100, 200), "from 100 to 200 would divide tiles"),
     ],
 )
-def test_what_does_not_come_apart_is_told(packed: Packed, take: Any, span: Any, message: str):
+def test_layouts_that_cannot_be_sharded_are_reported(
+    packed: Packed, take: Any, span: Any, message: str
+):
     with pytest.raises(ValueError, match=message):
         take(packed, *span)
 

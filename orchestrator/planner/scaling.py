@@ -32,41 +32,49 @@ given("days", "request", "budget_days")
 
 @term("FLOP", "k · N · D, k = 6, or 8 with full recomputation", KAPLAN)
 def total_flops(flops_per_parameter_token: Any, parameters: Any, tokens: Any) -> Any:
+    """Training FLOPs."""
     return flops_per_parameter_token * parameters * tokens
 
 
 @term("days", "k · N · D / (devices · FLOP/s) / 86400", NARAYANAN)
 def days(total_flops: Any, devices: Any, flops_per_device: Any) -> Any:
+    """Duration."""
     return total_flops / (devices * flops_per_device) / _DAY_S
 
 
 @term("h", "devices · days · 24", "")
 def device_hours(devices: Any, days: Any) -> Any:
+    """Device-hours."""
     return devices * days * 24
 
 
 @term("USD", "device hours · price", "")
 def usd(device_hours: Any, usd_per_hour: Any) -> Any:
+    """Cost."""
     return device_hours * usd_per_hour
 
 
 @term("kWh", "device hours · power", "the device alone, without host and cooling")
 def energy_kwh(device_hours: Any, power_w: Any) -> Any:
+    """Energy of the devices."""
     return device_hours * power_w / 1000
 
 
 @term("PFLOP/s-days", "FLOPs / (10^15 · 86400)", "Brown et al. 2020, arXiv 2005.14165, appendix D")
 def petaflop_days(total_flops: Any) -> Any:
+    """Compute in PFLOP/s-days."""
     return total_flops / (1e15 * _DAY_S)
 
 
 @term("tokens", "tokens per parameter · N", f"{HOFFMANN}, table 3: about 20")
 def optimal_tokens(tokens_per_parameter: Any, parameters: Any) -> Any:
+    """Compute-optimal number of tokens."""
     return tokens_per_parameter * parameters
 
 
 @term("FLOP", "devices · FLOP/s · budget days · 86400", "")
 def budget_flops(devices: Any, flops_per_device: Any, budget_days: Any) -> Any:
+    """FLOPs of the budget."""
     return devices * flops_per_device * budget_days * _DAY_S
 
 
@@ -74,11 +82,13 @@ def budget_flops(devices: Any, flops_per_device: Any, budget_days: Any) -> Any:
 def budget_parameters(
     budget_flops: Any, flops_per_parameter_token: Any, tokens_per_parameter: Any
 ) -> Any:
+    """Compute-optimal model size of the budget."""
     return np.sqrt(budget_flops / (flops_per_parameter_token * tokens_per_parameter))
 
 
 @term("tokens", "r · N", HOFFMANN)
 def budget_tokens(budget_parameters: Any, tokens_per_parameter: Any) -> Any:
+    """Tokens for that model."""
     return budget_parameters * tokens_per_parameter
 
 
@@ -88,6 +98,7 @@ def budget_tokens(budget_parameters: Any, tokens_per_parameter: Any) -> Any:
     f"{HOFFMANN}, approach 3, on its own data",
 )
 def expected_loss(parameters: Any, tokens: Any) -> Any:
+    """Predicted loss."""
     return 1.69 + 406.4 / parameters**0.34 + 410.7 / tokens**0.28
 
 

@@ -363,7 +363,7 @@ def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
     assert api.parse_line({**scenario, "plan": "auto"}).request.plan.schedule != "pipedream"
 
 
-def test_a_search_says_what_offloading_asks_of_hosts():
+def test_a_search_notes_the_host_memory_of_offloading():
     """671 billion parameters fit eight devices only where 10 TiB fit their host, which no catalogue
     says.
     """
@@ -372,7 +372,5 @@ def test_a_search_says_what_offloading_asks_of_hosts():
     best = api.search({**scenario, "fix": {"offload": "all", "zero": 3}, "top": 1})
     assert best["fit"] and best["plans"][0]["memory"]["optimizer_bytes"] == 0
     [note] = [each for each in best["notes"] if "host" in each]
-    said = float(note.split(" keeps ")[1].split(" GiB")[0].replace(",", ""))
-    assert said == pytest.approx(
-        16 * parameter_count(preset("deepseek-v3")).total / 2**30, rel=0.01
-    )
+    gib = float(note.split(" stores ")[1].split(" GiB")[0].replace(",", ""))
+    assert gib == pytest.approx(16 * parameter_count(preset("deepseek-v3")).total / 2**30, rel=0.01)

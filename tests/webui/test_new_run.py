@@ -358,7 +358,7 @@ def test_viewers_get_an_explanation(stranger: User, owner: User) -> None:
     refused = post(factories.client_for(stranger), START)
     assert (
         refused.status_code == 403
-        and "The role submitter is needed to submit runs" in refused.content.decode()
+        and "The role submitter is required to submit runs" in refused.content.decode()
     )
     assert not Run.objects.exists()
     assert post(factories.client_for(owner), START).status_code == 302

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.opened import jump, opened
+from tests.browser.logged_in_page import jump, opened
 
 pytestmark = [
     pytest.mark.browser,

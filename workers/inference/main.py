@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workers.inference.evaluate.lines import read_items
 from workers.inference.evaluate.metrics import read_metrics
-from workers.inference.generate.prompts import read_lines
+from workers.inference.generate.prompts import read_prompts
 from workers.inference.spec_loading import InferenceRun, load_run
 from workers.runtime.environment import read_environment
 from workers.runtime.exits import Outcome, UserError, classify
@@ -47,7 +47,7 @@ def _check_input(run: InferenceRun) -> None:
         body = run.spec.evaluate
         read_items(body.input, body.references, run.spec.data, read_metrics(body.metrics))
     elif run.spec.generate is not None:
-        read_lines(Path(run.generate.input))
+        read_prompts(Path(run.generate.input))
 
 
 def _execute(run: InferenceRun, directory: Path, options: argparse.Namespace) -> Outcome:

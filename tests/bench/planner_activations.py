@@ -30,7 +30,7 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def vocab_rows(case: Case) -> list[Row]:
+def case_rows(case: Case) -> list[Row]:
     """Hooks do not see what a selective checkpoint caches: those are left to the tracker."""
     rows = []
     for recompute in case.recomputes:
@@ -42,7 +42,7 @@ def vocab_rows(case: Case) -> list[Row]:
 
 
 def rows() -> list[Row]:
-    return [row for case in CASES for row in vocab_rows(case)]
+    return [row for case in CASES for row in case_rows(case)]
 
 
 def markdown(found: list[Row]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from webui.planner.charts.pipeline import Pipeline, Row, pipeline, vocab_rows
+from webui.planner.charts.pipeline import Pipeline, Row, pipeline, timeline_rows
 from webui.presentation import formatting
 
 _KINDS: Final = {"F": "F", "B": "B", "I": "B", "W": "W", "send": "C", "recv": "C"}
@@ -101,7 +101,7 @@ def compare(
     )
     alike = bool(predicted_s) and 1 / _APART <= length / predicted_s <= _APART
     end = max(length, predicted_s) if alike else None
-    rows, legend, over = vocab_rows(measured, end_s=end)
+    rows, legend, over = timeline_rows(measured, end_s=end)
     step = int(reports[0]["step"])
     micro_batches = {row["micro_batch"] for row in measured["rows"] if row["kind"] != "C"}
     bubble = measured["bubble_fraction"]

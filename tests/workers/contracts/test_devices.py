@@ -50,10 +50,14 @@ def test_every_entry_has_figures_for_every_precision() -> None:
     assert (volta.half, device("a100-40g").half) == ("fp16", "bf16")
 
 
-def test_a_cluster_takes_the_catalogues_links_and_price_unless_told() -> None:
+def test_a_cluster_takes_the_catalogues_links_and_price_unless_specified() -> None:
     plain = ClusterSpec(device="h100-80g", nodes=4, devices_per_node=8)
     assert (plain.devices, plain.intra_gb_per_s, plain.usd_per_hour) == (32, 450, 3.0)
-    told = ClusterSpec(device="h100-80g", intra_node_gb_per_s=100.0, usd_per_device_hour=0.0)
-    assert (told.intra_gb_per_s, told.inter_gb_per_s, told.usd_per_hour) == (100.0, 50, 0.0)
+    reported = ClusterSpec(device="h100-80g", intra_node_gb_per_s=100.0, usd_per_device_hour=0.0)
+    assert (reported.intra_gb_per_s, reported.inter_gb_per_s, reported.usd_per_hour) == (
+        100.0,
+        50,
+        0.0,
+    )
     with pytest.raises(ValueError, match="h100-80g"):
         ClusterSpec(device="h100-80")

@@ -37,8 +37,8 @@ def test_every_listed_value_runs_by_itself(field: str) -> None:
 
 
 def test_an_open_plan_is_for_the_planner_not_for_the_engine() -> None:
-    [found] = engine_problems(spec(plan="auto"))
-    assert found.field == "plan" and unsupported_features(spec(plan="auto")) == []
+    [result] = engine_problems(spec(plan="auto"))
+    assert result.field == "plan" and unsupported_features(spec(plan="auto")) == []
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_other_kinds_are_not_the_training_engines(kind: dict[str, Any]) -> None:
     assert [item.field for item in engine_problems(RunSpec.from_dict(kind))] == ["kind"]
 
 
-def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
+def test_unsupported_fields_are_reported_by_field_and_label() -> None:
     far = spec(plan={"params_dtype": "bf16", "max_live_params": 9})
     problems = engine_problems(far)
     assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
@@ -78,7 +78,7 @@ def test_what_is_beyond_is_told_by_field_and_in_words() -> None:
 def test_what_cannot_be_compiled_is_refused_with_what_to_try(
     plan: dict[str, Any], tries: str | None
 ) -> None:
-    found = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
-    assert [item.hint for item in found if item.field == "train.compile"] == (
+    result = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
+    assert [item.hint for item in result if item.field == "train.compile"] == (
         [] if tries is None else [tries]
     )

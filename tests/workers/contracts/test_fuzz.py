@@ -54,8 +54,8 @@ def test_any_json_is_answered_with_a_spec_or_with_sentences(given_: dict[str, An
     try:
         spec = RunSpec.from_dict({"kind": "train", "train": {"steps": 1, "seq_len": 8}, **given_})
     except ValidationError as error:
-        found = validation_problems(error)
-        assert found and all(item.message for item in found)
+        result = validation_problems(error)
+        assert result and all(item.message for item in result)
     else:
         assert all(item.field and item.message for item in spec_problems(spec))
         assert RunSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec

@@ -44,7 +44,7 @@ def test_both_generations_of_transformers_say_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(CONFIGS) & set(PRESETS)))
-def test_a_preset_is_what_the_published_file_says(name: str) -> None:
+def test_a_preset_equals_the_published_file(name: str) -> None:
     ours, read = PRESETS[name], read_model(CONFIGS[name])
     differ = {
         field for field in type(ours).model_fields if getattr(ours, field) != getattr(read, field)

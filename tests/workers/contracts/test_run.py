@@ -15,10 +15,10 @@ TRAIN: dict[str, Any] = {"kind": "train", "train": {"steps": 200, "seq_len": 128
 def refusals(document: dict[str, Any]) -> list[str]:
     """`field: message -> try` of every problem, of the parts or between them."""
     try:
-        found = spec_problems(RunSpec.from_dict(document))
+        result = spec_problems(RunSpec.from_dict(document))
     except ValidationError as error:
-        found = validation_problems(error)
-    return [f"{item.field}: {item.message} -> {item.hint}" for item in found]
+        result = validation_problems(error)
+    return [f"{item.field}: {item.message} -> {item.hint}" for item in result]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ def refusals(document: dict[str, Any]) -> list[str]:
 )
 def test_a_wrong_document_is_refused_with_a_sentence(change: dict[str, Any], sentence: str) -> None:
     assert refusals(TRAIN) == []
-    found = refusals({**TRAIN, **change})
-    assert len([line for line in found if line.startswith(sentence)]) == 1, found
+    result = refusals({**TRAIN, **change})
+    assert len([line for line in result if line.startswith(sentence)]) == 1, result
 
 
 @pytest.mark.parametrize("kind", ["serve", "evaluate", "external", "benchmark"])
@@ -189,7 +189,7 @@ def test_words_of_hugging_face_and_openai_are_read_as_ours() -> None:
         >= {"name": "yarn", "factor": 4.0, "original_max_seq_len": 32}.items()
     )
     assert RunSpec.from_dict(spec.to_dict()) == spec
-    told = RunSpec.from_dict(
+    reported = RunSpec.from_dict(
         {"kind": "generate", "generate": {"input": "a", "output": "b", "stop": "END"}}
     )
-    assert told.generate is not None and told.generate.stop == ["END"]
+    assert reported.generate is not None and reported.generate.stop == ["END"]

@@ -25,8 +25,8 @@ def spec_of(plan: dict[str, Any], *techniques: str, **body: Any) -> RunSpec:
     )
 
 
-def named(found: Expansion) -> list[str]:
-    return [each.name for each in found.variants]
+def named(result: Expansion) -> list[str]:
+    return [each.name for each in result.variants]
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def named(found: Expansion) -> list[str]:
 )
 def test_every_variant_is_legal_and_of_one_size(plan: dict[str, Any]) -> None:
     spec = spec_of(plan)
-    found = expand(spec)
-    base = found.variants[0].plan
+    result = expand(spec)
+    base = result.variants[0].plan
     assert (
-        len({(each.plan.to_json(), each.compiled, each.fused) for each in found.variants})
-        == len(found.variants)
+        len({(each.plan.to_json(), each.compiled, each.fused) for each in result.variants})
+        == len(result.variants)
         > 1
     )
-    assert len({each.id for each in found.variants}) == len(found.variants)
-    for each in found.variants:
+    assert len({each.id for each in result.variants}) == len(result.variants)
+    for each in result.variants:
         assert (each.plan.world_size, each.plan.global_batch_size) == (
             base.world_size,
             base.global_batch_size,
@@ -58,7 +58,7 @@ def test_every_variant_is_legal_and_of_one_size(plan: dict[str, Any]) -> None:
             engine_problems(as_training(spec, each.plan, compiled=each.compiled, fused=each.fused))
             == []
         )
-    assert all(each["reason"] and each["technique"] in TECHNIQUES for each in found.left_out)
+    assert all(each["reason"] and each["technique"] in TECHNIQUES for each in result.left_out)
 
 
 def test_techniques_say_what_changes_and_what_cannot() -> None:
@@ -103,9 +103,9 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
     assert steps_per_repeat(spec.benchmark) == 4 and total_steps(spec) == 4 * 3 * 4  # type: ignore[arg-type]
 
 
-def test_unknown_names_are_told_with_the_nearest() -> None:
-    found = technique_problems(spec_of({}, "recompte", "fused_kernel", "zero").benchmark)  # type: ignore[arg-type]
-    assert [str(each) for each in found] == [
+def test_unknown_names_are_reported_with_the_nearest() -> None:
+    result = technique_problems(spec_of({}, "recompte", "fused_kernel", "zero").benchmark)  # type: ignore[arg-type]
+    assert [str(each) for each in result] == [
         "benchmark.techniques.0: 'recompte' is not a technique; try recompute",
         "benchmark.techniques.1: 'fused_kernel' is not a technique; try fused_kernels",
     ]

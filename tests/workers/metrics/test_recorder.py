@@ -39,13 +39,13 @@ def test_lines_are_contracts(tmp_path):
         )
     with_numbers.event("checkpoint_saved", step=2, path="p", best=math.inf)
     with_numbers.close()
-    found = points(tmp_path)
-    assert [(p.run, p.attempt, p.rank, p.seq, p.step, p.tokens) for p in found] == [
+    result = points(tmp_path)
+    assert [(p.run, p.attempt, p.rank, p.seq, p.step, p.tokens) for p in result] == [
         ("r", 1, 2, 1, 1, 10),
         ("r", 1, 2, 2, 2, 20),
     ]
-    assert found[1].values["loss"] == 0.75
-    assert math.isnan(found[1].values["grad_norm"])
+    assert result[1].values["loss"] == 0.75
+    assert math.isnan(result[1].values["grad_norm"])
     event = RunEvent.from_dict(json.loads((tmp_path / "events.jsonl").read_text()))
     assert (event.seq, event.rank, event.type, event.data["best"]) == (
         1,
@@ -97,11 +97,11 @@ for step in range(1, 10**9):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     recorder(tmp_path, attempt=2).close()
-    found = points(tmp_path)
-    assert [p.seq for p in found] == list(range(1, len(found) + 1))
+    result = points(tmp_path)
+    assert [p.seq for p in result] == list(range(1, len(result) + 1))
 
 
-def test_a_full_disk_is_told(tmp_path):
+def test_a_full_disk_is_reported(tmp_path):
     (tmp_path / "points.jsonl").symlink_to("/dev/full")
     writing = recorder(tmp_path)
     writing.point(step=1, tokens=1, values={"loss": 1.0})
@@ -110,13 +110,13 @@ def test_a_full_disk_is_told(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_an_unwritable_directory_is_told(tmp_path):
+def test_an_unwritable_directory_is_reported(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(RecorderError, match="cannot be written"):
         recorder(tmp_path / "rank-0")
 
 
-def test_a_file_in_the_place_of_the_directory_is_told(tmp_path):
+def test_a_file_in_place_of_the_directory_is_reported(tmp_path):
     (tmp_path / "rank-0").write_text("")
     with pytest.raises(RecorderError, match="cannot be written"):
         recorder(tmp_path / "rank-0")
@@ -130,10 +130,10 @@ def test_a_close_between_two_looks_is_seen(tmp_path):
 
     class Late(threading.Event):
         def wait(self, timeout=None):
-            found = super().is_set()
+            result = super().is_set()
             self.set()
             recorder._wake.set()
-            return found
+            return result
 
     recorder._closing = Late()
     recorder.event("last")

@@ -66,10 +66,10 @@ def gradients(
         logits.flatten(0, 1), tokens.roll(-1, 1).flatten(), reduction="sum"
     )
     loss.backward()
-    found = {name: parameter.grad for name, parameter in decoder.named_parameters()}
-    missing = [name for name, gradient in found.items() if gradient is None]
+    result = {name: parameter.grad for name, parameter in decoder.named_parameters()}
+    missing = [name for name, gradient in result.items() if gradient is None]
     assert not missing, missing
     return {
         "loss": loss.detach(),
-        **{name: gradient for name, gradient in found.items() if gradient is not None},
+        **{name: gradient for name, gradient in result.items() if gradient is not None},
     }

@@ -17,30 +17,30 @@ from workers.models.qat import fake_quantise, fake_quantised
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
-    aware, kept = built(name), built(name)
+    aware, retained = built(name), built(name)
     group = group_for(linear_widths(aware.spec))
-    assert set(linear_widths(aware.spec)) == set(linear_input_widths(kept))
+    assert set(linear_widths(aware.spec)) == set(linear_input_widths(retained))
     assert set(sharded_widths(aware.spec)) <= set(linear_widths(aware.spec))
     fake_quantise(aware, kind, group=group)
     changed = 0
-    for path, module in kept.named_modules():
+    for path, module in retained.named_modules():
         if path.startswith("blocks.") and isinstance(module, torch.nn.Linear | StackedLinear):
             full = module.weight.detach().clone()
             with torch.no_grad():
                 module.weight.copy_(fake_quantised(full, kind, group))
             changed += int((module.weight != full).any())
-    assert changed == len(linear_input_widths(kept)), "every linear of blocks is rounded"
-    ours, theirs = gradients(aware, None), gradients(kept, None)
+    assert changed == len(linear_input_widths(retained)), "every linear of blocks is rounded"
+    ours, theirs = gradients(aware, None), gradients(retained, None)
     assert torch.equal(ours["loss"], theirs["loss"])
-    for each, found in ours.items():
+    for each, result in ours.items():
         torch.testing.assert_close(
-            found,
+            result,
             theirs[each],
             rtol=1e-5,
             atol=1e-6,
             msg=lambda message, at=each: f"{at}: {message}",
         )
-    assert dict(aware.named_parameters()).keys() == dict(kept.named_parameters()).keys()
+    assert dict(aware.named_parameters()).keys() == dict(retained.named_parameters()).keys()
 
 
 def test_another_kind_is_refused() -> None:

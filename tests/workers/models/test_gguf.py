@@ -94,7 +94,7 @@ def test_quantised_weights_are_near(kind, error, tmp_path):
     ],
 )
 def test_k_quantisations_are_undone(kind, block_bytes, value, tmp_path):
-    """The package has no writer for them: every block of one tensor is the same, its numbers known."""
+    """The package cannot write them: all blocks of one tensor are equal, with known numbers."""
     import numpy as np
 
     model = their_model(*FAMILIES["llama"])

@@ -92,10 +92,10 @@ def values_of(made: Any, way: str, *, more: tuple[tuple[str, int], ...] = ()) ->
     }
 
 
-def in_memory(values: dict[str, Any], **beside: Any) -> GgufHeader:
+def in_memory(values: dict[str, Any], **extra: Any) -> GgufHeader:
     prefixed = {f"tokenizer.ggml.{key}": value for key, value in values.items()}
     return GgufHeader(
-        Path("model.gguf"), {"general.architecture": "llama", **prefixed, **beside}, {}
+        Path("model.gguf"), {"general.architecture": "llama", **prefixed, **extra}, {}
     )
 
 
@@ -149,13 +149,16 @@ def test_what_transformers_reads_is_the_same(tmp_path: Path) -> None:
     for name, data in read_assets(path).items():
         (tmp_path / name).write_bytes(data)
     theirs, ours = AutoTokenizer.from_pretrained(tmp_path), open_tokenizer(path)
-    said = [{"role": "user", "content": "It's  1234?"}, {"role": "assistant", "content": "Yes.\n"}]
+    output = [
+        {"role": "user", "content": "It's  1234?"},
+        {"role": "assistant", "content": "Yes.\n"},
+    ]
     assert theirs(TEXT)["input_ids"] == ours.encode(TEXT)
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 2, 2)
     for answer in (True, False):
-        rendered = ours.chat(said, answer=answer)
+        rendered = ours.chat(output, answer=answer)
         assert rendered == theirs.apply_chat_template(
-            said, tokenize=False, add_generation_prompt=answer
+            output, tokenize=False, add_generation_prompt=answer
         )
         assert ours.decode(ours.encode(rendered, special=False), special=True) == rendered
     with pytest.raises(WeightsError, match=r"its chat template refuses: who\?"):
@@ -165,7 +168,8 @@ def test_what_transformers_reads_is_the_same(tmp_path: Path) -> None:
 def test_without_torch(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", values_of(trained("gpt-2"), "gpt-2"))
     code = (
-        "import sys; from pathlib import Path; from workers.models.text.tokenizer import open_tokenizer;"
+        "import sys; from pathlib import Path; "
+        "from workers.models.text.tokenizer import open_tokenizer;"
         f"open_tokenizer(Path({str(path)!r})).encode('a'); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -229,10 +233,10 @@ LOADED = tokenizers.Tokenizer.from_str(tokenizer_files(pieces_file())["tokenizer
 
 @given(st.text(alphabet="therain o1.gé☃", max_size=40).filter(bool))
 def test_sentence_pieces(text: str) -> None:
-    found = LOADED.encode(text, add_special_tokens=False)
-    assert found.tokens == sentence_pieces(text)
-    assert LOADED.decode(found.ids) == text
-    assert LOADED.encode(text).ids == [1, *found.ids]
+    result = LOADED.encode(text, add_special_tokens=False)
+    assert result.tokens == sentence_pieces(text)
+    assert LOADED.decode(result.ids) == text
+    assert LOADED.encode(text).ids == [1, *result.ids]
 
 
 @pytest.mark.parametrize(
@@ -268,14 +272,17 @@ def test_what_cannot_be_read_is_refused(change: dict[str, Any], message: str) ->
 
 def test_several_templates_none_and_a_tokenizer_carried_whole() -> None:
     values = values_of(trained("gpt-2"), "gpt-2")
-    beside = {
+    extra = {
         "tokenizer.huggingface.json": '{"whole": 1}',
         "tokenizer.chat_template": "one",
         "tokenizer.chat_templates": ["tools"],
         "tokenizer.chat_template.tools": "two",
     }
-    files = tokenizer_files(in_memory(values, **beside))
+    files = tokenizer_files(in_memory(values, **extra))
     assert files["tokenizer.json"] == '{"whole": 1}'
-    told = json.loads(files["tokenizer_config.json"])["chat_template"]
-    assert told == [{"name": "default", "template": "one"}, {"name": "tools", "template": "two"}]
+    reported = json.loads(files["tokenizer_config.json"])["chat_template"]
+    assert reported == [
+        {"name": "default", "template": "one"},
+        {"name": "tools", "template": "two"},
+    ]
     assert tokenizer_files(GgufHeader(Path("x"), {}, {})) == {}

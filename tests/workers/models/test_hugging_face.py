@@ -1,4 +1,4 @@
-"""Every family that can be read and written, against transformers' own model of the same weights."""
+"""Every family that can be read and written, compared with transformers' own model."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def test_fp8_in_blocks_of_128_is_unscaled(tmp_path):
     scale = torch.tensor([[0.01, 0.02], [0.03, 0.04]])
     stored = (torch.randn(200, 160) * 4).to(torch.float8_e4m3fn)
     save_file({**tensors, name: stored, f"{name}_scale_inv": scale}, file)
-    told = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": told}))
+    reported = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": reported}))
     read = open_weights(tmp_path).read("blocks.1.mlp.up.weight").float()
     assert read[130, 5] == (stored[130, 5].float() * 0.03).bfloat16()
     assert read[5, 130] == (stored[5, 130].float() * 0.02).bfloat16()
@@ -304,7 +304,9 @@ def index_of_absent(folder):
         (index_of_absent, "a.safetensors is missing, and the index lists it"),
     ],
 )
-def test_what_is_not_whole_is_told_and_leaves_nothing(harm, message, folder, tmp_path, capsys):
+def test_incomplete_weights_are_reported_and_leave_no_files(
+    harm, message, folder, tmp_path, capsys
+):
     harm(folder)
     assert main([str(folder), str(tmp_path / "out")]) == 64
     assert message in capsys.readouterr().err
@@ -321,7 +323,7 @@ def test_pickles_are_refused_by_name(name, tmp_path):
 
 
 def test_a_checkpoint_whose_table_runs_code_is_refused(saved, tmp_path):
-    """Its checksum is right, as whoever made it would see to."""
+    """Its checksum is right, as an attacker would ensure."""
     convert(saved("llama")[0], tmp_path / "ours")
     shutil.copytree(tmp_path / "ours", tmp_path / "evil")
     (tmp_path / "evil" / ".metadata").write_bytes(pickle.dumps(Evil(str(tmp_path / "ran"))))
@@ -343,16 +345,18 @@ def test_a_table_that_an_older_python_wrote(saved, tmp_path):
     may come that way.
     """
     convert(saved("llama")[0], tmp_path / "ours")
-    _retold(
+    _rewrite_table(
         tmp_path / "ours", tmp_path / "older", lambda member: (getattr, (type(member), member.name))
     )
     assert open_weights(tmp_path / "older").read("norm.weight").shape == (32,)
-    _retold(tmp_path / "ours", tmp_path / "evil", lambda member: (getattr, (torch.Size, "count")))
+    _rewrite_table(
+        tmp_path / "ours", tmp_path / "evil", lambda member: (getattr, (torch.Size, "count"))
+    )
     with pytest.raises(WeightsError, match="not a member of an enumeration"):
         open_weights(tmp_path / "evil")
 
 
-def _retold(ours: Path, folder: Path, reduced: Callable[[Enum], tuple[Any, ...]]) -> None:
+def _rewrite_table(ours: Path, folder: Path, reduced: Callable[[Enum], tuple[Any, ...]]) -> None:
     class Older(pickle.Pickler):
         def reducer_override(self, thing: Any) -> Any:
             return reduced(thing) if isinstance(thing, Enum) else NotImplemented
@@ -383,7 +387,7 @@ def test_an_existing_folder_is_never_overwritten(saved, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("form", ["hf", "orrery"])
-def test_a_full_disk_is_told_and_leaves_nothing(form, saved, tmp_path, capsys):
+def test_a_full_disk_is_reported_and_leaves_no_files(form, saved, tmp_path, capsys):
     folder = saved("llama")[0]
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     # writing beyond fails as on a full disk
@@ -448,7 +452,7 @@ def transformers() -> Any:
 
 
 def their_model(family: str, config: dict[str, Any]) -> Any:
-    """A small model of theirs whose every weight is random, norms, biases and balancing biases too."""
+    """A small model of theirs with random weights, including norms and all biases."""
     room = transformers()
     model = getattr(room, {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM"))
     built = model(

@@ -84,7 +84,7 @@ def test_every_expert_has_a_gradient_though_it_saw_no_token(x):
 )
 def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch):
     """By the kernels' references, which stand where a GPU's kernels would; outside training too."""
-    layer, found, told = routed(**moe), [], []
+    layer, result, reported = routed(**moe), [], []
     layer.balance.gradient_scale = 0.3
     if layer.router.choice_bias is not None:
         layer.router.choice_bias.copy_(torch.linspace(0, 0.4, 6))
@@ -99,17 +99,17 @@ def test_kernels_gate_permute_and_multiply_as_the_pieces_do(moe, x, monkeypatch)
         assert all(each is not None for each in gradients)
         with torch.no_grad():
             answer = layer.eval()(x)
-        found.append([out.detach(), given.grad, answer, *gradients])
-        told.append({str(row["op"]): row["backend"] for row in explain()})
+        result.append([out.detach(), given.grad, answer, *gradients])
+        reported.append({str(row["op"]): row["backend"] for row in explain()})
     clear_records()
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*result, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
-    assert {"moe_gate", "moe_permute", "grouped_matmul"} <= told[0].keys() and set(
-        told[0].values()
+    assert {"moe_gate", "moe_permute", "grouped_matmul"} <= reported[0].keys() and set(
+        reported[0].values()
     ) == {"torch"}
-    assert told[0].keys() | {"moe_unpermute"} == told[1].keys() and set(told[1].values()) == {
-        "reference"
-    }
+    assert reported[0].keys() | {"moe_unpermute"} == reported[1].keys() and set(
+        reported[1].values()
+    ) == {"reference"}
 
 
 def test_first_choices_and_early_tokens_stay_within_capacity():
@@ -123,15 +123,15 @@ def test_first_choices_and_early_tokens_stay_within_capacity():
     ]
 
 
-def test_capacity_counts_by_document_as_if_each_stood_alone():
+def test_capacity_counts_per_document():
     chosen = torch.randint(0, 3, (2, 17, 2), generator=torch.Generator().manual_seed(5))
     documents = Documents(((0, 1, 9), (0, 4)), 17, torch.device("cpu"))
-    found = drop_beyond_capacity(chosen, experts=3, capacity=0.7, documents=documents)
+    result = drop_beyond_capacity(chosen, experts=3, capacity=0.7, documents=documents)
     for row, starts in enumerate(documents.starts):
         for start, stop in pairwise((*starts, 17)):
             alone = drop_beyond_capacity(chosen[row : row + 1, start:stop], experts=3, capacity=0.7)
-            assert torch.equal(found[row : row + 1, start:stop], alone)
-    assert not torch.equal(found, drop_beyond_capacity(chosen, experts=3, capacity=0.7))
+            assert torch.equal(result[row : row + 1, start:stop], alone)
+    assert not torch.equal(result, drop_beyond_capacity(chosen, experts=3, capacity=0.7))
 
 
 def test_capacity_drops_in_training_alone(x):
@@ -147,10 +147,10 @@ def test_the_bias_evens_the_load(scoring, x):
     violations = []
     for _ in range(150):
         layer(x).sum().backward()
-        told = balancer.take(x.device).tolist()
-        assert sum(told[:6]) == 3 * 20 * 2
-        violations.append(balancer.values(told, sequences=3)["moe/max_violation"])
-        balancer.update(told)
+        reported = balancer.take(x.device).tolist()
+        assert sum(reported[:6]) == 3 * 20 * 2
+        violations.append(balancer.values(reported, sequences=3)["moe/max_violation"])
+        balancer.update(reported)
     assert violations[0] > 0.5
     assert sum(violations[-20:]) / 20 < 0.5 * violations[0]
 
@@ -161,14 +161,14 @@ def test_the_auxiliary_loss_evens_the_load_and_is_one_when_even(x):
     balancer = Balancer([layer], layer.moe)
     balancer.scale_gradients(1 / 3)
     optimizer = torch.optim.SGD([layer.router.weight], lr=0.3)
-    told = []
+    reported = []
     for _ in range(150):
         optimizer.zero_grad()
         (layer(x).sum() * 0).backward()
-        told.append(balancer.values(balancer.take(x.device).tolist(), sequences=3))
+        reported.append(balancer.values(balancer.take(x.device).tolist(), sequences=3))
         optimizer.step()
-    assert told[0]["moe/max_violation"] > 2 * told[-1]["moe/max_violation"]
-    assert told[0]["moe/aux_loss"] > told[-1]["moe/aux_loss"] == pytest.approx(1.0, abs=0.1)
+    assert reported[0]["moe/max_violation"] > 2 * reported[-1]["moe/max_violation"]
+    assert reported[0]["moe/aux_loss"] > reported[-1]["moe/aux_loss"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_nothing_is_counted_outside_training(x):

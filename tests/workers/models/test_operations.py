@@ -1,6 +1,4 @@
-"""A decoder by chosen kernels is that of the formulas as written, and what was chosen is told with
-its reason.
-"""
+"""Kernels compute the same as plain torch operations, and choices are reported with reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said() -> Iterator[None]:
+def _clear_choices() -> Iterator[None]:
     clear_records()
     yield
     clear_records()
@@ -36,9 +34,9 @@ def test_step_by_step_is_the_same_to_rounding(name: str, packed: bool) -> None:
     documents = Documents([[0, 3, 20], [0]], TOKENS.shape[1], CPU) if packed else None
     ours, theirs = gradients(chosen, documents), gradients(plain, documents)
     assert ours.keys() == theirs.keys() == {"loss", *dict(chosen.named_parameters())}
-    for each, found in ours.items():
+    for each, result in ours.items():
         torch.testing.assert_close(
-            found,
+            result,
             theirs[each],
             rtol=2e-5,
             atol=2e-6,
@@ -68,15 +66,15 @@ def test_losses_without_logits_are_those_of_logits(name: str) -> None:
         torch.testing.assert_close(parameter.grad, wanted[each], rtol=1e-4, atol=2e-6)
 
 
-def test_each_choice_is_told_once_with_its_reason() -> None:
+def test_each_choice_is_reported_once_with_its_reason() -> None:
     decoder = built("llama")
     for _ in range(2):
         gradients(decoder, None)
-    told = {str(row["op"]): row for row in explain()}
-    assert told.keys() == {"rms_norm", "apply_rope", "attention", "swiglu"}
-    assert {row["backend"] for row in told.values()} == {"torch", "flash"}
-    assert all("a CPU tensor" in str(row["reason"]) for row in told.values())
-    assert [told[op]["calls"] for op in ("rms_norm", "apply_rope", "attention", "swiglu")] == [
+    reported = {str(row["op"]): row for row in explain()}
+    assert reported.keys() == {"rms_norm", "apply_rope", "attention", "swiglu"}
+    assert {row["backend"] for row in reported.values()} == {"torch", "flash"}
+    assert all("a CPU tensor" in str(row["reason"]) for row in reported.values())
+    assert [reported[op]["calls"] for op in ("rms_norm", "apply_rope", "attention", "swiglu")] == [
         10,
         4,
         4,
@@ -129,8 +127,8 @@ def test_what_drops_and_what_is_compiled_runs_by_torch() -> None:
     x = torch.randn(1, 12, 2, 8)
     torch.manual_seed(1)
     attend(x, x, x, window=None, dropout=0.5)
-    [told] = explain()
-    assert (told["backend"], told["reason"]) == ("torch", "not own: no kernel has dropout")
+    [reported] = explain()
+    assert (reported["backend"], reported["reason"]) == ("torch", "not own: no kernel has dropout")
     clear_records()
     decoder = built("llama")
     whole = gradients(decoder, None)

@@ -56,7 +56,7 @@ def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipelin
 
     `end_s` ends the axis where two timelines are drawn to one scale.
     """
-    rows, legend, over = vocab_rows(drawn, end_s=end_s)
+    rows, legend, over = timeline_rows(drawn, end_s=end_s)
     shown, whole = int(drawn["drawn"]), int(drawn.get("of", drawn["micro_batches"]))
     bubble = float(drawn.get("predicted_bubble", drawn["bubble_fraction"]))
     uneven = float(drawn["bubble_fraction"]) - bubble > _UNEVEN
@@ -76,7 +76,7 @@ def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipelin
     return Pipeline(rows, legend, over, summary, note)
 
 
-def vocab_rows(
+def timeline_rows(
     drawn: Mapping[str, Any], *, end_s: float | None
 ) -> tuple[list[Row], list[tuple[str, str]], list[Tick]]:
     """Blocks, legend and ticks: the parts that a predicted and a measured timeline share."""

@@ -1,0 +1,1 @@
+"""Weights of any format: location, opening, loading, checkpoints."""

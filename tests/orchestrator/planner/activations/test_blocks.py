@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.planner_activations import vocab_rows
+from tests.bench.planner_activations import case_rows
 from tests.orchestrator.planner.activations.cases import CASES, Case
 
 
@@ -16,7 +16,7 @@ def test_a_layer_keeps_what_is_predicted(case: Case) -> None:
     # statistics on a CPU
     wrong = {
         f"{row.recompute} by {row.by}": f"{row.error:+.3%}"
-        for row in vocab_rows(case)
+        for row in case_rows(case)
         if abs(row.error) > 0.002
     }
     assert not wrong

@@ -98,6 +98,8 @@ class Server:
         try:
             while control.action is None and not self.async_engine.stopped.done():
                 await asyncio.sleep(_POLL_S)
+            if snapshots is not None:
+                snapshots.cancel()  # the last snapshot is that at the start of draining
             return await self._drain(control)
         finally:
             if snapshots is not None:

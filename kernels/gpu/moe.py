@@ -109,12 +109,12 @@ def _grouped(experts: int, rows_per_expert: int, k: int, n: int) -> Callable[[to
         counts = torch.full((experts,), rows_per_expert, device=device)
         offsets = counts.cumsum(0).int()
 
-        def torchs() -> Callable[[], object]:
+        def grouped_mm() -> Callable[[], object]:
             return lambda: torch._grouped_mm(x, w.transpose(1, 2), offs=offsets)
 
         return Work(
             ours=lambda: grouped_matmul(x, w, counts, check=False, backend="own"),
-            peers={"torch grouped_mm": torchs},
+            peers={"torch grouped_mm": grouped_mm},
             bytes=2 * (x.numel() + w.numel() + count * n),
             flops=2 * count * n * k,
             bound="hbm" if rows_per_expert < 128 else "tensor",

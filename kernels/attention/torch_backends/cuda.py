@@ -111,7 +111,7 @@ def _torch_refusal(
     reason = (
         str(caught[0].message).partition(" (Triggered")[0].strip() if caught else "these tensors"
     )
-    return f"torch refuses: {reason}"
+    return f"torch rejects the call: {reason}"
 
 
 def flash_why_not(

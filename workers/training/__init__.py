@@ -1,4 +1,4 @@
 """The training engine: one program for one device or many, CPU or CUDA.
 
-Knows contracts, models and metrics only.
+Depends on contracts, models, metrics, runtime and kernels only.
 """

@@ -1,8 +1,8 @@
 """The engine's command: `python -m workers.training.main --spec run.json [--dir DIR] [--print]
 [--fake-ranks N]`.
 
-Under torchrun for more than one rank. Reads and refuses before it loads torch; how a run goes is
-`attempt`'s.
+Run it under torchrun for more than one rank. Validates the spec before it loads torch; `attempt`
+runs it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from workers.training.setup.spec_loading import load_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 64 user error, 65 numerics, 66 out of memory, 67 asked to leave, 69
-    infrastructure.
+    """Returns the exit code: 0 ok, 64 user error, 65 numerics, 66 out of memory, 67 left on
+    request, 69 infrastructure.
     """
     options = _parser().parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="workers.training.main", description="Train a model as a run spec says."
+        prog="workers.training.main", description="Train a model by a run spec."
     )
     parser.add_argument("--spec", type=Path, required=True, help="RunSpec as JSON")
     parser.add_argument(
@@ -57,13 +57,13 @@ def _parser() -> argparse.ArgumentParser:
         "--resume", type=Path, help="a checkpoint folder; default: the newest of the run directory"
     )
     parser.add_argument(
-        "--print", action="store_true", help="print the resolved spec and plan, then leave"
+        "--print", action="store_true", help="print the resolved spec and plan, then exit"
     )
     parser.add_argument(
         "--fake-ranks",
         type=int,
         metavar="N",
-        help="lay the model over N pretended ranks, print mesh and bytes, leave",
+        help="shard the model over N fake ranks, print mesh and bytes, exit",
     )
     return parser
 

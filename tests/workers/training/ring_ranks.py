@@ -22,7 +22,7 @@ from workers.models.moe.load_balance import LoadBalance
 from workers.training.parallel.context import ring_attention
 from workers.training.parallel.context.apply import apply_context, shard_sequence
 from workers.training.parallel.context.ring_attention import ring_attend
-from workers.training.parallel.context.ring_chunks import held_spans
+from workers.training.parallel.context.ring_chunks import rank_spans
 from workers.training.parallel.mesh import Axis
 from workers.training.recompute.checkpointing import Recomputed
 
@@ -57,7 +57,7 @@ def _attention_error(
     expected.backward(slope.double())
     held = [
         position
-        for span in held_spans(length, dist.get_world_size(), dist.get_rank())
+        for span in rank_spans(length, dist.get_world_size(), dist.get_rank())
         for position in span
     ]
     mine = [x[:, held].requires_grad_() for x in (q, k, v)]

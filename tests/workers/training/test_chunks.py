@@ -8,7 +8,7 @@ from bisect import bisect_right
 import pytest
 import torch
 
-from workers.training.parallel.context.ring_chunks import held_spans, visible_tiles
+from workers.training.parallel.context.ring_chunks import rank_spans, visible_tiles
 
 WINDOWS = (None, 1, 2, 3, 5, 7, 12, 30)
 
@@ -47,7 +47,7 @@ def same_document(queries, keys, starts):
 @pytest.mark.parametrize("share", [1, 2, 3, 4, 7])
 def test_blocks_of_all_ranks_are_the_causal_mask(size, share):
     length = size * share
-    held = [held_spans(length, size, rank) for rank in range(size)]
+    held = [rank_spans(length, size, rank) for rank in range(size)]
     places = [[position for span in spans for position in span] for spans in held]
     assert sorted(itertools.chain(*places)) == list(range(length)) and {
         len(each) for each in places
@@ -68,7 +68,7 @@ def test_blocks_of_all_ranks_are_the_causal_mask(size, share):
 @pytest.mark.parametrize("share", [1, 4, 9])
 def test_blocks_keep_to_documents(size, share):
     length = size * share
-    held = [held_spans(length, size, rank) for rank in range(size)]
+    held = [rank_spans(length, size, rank) for rank in range(size)]
     places = [[position for span in spans for position in span] for spans in held]
     drawn = torch.Generator().manual_seed(length)
     for window, often in itertools.product((None, 2, 6), (0.05, 0.3, 1.0)):
@@ -88,7 +88,7 @@ def test_blocks_keep_to_documents(size, share):
 
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_causal_work_is_even_and_a_step_is_one_block(size):
-    held = [held_spans(16 * size, size, rank) for rank in range(size)]
+    held = [rank_spans(16 * size, size, rank) for rank in range(size)]
     work = []
     for queries in held:
         steps = [visible_tiles(queries, keys, None) for keys in held]
@@ -100,4 +100,4 @@ def test_causal_work_is_even_and_a_step_is_one_block(size):
 
 def test_positions_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="17 positions do not divide over 4 ranks; try 16 or 20"):
-        held_spans(17, 4, 0)
+        rank_spans(17, 4, 0)

@@ -18,7 +18,7 @@ def onednn(monkeypatch):
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(cpu_products, "LEAST", 1)
+    monkeypatch.setattr(cpu_products, "MIN_MULTIPLICATIONS", 1)
     monkeypatch.setattr(cpu_products, "onednn_pays", lambda operator: True)
     cpu_products.prefer_onednn()
 

@@ -13,7 +13,7 @@ from workers.training.parallel.batch_sharding import IGNORED
 
 @pytest.mark.parametrize(("tokens", "vocab"), [(1, 2), (37, 517)])
 def test_losses_and_gradients_are_torchs(tokens, vocab, monkeypatch):
-    monkeypatch.setitem(module._PIECE_BYTES, "cpu", 4 * vocab * 5)  # pieces of 5 rows, and a rest
+    monkeypatch.setitem(module._CHUNK_BYTES, "cpu", 4 * vocab * 5)  # chunks of 5 rows, and a rest
     hidden = torch.randn(tokens, 8, dtype=torch.float32, requires_grad=True)
     head = torch.randn(vocab, 8, requires_grad=True)
     targets = torch.randint(vocab, (tokens,))

@@ -36,7 +36,7 @@ def written(tmp_path, spec):
         ({"plan": {"dp": 2}}, "2 devices, but 1 process started"),
         ({"plan": {"global_batch_size": 3, "micro_batch_size": 2}}, "3 sequences do not divide"),
         ({"plan": {"params_dtype": "bf16"}}, "does not run params_dtype bf16; try fp32"),
-        ({"plan": {"dp": 2, "offload": "all"}}, "keeps them whole on 2 ranks; try zero 3"),
+        ({"plan": {"dp": 2, "offload": "all"}}, "replicates them on 2 ranks; try zero 3"),
         (
             {"plan": {"pp": 2, "tp": 2, "schedule": "pipedream"}},
             "pipedream can be combined with dp only, tp is 2",
@@ -47,7 +47,7 @@ def written(tmp_path, spec):
         ),
         ({"plan": {"nonsense": 1}}, "nonsense is not a field"),
         ({"model": "llama-tinny"}, "try llama-tiny"),
-        ({"model": {"path": "/weights"}}, "existing weights come in by train.init_from"),
+        ({"model": {"path": "/weights"}}, "train.init_from loads existing weights"),
         ({"kind": "external", "train": None}, "this is external"),
         ({"train": {"steps": 1, "seq_len": 8, "objective": "dpo"}}, "does not train by dpo"),
         ({"train": {"steps": 1}}, "seq_len is missing"),

@@ -366,7 +366,7 @@ def test_scratch_goes_where_it_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
-        ({"dp": 2, "zero": 1, "offload": "all"}, "zero 1 keeps them whole"),
+        ({"dp": 2, "zero": 1, "offload": "all"}, "zero 1 replicates them"),
         (
             {"pp": 2, "schedule": "pipedream", "offload": "optimizer", "global_batch_size": 4},
             "after every micro-batch",

@@ -1,7 +1,6 @@
-"""The run's memory metrics: state and activations counted once an attempt, what the process holds
-at every logged step.
+"""Memory metrics: state and activations counted once per attempt, process memory at logged steps.
 
-Knows which tensors belong to which category; counting is `workers.metrics.memory`'s.
+Assigns tensors to categories; `workers.metrics.memory` counts bytes.
 """
 
 from __future__ import annotations
@@ -24,21 +23,20 @@ from workers.training.optim import masters_of, state_of
 from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.memory_budget import in_flight
 
-_TOLD = ("params", "grads", "optimizer", "activations", "buffers")
-_WORDS = {"params": "weights", "grads": "gradients", "optimizer": "optimizer state"}
+_CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
+_LABELS = {"params": "weights", "grads": "gradients", "optimizer": "optimizer state"}
 
 
 def describe_memory(values: Mapping[str, float]) -> str:
-    """What a rank held, in a few words: `weights 57.1 MiB, activations 1.20 GiB; 2.31 of 22.9 GiB
-    in use`.
-    """
+    """Like `weights 57.1 MiB, activations 1.20 GiB; 2.31 of 22.9 GiB in use`."""
     sizes = {
-        name: values.get(f"memory/{name}_bytes", 0.0) for name in (*_TOLD, "allocated", "capacity")
+        name: values.get(f"memory/{name}_bytes", 0.0)
+        for name in (*_CATEGORIES, "allocated", "capacity")
     }
-    told = ", ".join(
-        f"{_WORDS.get(name, name)} {_size(sizes[name])}" for name in _TOLD if sizes[name]
+    categories = ", ".join(
+        f"{_LABELS.get(name, name)} {_size(sizes[name])}" for name in _CATEGORIES if sizes[name]
     )
-    return f"{told}; {_size(sizes['allocated'])} of {_size(sizes['capacity'])} in use"
+    return f"{categories}; {_size(sizes['allocated'])} of {_size(sizes['capacity'])} in use"
 
 
 def _size(held_bytes: float) -> str:
@@ -48,28 +46,24 @@ def _size(held_bytes: float) -> str:
 
 
 class MemoryMetrics:
-    """Categories in bytes of this rank. Shapes do not change from step to step, so one step's count
-    holds for all.
+    """Bytes per category on this rank. Shapes are the same in all steps, so one is counted.
 
-    `params`, `grads`, `optimizer`: this rank's shards. `activations`: what autograd keeps of a
-    micro-batch at the end
-    of its forward pass, times the micro-batches that a pipeline rank holds at once. `buffers`:
-    buffers, and whole or
-    cast copies of weights at that moment. `other`: the rest of what the process has allocated (on a
-    CPU its resident
-    memory, Python and libraries included). What the plan offloads counts as `offloaded` alone, be
-    it in the host's
-    memory, which a CPU shares with it, or on a disk.
+    `params`, `grads`, `optimizer`: this rank's shards. `activations`: tensors that autograd saves
+    of a micro-batch by the end of its forward pass, times the micro-batches in flight on a pipeline
+    rank. `buffers`: buffers, and gathered or cast copies of weights at that time. `other`: the rest
+    of what the process has allocated (on a CPU its resident memory, Python and libraries included).
+    What the plan offloads counts as `offloaded` only, in the host's memory, which is also the CPU
+    device's, or on disk.
     """
 
     def __init__(self, parallel: Parallel, device: torch.device, *, local_world_size: int) -> None:
         self.device = device
         self._parallel = parallel
-        self._parts = len(parallel.parts)  # whose forward passes are not counted yet
+        self._parts = len(parallel.parts)  # not counted yet
         self._activations = self._gathered = 0
         self._buffers = held_bytes(buffer for part in parallel.parts for buffer in part.buffers())
         self._offload = parallel.plan.offload
-        self._weights_away = parallel.plan.offloads_weights
+        self._weights_offloaded = parallel.plan.offloads_weights
         self._bytes = {
             "params": held_bytes(p for part in parallel.parts for p in part.parameters())
         }
@@ -79,7 +73,7 @@ class MemoryMetrics:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """Around the forward pass of a part; of every part's first one it is counted what it keeps."""
+        """Around the forward pass of a part; counts the saved tensors of each part's first."""
         if not self._parts:
             yield
             return
@@ -105,7 +99,7 @@ class MemoryMetrics:
             }
 
     def count_state(self, gradients: list[Tensor], optimizer: Optimizer) -> None:
-        """Told after an update, gradients still there; counts at the first."""
+        """Call after an update, before gradients are freed; counts once."""
         if self._state_counted:
             return
         state = [
@@ -119,30 +113,30 @@ class MemoryMetrics:
         self._state_counted = True
 
     def values(self) -> dict[str, float]:
-        """All `memory/..._bytes` metrics at this moment."""
+        """All `memory/..._bytes` metrics now."""
         allocated, reserved = process_memory(self.device)
-        here, away = self._split()
+        on_device, offloaded = self._split()
         if self.device.type == "cpu":  # the host's memory is the device's own
             in_memory = sum(
                 size
-                for name, size in away.items()
+                for name, size in offloaded.items()
                 if name != "optimizer" or self._offload != "nvme"
             )
         else:
             in_memory = 0
-        whole = {
-            **here,
-            **({"offloaded": sum(away.values())} if self._offload != "none" else {}),
-            "other": max(0, allocated - sum(here.values()) - in_memory),
+        values = {
+            **on_device,
+            **({"offloaded": sum(offloaded.values())} if self._offload != "none" else {}),
+            "other": max(0, allocated - sum(on_device.values()) - in_memory),
             "allocated": allocated,
             "reserved": reserved,
             "capacity": self._capacity,
         }
-        return {f"memory/{name}_bytes": float(value) for name, value in whole.items()}
+        return {f"memory/{name}_bytes": float(value) for name, value in values.items()}
 
     def _split(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes by category on the device, 0 for what is offloaded, and bytes that are."""
-        gone = [] if self._offload == "none" else ["optimizer"]
-        gone += ["params", "grads"] if self._weights_away else []
-        away = {name: self._bytes[name] for name in gone if name in self._bytes}
-        return self._bytes | dict.fromkeys(away, 0), away | {"masters": self._masters}
+        """Bytes by category on the device (0 if offloaded), and offloaded bytes."""
+        names = [] if self._offload == "none" else ["optimizer"]
+        names += ["params", "grads"] if self._weights_offloaded else []
+        offloaded = {name: self._bytes[name] for name in names if name in self._bytes}
+        return self._bytes | dict.fromkeys(offloaded, 0), offloaded | {"masters": self._masters}

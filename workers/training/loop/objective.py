@@ -38,7 +38,7 @@ def uses_hidden_states(plan: ParallelPlan, device: torch.device) -> bool:
     if plan.pp > 1:
         why = "a pipeline's schedule takes logits from its last stage"
     elif runtime.mode(device) == "reference":
-        why = f"whole logits, used up in place, are faster on a {device.type.upper()}"
+        why = f"full logits, overwritten in place, are faster on a {device.type.upper()}"
     facts: dict[str, object] = {"device": device.type, "sharded": plan.tp > 1}
     choice = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
     return choice.backend == "own"

@@ -43,11 +43,11 @@ class MicrobatchRunner(Protocol):
         ...
 
     def evaluate(self, samples: Samples, count: int) -> Tensor:
-        """`[2]` fp64: this rank's share of summed loss and of tokens of the first `count` samples."""
+        """`[2]` fp64: this rank's share of summed loss and of tokens of `count` samples."""
         ...
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
-        """`{row: [vocab]}`: logits of row i at position `at[i]`, for the rows that end on this rank.
+        """`{row: [vocab]}`: logits of row i at position `at[i]`, for rows that end on this rank.
 
         Every rank calls it with the same batch. Gathered weights stay for the next call.
         """
@@ -101,7 +101,7 @@ class StepContext:
     def gradient_sync(self, *, last: bool) -> AbstractContextManager[None]:
         """Around the passes of a micro-batch; gradients are reduced on the step's last one.
 
-        An optimizer that copies gradients away during the backward pass is told whether they are
+        An optimizer that copies gradients away during the backward pass needs to know if they are
         final when they appear.
         """
         if isinstance(self.optimizer, Following):

@@ -29,7 +29,7 @@ WEIGHTS_EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class PendingReport:
-    """A step whose all-reduce is in flight; `first` is its first sample, `tokens` count up to it."""
+    """A step whose all-reduce is in flight; `first`: its first sample, `tokens`: until its end."""
 
     step: int
     first: int
@@ -151,7 +151,7 @@ class StepReport:
         assert self.arrivals is not None
         late_s = self.arrivals.finish_step(delays)
         # a node's supervisor sees every collective of its own ranks; across nodes only this is
-        # known, and the late rank reports itself, since it knows its node
+        # known, and the late rank reports itself with its node
         straggler = self.arrivals.straggler() if self.node else None
         if straggler is not None and straggler["rank"] == self.world.rank:
             self.recorder.event("straggler", step=step, node=self.node, **straggler)

@@ -175,7 +175,7 @@ class Loop:
         requests: list[float],
         data_s: float,
     ) -> PendingReport:
-        """Start step `number`'s all-reduce of metrics; its samples count as consumed from now on."""
+        """Start step `number`'s all-reduce of metrics; its samples count as consumed now."""
         train, first = self.run.train, self.sample
         lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
         self.sample += self.run.plan.global_batch_size
@@ -270,7 +270,7 @@ class Loop:
         self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
 
     def _fail(self, number: int, values: dict[str, float]) -> NoReturn:
-        """Raise for a step without update: the current weights and the last checkpoint are sound."""
+        """Raise for a step without update: the weights and the last checkpoint are sound."""
         parameters = self.checks.non_finite_gradients()
         self.recorder.point(step=number, tokens=self.tokens, values=values)
         self.progress.enter("locating")

@@ -1,0 +1,1 @@
+"""Precision, loss scaling, checks of numbers and CPU matrix products."""

@@ -1,10 +1,8 @@
-"""fp32 matrix products on AMD's CPUs by oneDNN in place of MKL, which leaves their AVX-512 units
-aside.
+"""fp32 matrix products on AMD CPUs by oneDNN instead of MKL, which does not use their AVX-512.
 
 Zen 5, one core, 1024 x 288 x 32000: 97 ms against 216; 1024 x 768 x 288: 2.1 ms against 4.8. Same
-operators, same
-gradients, fp32 throughout; only the order of sums differs, as between any two libraries. Does not
-know models.
+operators, same gradients, fp32 throughout; only the order of sums differs, as between any two
+libraries. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from torch import Tensor
 
 from workers.models.onednn import onednn_pays
 
-# multiplications below which a product is left to MKL: calling through Python costs more than is
-# won
-LEAST = 1 << 22
-_installed: list[Any] = []  # the library, which torch forgets with its last reference
+# MKL computes products with fewer multiplications: the call through Python costs more than it saves
+MIN_MULTIPLICATIONS = 1 << 22
+_installed: list[Any] = []  # keeps the library alive
 
 
 def prefer_onednn() -> None:
-    """From now on in this process, where it pays. An operator's kernel is replaced, so that
-    autograd, DTensors and
-    dispatch modes see what they always see."""
+    """Use oneDNN in this process if it is faster; call at any time, once counts.
+
+    Replaces the kernels of two operators, so autograd, DTensors and dispatch modes do not change.
+    """
     if _installed or not onednn_pays("_linear_pointwise"):
         return
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -38,7 +36,7 @@ def prefer_onednn() -> None:
 
 
 def _mm(left: Tensor, right: Tensor) -> Tensor:
-    if _suits(left, right):
+    if _is_faster(left, right):
         return _product(left, right, None)
     return torch.mm(left, right, out=left.new_empty(left.shape[0], right.shape[1]))
 
@@ -51,42 +49,46 @@ def _addmm(
         added.shape == (columns,)
         and beta == alpha == 1
         and added.dtype is torch.float32
-        and _suits(left, right)
+        and _is_faster(left, right)
     ):
         return _product(left, right, added)
     out = left.new_empty(left.shape[0], columns)
     return torch.addmm(added, left, right, beta=beta, alpha=alpha, out=out)
 
 
-def _suits(left: Tensor, right: Tensor) -> bool:
+def _is_faster(left: Tensor, right: Tensor) -> bool:
     if left.dtype is not torch.float32 or right.dtype is not torch.float32:
         return False
     large = (
-        left.shape[0] * left.shape[1] * right.shape[1] >= LEAST and left.shape[1] == right.shape[0]
+        left.shape[0] * left.shape[1] * right.shape[1] >= MIN_MULTIPLICATIONS
+        and left.shape[1] == right.shape[0]
     )
     return large and _dense(left) and _dense(right)
 
 
 def _dense(matrix: Tensor) -> bool:
-    """Without gaps between rows or columns, as a piece of a wider matrix has them: those oneDNN
-    multiplies by its
-    reference, 256 x 128 x 344 in 296 ms, MKL in 0.4."""
+    """Without gaps between rows or columns, as a slice of a wider matrix has.
+
+    oneDNN multiplies those by its reference, 256 x 128 x 344 in 296 ms, MKL in 0.4.
+    """
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
-    """oneDNN wants the left one in rows and takes the right one as it lies; a weight's gradient has
-    it the other way
-    round, and is cheaper to turn than the left one would be."""
+    """oneDNN needs a row-major left matrix and takes any right one.
+
+    For a weight's gradient it is the other way round; transposing the result is cheaper than
+    transposing the left matrix.
+    """
     if bias is None and not left.is_contiguous() and left.t().is_contiguous():
         return _linear(right.t(), left, None).t().contiguous()
     return _linear(left, right.t(), bias)
 
 
 def _linear(left: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(left, weight, bias, "none", [], "")
-    return found
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(left, weight, bias, "none", [], "")
+    return product
 
 
-# run within compiled code like any kernel: not to be traced where it stands in Python
-KERNELS = (_mm, _addmm, _suits, _dense, _product, _linear)
+# compiled code calls these like any kernel and does not trace them
+KERNELS = (_mm, _addmm, _is_faster, _dense, _product, _linear)

@@ -1,9 +1,7 @@
 """fp16 on a CPU: operands and results in fp16, products in fp32, as tensor cores accumulate them.
 
 A CPU multiplies fp16 matrices 5 to 20 times slower than fp32 ones (1024 x 288 x 768, one core: 48
-to 195 ms against 9).
-Everything else, memory included, is fp16 as it stands. Knows torch's operators; does not know
-models.
+to 195 ms against 9). Everything else, memory included, is fp16. Does not depend on models.
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-# operators that multiply matrices; of attention's results the second is the log-sum-exp, fp32 in
-# fp16 kernels too
+# matrix products; attention's second result is the log-sum-exp, fp32 in fp16 kernels too
 _PRODUCTS = frozenset(
     {
         _aten.mm.default,
@@ -35,12 +32,10 @@ _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class HalfProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, matrix products of fp16 CPU tensors are computed in fp32 and rounded once, forward
-    and backward.
+    """Computes matrix products of fp16 CPU tensors in fp32 and rounds once, forward and backward.
 
-    Sits below autograd: what is saved for the backward pass stays fp16. Products of DTensors are
-    met as those of their
-    local parts.
+    Runs below autograd: tensors saved for the backward pass stay fp16. Products of DTensors arrive
+    as those of their local shards.
     """
 
     def __torch_dispatch__(
@@ -59,12 +54,12 @@ class HalfProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         options = {name: _widened(each) for name, each in kwargs.items()}
         if options.get("out_dtype") is torch.float16:
             options["out_dtype"] = torch.float32
-        found = func(*wide, **options)
-        if isinstance(found, Tensor):
-            return found.half()
+        result = func(*wide, **options)
+        if isinstance(result, Tensor):
+            return result.half()
         if func is _ATTENTION:
-            return (found[0].half(), *found[1:])
-        return tuple(_narrowed(each) for each in found)
+            return (result[0].half(), *result[1:])
+        return tuple(_narrowed(each) for each in result)
 
 
 def _is_half(value: object) -> bool:

@@ -1,8 +1,7 @@
-"""Dynamic loss scaling for fp16 (arXiv 1710.03740, section 3.2): the scale, when it grows, when it
-backs off.
+"""Dynamic loss scaling for fp16 (arXiv 1710.03740, section 3.2): growth and backoff of the scale.
 
-Pure state, the same on every rank because every rank is told the same: an overflow anywhere is one
-everywhere.
+Pure state, equal on all ranks because they get the same input: an overflow on any rank counts on
+all.
 """
 
 from __future__ import annotations
@@ -12,43 +11,46 @@ from typing import Any
 
 from workers.contracts.specs.plan import LossScale
 
-# below it an overflow is no matter of scale: sums of fp16 products are too large by themselves
-_LEAST = 1.0
+# below it, scaling cannot prevent overflow: sums of fp16 products are too large themselves
+_MIN_SCALE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """A change of the scale."""
+
     old: float
     new: float
     reason: str
 
 
 class LossScaler:
-    """`scale` multiplies the loss; `quiet` counts steps since the last change of scale."""
+    """`scale` multiplies the loss; `quiet` counts updates since the last change of scale."""
 
-    def __init__(self, spec: LossScale, kept: dict[str, Any] | None = None) -> None:
-        """`kept`: what `state` was when the checkpoint to go on from was written."""
+    def __init__(self, spec: LossScale, saved: dict[str, Any] | None = None) -> None:
+        """`saved`: the `state` of the checkpoint to continue from."""
         self.spec = spec
-        self.scale = float(kept["scale"]) if kept else spec.initial
-        self.quiet = int(kept["quiet"]) if kept else 0
+        self.scale = float(saved["scale"]) if saved else spec.initial
+        self.quiet = int(saved["quiet"]) if saved else 0
 
     @property
     def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
         return {"scale": self.scale, "quiet": self.quiet}
 
     @property
     def exhausted(self) -> bool:
-        """At its smallest: another overflow cannot be helped by a smaller one."""
-        return self.scale <= min(_LEAST, self.spec.initial)
+        """Whether the scale is at its minimum."""
+        return self.scale <= min(_MIN_SCALE, self.spec.initial)
 
     def overflowed(self) -> Change:
-        """After a step whose gradients were not finite, and whose update was not made."""
+        """Reduce the scale after a step with non-finite gradients, whose update was skipped."""
         return self._set(
-            max(self.scale * self.spec.backoff, min(_LEAST, self.spec.initial)), "overflow"
+            max(self.scale * self.spec.backoff, min(_MIN_SCALE, self.spec.initial)), "overflow"
         )
 
     def updated(self) -> Change | None:
-        """After an update: the scale grows when `growth_interval` of them went well in a row."""
+        """After an update: grow the scale after `growth_interval` updates in a row."""
         self.quiet += 1
         if self.quiet < self.spec.growth_interval:
             return None

@@ -1,9 +1,7 @@
-"""Which module first made a number that is not finite: the step is done once more, with every
-module watched.
+"""Finds the module that first produced a non-finite number, by repeating the step with hooks.
 
-Data and dropout are functions of the sample index, and the weights have not moved since, so the
-second time is the
-first again. Knows modules and ranks; does not know how a step goes through them.
+Data and dropout are functions of the sample index, and the weights have not changed, so the step
+repeats exactly. Does not depend on how a step runs through modules.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ _LAST = 1 << 30  # after every block: the final norm, the head, the decoder as a
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteSource:
-    """`module` by its name in the whole model; `what` of it was not finite: its output or its
-    gradient; on `rank`.
-    """
+    """`module` by its name in the full model; `what`: its output or its gradient; on `rank`."""
 
     module: str
     what: str
@@ -37,16 +33,14 @@ class NonFiniteSource:
 
 
 def find_non_finite(
-    parts: Sequence[nn.Module], world: World, again: Callable[[], object]
+    parts: Sequence[nn.Module], world: World, repeat: Callable[[], object]
 ) -> NonFiniteSource | None:
-    """Run `again`, forward and backward over the step's batch, and name the first module whose
+    """Run `repeat`, forward and backward over the step's batch; return the first module whose
     output is not finite.
 
-    If all outputs are, the first on the way back whose gradient is not (of its parameters, or what
-    arrives at its
-    output). Of several ranks' findings the earliest counts. None if every number was finite this
-    time, which a sound
-    device does not do. To be called on all ranks, gradients empty.
+    If all outputs are finite: the first module of the backward pass with a non-finite gradient, of
+    a parameter or at its output. The earliest of all ranks counts. None if every number was finite
+    this time, which suggests a faulty device. Collective; gradients must be empty.
     """
     watch = _Watch()
     handles = [
@@ -55,7 +49,7 @@ def find_non_finite(
         for name, module in part.named_modules(remove_duplicate=True)
     ]
     try:
-        again()
+        repeat()
     finally:
         for handle in handles:
             handle.remove()
@@ -64,35 +58,33 @@ def find_non_finite(
     mine = [
         (*place, name, world.rank) for place, name in (watch.first_output(), watch.first_gradient())
     ]
-    return _earliest(_of_all_ranks(mine, world))
+    return _earliest(_gather(mine, world))
 
 
-def _earliest(found: list[list[tuple[int, int, str, int]]]) -> NonFiniteSource | None:
-    """Forward the smallest place counts, backward the largest; an empty name is none."""
-    forward = [each for each, _ in found if each[2]]
+def _earliest(results: list[list[tuple[int, int, str, int]]]) -> NonFiniteSource | None:
+    """The smallest position forward, else the largest backward; an empty name is none."""
+    forward = [each for each, _ in results if each[2]]
     if forward:
         *_, module, rank = min(forward)
         return NonFiniteSource(module, "output", rank)
-    backward = [each for _, each in found if each[2]]
+    backward = [each for _, each in results if each[2]]
     if not backward:
         return None
     *_, module, rank = max(backward, key=lambda each: each[:2])
     return NonFiniteSource(module, "gradient", rank)
 
 
-def _of_all_ranks(mine: Any, world: World) -> list[Any]:
-    found: list[Any] = [mine]
+def _gather(mine: Any, world: World) -> list[Any]:
+    results: list[Any] = [mine]
     if world.size > 1:
-        found = [None] * world.size
-        dist.all_gather_object(found, mine)
-    return found
+        results = [None] * world.size
+        dist.all_gather_object(results, mine)
+    return results
 
 
 @dataclass(slots=True)
 class _Watch:
-    """Places in forward order: the block's number, then the order in which this rank's modules
-    finished.
-    """
+    """Positions in forward order: block number, then the order in which modules finished."""
 
     order: dict[str, int] = field(default_factory=dict)
     outputs: dict[str, None] = field(default_factory=dict)
@@ -101,12 +93,12 @@ class _Watch:
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         name = name or "decoder"
 
-        def finished(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        def finished(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             self.order.setdefault(name, len(self.order))
             some = list(_tensors(output))
             if not all(_finite(each) for each in some) and not self.outputs:
-                # between modules: the attention core, a sum
-                inside = name if all(_finite(each) for each in _tensors(given)) else _parent(name)
+                # not in a submodule: the attention core, a sum
+                inside = name if all(_finite(each) for each in _tensors(args)) else _parent(name)
                 self.order.setdefault(inside, self.order[name])
                 self.outputs[inside] = None
             for each in some:

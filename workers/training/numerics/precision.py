@@ -1,8 +1,7 @@
-"""bf16 and fp16 computation over fp32 weights, for the stages that keep whole parameters.
+"""bf16 and fp16 computation over fp32 weights, for ZeRO stages with unsharded parameters.
 
 The same arithmetic as `fully_shard` with that param_dtype: weights are cast before use, gradients
-return through the
-cast in fp32. Does not know sharding or loss scales.
+return through the cast in fp32. Does not depend on sharding or loss scales.
 """
 
 from __future__ import annotations
@@ -26,20 +25,18 @@ DTYPES = {
 
 
 def matmul_context(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Around forward and backward passes: how matrices are multiplied where the device does it
-    badly by itself.
-    """
+    """Around forward and backward passes: fp16 matrix products on a CPU run in fp32."""
     if precision == "fp16" and device.type == "cpu":
         return HalfProducts()  # type: ignore[no-untyped-call]
     return nullcontext()
 
 
 class CastCopies:
-    """Makes each block, and what is left of the model, compute with `dtype` copies of its fp32
+    """Makes each block, and the rest of the model, compute with `dtype` copies of its fp32
     parameters.
 
-    Copies live from a unit's forward to its backward pass. `copies` lists their storages while
-    `watch` is set.
+    Copies live from a unit's forward to its backward pass. While `watch` is set, `copies` lists
+    their storages.
     """
 
     def __init__(self, decoder: nn.Module, blocks: nn.ModuleDict, dtype: torch.dtype) -> None:
@@ -55,7 +52,7 @@ class CastCopies:
 
     def _cast(self, module: nn.Module, names: list[str]) -> None:
         unit = _Unit(module)
-        # where each one is looked up when it is wanted: another version may stand in for it then
+        # looked up at each call: another version may have replaced the parameter
         places = {
             name: (module.get_submodule(path), leaf)
             for name in names
@@ -78,9 +75,7 @@ class CastCopies:
 
 
 class _Unit(nn.Module):
-    """A module under the name by which `functional_call` swaps its parameters, with the forward it
-    had before.
-    """
+    """A module as `module`, with its previous forward, for `functional_call` to swap parameters."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,0 +1,1 @@
+"""Distributes a model over ranks: mesh, transforms and each form of parallelism."""

@@ -1,6 +1,6 @@
-"""Which rank gets which sample of a batch, and its tensors: functions of the global sample index.
+"""Splits a global batch into micro-batches per rank, as a function of the global sample index.
 
-Any number of ranks sees the same global batches. Does not know where samples come from.
+Any number of ranks sees the same global batches. Does not depend on where samples come from.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from torch import Tensor
 from workers.models.layers.documents import Documents
 from workers.training.data.samples import Samples
 
-IGNORED = -100  # target that no loss counts; cross_entropy's default
+IGNORED = -100  # target without loss; cross_entropy's default
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One micro-batch of one rank: `count` samples from global sample `first` on; `missing` more
-    are only padding.
-    """
+    """`count` samples from global sample `first` on, and `missing` rows of padding."""
 
     first: int
     count: int
@@ -31,41 +29,38 @@ class Microbatch:
 def microbatches_for(
     first: int, samples: int, *, micro_batch_size: int, dp: int, rank: int
 ) -> list[Microbatch]:
-    """The micro-batches of data-parallel `rank` in the batch of `samples` from `first` on.
+    """The micro-batches of data-parallel `rank` in the batch of `samples` samples from `first` on.
 
-    Micro-batch m of rank r holds samples (m · dp + r) · micro_batch_size onwards: the same groups
-    whatever dp is. All
-    ranks get equally many blocks; where samples run out, padding fills up, because sharded models
-    step together.
+    Micro-batch m of rank r starts at sample (m · dp + r) · micro_batch_size: the same groups for
+    every dp. All ranks get the same number of micro-batches, padded at the end, because sharded
+    models step together.
     """
     rounds = -(-samples // (micro_batch_size * dp))
-    found = []
+    microbatches = []
     for index in range(rank, rounds * dp, dp):
         start = index * micro_batch_size
         count = max(0, min(micro_batch_size, samples - start))
-        found.append(Microbatch(first + start, count, micro_batch_size - count))
-    return found
+        microbatches.append(Microbatch(first + start, count, micro_batch_size - count))
+    return microbatches
 
 
 def load_microbatch(
-    samples: Samples, block: Microbatch, device: torch.device
+    samples: Samples, microbatch: Microbatch, device: torch.device
 ) -> tuple[Tensor, Tensor, Documents | None]:
-    """Inputs and targets of a block, `[micro_batch_size, seq_len]` each, int64 on `device`; padding
-    targets IGNORED.
-
-    And, of samples that tell them, where the inputs' documents begin.
+    """Inputs and targets, `[micro_batch_size, seq_len]` int64 on `device`, padding targets IGNORED;
+    and the inputs' documents, if samples have document boundaries.
     """
-    windows = np.zeros((block.count + block.missing, samples.seq_len + 1), dtype=np.int64)
+    windows = np.zeros((microbatch.count + microbatch.missing, samples.seq_len + 1), dtype=np.int64)
     starts = [[0]] * len(windows)
-    for row in range(block.count):
+    for row in range(microbatch.count):
         if samples.masked:
-            windows[row], starts[row] = samples.packed(block.first + row)
+            windows[row], starts[row] = samples.packed(microbatch.first + row)
         else:
-            windows[row] = samples.window(block.first + row)
+            windows[row] = samples.window(microbatch.first + row)
     documents = Documents(starts, samples.seq_len, device) if samples.masked else None
-    whole = torch.from_numpy(windows)
-    inputs, targets = whole[:, :-1].contiguous(), whole[:, 1:].contiguous()
-    targets[block.count :] = IGNORED
+    tokens = torch.from_numpy(windows)
+    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    targets[microbatch.count :] = IGNORED
     if device.type == "cuda":
         inputs, targets = (
             each.pin_memory().to(device, non_blocking=True) for each in (inputs, targets)

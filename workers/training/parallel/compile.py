@@ -48,6 +48,7 @@ class Compiled:
         )
 
     def __call__(self, *args: Any) -> Tensor:
+        """The block's output."""
         return self.compiled(*args) if torch.is_grad_enabled() else self.plain(*args)
 
 

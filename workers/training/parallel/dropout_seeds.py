@@ -1,8 +1,6 @@
-"""Dropout masks by seed, sample and layer: the same under any number of ranks, in any stage, after
-a resume.
+"""Dropout masks by seed, sample and layer: the same under any number of ranks, stages and resumes.
 
-Knows where a decoder drops; heads of tensor-parallel ranks draw their own masks, which no other
-number of ranks has.
+Heads of tensor-parallel ranks draw their own masks, which depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -16,10 +14,10 @@ from workers.models.initialise import derived_seed
 
 
 class Dropout:
-    """Seeds the generator before each layer's forward pass; `sample` is the first of the
-    micro-batch under way.
+    """Seeds the generator before each layer's forward pass.
 
-    `place` tells ranks apart that hold other positions of the same sequences.
+    `sample` is the first sample of the current micro-batch. `place` distinguishes ranks that hold
+    other positions of the same sequences.
     """
 
     def __init__(self, parts: list[Decoder], *, seed: int, place: int = 0) -> None:

@@ -1,10 +1,8 @@
-"""Expert parallelism: each rank of an axis holds some experts of every layer, tokens travel to
-theirs and back.
+"""Expert parallelism: each rank of an axis holds some experts of every layer; an all-to-all moves
+tokens to their experts and back.
 
-Between the router and the weighted sum of what the experts answer; neither sees any of it. Does not
-know how tokens
-were routed, losses or steps. Shapes: A assignments of tokens to experts at hand, E experts, L of
-them on this rank.
+Does not depend on routing, losses or steps. Shapes: A assignments of tokens to experts, E experts,
+L of them on this rank.
 """
 
 from __future__ import annotations
@@ -29,103 +27,97 @@ from workers.training.parallel.tensor.region import Region, sharded
 
 
 def apply_expert(decoder: Decoder, axis: Axis, mesh: DeviceMesh) -> None:
-    """Deal each layer's experts out to the ranks of `axis`, in order; in place, before weights are
-    there or after.
+    """Distribute each layer's experts over the ranks of `axis`, in order; in place, on meta or with
+    weights.
 
-    Their parameters become DTensors on `mesh`: that of `axis` alone, or with the tensor-parallel
-    axis after it where
-    `apply_tensor` has laid them over that. All ranks of the axis have to call the decoder equally
-    often.
+    Their parameters become DTensors on `mesh`: that of `axis`, or (axis, tensor-parallel axis) if
+    `apply_tensor` has sharded them. All ranks of the axis must call the decoder equally often.
     """
     assert axis.group is not None
     for experts in _experts_of(decoder):
         if mesh.ndim == 1:
             parallelize_module(experts, mesh, Region({}, other=sharded(0)), src_data_rank=None)
         else:
-            _deal_shards(experts, axis, mesh)
-        experts.through = Exchange(experts, axis.group)
+            _distribute_shards(experts, axis, mesh)
+        experts.through = TokenExchange(experts, axis.group)
 
 
-def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **how: Any) -> None:
-    """`fully_shard` the experts over the ranks that hold the same ones, before their block is over
-    all ranks.
+def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **options: Any) -> None:
+    """`fully_shard` the experts over the ranks that hold the same ones, before their block is
+    sharded over all ranks.
 
-    Their gradients are sums over the tokens of all ranks, of which those in `mesh` are a part:
-    divided by
-    `average_over`, as the other parameters' means are, whatever the size of the group
+    Their gradients are sums over the tokens of all ranks, of which `mesh` has a part: they are
+    divided by `average_over` like the other parameters', whatever the size of the group
     (pytorch#160285).
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     alone = mesh.size(mesh.ndim - 1) == 1
-    policy = how["mp_policy"]
-    # torch 2.13 divides fp16 sums twice where one rank holds all; there is nothing to scatter in
-    # fewer bytes
+    policy = options["mp_policy"]
+    # torch 2.13 divides fp16 sums twice if one rank holds everything, and nothing is scattered
     if alone:
-        how["mp_policy"] = MixedPrecisionPolicy(
+        options["mp_policy"] = MixedPrecisionPolicy(
             policy.param_dtype, policy.param_dtype and torch.float32, cast_forward_inputs=False
         )
     for experts in _experts_of(decoder):
-        shards: Any = fully_shard(experts, mesh=mesh, **how)
+        shards: Any = fully_shard(experts, mesh=mesh, **options)
         shards.set_gradient_divide_factor(average_over)
-        if not alone:  # gloo knows no sums with a factor
+        if not alone:  # gloo has no sums with a factor
             shards.set_force_sum_reduction_for_comms(True)
 
 
-class Exchange:
+class TokenExchange:
     """An `Experts`' `through`, over the ranks of a group: rank r holds experts r · L to (r + 1) · L
     - 1.
 
-    Counts go first, 4 · E bytes a rank, then the assignments' hidden states, and as many come back
-    (GShard, arXiv
-    2006.16668, section 3.2). Gradients take the same ways in the other direction. An expert without
-    a token computes
-    with none, and so gets a gradient of zeros.
+    Counts are exchanged first, 4 · E bytes per rank, then hidden states, and as many return
+    (GShard, arXiv 2006.16668, section 3.2). Gradients take the reverse path. An expert without
+    tokens computes with zero rows, and so gets a gradient of zeros.
     """
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         self.experts, self.group, self.ranks = experts, group, group.size()
 
     def __call__(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """`sorted_x` `[A, hidden]` by expert, rows beyond the sum of `counts_E` dropped; outputs of
-        the others.
-        """
+        """`sorted_x` `[A, hidden]` by expert → outputs, up to the sum of `counts_E`."""
         mine_E = counts_E.int()
-        theirs_E = all_to_all_single(mine_E, None, None, self.group)
-        both = torch.stack((mine_E, theirs_E)).view(2, self.ranks, -1)
-        sent, came = both.tolist()  # [rank][expert of it], [rank][expert held here]
-        give, take = [sum(row) for row in sent], [sum(row) for row in came]
-        arrived = all_to_all_single_autograd(sorted_x[: sum(give)], take, give, self.group)
-        by_expert = [list(column) for column in zip(*came, strict=True)]
-        mixed = _turned(arrived, came)
-        done = self.experts.mlp(mixed, both[1].sum(0), [sum(row) for row in by_expert])
-        return all_to_all_single_autograd(_turned(done, by_expert), give, take, self.group)
+        received_E = all_to_all_single(mine_E, None, None, self.group)
+        counts = torch.stack((mine_E, received_E)).view(2, self.ranks, -1)
+        sent, received = counts.tolist()  # [rank][its expert], [rank][expert here]
+        send_sizes, receive_sizes = [sum(row) for row in sent], [sum(row) for row in received]
+        arrived = all_to_all_single_autograd(
+            sorted_x[: sum(send_sizes)], receive_sizes, send_sizes, self.group
+        )
+        by_expert = [list(column) for column in zip(*received, strict=True)]
+        grouped = _transpose_runs(arrived, received)
+        done = self.experts.mlp(grouped, counts[1].sum(0), [sum(row) for row in by_expert])
+        return all_to_all_single_autograd(
+            _transpose_runs(done, by_expert), send_sizes, receive_sizes, self.group
+        )
 
 
-def _turned(rows: Tensor, counts: list[list[int]]) -> Tensor:
-    """Runs of `counts[i][j]` rows, i by i and in each j by j, put in order j by j and in each i by
-    i.
-    """
-    pieces = torch.split(rows, [count for row in counts for count in row])
+def _transpose_runs(rows: Tensor, counts: list[list[int]]) -> Tensor:
+    """Reorder runs of `counts[i][j]` rows from order (i, j) to order (j, i)."""
+    runs = torch.split(rows, [count for row in counts for count in row])
     width = len(counts[0])
-    return torch.cat([piece for first in range(width) for piece in pieces[first::width]])
+    return torch.cat([run for first in range(width) for run in runs[first::width]])
 
 
-def _deal_shards(experts: Experts, axis: Axis, mesh: DeviceMesh) -> None:
-    """Of each expert's tensor-parallel shards, those of this rank's experts."""
+def _distribute_shards(experts: Experts, axis: Axis, mesh: DeviceMesh) -> None:
+    """Keep the tensor-parallel shards of this rank's experts."""
     for module in experts.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            lying: Any = parameter
+            sharded_parameter: Any = parameter
             local = local_tensor(parameter).chunk(axis.size)[axis.rank].contiguous()
-            dealt = DTensor.from_local(
+            distributed = DTensor.from_local(
                 local,
                 mesh,
-                [Shard(0), *lying.placements],
+                [Shard(0), *sharded_parameter.placements],
                 run_check=False,
-                shape=lying.shape,
-                stride=lying.stride(),
+                shape=sharded_parameter.shape,
+                stride=sharded_parameter.stride(),
             )
-            module.register_parameter(name, nn.Parameter(dealt))
+            module.register_parameter(name, nn.Parameter(distributed))
 
 
 def _experts_of(decoder: Decoder) -> Iterator[Experts]:

@@ -1,8 +1,7 @@
-"""Gradients averaged over a group of ranks, in buckets, while the backward pass goes on: where DDP
-cannot go.
+"""Averages gradients over a group of ranks, in buckets, during the backward pass.
 
-For models cut into stages, split over a tensor-parallel mesh or holding experts. Knows parameters;
-does not know plans.
+For models that DDP does not support: pipeline stages, tensor-parallel shards, experts. Does not
+depend on plans.
 """
 
 from __future__ import annotations
@@ -30,17 +29,14 @@ class _Bucket:
 
 
 class GradientReducer:
-    """Means over `group` (None: all ranks) of the gradients of `parameters`, by name; a DTensor's
-    by its local part.
+    """Averages the gradients of `parameters` over `group` (None: all ranks); of DTensors, the local
+    shards.
 
-    While `syncing` is set, a bucket is sent as soon as the backward pass has made its last
-    gradient; set it for the
-    last micro-batch alone. `finish` sends what is left and waits. Sums are divided by
-    `average_over`, which for experts
-    is more than the ranks of their group. Buckets go in reverse order of parameters, roughly that
-    of the backward pass,
-    and in the same order on every rank. Gradients are reduced in their own dtype, and become views
-    of their bucket.
+    While `syncing` is set, a bucket is sent as soon as the backward pass has produced its last
+    gradient; set it for the last micro-batch only. `finish` sends the rest and waits. Sums are
+    divided by `average_over`, which for experts exceeds the size of their group. Buckets are sent
+    in reverse order of parameters, roughly that of the backward pass, the same on every rank.
+    Gradients are reduced in their own dtype and become views of their bucket.
     """
 
     def __init__(
@@ -54,7 +50,7 @@ class GradientReducer:
         self.parameters, self.group, self.average_over = dict(parameters), group, average_over
         self.syncing = False
         self._buckets = [
-            _Bucket(names, set(names)) for names in _cut(self.parameters, bucket_bytes)
+            _Bucket(names, set(names)) for names in _bucket_names(self.parameters, bucket_bytes)
         ]
         self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._sent = 0
@@ -64,20 +60,17 @@ class GradientReducer:
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Send what has not been sent, wait for all; gradients are then the same on every rank of
-        the group.
+        """Send the remaining buckets and wait; gradients are then equal on all ranks of the group.
 
-        Raises RuntimeError naming parameters without gradient, before anything more is sent: the
-        other ranks would
-        take what this one sends next for what is missing.
+        Raises RuntimeError with the names of parameters without gradient before it sends anything:
+        other ranks would match the next message to the missing one.
         """
         missing = [name for name, parameter in self.parameters.items() if parameter.grad is None]
         if missing:
             more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
             raise RuntimeError(
-                f"no gradient for {', '.join(missing[:4])}{more}, of {len(self.parameters)} "
-                "parameters whose gradients "
-                "are averaged over ranks; the loss must depend on every parameter, on every rank"
+                f"no gradient for {', '.join(missing[:4])}{more} of {len(self.parameters)} "
+                "parameters; the loss must depend on every parameter, on every rank"
             )
         self.syncing = False
         self._send(all_=True)
@@ -93,19 +86,19 @@ class GradientReducer:
         bucket = self._bucket_of[name]
         if name not in bucket.waits_for:
             raise RuntimeError(
-                f"the gradient of {name} changed after it was ready to be averaged over ranks; "
+                f"the gradient of {name} changed after it was ready to be reduced; "
                 "set syncing for the backward pass of the last micro-batch only"
             )
         bucket.waits_for.remove(name)
         self._send(all_=False)
 
     def _send(self, *, all_: bool) -> None:
-        """In order, as DDP does: a full bucket waits for those before it."""
+        """Send in order, as DDP does: a full bucket waits for those before it."""
         while self._sent < len(self._buckets) and (all_ or not self._buckets[self._sent].waits_for):
             bucket = self._buckets[self._sent]
             self._sent += 1
             parameters = [self.parameters[name] for name in bucket.names]
-            gradients = [_laid_out(each) for each in parameters]
+            gradients = [_placed_like_parameter(each) for each in parameters]
             flat = torch.cat([local_tensor(each).reshape(-1) for each in gradients]).div_(
                 self.average_over
             )
@@ -113,33 +106,31 @@ class GradientReducer:
             for parameter, gradient, part in zip(
                 parameters, gradients, torch.split(flat, sizes), strict=True
             ):
-                # the gradients' own memory is free from here on
+                # frees the gradient's own memory
                 parameter.grad = with_local(gradient, part.view(local_tensor(gradient).shape))
             bucket.work = dist.all_reduce(flat, group=self.group, async_op=True)
 
 
-def _cut(parameters: dict[str, Tensor], bucket_bytes: int) -> Iterator[list[str]]:
-    """Names from last to first, in buckets of one dtype; a larger parameter makes a bucket of its
-    own.
-    """
+def _bucket_names(parameters: dict[str, Tensor], bucket_bytes: int) -> Iterator[list[str]]:
+    """Names from last to first, in buckets of one dtype; a larger parameter is its own bucket."""
     open_: dict[torch.dtype, tuple[list[str], int]] = defaultdict(lambda: ([], 0))
     for name in reversed(parameters):
         dtype, size = parameters[name].dtype, local_tensor(parameters[name]).nbytes
-        names, held = open_[dtype]
-        if names and held + size > bucket_bytes:
+        names, size_so_far = open_[dtype]
+        if names and size_so_far + size > bucket_bytes:
             yield names
-            names, held = [], 0
-        open_[dtype] = ([*names, name], held + size)
+            names, size_so_far = [], 0
+        open_[dtype] = ([*names, name], size_so_far + size)
     for names, _ in open_.values():
         yield names
 
 
-def _laid_out(parameter: Tensor) -> Tensor:
-    """The gradient, laid over its mesh as the parameter is: sums still to be made along a
-    tensor-parallel axis are.
+def _placed_like_parameter(parameter: Tensor) -> Tensor:
+    """The gradient with the parameter's placements: partial sums over a tensor-parallel axis are
+    reduced.
     """
     gradient: Any = parameter.grad
-    wanted = getattr(parameter, "placements", None)
-    if wanted is None or gradient.placements == wanted:
+    placements = getattr(parameter, "placements", None)
+    if placements is None or gradient.placements == placements:
         return gradient  # type: ignore[no-any-return]
-    return gradient.redistribute(placements=wanted)  # type: ignore[no-any-return]
+    return gradient.redistribute(placements=placements)  # type: ignore[no-any-return]

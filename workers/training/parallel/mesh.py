@@ -109,7 +109,7 @@ def start_world(environment: Environment, plan: ParallelPlan) -> World:
 
 
 def init_process_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
-    """Join torchrun's process group; a process `alone` gets a group of one, without a rendezvous."""
+    """Join torchrun's process group; a process `alone` gets a group of one."""
     from torch._C._distributed_c10d import HashStore
 
     own: dict[str, Any] = {"store": HashStore(), "rank": 0, "world_size": 1} if alone else {}

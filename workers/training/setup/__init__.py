@@ -1,0 +1,1 @@
+"""Setup of an attempt: spec, start, initial weights, the composition root."""

@@ -1,5 +1,4 @@
-"""A look at a plan on many ranks from one process: torch's fake process group, meta tensors, real
-sharding.
+"""Describes a plan on many ranks from one process: fake process group, meta tensors, real sharding.
 
 Does not train.
 """
@@ -25,32 +24,33 @@ from workers.training.setup.spec_loading import TrainingRun, mesh_axes
 
 
 def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
-    """Mesh, stages and local parameters of every rank; raises UserError when the plan's world size
-    is not `ranks`.
+    """Mesh, stages and parameter bytes of every rank; raises UserError if the plan's world size is
+    not `ranks`.
     """
     plan = run.plan
     if plan.world_size != ranks:
         raise UserError(
-            f"plan: its world size is {plan.world_size}, --fake-ranks says {ranks}; try dp {ranks}"
+            f"plan: its world size is {plan.world_size}, --fake-ranks is {ranks}; try dp {ranks}"
         )
     if ranks < 1:
-        raise UserError(f"--fake-ranks {ranks} is no number of ranks; try 2 or more")
-    # ranks of one stage hold the same tensors: one process group a stage, in which each rank's
-    # place gives its shards
+        raise UserError(f"--fake-ranks {ranks} is not a number of ranks; try 2 or more")
+    # ranks of a stage hold the same tensors: one process group per stage; each rank's indices give
+    # its shards
     by_stage = {}
     for stage in range(plan.pp):
-        with _pretending(stage * (ranks // plan.pp), ranks) as world:
+        with _fake_group(stage * (ranks // plan.pp), ranks) as world:
             build_axes(plan, world)
             with torch.device("meta"):
                 parts = build_parts(run.model, plan, world.axis("pp"))
             apply_transforms(parts, BuildContext(run.model, plan, world), names=SHARDING)
             by_stage[stage] = [
-                _held(parts, rank_indices(plan, rank)) for rank in _ranks_of(stage, ranks, plan.pp)
+                _rank_bytes(parts, rank_indices(plan, rank))
+                for rank in _ranks_of(stage, ranks, plan.pp)
             ]
             if stage == 0:
-                place = rank_indices(plan, 0)
+                indices = rank_indices(plan, 0)
                 shards = {
-                    n: list(_local_shape(p, place))
+                    n: list(_local_shape(p, indices))
                     for part in parts
                     for n, p in part.named_parameters()
                 }
@@ -65,7 +65,7 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
         "ranks": [
             {
                 "rank": rank,
-                "coordinate": _shown(run, rank_indices(plan, rank)),
+                "coordinate": _coordinate(run, rank_indices(plan, rank)),
                 "stages": stages_on_rank(plan, rank_indices(plan, rank)["pp"]),
                 "parameter_bytes": by_stage[rank_indices(plan, rank)["pp"]][
                     rank % (ranks // plan.pp)
@@ -79,7 +79,7 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _pretending(rank: int, ranks: int) -> Iterator[World]:
+def _fake_group(rank: int, ranks: int) -> Iterator[World]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=rank, world_size=ranks, store=FakeStore())
@@ -94,25 +94,25 @@ def _ranks_of(stage: int, ranks: int, pp: int) -> range:
     return range(stage * each, (stage + 1) * each)
 
 
-def _held(parts: list[Decoder], place: dict[str, int]) -> int:
-    """Bytes of parameters of the rank at `place`."""
-    return sum(_local_bytes(p, place) for part in parts for p in part.parameters())
+def _rank_bytes(parts: list[Decoder], indices: dict[str, int]) -> int:
+    """Parameter bytes of the rank with these indices."""
+    return sum(_local_bytes(p, indices) for part in parts for p in part.parameters())
 
 
-def _place_on(mesh: Any, place: dict[str, int]) -> list[int]:
-    """A rank's place on the axes of a parameter's mesh; `fsdp`, `efsdp` and `dp_replicate` are
+def _mesh_indices(mesh: Any, indices: dict[str, int]) -> list[int]:
+    """A rank's indices on the axes of a parameter's mesh; `fsdp`, `efsdp` and `dp_replicate` are
     views of dp and cp.
     """
     names = mesh.mesh_dim_names
     shards = mesh["fsdp"].size() if "fsdp" in names else 1
-    named = {**place, "fsdp": place["data"] % shards, "dp_replicate": place["data"] // shards}
+    named = {**indices, "fsdp": indices["data"] % shards, "dp_replicate": indices["data"] // shards}
     if "efsdp" in names:
-        copy, named["efsdp"] = divmod(place["expert_data"], mesh["efsdp"].size())
+        copy, named["efsdp"] = divmod(indices["expert_data"], mesh["efsdp"].size())
         named["dp_replicate"] = copy
     return [named[name] for name in mesh.mesh_dim_names]
 
 
-def _local_shape(parameter: Tensor, place: dict[str, int]) -> tuple[int, ...]:
+def _local_shape(parameter: Tensor, indices: dict[str, int]) -> tuple[int, ...]:
     if not hasattr(parameter, "to_local"):
         return tuple(parameter.shape)
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -120,36 +120,34 @@ def _local_shape(parameter: Tensor, place: dict[str, int]) -> tuple[int, ...]:
     sharded: Any = parameter
     mesh = sharded.device_mesh
     shape, _ = _compute_local_shape_and_global_offset(
-        sharded.shape, mesh.shape, _place_on(mesh, place), sharded.placements
+        sharded.shape, mesh.shape, _mesh_indices(mesh, indices), sharded.placements
     )
     return tuple(shape)
 
 
-def _local_bytes(parameter: Tensor, place: dict[str, int]) -> int:
-    return math.prod(_local_shape(parameter, place)) * parameter.element_size()
+def _local_bytes(parameter: Tensor, indices: dict[str, int]) -> int:
+    return math.prod(_local_shape(parameter, indices)) * parameter.element_size()
 
 
-def _shown(run: TrainingRun, place: dict[str, int]) -> list[int]:
-    """The place along the axes that `mesh` lists."""
+def _coordinate(run: TrainingRun, indices: dict[str, int]) -> list[int]:
+    """The indices on the axes that `mesh` lists."""
     plan = run.plan
     named = {
-        **place,
-        "dp_replicate": place["dp"] // plan.dp_shard,
-        "dp_shard": place["dp"] % plan.dp_shard,
+        **indices,
+        "dp_replicate": indices["dp"] // plan.dp_shard,
+        "dp_shard": indices["dp"] % plan.dp_shard,
     }
     return [named[name] for name in mesh_axes(plan)]
 
 
 def _schedule(run: TrainingRun) -> dict[str, Any]:
-    """Layers of each stage, and what each pipeline rank does in turn, as torch's own schedule has
-    it.
-    """
+    """Layers of each stage, and each pipeline rank's actions in order."""
     plan = run.plan
     if plan.pp == 1:
         return {}
     from workers.training.parallel.pipeline.schedule_order import order_of
 
-    with _pretending(0, plan.pp):
+    with _fake_group(0, plan.pp):
         order = order_of(plan)
     layers = [list(stage_part(run.model, plan, stage).layers) for stage in range(plan.stages)]
     return {"stage_layers": layers, "schedule": order}

@@ -1,7 +1,6 @@
-"""Training that begins from existing weights: `train.init_from`, checked against the model and read
-into it.
+"""Loads existing weights for `train.init_from`, after comparing their model with the run's.
 
-Does not know formats, or how the model is sharded.
+Does not depend on file formats or on sharding.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from workers.models.weights.open import open_source
 from workers.models.weights.reader import Weights, fill_model
 from workers.runtime.exits import UserError
 
-# what may differ, because people mean it when they go on from weights: names, rates, a longer or
-# shorter view
+# fields that may differ, because users change them on purpose: name, rates, context length
 _FREE = {
     "name",
     "dropout",
@@ -31,7 +29,7 @@ _FREE = {
 
 
 def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
-    """Raises UserError when the weights cannot be read, or are another model's."""
+    """Raises UserError if the weights cannot be read or belong to another model."""
     try:
         weights = open_source(source)
     except WeightsError as error:
@@ -46,7 +44,7 @@ def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
 
 
 def fill_from(parts: list[Decoder], weights: Weights) -> dict[str, Any]:
-    """Read the weights into what this rank holds; returns what the event says. Raises UserError."""
+    """Load the weights into this rank's parts; returns the event's data. Raises UserError."""
     try:
         for part in parts:
             fill_model(part, weights)
@@ -61,20 +59,20 @@ def fill_from(parts: list[Decoder], weights: Weights) -> dict[str, Any]:
 
 
 def _differences(theirs: ModelSpec, ours: ModelSpec) -> dict[str, tuple[Any, Any]]:
-    """Fields by dotted name, with both values; a part that one lacks altogether differs as a whole."""
-    found: dict[str, tuple[Any, Any]] = {}
+    """Both values by dotted field name; a group that one side lacks differs as one field."""
+    differences: dict[str, tuple[Any, Any]] = {}
     first, second = theirs.model_dump(), ours.model_dump()
     for name in first:
         a, b = first[name], second[name]
         if isinstance(a, dict) and isinstance(b, dict):
-            found |= {f"{name}.{key}": (a[key], b[key]) for key in a if a[key] != b[key]}
+            differences |= {f"{name}.{key}": (a[key], b[key]) for key in a if a[key] != b[key]}
         elif a != b:
-            found[name] = (a, b)
-    return found
+            differences[name] = (a, b)
+    return differences
 
 
 def _must_agree(field: str, theirs: Any, ours: ModelSpec) -> bool:
-    """A table of positions has a fixed length; a router chosen by its bias goes on choosing so."""
+    """A table of positions has a fixed length; a router with bias updates needs them."""
     if field == "max_seq_len":
         return ours.position == "learned"
     return (

@@ -1,0 +1,1 @@
+"""Context parallelism: positions of a sequence over ranks, ring attention."""

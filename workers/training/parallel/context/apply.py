@@ -22,7 +22,7 @@ from workers.models.moe.experts import drop_beyond_capacity
 from workers.models.moe.layer import RoutedMlp
 from workers.models.moe.load_balance import LoadBalance
 from workers.training.parallel.context.ring_attention import ring_attend
-from workers.training.parallel.context.ring_chunks import held_spans
+from workers.training.parallel.context.ring_chunks import rank_spans
 from workers.training.parallel.mesh import Axis
 
 
@@ -57,6 +57,7 @@ class RankPositions:
         self._cache: dict[tuple[int, torch.device], Tensor] = {}
 
     def __call__(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:
+        """The full length for `tokens` local positions, and those positions in it."""
         length = tokens * self.axis.size
         if (length, device) not in self._cache:
             self._cache[length, device] = rank_positions(length, self.axis, device)
@@ -67,7 +68,7 @@ def rank_positions(
     length: int, axis: Axis, device: torch.device, rank: int | None = None
 ) -> Tensor:
     """The positions, of `length`, of this rank of `axis`, or of the one at index `rank`."""
-    spans = held_spans(length, axis.size, axis.rank if rank is None else rank)
+    spans = rank_spans(length, axis.size, axis.rank if rank is None else rank)
     return torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
 
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 
 from workers.models.layers.block_attention import block_backward, block_forward
 from workers.models.layers.documents import AttentionChunk, Documents
-from workers.training.parallel.context.ring_chunks import AttentionTile, held_spans, visible_tiles
+from workers.training.parallel.context.ring_chunks import AttentionTile, rank_spans, visible_tiles
 
 
 def ring_attend(
@@ -30,7 +30,7 @@ def ring_attend(
     documents: Documents | None = None,
 ) -> Tensor:
     """`attend` over all positions of the sequence, of which each rank of `group` (None: all) has
-    `held_spans`: `[B, S, H · D]`.
+    `rank_spans`: `[B, S, H · D]`.
 
     Collective, with the same number of positions per rank. Dropout draws its masks per tile, seeded
     from torch's generator: other masks than in one process, and slow, since no kernel takes them.
@@ -165,9 +165,9 @@ def _ring_attention_backward(
 
 @_ring_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    batch, held, heads, _ = q.shape
-    out = q.new_empty(batch, held, heads, v.shape[-1])
-    return out, q.new_empty(batch, heads, held, dtype=_accumulated(q))
+    batch, local, heads, _ = q.shape
+    out = q.new_empty(batch, local, heads, v.shape[-1])
+    return out, q.new_empty(batch, heads, local, dtype=_accumulated(q))
 
 
 @_ring_attention_backward.register_fake
@@ -193,15 +193,15 @@ _ring_attention.register_autograd(_backward, setup_context=_save)
 
 
 class _Ring:
-    """The ranks of a group in a ring, for one attention over `held` positions per rank."""
+    """The ranks of a group in a ring, for one attention over `local` positions per rank."""
 
     def __init__(
-        self, group: dist.ProcessGroup, held: int, window: int | None, documents: int | None
+        self, group: dist.ProcessGroup, local: int, window: int | None, documents: int | None
     ) -> None:
         self.group, self.window = group, window
         self.starts = None if documents is None else Documents.of(documents).starts
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.spans = [held_spans(held * self.size, self.size, rank) for rank in range(self.size)]
+        self.spans = [rank_spans(local * self.size, self.size, rank) for rank in range(self.size)]
 
     def tiles(self, step: int) -> list[tuple[slice, AttentionTile]]:
         """Batch rows and tiles of this rank's queries with the keys it has after `step` steps."""
@@ -273,11 +273,11 @@ def _dropout_mask(
     if not dropout:
         return None
     rows, columns = tile.queries, tile.keys
-    batch, heads, held, _ = queries_BHSD[some].shape
+    batch, heads, local, _ = queries_BHSD[some].shape
     shape = (batch, heads, rows.stop - rows.start, columns.stop - columns.start)
-    first = (some.start or 0) * held
+    first = (some.start or 0) * local
     place = (
-        (first + rows.start) * held + columns.start
+        (first + rows.start) * local + columns.start
     ) << 8  # distinct from other tiles and steps
     generator = torch.Generator(queries_BHSD.device).manual_seed(seed + place)
     drawn = torch.rand(shape, generator=generator, device=queries_BHSD.device)

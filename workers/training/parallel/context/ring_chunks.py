@@ -28,7 +28,7 @@ class AttentionTile:
     starts: tuple[int, ...] = ()
 
 
-def held_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
+def rank_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
     """Positions, of `length`, of `rank` of `size`: chunks rank and 2 · size - 1 - rank of 2 · size.
 
     An early and a late chunk give all ranks the same causal work (Llama 3, arXiv 2407.21783,
@@ -80,15 +80,15 @@ def visible_tiles(
 
 def _own_tiles(spans: tuple[range, ...], starts: Sequence[int]) -> list[AttentionTile]:
     """A rank's positions with themselves: positions and their documents are in order."""
-    places, held = [], 0
+    places, local = [], 0
     last = -1  # the document of the position before
     for span in spans:
         first = bisect_right(starts, span.start) - 1
         if first != last:
-            places.append(held)
+            places.append(local)
         inside = starts[first + 1 : bisect_right(starts, span[-1])]
-        places += [held + start - span.start for start in inside]
-        last, held = first + len(inside), held + len(span)
+        places += [local + start - span.start for start in inside]
+        last, local = first + len(inside), local + len(span)
     return [
         AttentionTile(
             each.queries,
@@ -96,7 +96,7 @@ def _own_tiles(spans: tuple[range, ...], starts: Sequence[int]) -> list[Attentio
             "documents" if len(each.starts) > 1 else "causal",
             starts=each.starts,
         )
-        for each in attention_chunks([*places, held], None)
+        for each in attention_chunks([*places, local], None)
     ]
 
 

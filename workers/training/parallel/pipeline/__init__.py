@@ -1,1 +1,1 @@
-"""Pipeline parallelism: parts of the model, torch's schedules over them, tied ends, evaluation."""
+"""Pipeline parallelism: stages, schedules, tied embeddings, PipeDream, evaluation."""

@@ -52,7 +52,7 @@ def order_of(plan: ParallelPlan) -> list[list[str]]:
 
 
 def _order_1f1b(stage: int, plan: ParallelPlan) -> list[str]:
-    """What torch 2.13's 1F1B runs on a stage; its list has the last stage's forwards one too far."""
+    """What 1F1B runs on a stage; torch 2.13 lists the last stage's forwards one too far."""
     count, warm = plan.accumulation, min(plan.accumulation, plan.pp - stage)
     order = [f"{stage}F{n}" for n in range(warm)]
     for n in range(count):

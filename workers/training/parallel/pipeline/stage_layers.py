@@ -12,7 +12,7 @@ from workers.training.parallel.mesh import Axis
 
 
 def stages_on_rank(plan: ParallelPlan, rank: int) -> list[int]:
-    """The stages of pipeline rank `rank` in order of depth; V-shaped schedules fold the pipeline."""
+    """Stages of pipeline rank `rank` by depth; V-shaped schedules fold the pipeline."""
     if plan.schedule in V_SHAPED:
         return sorted((rank, 2 * plan.pp - 1 - rank))
     return list(range(rank, plan.stages, plan.pp))

@@ -1,7 +1,6 @@
-"""Tensor and sequence parallelism: how a decoder lies over a mesh axis, and what travels between
-its parts.
+"""Tensor and sequence parallelism: parameter placements and redistribution of activations.
 
-Does not know data parallelism, pipelines or steps.
+Does not depend on data parallelism, pipelines or steps.
 """
 
 from workers.training.parallel.tensor.gradient_sums import sum_partial

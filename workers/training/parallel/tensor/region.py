@@ -1,21 +1,17 @@
-"""A module of a tensor-parallel model: its parameters are DTensors, its forward pass runs on the
-local parts of them.
+"""A module of a tensor-parallel model: its parameters are DTensors, its forward uses local shards.
 
-So the model's own code, and whatever kernel or number format stands in a linear's place, sees plain
-tensors. What
-enters and leaves is redistributed once: two collectives forward and two backward for attention and
-MLP together
-(Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv 2205.05198,
-section 4.2.2). Torch's
-column- and row-wise styles meet each linear by itself: an all-reduce each for the gradients of q, k
-and v, and one more
-for each latent. Does not know which module wants what.
+So the model's own code, and any kernel or variant of a linear layer, works on plain tensors. Inputs
+and outputs are redistributed once: two collectives forward and two backward for attention and MLP
+together (Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et al. 2022, arXiv
+2205.05198, section 4.2.2). Torch's column- and row-wise styles redistribute per linear layer: an
+all-reduce each for the gradients of q, k and v, and one more per latent. Does not depend on which
+module has which sharding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,65 +27,75 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ParallelStyle
 
-Take = Callable[[Tensor], Tensor]
-Travel = Callable[[Tensor, DeviceMesh], Tensor]
+LocalView = Callable[[Tensor], Tensor]
+Redistribute = Callable[[Tensor, DeviceMesh], Tensor]
+Around = Callable[[nn.Module, Tensor], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterSharding:
-    """How a parameter lies over the axis, how its gradient does, and what of the local part the
-    forward pass uses.
-    """
+    """Placements of a parameter and of its gradient; `view` selects what the forward pass uses."""
 
     placement: Placement
     gradient: Placement
-    take: Take | None = None
+    view: LocalView | None = None
 
 
 def sharded(dim: int) -> ParameterSharding:
+    """Sharded over `dim`."""
     return ParameterSharding(Shard(dim), Shard(dim))
 
 
-# used by every rank alike: each has the whole gradient
-ALIKE = ParameterSharding(Replicate(), Replicate())
-# used by every rank for its own heads, columns or tokens: the gradient is the sum over ranks
-# (`gradients.sum_partial`)
+# used alike on every rank: each computes the full gradient
+REPLICATED = ParameterSharding(Replicate(), Replicate())
+# used on every rank for its own heads, columns or tokens: the gradient is a sum over ranks
+# (`gradient_sums.sum_partial`)
 SUMMED = ParameterSharding(Replicate(), Partial())
 
 
+def unchanged(module: nn.Module, first: Tensor) -> AbstractContextManager[None]:
+    """A `Region`'s `around` that does nothing."""
+    return nullcontext()
+
+
 class Region(ParallelStyle):
-    """`held` by parameter name within the module, `other` for those not named; `enter` and `leave`
-    treat what goes in
-    first and what comes out. What an inner region holds already stays its own."""
+    """Shards a module: `parameters` by name, `other` for the rest.
+
+    `enter` redistributes the first argument, `leave` the output; `around` surrounds both.
+    Parameters of an inner region stay its own.
+    """
 
     def __init__(
         self,
-        held: Mapping[str, ParameterSharding],
+        parameters: Mapping[str, ParameterSharding],
         *,
-        enter: Travel | None = None,
-        leave: Travel | None = None,
+        enter: Redistribute | None = None,
+        leave: Redistribute | None = None,
         other: ParameterSharding = SUMMED,
+        around: Around = unchanged,
     ) -> None:
         super().__init__()
-        self.held, self.enter, self.leave, self.other = held, enter, leave, other
+        self.parameters, self.enter, self.leave = parameters, enter, leave
+        self.other, self.around = other, around
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         places = []
-        for path, each in module.named_modules():
-            for name, parameter in list(each.named_parameters(recurse=False)):
+        for path, owner in module.named_modules():
+            for name, parameter in list(owner.named_parameters(recurse=False)):
                 if isinstance(parameter, DTensor):
                     continue
-                held = self.held.get(f"{path}.{name}" if path else name, self.other)
-                distribute(each, name, parameter, held.placement, device_mesh)
-                places.append((each, name, held))
-        plain = module.forward
+                sharding = self.parameters.get(f"{path}.{name}" if path else name, self.other)
+                distribute(owner, name, parameter, sharding.placement, device_mesh)
+                places.append((owner, name, sharding))
+        inner = module.forward
 
         def forward(first: Tensor, *rest: Any) -> Any:
-            if self.enter is not None:
-                first = self.enter(first, device_mesh)
-            with _local_parameters(places):
-                out = plain(first, *rest)
-            return out if self.leave is None else self.leave(out, device_mesh)
+            with self.around(module, first):
+                if self.enter is not None:
+                    first = self.enter(first, device_mesh)
+                with _local_parameters(places):
+                    out = inner(first, *rest)
+                return out if self.leave is None else self.leave(out, device_mesh)
 
         module.forward = forward
         return module
@@ -98,27 +104,29 @@ class Region(ParallelStyle):
 def distribute(
     module: nn.Module, name: str, parameter: Tensor, placement: Placement, mesh: DeviceMesh
 ) -> None:
-    """Put a DTensor in a parameter's place; nothing travels, each rank keeps its own part."""
-    lying = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
-    module.register_parameter(name, nn.Parameter(lying, requires_grad=parameter.requires_grad))
+    """Replace a parameter by a DTensor; no communication, each rank keeps its own shard."""
+    distributed = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+    module.register_parameter(
+        name, nn.Parameter(distributed, requires_grad=parameter.requires_grad)
+    )
 
 
-def gathered(outside: Placement) -> Travel:
-    """What lies outside in `outside` (Replicate, or Shard(1) of the sequence) is whole inside, its
-    gradient partial.
+def gathered(outside: Placement) -> Redistribute:
+    """From `outside` (Replicate, or Shard(1) of the sequence) to replicated; its gradient is
+    partial.
     """
 
     def enter(x: Tensor, mesh: DeviceMesh) -> Tensor:
-        whole = DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(
+        full = DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(
             placements=[Replicate()]
         )
-        return whole.to_local(grad_placements=[Partial()])
+        return full.to_local(grad_placements=[Partial()])
 
     return enter
 
 
-def reduced(outside: Placement) -> Travel:
-    """Partial sums inside, summed into `outside`."""
+def reduced(outside: Placement) -> Redistribute:
+    """From partial sums to `outside`."""
 
     def leave(x: Tensor, mesh: DeviceMesh) -> Tensor:
         partial = DTensor.from_local(x, mesh, [Partial()], run_check=False)
@@ -127,8 +135,8 @@ def reduced(outside: Placement) -> Travel:
     return leave
 
 
-def whole_dtensor(outside: Placement) -> Travel:
-    """What lies in `outside` becomes a whole DTensor, for a linear that is met as one."""
+def replicated_dtensor(outside: Placement) -> Redistribute:
+    """From `outside` to a replicated DTensor, for a linear layer that takes DTensors."""
 
     def leave(x: Tensor, mesh: DeviceMesh) -> Tensor:
         return DTensor.from_local(x, mesh, [outside], run_check=False).redistribute(
@@ -140,30 +148,29 @@ def whole_dtensor(outside: Placement) -> Travel:
 
 @contextmanager
 def _local_parameters(places: list[tuple[nn.Module, str, ParameterSharding]]) -> Iterator[None]:
-    """Local parts in the parameters' place.
-
-    What stood there (a parameter, a cast copy of it) comes back after.
-    """
-    stood = [module._parameters[name] for module, name, _ in places]
+    """Local shards in place of the parameters, or of what replaced them (a cast copy)."""
+    originals = [module._parameters[name] for module, name, _ in places]
     try:
-        for (module, name, held), parameter in zip(places, stood, strict=True):
-            lying: Any = parameter
-            # experts lie over their own axis first
-            local: Tensor = lying.to_local(grad_placements=[*lying.placements[:-1], held.gradient])
+        for (module, name, sharding), parameter in zip(places, originals, strict=True):
+            dtensor: Any = parameter
+            # experts are sharded over their own axis first
+            local: Tensor = dtensor.to_local(
+                grad_placements=[*dtensor.placements[:-1], sharding.gradient]
+            )
             module._parameters[name] = cast(
-                nn.Parameter, local if held.take is None else held.take(local)
+                nn.Parameter, local if sharding.view is None else sharding.view(local)
             )
         yield
     finally:
-        for (module, name, _), parameter in zip(places, stood, strict=True):
+        for (module, name, _), parameter in zip(places, originals, strict=True):
             module._parameters[name] = parameter
 
 
-def rows(start: int, stop: int) -> Take:
-    """The part of a replicated parameter that this rank's heads need."""
+def rows(start: int, stop: int) -> LocalView:
+    """The rows of a replicated parameter that this rank's heads use."""
     return lambda parameter: parameter[start:stop]
 
 
-def once(rank: int) -> Take:
-    """Of a bias that is added to partial sums: on one rank alone."""
+def first_rank_only(rank: int) -> LocalView:
+    """A bias that is added to partial sums: nonzero on one rank only."""
     return lambda bias: bias if rank == 0 else bias * 0.0

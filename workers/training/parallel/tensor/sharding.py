@@ -1,8 +1,6 @@
-"""Which parameter of a decoder lies how over the tensor-parallel axis: attention by heads, MLPs and
-experts by width,
-vocabulary by rows; beside them, with sequence parallelism, activations by tokens.
+"""Applies the tensor-parallel plan to a decoder: block parameters, vocabulary, norms, positions.
 
-Knows the model's names; what travels, and how a module runs on its parts, is `region`'s.
+The plan itself is `workers.models.tensor_parallel_plan`; redistribution is `region`'s.
 """
 
 from __future__ import annotations
@@ -20,73 +18,69 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Block, Decoder
 from workers.models.moe.layer import RoutedMlp
 from workers.models.tensor_parallel_plan import VOCABULARY_DIM, block_plan
-from workers.training.parallel.tensor.dropout import draw_apart
+from workers.training.parallel.tensor.dropout_streams import rank_stream
 from workers.training.parallel.tensor.region import (
-    ALIKE,
+    REPLICATED,
     SUMMED,
     ParameterSharding,
     Region,
     distribute,
+    first_rank_only,
     gathered,
-    once,
     reduced,
+    replicated_dtensor,
     rows,
     sharded,
-    whole_dtensor,
+    unchanged,
 )
-from workers.training.parallel.tensor.vocabulary import VocabularyRows
+from workers.training.parallel.tensor.vocabulary import shard_embedding
 
 
 def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None:
-    """Lay a decoder, or a pipeline's part of one, over the 1-D `mesh`, in place; on meta or with
-    weights.
+    """Shard a decoder or a pipeline's part over the 1-D `mesh`; in place, on meta or with weights.
 
     All parameters become DTensors on `mesh`, under their names. Logits are a DTensor sharded over
-    the vocabulary
-    (`objectives`, `vocabulary`), and so is a tied head's weight. Between blocks every rank holds
-    all tokens, with
-    `plan.sequence_parallel` its part of the sequence: a part of a model then takes and gives `[B, S
-    / tp, hidden]`.
-    Gradients of replicated parameters that ranks use for different heads or tokens are partial
-    after a backward pass:
-    `sum_partial` before the update (`fully_shard` does it by itself).
+    the vocabulary (`objective`, `vocabulary`), as is a tied head's weight. Between blocks every
+    rank holds all tokens; with `plan.sequence_parallel` its part of the sequence: a part of a model
+    then takes and gives `[B, S / tp, hidden]`. After a backward pass, gradients of replicated
+    parameters that ranks use for different heads or tokens are partial: call `sum_partial` before
+    the update (`fully_shard` does it itself).
     """
     spec, rank = decoder.spec, mesh.get_local_rank()
     outside: Placement = Shard(1) if plan.sequence_parallel else Replicate()
-    beside = SUMMED if plan.sequence_parallel else ALIKE
-    norm, enter, leave = Region({}, other=beside), gathered(outside), reduced(outside)
-    held = partial(held_parameters, spec, tp=plan.tp, rank=rank)
-    if decoder.part.first:
-        _lay(decoder.embed, VocabularyRows(outside), mesh)
-    elif decoder.embed is not None:  # a tied head's weight
-        _lay(decoder.embed, VocabularyRows(Replicate()), mesh)
-    if decoder.positions is not None:
-        _lay(
-            decoder.positions,
-            Region({}, enter=_own_tokens if plan.sequence_parallel else None, other=beside),
-            mesh,
+    replicated = SUMMED if plan.sequence_parallel else REPLICATED
+    norm = Region({}, other=replicated)
+    enter, leave = gathered(outside), reduced(outside)
+    parameters = partial(parameter_shardings, spec, tp=plan.tp, rank=rank)
+    own_dropout = rank_stream(rank) if spec.dropout and not plan.sequence_parallel else unchanged
+    attention = Region(parameters("attn."), enter=enter, leave=leave, around=own_dropout)
+    if decoder.embed is not None:  # or only a tied head's weight
+        decoder.embed = shard_embedding(
+            decoder.embed, outside if decoder.part.first else Replicate(), mesh
         )
+    if decoder.positions is not None:
+        positions = _own_tokens if plan.sequence_parallel else None
+        _apply(decoder.positions, Region({}, enter=positions, other=replicated), mesh)
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         if isinstance(block.mlp, RoutedMlp):
             # their own region: if they are sharded by themselves, their weights are gathered at
             # their own call
-            _lay(block.mlp.experts, Region(held("mlp.experts.")), mesh)
-        _lay(block.attn, Region(held("attn."), enter=enter, leave=leave), mesh)
-        _lay(block.mlp, Region(held("mlp."), enter=enter, leave=leave), mesh)
-        _lay(block.attn_norm, norm, mesh)
-        _lay(block.mlp_norm, norm, mesh)
-        if spec.dropout and not plan.sequence_parallel:
-            draw_apart(block.attn, rank)
+            _apply(block.mlp.experts, Region(parameters("mlp.experts.")), mesh)
+        _apply(block.attn, attention, mesh)
+        _apply(block.mlp, Region(parameters("mlp."), enter=enter, leave=leave), mesh)
+        _apply(block.attn_norm, norm, mesh)
+        _apply(block.mlp_norm, norm, mesh)
     if decoder.norm is not None:
-        _lay(decoder.norm, Region({}, leave=whole_dtensor(outside), other=beside), mesh)
+        last = Region({}, leave=replicated_dtensor(outside), other=replicated)
+        _apply(decoder.norm, last, mesh)
     if decoder.head is not None:
         distribute(decoder.head, "weight", decoder.head.weight, Shard(VOCABULARY_DIM), mesh)
     if plan.sequence_parallel:
-        _rope_of_whole_sequences(decoder, plan.tp)
+        _use_full_rope(decoder, plan.tp)
 
 
-def held_parameters(
+def parameter_shardings(
     spec: ModelSpec, prefix: str, *, tp: int, rank: int
 ) -> dict[str, ParameterSharding]:
     """Parameters of the block's module `prefix`, by name within it.
@@ -94,33 +88,32 @@ def held_parameters(
     With fewer key-value heads than ranks, their weights are replicated and each rank uses the head
     of its query heads.
     """
-    held = {}
+    shardings = {}
     for name, shard in block_plan(spec).items():
         if not name.startswith(prefix):
             continue
         if shard.dim is None:
-            how = ParameterSharding(Replicate(), Partial(), once(rank))
+            sharding = ParameterSharding(Replicate(), Partial(), first_rank_only(rank))
         elif shard.style == "kv_heads" and spec.kv_heads % tp:
             head = rank * spec.kv_heads // tp
             own = rows(head * spec.head_dim, (head + 1) * spec.head_dim)
-            how = ParameterSharding(Replicate(), Partial(), own)
+            sharding = ParameterSharding(Replicate(), Partial(), own)
         else:
-            how = sharded(shard.dim)
-        held[name.removeprefix(prefix)] = how
-    return held
+            sharding = sharded(shard.dim)
+        shardings[name.removeprefix(prefix)] = sharding
+    return shardings
 
 
-def _lay(module: nn.Module | None, style: ParallelStyle, mesh: DeviceMesh) -> None:
-    assert module is not None
+def _apply(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
     parallelize_module(module, mesh, style, src_data_rank=None)
 
 
 def _own_tokens(positions: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Of `[S]`, or `[B, S]` where they differ by row."""
+    """This rank's part of `[S]`, or of `[B, S]` if positions differ by row."""
     return positions.chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
 
 
-def _rope_of_whole_sequences(decoder: Decoder, tp: int) -> None:
-    """Attention sees whole sequences, the decoder's hidden states are a part of them."""
-    plain, replaced = decoder._rope_for, cast(Any, decoder)
-    replaced._rope_for = lambda tokens, device: plain(tokens * tp, device)
+def _use_full_rope(decoder: Decoder, tp: int) -> None:
+    """Attention works on full sequences, the decoder's hidden states are a part of them."""
+    tables_for, target = decoder._rope_for, cast(Any, decoder)
+    target._rope_for = lambda tokens, device: tables_for(tokens * tp, device)

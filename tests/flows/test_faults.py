@@ -36,7 +36,7 @@ def heard_of(orrery: Orrery) -> str:
 
 
 def explained(orrery: Orrery, run: str) -> list[tuple[str, str]]:
-    """The run's transitions as `(state, why)`; each starts at the previous state and has a reason."""
+    """Transitions as `(state, why)`; each starts at the previous state and has a reason."""
     moves = [
         event["data"]
         for event in orrery.events(run, "state_changed")

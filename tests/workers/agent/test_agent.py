@@ -59,7 +59,7 @@ def test_without_a_token_the_error_has_a_hint(tmp_path: Path, redis_url: str) ->
     done = subprocess.run(
         command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=180
     )
-    assert done.returncode == 1 and "Give --join TOKEN" in done.stderr
+    assert done.returncode == 1 and "Set --join TOKEN" in done.stderr
 
 
 def test_orders_count_once_and_only_rightly_sealed(agent: Agent) -> None:
@@ -173,7 +173,7 @@ def test_two_agents_of_one_name_are_one_too_many(agent: Agent) -> None:
         "n1",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
-    assert done.returncode == 1 and "runs here already" in done.stderr
+    assert done.returncode == 1 and "already runs here" in done.stderr
 
 
 def test_orders_and_beats_go_on_after_redis_was_killed(tmp_path: Path) -> None:

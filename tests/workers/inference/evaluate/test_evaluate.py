@@ -236,7 +236,7 @@ def test_the_runs_own_data_and_ids(room):
 @pytest.mark.parametrize(
     ("metrics", "rows", "references", "message"),
     [
-        (["wer"], [{"id": 1, "text": "a"}], None, "unknown metric 'wer'"),
+        (["wer"], [{"id": 1, "text": "a"}], None, "'wer' is not a metric"),
         ([], [{"id": 1, "text": "a"}], None, "it names none"),
         (["bleu"], [{"id": 1, "text": "a"}], None, "bleu needs references"),
         (["bleu"], [{"id": 1, "text": "a"}], "a\nb\n", "has 2 lines, the input 1"),

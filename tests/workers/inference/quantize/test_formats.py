@@ -215,7 +215,7 @@ def test_corrupt_tensors_are_refused(spoil, message):
         ({**GPTQ, "group_size": "x"}, "group_size is 'x'"),
         ({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes'"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4"}, "format is 'nvfp4'"),
-        ([], "is no object"),
+        ([], "is not an object"),
     ],
 )
 def test_unreadable_configurations_are_reported(config, message):

@@ -182,9 +182,12 @@ def test_what_is_written_is_what_is_read(form):
     [
         (
             lambda t: {**t, "a.qzeros": t["a.qzeros"][:, :1]},
-            r"a has qweight .*: scales and zeros want \[2, 16\]",
+            r"a has qweight .*: scales and zeros must be \[2, 16\]",
         ),
-        (lambda t: {**t, "a.scales": t["a.scales"][:1]}, "scales and zeros want|g_idx must name"),
+        (
+            lambda t: {**t, "a.scales": t["a.scales"][:1]},
+            "scales and zeros must be|g_idx must name",
+        ),
         (lambda t: {**t, "a.qweight": t["a.qweight"].long()}, "packed numbers are int32"),
         (lambda t: {**t, "a.g_idx": t["a.g_idx"] + 1}, "g_idx must name one of 2 groups"),
         (lambda t: {**t, "a.g_idx": t["a.g_idx"] * 0}, "groups do not have 32 inputs each"),

@@ -30,7 +30,7 @@ TINY = {
 def make_spec(
     model: Any = None, plan: dict[str, Any] | None = None, **train: Any
 ) -> dict[str, Any]:
-    """A short run of a tiny decoder on Shakespeare that writes no texts; keywords change `train`."""
+    """A short run of a tiny decoder on Shakespeare without samples; keywords change `train`."""
     defaults = {
         "steps": 4,
         "seq_len": 16,

@@ -177,7 +177,7 @@ def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
 
 
 def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
-    """Logits of 2 TiB, of an address space that is bounded for them: machines may promise any size."""
+    """Logits of 2 TiB in a bounded address space: machines may overcommit any size."""
     model = {
         **TINY,
         "layers": 1,

@@ -53,7 +53,7 @@ def alone(train, tmp_path_factory):
 
 
 def test_validation_is_that_of_the_quantised_model(alone):
-    """The checkpoint holds full weights; kept in four bits they give the run's own validation loss."""
+    """The checkpoint has full weights; in four bits they give the run's validation loss."""
     [plan] = [each["data"] for each in alone.events() if each["type"] == "plan_resolved"]
     assert (plan["quantize_aware"], plan["group"]) == ("int4", 32)
     run = accept(spec({}))

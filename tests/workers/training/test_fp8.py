@@ -118,7 +118,7 @@ def test_products(m, n, k):
 
 
 def cublas(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype, use_fast_accum):
-    """What scaled_mm computes on Hopper, with the checks of its source: sizes, and how scales lie."""
+    """What scaled_mm computes on Hopper, with its checks of sizes and scale layout."""
     kinds, (rows, k), columns = functional.ScalingType, a.shape, b.shape[1]
     assert (rows % 4, columns % 16, k % 16, use_fast_accum) == (0, 0, 0, False)
     assert a.stride() == (k, 1) and b.stride() == (1, k), "row-major times column-major"

@@ -116,9 +116,9 @@ def test_named_checkpoint_of_another_place(train, straight, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s["train"].update(seed=4), "rng.seed 3, the spec says 4"),
-        (lambda s: s["model"].update(hidden=64), "model.hidden 32, the spec says 64"),
-        (lambda s: s["train"].update(seq_len=8), "seq_len 16, the spec says 8"),
+        (lambda s: s["train"].update(seed=4), "rng.seed 3, the spec has 4"),
+        (lambda s: s["model"].update(hidden=64), "model.hidden 32, the spec has 64"),
+        (lambda s: s["train"].update(seq_len=8), "seq_len 16, the spec has 8"),
     ],
 )
 def test_checkpoint_of_another_run_is_refused(change, message, train, tmp_path):
@@ -166,19 +166,19 @@ def bytes_for_a_tensor(folder, manifest):
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (weights_alone, "holds weights alone, converted from .*try train.init_from"),
+        (weights_alone, "has only weights, converted from .*try train.init_from"),
         (
             table_that_runs_code,
             "no table of contents does; give a checkpoint that this engine wrote",
         ),
-        (bytes_for_a_tensor, "model.norm.weight is no tensor in it, but bytes"),
+        (bytes_for_a_tensor, "model.norm.weight is not a tensor, but bytes"),
         (
             lambda folder, manifest: write_manifest(folder, {"step": 1}),
-            "manifest.json says no tokens",
+            "manifest.json has no tokens",
         ),
         (
             lambda folder, manifest: (folder / "manifest.json").write_text("[]"),
-            "manifest.json holds no JSON object",
+            "manifest.json is not a JSON object",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ring attention on pools of ranks against plain attention over whole sequences, and what it sends."""
+"""Ring attention on pools of ranks vs plain attention over full sequences, and what it sends."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_16_bits_as_one_process_computes_them(precision, near, train, tmp_path):
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_goes_on_under_another_degree_and_back(name, alone, train, tmp_path):
-    """Saved under tp 2 and sequence parallel, resumed under dp 2 sharded, then under tp 2 x dp 2."""
+    """Saved under tp 2 with sequence parallel, resumed under sharded dp 2, then tp 2 x dp 2."""
     steps, keep = (
         len(alone[name].points()),
         {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None},

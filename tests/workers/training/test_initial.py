@@ -10,7 +10,7 @@ import shutil
 import pytest
 import torch
 
-from tests.workers.models.test_hugging_face import decoder_of, pipeline_logits, transformers
+from tests.workers.models.test_hugging_face import decoder_of, logits_of, transformers
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import main
 
@@ -85,8 +85,8 @@ def test_import_train_export_reload(family, folders, train, tmp_path):
     assert main([str(last), str(tmp_path / "exported")]) == 0
     again = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
     ours = decoder_of(last / "checkpoints" / "step-00000003")
-    torch.testing.assert_close(pipeline_logits(again), pipeline_logits(ours), atol=1e-5, rtol=0)
-    assert not torch.allclose(pipeline_logits(ours), pipeline_logits(decoder_of(source)), atol=1e-3), (
+    torch.testing.assert_close(logits_of(again), logits_of(ours), atol=1e-5, rtol=0)
+    assert not torch.allclose(logits_of(ours), logits_of(decoder_of(source)), atol=1e-3), (
         "three steps change weights"
     )
     onward = train(spec(family, tmp_path / "exported"), tmp_path / "onward")

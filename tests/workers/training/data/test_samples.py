@@ -102,7 +102,8 @@ def test_blocks_cover_a_batch_once_under_any_dp(
     count: int, micro: int, dp: int, first: int
 ) -> None:
     by_rank = [
-        microbatches_for(first, count, micro_batch_size=micro, dp=dp, rank=rank) for rank in range(dp)
+        microbatches_for(first, count, micro_batch_size=micro, dp=dp, rank=rank)
+        for rank in range(dp)
     ]
     assert len({len(blocks) for blocks in by_rank}) == 1, "ranks step together"
     covered = [

@@ -59,7 +59,7 @@ class WorstLine(Schema):
     id: Any
     by: str = Field(description="the metric that ranks the examples: a loss or a score")
     value: float
-    line: dict[str, Any] = Field(description="the line of results.jsonl")
+    row: dict[str, Any] = Field(description="the row of results.jsonl")
 
 
 class ResultsOut(Schema):

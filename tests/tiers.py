@@ -17,7 +17,7 @@ BY_PATH = {
     "tests/examples/": "ranks",
     "tests/workers/launcher/": "ranks",
     "tests/workers/inference/test_parallel.py": "ranks",
-    "tests/orchestrator/planner/collectives/": "ranks",
+    "tests/orchestrator/planner/model/communication/test_engine_traffic.py": "ranks",
 }
 # a test that requests this fixture -> marker
 BY_FIXTURE = {"pools": "ranks"}

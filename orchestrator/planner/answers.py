@@ -30,7 +30,7 @@ from orchestrator.planner.model.time.intervals import bounds, extrapolations
 from orchestrator.planner.search.plan_notes import notes_by_plan
 
 if TYPE_CHECKING:
-    from orchestrator.planner.calibration.result import Calibration
+    from orchestrator.planner.model.calibration_result import Calibration
 
 _MAX_CELLS = 2**21  # (S, n) cells per table: 16 MiB per column
 

@@ -31,7 +31,7 @@ from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.plan import ParallelPlan
 
 if TYPE_CHECKING:
-    from orchestrator.planner.calibration.result import Calibration
+    from orchestrator.planner.model.calibration_result import Calibration
 
 _MAX_SERVING_TP = 64
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.request_parsing import parse_json_line
 from workers.contracts.base import problem
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from orchestrator.accounts.models import User
 from orchestrator.planner import api
-from orchestrator.planner.calibration.result import Calibration
 from orchestrator.planner.explain import parse_explain_options
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptions
 from orchestrator.planner.search.search_request import MAX_EXPLAINED
 from orchestrator.planner.store import selectors

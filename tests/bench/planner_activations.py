@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.orchestrator.planner.activations.cases import CASES, Case
+from tests.orchestrator.planner.model.activations.cases import CASES, Case
 
 
 @dataclass(frozen=True)

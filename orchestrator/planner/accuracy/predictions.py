@@ -19,7 +19,7 @@ from orchestrator.planner.calibration.measurements import (
     peaks,
     step_times,
 )
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.terms import Table

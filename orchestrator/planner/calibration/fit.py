@@ -11,14 +11,6 @@ from typing import Any
 import numpy as np
 
 import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
-from orchestrator.planner.calibration.coverage import coverage_of
-from orchestrator.planner.calibration.kriging import (
-    LENGTHS,
-    NO_CORRECTION,
-    Kriging,
-    coordinates,
-    krige,
-)
 from orchestrator.planner.calibration.least_squares import Floats, Solution, solve
 from orchestrator.planner.calibration.measured_parameters import SPREAD, measured_parameters
 from orchestrator.planner.calibration.measurements import (
@@ -28,8 +20,16 @@ from orchestrator.planner.calibration.measurements import (
     read_measurements,
     step_times,
 )
-from orchestrator.planner.calibration.result import Calibration, Group
+from orchestrator.planner.model.calibration_result import Calibration, Group
+from orchestrator.planner.model.coverage import coverage_of
 from orchestrator.planner.model.inputs import table_of
+from orchestrator.planner.model.kriging import (
+    LENGTHS,
+    NO_CORRECTION,
+    Kriging,
+    coordinates,
+    krige,
+)
 from orchestrator.planner.model.parameters import PARAMETERS, defaults, fixed_columns
 from orchestrator.planner.model.profiles import Published, published
 from orchestrator.planner.model.terms import TERMS, Table, leaves

@@ -3,9 +3,7 @@
 Import it wherever terms are computed by name. Does not depend on search, calibration or storage.
 """
 
-from orchestrator.planner import activations
-from orchestrator.planner.calibration import kriging
-from orchestrator.planner.model import flops, optimizers
+from orchestrator.planner.model import activations, flops, kriging, optimizers
 from orchestrator.planner.model.communication import engine_traffic, exposed, volumes
 from orchestrator.planner.model.compute import kernels, layer_time, offloading
 from orchestrator.planner.model.memory import (

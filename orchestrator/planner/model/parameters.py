@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.planner.calibration.kriging import LENGTHS, columns
+from orchestrator.planner.model.kriging import LENGTHS, columns
 from orchestrator.planner.model.profiles import profile
 from orchestrator.planner.model.terms import Column, Table, given
 from workers.contracts.catalog.devices import Device
 
 if TYPE_CHECKING:
-    from orchestrator.planner.calibration.result import Calibration
+    from orchestrator.planner.model.calibration_result import Calibration
     from orchestrator.planner.model.inputs import Request
 
 

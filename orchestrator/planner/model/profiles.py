@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.planner.calibration.coverage import RANGES, Coverage
+from orchestrator.planner.model.coverage import RANGES, Coverage
 from orchestrator.planner.model.inputs import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.memory.profiles import MEMORY_PROFILES
 from workers.contracts.catalog.devices import Device

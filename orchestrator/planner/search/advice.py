@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.terms import Table

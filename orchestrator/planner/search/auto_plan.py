@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import SCHEDULE, Request
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.plan_request import Scenario

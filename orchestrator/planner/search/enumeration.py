@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.grid import Block, Rows, Space
 from orchestrator.planner.model.inputs import SCHEDULE
 from orchestrator.planner.search.axes import DEVICES, Axes, divisors
+from orchestrator.planner.search.grid import Block, Rows, Space
 from orchestrator.planner.search.legality import illegal
 from workers.contracts.base import Refused
 from workers.contracts.specs.cluster import ClusterSpec

@@ -16,7 +16,6 @@ from typing import Any, Literal
 import numpy as np
 
 import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
-from orchestrator.planner.model.grid import Block, constant_plan, plan_of
 from orchestrator.planner.model.inputs import (
     Request,
     device_columns,
@@ -29,6 +28,7 @@ from orchestrator.planner.model.terms import Table
 from orchestrator.planner.plan_request import Scenario
 from orchestrator.planner.search.axes import DEVICES, Axes, build_axes
 from orchestrator.planner.search.enumeration import MOST_CANDIDATES, enumerate_plans
+from orchestrator.planner.search.grid import Block, constant_plan, plan_of
 from orchestrator.planner.search.pareto import Best, Front, thinned, undominated
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.specs.cluster import ClusterSpec

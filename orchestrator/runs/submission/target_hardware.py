@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.fleet import selectors as fleet
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.store import selectors as planner
 from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import ClusterSpec, RunSpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.calibration.measurements import Pair
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
 from tests.orchestrator.planner.predicted import request

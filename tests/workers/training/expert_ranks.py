@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from kernels.dispatch import clear_records
-from tests.orchestrator.planner.collectives.program import counted
+from tests.orchestrator.planner.model.communication.collective_program import counted
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import local_tensor

@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from tests.orchestrator.planner.collectives.program import counted
+from tests.orchestrator.planner.model.communication.collective_program import counted
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder

@@ -10,10 +10,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from orchestrator.planner import api
-from orchestrator.planner.calibration.result import Calibration
 from orchestrator.planner.cli_output import format_search, format_serving, format_trees
 from orchestrator.planner.explain import ExplainOptions, parse_explain_options
 from orchestrator.planner.interchange import KINDS
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.plan_request import BadRequest, ParseOptions
 from orchestrator.planner.request_files import UnusableInput, read_calibration, read_json_lines
 

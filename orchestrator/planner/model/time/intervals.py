@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.calibration.kriging import LENGTHS, coordinates, unexplained
 from orchestrator.planner.model.inputs import Request
+from orchestrator.planner.model.kriging import LENGTHS, coordinates, unexplained
 from orchestrator.planner.model.parameters import fixed_columns
 from orchestrator.planner.model.profiles import Published, published
 from orchestrator.planner.model.terms import Column, Table
 
 if TYPE_CHECKING:
-    from orchestrator.planner.calibration.result import Calibration, Group
+    from orchestrator.planner.model.calibration_result import Calibration, Group
 
 Floats = NDArray[np.float64]
 

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.planner.calibration.fit import fit
 from orchestrator.planner.calibration.measurements import read_measurements
-from orchestrator.planner.calibration.result import DEVICE_PARAMETERS, Calibration
+from orchestrator.planner.model.calibration_result import DEVICE_PARAMETERS, Calibration
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import PARAMETERS, columns_for, defaults
 from tests.orchestrator.planner.measured import errors, measured, requests, shuffled

@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from orchestrator.planner.model.grid import constant_plan, plan_of
 from orchestrator.planner.model.inputs import SCHEDULE, plan_columns
 from orchestrator.planner.search.axes import build_axes
 from orchestrator.planner.search.enumeration import enumerate_plans
+from orchestrator.planner.search.grid import constant_plan, plan_of
 from orchestrator.planner.search.legality import illegal
 from workers.contracts.base import Refused
 from workers.contracts.catalog.presets import preset

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.planner.calibration.fit import fit
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for

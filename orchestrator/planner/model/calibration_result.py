@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.planner.calibration.coverage import Coverage
+from orchestrator.planner.model.coverage import Coverage
 from orchestrator.planner.model.terms import Table
 
 VERSION = 1

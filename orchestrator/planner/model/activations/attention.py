@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.activations.tokens import KORTHIKANTI
+from orchestrator.planner.model.activations.tokens import KORTHIKANTI
 from orchestrator.planner.model.terms import Column, term
 
 FLASH = (

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from orchestrator.planner import activations  # noqa: F401  registers the terms
+from orchestrator.planner.model import activations  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.model import ModelSpec

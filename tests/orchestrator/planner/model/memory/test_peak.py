@@ -10,7 +10,10 @@ import pytest
 import orchestrator.planner.model.memory.peak  # noqa: F401  registers the terms
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
-from tests.orchestrator.planner.live_bytes import peak_of_a_sharded_step, peak_of_a_step
+from tests.orchestrator.planner.model.memory.live_bytes import (
+    peak_of_a_sharded_step,
+    peak_of_a_step,
+)
 from tests.orchestrator.planner.predicted import predicted, request
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.model import ModelSpec

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.orchestrator.planner.activations.blocks import Mlp, Style
+from tests.orchestrator.planner.model.activations.blocks import Mlp, Style
 from workers.contracts.specs.model import ModelSpec
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.planner import activations  # noqa: F401  registers the terms
+from orchestrator.planner.model import activations  # noqa: F401  registers the terms
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
-from tests.orchestrator.planner.activations import measure
-from tests.orchestrator.planner.activations.blocks import Attention, Block, Mlp, Style, rotary
-from tests.orchestrator.planner.activations.experts import Experts
-from tests.orchestrator.planner.activations.latent import Mfa, Mla
-from tests.orchestrator.planner.activations.ranks import RankBlock
+from tests.orchestrator.planner.model.activations import measure
+from tests.orchestrator.planner.model.activations.blocks import Attention, Block, Mlp, Style, rotary
+from tests.orchestrator.planner.model.activations.experts import Experts
+from tests.orchestrator.planner.model.activations.latent import Mfa, Mla
+from tests.orchestrator.planner.model.activations.ranks import RankBlock
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec

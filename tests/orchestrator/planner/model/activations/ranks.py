@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.orchestrator.planner.activations.blocks import Attention, Block, Mlp, Rotary, Style, drop
+from tests.orchestrator.planner.model.activations.blocks import (
+    Attention,
+    Block,
+    Mlp,
+    Rotary,
+    Style,
+    drop,
+)
 from workers.contracts.specs.model import ModelSpec
 
 

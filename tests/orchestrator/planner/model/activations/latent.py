@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tests.orchestrator.planner.activations.blocks import Core, RmsNorm, Rotary, Style
+from tests.orchestrator.planner.model.activations.blocks import Core, RmsNorm, Rotary, Style
 from workers.contracts.specs.model import ModelSpec
 from workers.models.layers.rope import apply_rope
 

@@ -229,7 +229,7 @@ def test_tensor_parallel_shards_of_four_ranks():
             "--nproc-per-node",
             "4",
             "-m",
-            "tests.orchestrator.planner.tensor_ranks",
+            "tests.orchestrator.planner.model.memory.tensor_ranks",
             spec.to_json(),
             "2",
         ],

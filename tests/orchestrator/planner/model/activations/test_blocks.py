@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.planner_activations import case_rows
-from tests.orchestrator.planner.activations.cases import CASES, Case
+from tests.orchestrator.planner.model.activations.cases import CASES, Case
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -408,7 +408,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
         ({"plan": {"pp": 4}}, "3 layers are too few"),
         (
             {"plan": TP, "generate": {"quantize": "int4"}},
-            "int4 rounds 16 inputs of a weight together, and 50",
+            "int4 quantises 16 inputs of a weight together, and 50",
         ),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
         (

@@ -86,7 +86,9 @@ class Generation:
                 self._answer(loaded, prompts, answers)
         finally:
             answers.close()
-        self.recorder.event("generated", answers=self.answered, existing=earlier, output=body.output)
+        self.recorder.event(
+            "generated", answers=self.answered, existing=earlier, output=body.output
+        )
         if self.answered < len(self.lines):
             reason = f"stopped on request after {self.answered} of {len(self.lines)} answers"
             return Outcome("preempted", reason, self.answered)

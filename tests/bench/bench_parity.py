@@ -19,12 +19,12 @@ from typing import Any
 from tests.bench.record import record
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import Pool, Result, train_alone
+from tests.workers.training.test_combined_parallelism import COMBINATIONS, FLAT, STEPS, spec
 from tests.workers.training.test_eight_ranks import PLANS as EIGHT
-from tests.workers.training.test_together import COMBINATIONS, FLAT, STEPS, spec
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.presets import preset
 from workers.models.weights.parameter_shapes import weight_shapes
-from workers.training.optim.zero1 import deal
+from workers.training.optim.zero1 import assign_owners
 
 LAYERS = {**FLAT, "name": "layers", "layers": 4}
 ALONE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -123,7 +123,7 @@ def bytes_by_rank(pools: dict[int, Pool], folder: Path) -> None:
             result = _ended(pools[size].train(made, folder / f"bytes-{size}-{zero}"))
             share = {"params": size if zero >= 2 else 1, "grads": size if zero >= 2 else 1}
             both, loads = sum(whole / share[name] for name in share), [0] * size
-            deal(sizes, loads)
+            assign_owners(sizes, loads)
             moments = (
                 [8 * load for load in loads]
                 if zero == 1

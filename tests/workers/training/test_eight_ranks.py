@@ -8,7 +8,7 @@ import pytest
 
 from tests.workers.training.conftest import final_weights, relative
 from tests.workers.training.pool import Pool, train_alone
-from tests.workers.training.test_together import DENSE, FLAT, STEPS, spec
+from tests.workers.training.test_combined_parallelism import DENSE, FLAT, STEPS, spec
 
 PLANS = [
     (DENSE, {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "schedule": "1f1b", "sequence_parallel": True}),

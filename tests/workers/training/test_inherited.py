@@ -175,7 +175,9 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     ):
         opened(spec(room, bare), tmp_path / "run")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"train\.init_from: .*empty contains neither a config\.json"):
+    with pytest.raises(
+        UserError, match=r"train\.init_from: .*empty contains neither a config\.json"
+    ):
         opened(spec(room, tmp_path / "empty"), tmp_path / "run")
     asked = spec(room, bare)
     asked["data"]["tokenizer"] = "bytes"

@@ -18,7 +18,13 @@ from workers.contracts.specs.training_support import engine_problems
 from workers.metrics.memory import process_memory
 from workers.training.offload import Disk, OffloadedOptimizer, copies
 from workers.training.offload.disk import BUFFERS
-from workers.training.optim import build_optimizer, masters_of, release, state_of, update
+from workers.training.optim import (
+    build_optimizer,
+    get_master_weights,
+    get_optimizer_state,
+    release,
+    update,
+)
 
 # no width divides by 2
 RAGGED = {
@@ -188,7 +194,7 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
     """
     rule = OptimizerSpec.from_dict(RULES["adamw"])
     ours, theirs = parameters(32, (1000, 1000)), parameters(32, (1000, 1000))
-    optimizer = build_optimizer(ours, rule, split_state=False, offload="nvme", scratch=tmp_path)
+    optimizer = build_optimizer(ours, rule, shard_state=False, offload="nvme", scratch=tmp_path)
     assert isinstance(optimizer, OffloadedOptimizer) and optimizer.disk is not None
     for each in ours.values():
         each.grad = torch.ones_like(each)
@@ -203,10 +209,10 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
         "the file has no name, and goes with the process however that ends"
     )
     for one, other in zip(
-        found, stepped(build_optimizer(theirs, rule, split_state=False), theirs), strict=True
+        found, stepped(build_optimizer(theirs, rule, shard_state=False), theirs), strict=True
     ):
         assert torch.equal(one, other)
-    held = state_of(optimizer)
+    held = get_optimizer_state(optimizer)
     assert all(torch.equal(held[each]["step"], torch.tensor(2.0)) for each in ours.values())
     release(optimizer)
     release(optimizer)
@@ -246,9 +252,9 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
         {f"blocks.{name}": each for name, each in parameters(5, (70, 100)).items()}
         for _ in range(2)
     )
-    optimizer = build_optimizer(ours, spec, split_state=False, offload=offload, scratch=tmp_path)
+    optimizer = build_optimizer(ours, spec, shard_state=False, offload=offload, scratch=tmp_path)
     assert isinstance(optimizer, OffloadedOptimizer) and len(optimizer.parts) > 2
-    plain = build_optimizer(theirs, spec, split_state=False)
+    plain = build_optimizer(theirs, spec, shard_state=False)
     for turn in range(3):
         if turn == 2:  # someone else writes the weights, as a checkpoint that is read does
             for given in (ours, theirs):
@@ -256,8 +262,8 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
                     given["blocks.w1"].mul_(0.5)
         for one, other in zip(stepped(optimizer, ours, 2), stepped(plain, theirs, 2), strict=True):
             assert torch.equal(one, other)
-        assert {each: len(entry) for each, entry in state_of(optimizer).items()} == {
-            ours[name]: len(state_of(plain)[each]) for name, each in theirs.items()
+        assert {each: len(entry) for each, entry in get_optimizer_state(optimizer).items()} == {
+            ours[name]: len(get_optimizer_state(plain)[each]) for name, each in theirs.items()
         }
     optimizer.zero_grad()
     plain.zero_grad()
@@ -270,7 +276,7 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
     ):
         travelled.clear()
         for given, rule_of in ((ours, optimizer), (theirs, plain)):
-            getattr(rule_of, "follow", lambda final: None)(final)
+            getattr(rule_of, "set_gradients_final", lambda final: None)(final)
             sum(
                 (each * (index + turn)).square().sum() for index, each in enumerate(given.values())
             ).backward()
@@ -283,7 +289,7 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
                 update(rule_of, gradients, norm=1.0, limit=None, scale=1 / factor)
             rule_of.zero_grad()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    held = sum(each.nbytes for each in masters_of(optimizer))
+    held = sum(each.nbytes for each in get_master_weights(optimizer))
     assert held == (5 * 70 * 100 * 4 if offload == "optimizer" else 0)
     release(optimizer)
 
@@ -297,7 +303,7 @@ def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
     optimizer = build_optimizer(
         given,
         OptimizerSpec.from_dict(RULES["adamw"]),
-        split_state=False,
+        shard_state=False,
         offload="nvme",
         scratch=tmp_path,
     )
@@ -320,7 +326,7 @@ def test_a_failing_disk_is_told(call, message, tmp_path, monkeypatch):
     optimizer = build_optimizer(
         given,
         OptimizerSpec.from_dict(RULES["adamw"]),
-        split_state=False,
+        shard_state=False,
         offload="nvme",
         scratch=tmp_path,
     )

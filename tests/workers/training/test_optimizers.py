@@ -12,8 +12,8 @@ import torch
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.training.optim import build_optimizer, update
-from workers.training.optim.blockwise import Blocks, codebook, dequantise, quantise
-from workers.training.optim.newton_schulz import orthogonalise
+from workers.training.optim.blockwise import Blocks, codebook, dequantize, quantize
+from workers.training.optim.newton_schulz import orthogonalize
 from workers.training.optim.scaled_adamw import ScaledAdamW
 
 # no width divides by 4 ranks
@@ -137,7 +137,7 @@ def model():
 def test_adafactor_is_torchs():
     ours, theirs = model(), model()
     found = steps_of(
-        build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), split_state=False),
+        build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), shard_state=False),
         ours.values(),
     )
     want = steps_of(
@@ -168,7 +168,7 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
     ours, theirs = model(), model()
     before = {name: each.detach().clone() for name, each in ours.items()}
     rule = OptimizerSpec.from_dict({"name": "muon", "lr": 0.02, "scalar_lr": 0.01})
-    steps_of(build_optimizer(ours, rule, split_state=False), ours.values())
+    steps_of(build_optimizer(ours, rule, shard_state=False), ours.values())
     rest = torch.optim.AdamW(
         [theirs["embed.weight"], theirs["blocks.0.norm"]], lr=0.01, weight_decay=0.1
     )
@@ -189,9 +189,9 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
 
 def test_orthogonal_stacks():
     stack = torch.randn(3, 40, 20, generator=torch.Generator().manual_seed(0))
-    found = orthogonalise(stack, steps=5)
+    found = orthogonalize(stack, steps=5)
     for one, alone in zip(found, stack, strict=True):
-        torch.testing.assert_close(one, orthogonalise(alone, steps=5))
+        torch.testing.assert_close(one, orthogonalize(alone, steps=5))
     values = torch.linalg.svdvals(found)
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
 
@@ -201,7 +201,7 @@ def test_lion_by_hand():
     rule = OptimizerSpec.from_dict(
         {"name": "lion", "lr": 0.1, "betas": (0.5, 0.75), "weight_decay": 0.5}
     )
-    optimizer = build_optimizer({"w": weight}, rule, split_state=False)
+    optimizer = build_optimizer({"w": weight}, rule, shard_state=False)
     weight.grad = torch.tensor([4.0, -4.0])
     optimizer.step()  # moment 0 → 1, -1
     assert weight.tolist() == pytest.approx([0.95 - 0.1, -1.9 + 0.1])
@@ -217,8 +217,8 @@ def test_eight_bits_keep_large_numbers_within_a_hundredth(signed, columns):
     values = (values if signed else values.square()) * torch.logspace(-9, 3, 7).unsqueeze(1)
     values[2] = 0
     blocks = Blocks(torch.empty(7, columns, dtype=torch.uint8), torch.empty(7, -(-columns // 256)))
-    quantise(values, blocks, signed=signed)
-    found = dequantise(blocks, signed=signed)
+    quantize(values, blocks, signed=signed)
+    found = dequantize(blocks, signed=signed)
     assert bool((found[2] == 0).all())
     largest = values.abs().amax(dim=1, keepdim=True)
     assert float(((found - values).abs() / largest.clamp(min=1e-30)).max()) <= 0.0095

@@ -58,7 +58,7 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
         with torch.no_grad():
             parameters["head.weight"].copy_(parameters["embed.weight"])
     late = {}
-    optimizer = build_optimizer(parameters, run.train.optimizer, split_state=False)
+    optimizer = build_optimizer(parameters, run.train.optimizer, shard_state=False)
     stages, ends = len(layers), torch.cumsum(torch.tensor(layers), 0).tolist()
 
     def stage_of(name):

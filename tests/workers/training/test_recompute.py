@@ -25,7 +25,7 @@ from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.training.recompute import apply_recompute, hardware_factor, memory_budget
-from workers.training.recompute.knapsack import best_sets, spread
+from workers.training.recompute.knapsack import best_sets, choose_sets
 
 KINDS = ("none", "selective", "full")
 WIDE = {
@@ -194,7 +194,7 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
             assert found.bytes == sum(sizes[i] for i in found.kept)
         layers = [sets, best_sets(sizes[:4], seconds[:4]), sets]
         budget = draw.randint(0, 2 * sum(sizes))
-        places = spread(layers, budget)
+        places = choose_sets(layers, budget)
         taken = [choices[place] for choices, place in zip(layers, places, strict=True)]
         assert sum(c.bytes for c in taken) <= budget
         every = itertools.product(*layers)
@@ -227,4 +227,4 @@ def test_executed_flops_are_those_of_the_planner(name):
         table = table_of([Request(model, plan, cluster, 1024, framework("orrery"))], {})
         message = float(table["executed_flops"][0] / table["model_flops"][0])
         assert hardware_factor(model, plan, 1024) == pytest.approx(message, rel=1e-6)
-    assert hardware_factor(model, ParallelPlan(recompute="auto"), 1024, again=0.0) == 1.0
+    assert hardware_factor(model, ParallelPlan(recompute="auto"), 1024, recomputed_share=0.0) == 1.0

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from workers.contracts.specs.run_bodies import OptimizerSpec
-from workers.training.optim import build_optimizer, state_of
+from workers.training.optim import build_optimizer, get_optimizer_state
 from workers.training.parallel.gradient_reduction import GradientReducer
 
 # no width divides by 2
@@ -60,13 +60,13 @@ def split_beside_tensor_parallel(rule: dict[str, Any]) -> dict[str, Any]:
     }
     group = mesh.get_group("dp")
     spec = OptimizerSpec.from_dict(rule)
-    optimizer = build_optimizer(parameters, spec, split_state=True, among=lambda _: group)
+    optimizer = build_optimizer(parameters, spec, shard_state=True, among=lambda _: group)
     for step in range(5):
         gradients = draw(10 + step)
         for name, parameter in parameters.items():
             parameter.grad = lay(name, gradients[name], mesh["tp"])
         optimizer.step()
-    mine = [name for name, each in parameters.items() if each in state_of(optimizer)]
+    mine = [name for name, each in parameters.items() if each in get_optimizer_state(optimizer)]
     place = [int(mesh.get_local_rank("dp")), int(mesh.get_local_rank("tp"))]
     return {
         "place": place,

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.workers.training.split_ranks import SHAPES, draw
+from tests.workers.training.zero1_ranks import SHAPES, draw
 
-HERE = "tests.workers.training.split_ranks"
+HERE = "tests.workers.training.zero1_ranks"
 
 
 def mean_of_two(micro_batches):

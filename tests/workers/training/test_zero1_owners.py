@@ -7,12 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.workers.training.split_ranks import SHAPES, draw
+from tests.workers.training.zero1_ranks import SHAPES, draw
 from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.training.optim import build_optimizer
-from workers.training.optim.zero1 import deal
+from workers.training.optim.zero1 import assign_owners
 
-HERE = "tests.workers.training.split_ranks"
+HERE = "tests.workers.training.zero1_ranks"
 RULES = {
     "adamw": {"name": "adamw", "lr": 0.01},
     "sgd": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
@@ -25,7 +25,7 @@ RULES = {
 
 def alone(rule):
     parameters = {name: each.requires_grad_() for name, each in draw(0).items()}
-    optimizer = build_optimizer(parameters, OptimizerSpec.from_dict(rule), split_state=False)
+    optimizer = build_optimizer(parameters, OptimizerSpec.from_dict(rule), shard_state=False)
     for step in range(5):
         for name, gradient in draw(10 + step).items():
             parameters[name].grad = gradient
@@ -54,11 +54,13 @@ def test_dealt_over_dp_and_sharded_over_tp(rule, pools):
 
 def test_largest_first_to_the_emptiest():
     loads = [0, 0, 0]
-    assert deal([1, 7, 4, 4, 2], loads) == [2, 0, 1, 2, 1]
+    assert assign_owners([1, 7, 4, 4, 2], loads) == [2, 0, 1, 2, 1]
     assert loads == [7, 6, 5]
-    assert deal([2], loads) == [2], "a second group of parameters goes where the first left room"
+    assert assign_owners([2], loads) == [2], (
+        "a second group of parameters goes where the first left room"
+    )
 
 
 def test_deals_as_torchs_zero_redundancy_optimizer_does(pools):
     [dealt, *_] = pools(2).call(f"{HERE}:torchs_partition")
-    assert dealt == deal([torch.Size(shape).numel() for shape in SHAPES.values()], [0, 0])
+    assert dealt == assign_owners([torch.Size(shape).numel() for shape in SHAPES.values()], [0, 0])

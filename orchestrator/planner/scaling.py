@@ -15,19 +15,19 @@ from orchestrator.planner.model.terms import Registry, Table, explain
 from workers.contracts.base import Problem, problem
 
 SCALING = Registry()
-term, given = SCALING.term, SCALING.given
+term, declare_inputs = SCALING.term, SCALING.declare_inputs
 KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, section 2.1"
 NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, eq. 4"
 HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556"
 _DAY_S = 86400.0
 
-given("parameters", "request", "parameters")
-given("tokens", "request", "tokens")
-given("", "request", "devices", "tokens_per_parameter", "flops_per_parameter_token")
-given("FLOP/s", "request: device peak · MFU", "flops_per_device")
-given("USD/h", "request or device catalogue", "usd_per_hour")
-given("W", "device catalogue", "power_w")
-given("days", "request", "budget_days")
+declare_inputs("parameters", "request", "parameters")
+declare_inputs("tokens", "request", "tokens")
+declare_inputs("", "request", "devices", "tokens_per_parameter", "flops_per_parameter_token")
+declare_inputs("FLOP/s", "request: device peak · MFU", "flops_per_device")
+declare_inputs("USD/h", "request or device catalogue", "usd_per_hour")
+declare_inputs("W", "device catalogue", "power_w")
+declare_inputs("days", "request", "budget_days")
 
 
 @term("FLOP", "k · N · D, k = 6, or 8 with full recomputation", KAPLAN)

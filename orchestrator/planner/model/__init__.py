@@ -1,0 +1,1 @@
+"""The performance model: terms for memory, compute, communication and step time."""

@@ -92,9 +92,7 @@ class Calibration:
         """Messages on what of the plan no run covers; empty if it is covered."""
         own = self.group(device, framework)
         if own is None:
-            return [
-                f"the calibration has no {framework} run on {device}: default values are used"
-            ]
+            return [f"the calibration has no {framework} run on {device}: default values are used"]
         return own.coverage.describe_outside(table, row)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""Floating-point operations of a step: those of the model, and those really executed with
-recomputation.
+"""Floating-point operations per step: those of the model, and those executed with recomputation.
 
-Counts only: knows no time and no device.
+Does not depend on time or devices, except for the derived utilisation.
 """
 
 from __future__ import annotations
@@ -14,36 +13,38 @@ from orchestrator.planner.model.terms import Column, term
 
 @term(
     "FLOP/token",
-    "(12 or 6 where causal) x layers x attention_width x seq_len",
+    "(12, or 6 if causal) x layers x attention_width x seq_len",
     "PaLM, arXiv 2204.02311, appendix B",
 )
 def attention_flops_per_token(
     causal_flops: Column, layers: Column, attention_width: Column, seq_len: Column
 ) -> Column:
+    """FLOPs of attention scores and values per token, both passes."""
     return np.asarray((12 - 6 * causal_flops) * layers * attention_width * seq_len)
 
 
 @term(
     "FLOP/token",
     "6 x (params_active - params_positions) + attention_flops_per_token",
-    "PaLM, arXiv 2204.02311, appendix B; what a token uses of the experts, positions looked up "
-    "left out",
+    "PaLM, arXiv 2204.02311, appendix B; active experts only, without position embeddings",
 )
 def model_flops_per_token(
     params_active: Column, params_positions: Column, attention_flops_per_token: Column
 ) -> Column:
+    """FLOPs of the model per token, both passes."""
     return np.asarray(6 * (params_active - params_positions) + attention_flops_per_token)
 
 
 @term("FLOP", "model_flops_per_token x step_tokens")
 def model_flops(model_flops_per_token: Column, step_tokens: Column) -> Column:
+    """FLOPs of the model per step."""
     return np.asarray(model_flops_per_token * step_tokens)
 
 
 @term(
     "FLOP/token",
     "2 x (parameters of the blocks that a token uses) + attention_flops_per_token / 3",
-    "full recomputation runs the blocks' forward once more; the head is not run again (arXiv "
+    "full recomputation repeats the forward pass of the blocks, not of the head (arXiv "
     "2104.04473, eq. 3)",
 )
 def full_recompute_flops_per_token(
@@ -54,12 +55,14 @@ def full_recompute_flops_per_token(
     params_final_norm: Column,
     attention_flops_per_token: Column,
 ) -> Column:
+    """FLOPs that full recomputation adds per token."""
     outside = params_positions + params_embedding + params_head + params_final_norm
     return np.asarray(2 * (params_active - outside) + attention_flops_per_token / 3)
 
 
-@term("FLOP/token", "attention_flops_per_token / 3", "one more attention forward: what runs")
+@term("FLOP/token", "attention_flops_per_token / 3", "one more attention forward, as executed")
 def selective_executed_flops_per_token(attention_flops_per_token: Column) -> Column:
+    """FLOPs that recomputing the attention core adds per token."""
     return np.asarray(attention_flops_per_token / 3)
 
 
@@ -69,14 +72,14 @@ def selective_executed_flops_per_token(attention_flops_per_token: Column) -> Col
     "arXiv 2205.05198, eq. 9: 72BsLh^2(1 + s/3h + V/12Lh), which the published HFU follow",
 )
 def selective_published_flops_per_token(attention_flops_per_token: Column) -> Column:
+    """FLOPs that publications count for selective recomputation per token."""
     return np.asarray(1.0 * attention_flops_per_token)
 
 
 @term(
     "FLOP",
     "(model_flops_per_token + what recomputation adds; selective as Megatron's publications count "
-    "it, or as it runs "
-    "where products are kept) x step_tokens",
+    "it, or as executed if products are saved) x step_tokens",
     "arXiv 2205.05198; the attention kernel's own recomputation is not counted",
 )
 def hardware_flops(
@@ -89,9 +92,10 @@ def hardware_flops(
     selective_products: Column,
     step_tokens: Column,
 ) -> Column:
+    """FLOPs per step with recomputation as publications count it."""
     again = recomputed_share * full_recompute_flops_per_token
     published, executed = selective_published_flops_per_token, selective_executed_flops_per_token
-    # counted as published, HFU passes 100%
+    # with the published count HFU would exceed 100%
     selective = np.where(selective_products == 1, executed, published)
     again = np.where(recompute == RECOMPUTE["selective"], selective, again)
     return np.asarray((model_flops_per_token + again) * step_tokens)
@@ -99,8 +103,8 @@ def hardware_flops(
 
 @term(
     "FLOP",
-    "(model_flops_per_token + what recomputation runs again) x step_tokens",
-    "counted by what runs",
+    "(model_flops_per_token + recomputed FLOPs) x step_tokens",
+    "counted as executed",
 )
 def executed_flops(
     recompute: Column,
@@ -110,6 +114,7 @@ def executed_flops(
     selective_executed_flops_per_token: Column,
     step_tokens: Column,
 ) -> Column:
+    """FLOPs per step with recomputation as executed."""
     again = recomputed_share * full_recompute_flops_per_token
     again = np.where(recompute == RECOMPUTE["selective"], selective_executed_flops_per_token, again)
     return np.asarray((model_flops_per_token + again) * step_tokens)
@@ -118,9 +123,10 @@ def executed_flops(
 @term(
     "TFLOP/s",
     "model_flops / step_time_s / devices / 10^12",
-    "model FLOPs; the convention of attention as given",
+    "model FLOPs; attention by the convention of the framework",
 )
 def tflops_per_device(model_flops: Column, step_time_s: Column, devices: Column) -> Column:
+    """Model TFLOP/s per device."""
     return np.asarray(model_flops / step_time_s / devices / 1e12)
 
 
@@ -128,19 +134,25 @@ def tflops_per_device(model_flops: Column, step_time_s: Column, devices: Column)
 def hardware_tflops_per_device(
     hardware_flops: Column, step_time_s: Column, devices: Column
 ) -> Column:
+    """TFLOP/s per device with recomputation."""
     return np.asarray(hardware_flops / step_time_s / devices / 1e12)
 
 
-@term("", "tflops_per_device x 10^12 / peak_flops", "model FLOPs over the datasheet's dense peak")
+@term(
+    "", "tflops_per_device x 10^12 / peak_flops", "model FLOPs over the dense peak of the datasheet"
+)
 def mfu(tflops_per_device: Column, peak_flops: Column) -> Column:
+    """Model FLOPs utilisation."""
     return np.asarray(tflops_per_device * 1e12 / peak_flops)
 
 
 @term("", "hardware_tflops_per_device x 10^12 / peak_flops", "recomputation counted")
 def hfu(hardware_tflops_per_device: Column, peak_flops: Column) -> Column:
+    """Hardware FLOPs utilisation as publications count it."""
     return np.asarray(hardware_tflops_per_device * 1e12 / peak_flops)
 
 
-@term("", "mfu x executed_flops / model_flops", "recomputation counted by what runs")
+@term("", "mfu x executed_flops / model_flops", "recomputation counted as executed")
 def hfu_executed(mfu: Column, executed_flops: Column, model_flops: Column) -> Column:
+    """Hardware FLOPs utilisation as executed."""
     return np.asarray(mfu * executed_flops / model_flops)

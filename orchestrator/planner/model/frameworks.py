@@ -1,7 +1,6 @@
-"""What training frameworks differ in: which kernels fuse, which dtypes states are kept in, how much
-is padded.
+"""Differences between training frameworks: fused kernels, dtypes of states, padding.
 
-A framework is a set of switches; the formulas are the same for all. Knows no speed.
+A framework is a set of switches; the formulas are the same for all. Does not depend on speed.
 """
 
 from __future__ import annotations
@@ -22,49 +21,42 @@ _BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 class Framework:
     """Switches of one framework; a request may set each of them under `framework`.
 
-    `params_dtype`: of the stored weights (None: the compute dtype); where it is wider than the
-    compute dtype, a
-    gathered or cast copy is what computes. `grad_dtype` None: the stored weights' dtype.
-    `master_weights`: an fp32
-    copy beside 16-bit weights.
-    `fully_shard`: ZeRO 2 and 3 keep shards of the stored weights and gather whole copies to compute
-    with, shards being
-    "rows" of each tensor (FSDP2) or of all numbers in a row ("flat", FSDP1). `greedy_optimizer`:
-    ZeRO 1 gives whole
-    tensors to ranks (torch's ZeroRedundancyOptimizer). `bucket_elements`: of a separate reduction
-    and gathering bucket
-    (DeepSpeed). `fused_wgrad`: weight gradients accumulate inside the matrix product, which leaves
-    a dummy gradient of
-    each shape. `offload_grads`: gradients follow optimizer states off the device.
-    `fused_norm_on_cpu`, `mask_bytes_on_cpu` (0: of the compute dtype): what torch does on a CPU,
-    unless a request says
-    fused_norm and mask_bytes itself. `norm_weight_in_fp32`: a decomposed RMSNorm multiplies by its
-    weight before it
-    casts back (torch), or after (Hugging Face). `repeats_kv`: keys and values are copied per query
-    head.
-    `whole_kv`: where tp exceeds the key-value heads, every rank keeps the weights of all (Megatron:
-    of its own).
-    `windows_as_masks`: a window is a mask tensor. `regathers_inputs`: sequence parallel inputs of
-    products are kept in
-    parts and gathered again. `selective` recomputes the attention "core", or all but the outputs of
-    "products".
-    `cross_entropy_in_place`: the softmax overwrites fp32 logits and their gradient the softmax;
-    `in_place_whole_only`:
-    over a vocabulary that tp shards it is a second tensor. `loss_piece_bytes` (0: none): rows of
-    fp32 logits that such
-    a loss copies at a time, and `loss_piece_bytes_on_cpu`. `loss_chunks`: pieces of a micro-batch
-    whose logits exist
-    one after the other. `without_logits`: on a GPU, without pp, losses and gradients are made from
-    hidden states
-    with the logits of a chunk of tokens, `loss_chunk_bytes`, in memory. `fused_swiglu_on_cpu` None:
-    as `fused_swiglu`;
-    `fused_activations`: those that a fused gate knows.
-    `ring_grad_dtype`: in which the sums of key and value gradients go round a context-parallel ring
-    (None: compute).
-    `scatter_gather`: each tensor rank sends its part of a hidden state to the next stage (arXiv
-    2104.04473, 4.1).
-    `vocab_multiple`: the vocabulary is padded to this times tp. `attention_flops` is a convention
-    for MFU.
+    `params_dtype`: stored weights (None: the compute dtype). If it is wider than the compute dtype,
+    gathered or cast copies compute.
+    `grad_dtype`: gradients (None: the dtype of stored weights).
+    `master_weights`: fp32 copies in addition to 16-bit weights.
+    `fully_shard`: ZeRO 2 and 3 store shards and gather full copies to compute; shards are "rows" of
+    each tensor (FSDP2) or ranges of all parameters ("flat", FSDP1).
+    `greedy_optimizer`: ZeRO 1 assigns full tensors to ranks (torch's ZeroRedundancyOptimizer).
+    `bucket_elements`: size of a separate reduction and gathering bucket (DeepSpeed).
+    `fused_wgrad`: weight gradients accumulate inside the matrix product, which leaves a dummy
+    gradient per shape.
+    `offload_grads`: gradients are offloaded with optimizer states.
+    `fused_norm_on_cpu`, `mask_bytes_on_cpu` (0: the compute dtype), `fused_swiglu_on_cpu` (None: as
+    `fused_swiglu`): what torch does on a CPU; a request's fused_norm, mask_bytes and fused_swiglu
+    override them.
+    `norm_weight_in_fp32`: a decomposed RMSNorm applies its weight before the cast (torch) or after
+    (Hugging Face).
+    `repeats_kv`: keys and values are copied per query head.
+    `whole_kv`: if tp exceeds the key-value heads, every rank stores the weights of all heads
+    (Megatron: of its own).
+    `windows_as_masks`: a window is a mask tensor.
+    `regathers_inputs`: sequence parallel inputs of products are saved as shards and gathered again.
+    `selective`: recomputes the attention "core", or all but the outputs of "products".
+    `cross_entropy_in_place`: the softmax overwrites fp32 logits, and their gradient the softmax;
+    `in_place_whole_only`: not if tp shards the vocabulary.
+    `loss_piece_bytes` (0: none), `loss_piece_bytes_on_cpu`: rows of fp32 logits that such a loss
+    copies at a time.
+    `loss_chunks`: chunks of a micro-batch whose logits exist one after the other.
+    `without_logits`: on a GPU without pp, loss and gradients are computed from hidden states with
+    the logits of `loss_chunk_bytes` of tokens in memory.
+    `fused_activations`: activations that the fused gate supports.
+    `ring_grad_dtype`: dtype of the key and value gradients sent in a context parallel ring (None:
+    compute).
+    `scatter_gather`: each tensor parallel rank sends its shard of a hidden state to the next stage
+    (arXiv 2104.04473, 4.1).
+    `vocab_multiple`: the vocabulary is padded to a multiple of this times tp.
+    `attention_flops`: the convention for MFU.
     """
 
     name: str
@@ -109,7 +101,7 @@ class Framework:
     attention_flops: str = "full"
 
     def columns(self, plan: ParallelPlan, model: ModelSpec) -> dict[str, float]:
-        """Its numbers for one plan: switches as 0 or 1, dtypes as bytes per element."""
+        """The switches as columns for one plan: 0 or 1, dtypes as bytes per element."""
         compute = _BYTES["bf16" if plan.precision == "fp8" else plan.precision]
         stored_dtype = plan.params_dtype or self.params_dtype
         stored = _BYTES[stored_dtype] if stored_dtype else compute
@@ -133,7 +125,7 @@ class Framework:
                 self.optimizer, 4.0 if self.master_weights or not mixed else stored
             ),
             "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
-            # fully_shard reduces in fp32 unless told otherwise
+            # fully_shard reduces in fp32 by default
             "sharded_reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else 4.0,
             "fully_sharded": float(self.fully_shard is not None),
             "row_sharded": float(self.fully_shard == "rows"),
@@ -168,8 +160,7 @@ class Framework:
         }
 
 
-# optimizer state per parameter beside master weights: moments kept, and the bytes of each where
-# they are fixed
+# optimizer state per parameter without master weights: number of moments, bytes of each if fixed
 _MOMENTS: dict[str, tuple[float, float | None]] = {
     "adamw": (2, None),
     "adam": (2, None),
@@ -182,9 +173,9 @@ _MOMENTS: dict[str, tuple[float, float | None]] = {
 }
 
 
-def _moment_bytes(optimizer: str, each: float) -> float:
+def _moment_bytes(optimizer: str, default: float) -> float:
     number, fixed = _MOMENTS[optimizer]
-    return number * (fixed or each)
+    return number * (fixed or default)
 
 
 FRAMEWORKS = {
@@ -247,13 +238,13 @@ FRAMEWORKS = {
 }
 
 
-def framework(given: Mapping[str, Any] | str | None) -> Framework:
-    """The named framework with the given switches; unknown keys are ignored.
+def framework(request: Mapping[str, Any] | str | None) -> Framework:
+    """The named framework with the requested switches; unknown keys are ignored.
 
     Raises Refused for an unknown name.
     """
-    given = {"name": given} if isinstance(given, str) else dict(given or {})
-    name = str(given.pop("name", "orrery"))
+    switches = {"name": request} if isinstance(request, str) else dict(request or {})
+    name = str(switches.pop("name", "orrery"))
     if name not in FRAMEWORKS:
         near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
         raise Refused(
@@ -262,7 +253,9 @@ def framework(given: Mapping[str, Any] | str | None) -> Framework:
             field="framework.name",
         )
     for switch in ("fused_norm", "fused_swiglu", "mask_bytes"):
-        if switch in given:
-            given.setdefault(f"{switch}_on_cpu", given[switch])
+        if switch in switches:
+            switches.setdefault(f"{switch}_on_cpu", switches[switch])
     known = {each.name for each in fields(Framework)} - {"name"}
-    return replace(FRAMEWORKS[name], **{key: value for key, value in given.items() if key in known})
+    return replace(
+        FRAMEWORKS[name], **{key: value for key, value in switches.items() if key in known}
+    )

@@ -1,6 +1,6 @@
-"""From a model, a plan, a cluster and a framework to the input columns that all terms rest on.
+"""Input columns of all terms, from a model, a plan, a cluster and a framework.
 
-The one list of column names. Numbers only: nothing here is predicted.
+The only list of column names. Does not predict anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.model.frameworks import Framework
-from orchestrator.planner.model.terms import Column, Table, given
+from orchestrator.planner.model.terms import Column, Table, declare_inputs
 from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.devices import Device
 from workers.contracts.catalog.units import GIB
@@ -31,7 +31,7 @@ PRECISION = {"fp32": 0, "bf16": 1, "fp16": 2, "fp8": 3}
 OFFLOAD = {"none": 0, "optimizer": 1, "all": 2, "nvme": 3}
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
-given(
+declare_inputs(
     "",
     "model",
     "layers",
@@ -74,7 +74,7 @@ given(
     "relu",
     "softcapped",
 )
-given(
+declare_inputs(
     "parameters",
     "model",
     "params_embedding",
@@ -95,7 +95,7 @@ given(
     "params_total",
     "params_active",
 )
-given(
+declare_inputs(
     "",
     "plan",
     "dp",
@@ -123,7 +123,7 @@ given(
     "seq_len",
     "tokens",
 )
-given(
+declare_inputs(
     "",
     "plan",
     "stage",
@@ -133,7 +133,7 @@ given(
     "stage_first",
     "stage_last",
 )
-given(
+declare_inputs(
     "",
     "framework",
     "flash",
@@ -168,7 +168,7 @@ given(
     "without_logits",
     "fused_swiglu_on_cpu",
 )
-given(
+declare_inputs(
     "B",
     "framework",
     "compute_bytes",
@@ -185,20 +185,20 @@ given(
     "loss_piece_bytes_on_cpu",
     "loss_chunk_bytes",
 )
-given("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
-given(
+declare_inputs("FLOP/s", "device catalogue", "peak_flops", "wide_peak_flops")
+declare_inputs(
     "B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth"
 )
-given("B", "device catalogue", "capacity_bytes")
-given("B", "cluster: host_gib_per_device", "host_capacity_bytes")
-given("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
+declare_inputs("B", "device catalogue", "capacity_bytes")
+declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")
+declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
 
 
 @dataclass(frozen=True)
 class Request:
-    """One estimate to make: a legal plan of a model on a cluster.
+    """One estimate to compute: a legal plan of a model on a cluster.
 
-    `tokens` are to be trained in all, for days.
+    `tokens` is the total to train, for `days`.
     """
 
     model: ModelSpec
@@ -208,19 +208,19 @@ class Request:
     framework: Framework
     tokens: float | None = None
     id: str = ""
-    device: Device | None = None  # a catalogue entry of a person's own; default: the cluster's
+    device: Device | None = None  # a user-defined catalogue entry; default: the cluster's
 
     @property
     def entry(self) -> Device:
+        """The device's catalogue entry."""
         return self.device or self.cluster.entry
 
 
 def model_columns(model: ModelSpec) -> dict[str, float]:
-    """Sizes and parameter counts. Counts are per layer and unsharded, parted by what tensor
-    parallelism splits:
+    """Sizes and parameter counts of a model.
 
-    `_split` divides by tp, `_kv` by `kv_split` (key and value heads are copied beyond kv_heads),
-    `_whole` not.
+    Counts are per layer and unsharded, by tensor parallel sharding: `_split` divides by tp, `_kv`
+    by `kv_split` (key and value heads are replicated beyond kv_heads), `_whole` is replicated.
     """
     count, mla, mfa, moe = parameter_count(model), model.mla, model.mfa, model.moe
     hidden, biased, qkv_biased = model.hidden, model.bias == "all", model.bias != "none"
@@ -231,20 +231,22 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
         down += (
             (mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)) if qkv_biased else 0
         )
-        kv, whole = 0, down + out_bias
+        kv, replicated = 0, down + out_bias
     elif mfa:
-        whole = hidden * mfa.qk_rank + mfa.qk_rank + (mfa.qk_rank if qkv_biased else 0) + out_bias
-        whole += 2 * mfa.head_dim if model.qk_norm else 0
+        replicated = (
+            hidden * mfa.qk_rank + mfa.qk_rank + (mfa.qk_rank if qkv_biased else 0) + out_bias
+        )
+        replicated += 2 * mfa.head_dim if model.qk_norm else 0
         # one key and value head, on every rank
-        whole += 2 * (hidden + (1 if qkv_biased else 0)) * mfa.head_dim
+        replicated += 2 * (hidden + (1 if qkv_biased else 0)) * mfa.head_dim
         kv = 0
     else:
         kv = 2 * model.kv_heads * model.head_dim * (hidden + (1 if qkv_biased else 0))
-        whole = out_bias + (2 * model.head_dim if model.qk_norm else 0)
+        replicated = out_bias + (2 * model.head_dim if model.qk_norm else 0)
 
     def mlp(total: int) -> tuple[int, int]:
-        whole = hidden if biased and total else 0
-        return total - whole, whole
+        replicated = hidden if biased and total else 0
+        return total - replicated, replicated
 
     dense_split, dense_whole = mlp(count.dense_mlp)
     expert_split, expert_whole = mlp(count.expert)
@@ -294,9 +296,9 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
         "params_positions": count.positions,
         "params_final_norm": count.final_norm,
         "params_norms": count.norms,
-        "params_attention_split": count.attention - kv - whole,
+        "params_attention_split": count.attention - kv - replicated,
         "params_attention_kv": kv,
-        "params_attention_whole": whole,
+        "params_attention_whole": replicated,
         "params_dense_split": dense_split,
         "params_dense_whole": dense_whole,
         "params_router": count.router,
@@ -312,7 +314,7 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
 def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
     """Degrees, codes (RECOMPUTE, SCHEDULE, PRECISION, OFFLOAD) and the batch.
 
-    `prefetch_layers` default 1.
+    `prefetch_layers` defaults to 1.
     """
     return {
         "dp": plan.dp,
@@ -344,6 +346,7 @@ def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
 
 
 def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[str, float]:
+    """Rates, capacities and prices of a cluster's devices."""
     return {
         "peak_flops": entry.peak(precision) * 1e12,
         "wide_peak_flops": entry.peak(entry.half if precision == "fp8" else precision) * 1e12,
@@ -370,14 +373,11 @@ def stage_columns(
     *,
     given_layers: Sequence[Sequence[int] | None] | None = None,
 ) -> dict[str, Column]:
-    """`(S, n)` columns of pipeline ranks: which rank, its layers, and whether it holds the first
-    and the last stage.
+    """`(S, n)` columns of pipeline ranks: index, layers, whether it holds the first and last stage.
 
     A pipeline rank holds `virtual_stages` stages: chunk k of rank r is stage k·pp + r, and in
-    V-shaped schedules
-    (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the last rank.
-    `given_layers` are the
-    plans' own `stage_layers`.
+    V-shaped schedules (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the
+    last rank. `given_layers` are the plans' own `stage_layers`.
     """
     pp, virtual = np.broadcast_to(columns["pp"], n), np.broadcast_to(columns["virtual_stages"], n)
     schedule, layers = (
@@ -419,7 +419,7 @@ def stage_columns(
 
 
 def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Table:
-    """One row a request, models and clusters mixed.
+    """One row per request; models and clusters may differ.
 
     `parameters` are the calibratable ones, scalars or `(n,)`.
     """

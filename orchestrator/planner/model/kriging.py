@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.terms import Column, given, term
+from orchestrator.planner.model.terms import Column, declare_inputs, term
 
 Floats = NDArray[np.float64]
 
@@ -31,8 +31,10 @@ _PRIOR_RUNS = 3  # of that scale, because a few runs do not determine it
 _GROUP_DISTANCE = 1e3  # in coordinates: runs of other groups have no effect
 MOST_POINTS = 256
 
-given("runs", "calibration: the measured runs near which plans are corrected", "correction_runs")
-given("", "calibration: which group of runs a plan belongs to", "correction_key")
+declare_inputs(
+    "runs", "calibration: the measured runs near which plans are corrected", "correction_runs"
+)
+declare_inputs("", "calibration: which group of runs a plan belongs to", "correction_key")
 
 
 @dataclass(frozen=True)

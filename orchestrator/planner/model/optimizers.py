@@ -1,7 +1,6 @@
-"""Optimizer states that are no fixed number of bytes per parameter: Adafactor's factors, Muon's
-share of Adam.
+"""Optimizer states that are not a fixed number of bytes per parameter: Adafactor and Muon.
 
-Knows which tensors an optimizer treats apart; not how states are sharded.
+Does not depend on sharding.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import numpy as np
 from orchestrator.planner.model.terms import Column, term
 
 _ADAFACTOR = (
-    "arXiv 1804.04235, section 3; torch.optim.Adafactor keeps a row and a column of each matrix"
+    "arXiv 1804.04235, section 3; torch.optim.Adafactor stores a row and a column of each matrix"
 )
 
 
@@ -33,8 +32,9 @@ def layer_factors(
     ep: Column,
     kv_split: Column,
 ) -> Column:
-    """Mean over layers, on one tensor-parallel rank; latent attention counted as plain attention of
-    its heads.
+    """Adafactor's factors per layer on one tensor parallel rank, mean over layers.
+
+    Latent attention counts as plain attention with its heads.
     """
     query, kv = heads * head_dim / tp, kv_heads * head_dim / kv_split
     attention = 2 * (hidden + query) + 2 * (hidden + kv) + params_norms
@@ -49,7 +49,7 @@ def layer_factors(
 
 @term(
     "",
-    "layers x layer_factors + rows and columns of the token table, of a head of its own",
+    "layers x layer_factors + rows and columns of the token table and of an untied head",
     _ADAFACTOR,
 )
 def stage_factors(
@@ -60,7 +60,7 @@ def stage_factors(
     hidden: Column,
     head_params: Column,
 ) -> Column:
-    """(S, n)."""
+    """Adafactor's factors per stage, (S, n)."""
     table = local_vocab + hidden
     return np.asarray(
         stage_layers * layer_factors
@@ -72,7 +72,7 @@ def stage_factors(
 @term(
     "parameters",
     "token table, head and norms",
-    "Muon is for matrices of layers, the rest stays with AdamW (Jordan 2024)",
+    "Muon updates matrices of layers, AdamW the rest (Jordan 2024)",
 )
 def not_matrix_params(
     stage_first: Column,
@@ -81,14 +81,14 @@ def not_matrix_params(
     stage_layers: Column,
     params_norms: Column,
 ) -> Column:
-    """(S, n)."""
+    """Parameters that Muon leaves to AdamW, (S, n)."""
     return np.asarray(stage_first * embedding_params + head_params + stage_layers * params_norms)
 
 
 @term(
     "B",
-    "adafactor: 4 x stage_factors; muon: one more moment for what is not a matrix; as far as this "
-    "device updates",
+    "adafactor: 4 x stage_factors; muon: one more moment for other parameters; times the updated "
+    "share",
 )
 def special_moments_bytes(
     stage_factors: Column,
@@ -99,7 +99,7 @@ def special_moments_bytes(
     muon: Column,
     moment_bytes: Column,
 ) -> Column:
-    """(S, n)."""
+    """States of Adafactor and Muon on this device, (S, n)."""
     own = updated_params / stage_params
     return np.asarray(
         own * (factored * 4 * stage_factors + muon * moment_bytes * not_matrix_params)

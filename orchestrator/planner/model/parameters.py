@@ -1,31 +1,29 @@
-"""The physical numbers that measurements can correct: bounded, each with a default for a device and
-a framework.
+"""Physical parameters that measurements can calibrate, each with bounds and a default.
 
-Holds values and spreads them to columns; fits nothing.
+Provides values as columns. Does not fit anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from orchestrator.planner.model.calibration_result import Calibration
+from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.kriging import LENGTHS, columns
 from orchestrator.planner.model.profiles import profile
-from orchestrator.planner.model.terms import Column, Table, given
+from orchestrator.planner.model.terms import Column, Table, declare_inputs
 from workers.contracts.catalog.devices import Device
-
-if TYPE_CHECKING:
-    from orchestrator.planner.model.calibration_result import Calibration
-    from orchestrator.planner.model.inputs import Request
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`sigma` is the prior's spread in log space: how far from its default a device may plausibly
-    be.
+    """A calibratable number with its default and bounds.
+
+    `sigma` is the prior's spread in log space: how far from its default a device may plausibly be.
     """
 
     name: str
@@ -41,19 +39,20 @@ PARAMETERS: dict[str, Parameter] = {}
 
 
 def declare(*parameters: Parameter) -> None:
-    """Makes parameters known to the fit and to the explain tree.
+    """Registers parameters for the fit and the explain tree.
 
-    Raises ValueError for a name taken or bad bounds.
+    Raises ValueError for a duplicate name or invalid bounds.
     """
     for each in parameters:
         if each.name in PARAMETERS:
             raise ValueError(f"parameter {each.name} is declared twice")
         if not 0 < each.low <= each.default <= each.high:
             raise ValueError(
-                f"parameter {each.name}: bounds {each.low}..{each.high} do not hold {each.default}"
+                f"parameter {each.name}: bounds {each.low}..{each.high} do not contain "
+                f"{each.default}"
             )
         PARAMETERS[each.name] = each
-        given(each.unit, f"calibration or default profile: {each.description}", each.name)
+        declare_inputs(each.unit, f"calibration or default profile: {each.description}", each.name)
 
 
 declare(
@@ -66,9 +65,7 @@ declare(
         "",
         "share of peak that large matrix products reach",
     ),
-    Parameter(
-        "fp8_efficiency", 0.7, 0.2, 1.0, 0.2, "", "how much nearer to its peak bf16 comes than fp8"
-    ),
+    Parameter("fp8_efficiency", 0.7, 0.2, 1.0, 0.2, "", "fp8 efficiency relative to bf16"),
     Parameter(
         "gemm_half_tokens",
         300,
@@ -76,7 +73,7 @@ declare(
         4000,
         0.6,
         "tokens",
-        "tokens at which a product loses half its speed",
+        "tokens at which a product has half its speed",
     ),
     Parameter(
         "gemm_half_width",
@@ -85,7 +82,7 @@ declare(
         8000,
         0.6,
         "",
-        "sharded width at which a product loses half its speed",
+        "sharded width at which a product has half its speed",
     ),
     Parameter(
         "attention_efficiency", 0.45, 0.05, 0.9, 0.3, "", "share of peak of the attention kernel"
@@ -106,7 +103,7 @@ declare(
         3.0,
         0.3,
         "",
-        "element-wise traffic against the count of fused kernels",
+        "element-wise traffic relative to fused kernels",
     ),
     Parameter("launch_s", 8e-4, 1e-5, 1e-2, 0.5, "s", "host time to launch one layer, forward"),
     Parameter(
@@ -116,7 +113,7 @@ declare(
         0.9,
         0.5,
         "",
-        "share of the shorter of host and device time that stays",
+        "exposed share of the shorter of host and device time",
     ),
     Parameter(
         "head_efficiency", 0.6, 0.1, 1.0, 0.3, "", "share of peak of the output head's products"
@@ -137,7 +134,7 @@ declare(
         4.0,
         0.4,
         "",
-        "passes over the logits against the count of the loss",
+        "passes over the logits relative to the loss model",
     ),
     Parameter(
         "intra_efficiency",
@@ -146,7 +143,7 @@ declare(
         1.0,
         0.2,
         "",
-        "share of the link inside a node that collectives reach",
+        "share of the intra-node link that collectives reach",
     ),
     Parameter(
         "inter_efficiency", 0.70, 0.1, 1.0, 0.3, "", "share of the network that collectives reach"
@@ -161,7 +158,7 @@ declare(
         1e-3,
         0.5,
         "s",
-        "latency a doubling of nodes adds to a collective",
+        "latency per collective and doubling of nodes",
     ),
     Parameter(
         "tp_exposed",
@@ -170,14 +167,10 @@ declare(
         1.0,
         0.4,
         "",
-        "share of the backward's tensor-parallel traffic that is waited for",
+        "exposed share of tensor parallel traffic in the backward",
     ),
-    Parameter(
-        "p2p_exposed", 0.8, 0.05, 2.0, 0.5, "", "share of pipeline transfers that compute waits for"
-    ),
-    Parameter(
-        "ep_exposed", 0.9, 0.05, 1.5, 0.3, "", "share of experts' all-to-alls that is waited for"
-    ),
+    Parameter("p2p_exposed", 0.8, 0.05, 2.0, 0.5, "", "exposed share of pipeline transfers"),
+    Parameter("ep_exposed", 0.9, 0.05, 1.5, 0.3, "", "exposed share of expert all-to-alls"),
     Parameter(
         "jitter",
         0.006,
@@ -185,7 +178,7 @@ declare(
         0.1,
         0.6,
         "",
-        "share of compute that a doubling of nodes adds in waiting",
+        "waiting per doubling of nodes, as a share of compute",
     ),
     Parameter(
         "dp_overlap",
@@ -194,7 +187,7 @@ declare(
         1.0,
         0.2,
         "",
-        "share of compute that hides gradient and parameter traffic",
+        "share of compute that can hide gradient and parameter traffic",
     ),
     Parameter(
         "overlap_slowdown",
@@ -203,7 +196,7 @@ declare(
         0.6,
         0.5,
         "",
-        "share of hidden traffic that slows compute down",
+        "slowdown of compute per hidden traffic",
     ),
     Parameter(
         "optimizer_efficiency",
@@ -224,9 +217,9 @@ declare(
         5e11,
         0.5,
         "B/s",
-        "optimizer traffic on the host, a device's share",
+        "optimizer traffic on the host, per device",
     ),
-    Parameter("nvme_bytes_per_s", 2.5e9, 1e8, 5e10, 0.5, "B/s", "storage, a device's share"),
+    Parameter("nvme_bytes_per_s", 2.5e9, 1e8, 5e10, 0.5, "B/s", "storage, per device"),
     Parameter(
         "microbatch_s",
         1e-3,
@@ -234,28 +227,26 @@ declare(
         5e-2,
         0.7,
         "s",
-        "host time beside the layers for each micro-batch",
+        "host time per micro-batch outside the layers",
     ),
     Parameter(
-        "step_overhead_s", 5e-3, 1e-5, 2.0, 0.8, "s", "host time of a step: data, logging, scalars"
+        "step_overhead_s", 5e-3, 1e-5, 2.0, 0.8, "s", "host time per step: data, logging, scalars"
     ),
 )
 
 
 def defaults(framework: str, device: Device) -> dict[str, float]:
-    """Every parameter's value with no calibration, for a framework on a device's generation."""
+    """Every parameter without calibration, for a framework and a device's generation."""
     return {name: each.default for name, each in PARAMETERS.items()} | profile(framework, device)
 
 
 def columns_for(
     requests: Sequence[Request], calibration: Calibration | None = None
 ) -> dict[str, Column]:
-    """Parameters as columns, `()` where all requests agree, with the calibration's correction near
-    its runs.
+    """Parameters as columns, `()` if all requests agree, with the correction near calibrated runs.
 
-    A calibration counts for the pairs of device and framework it was fitted to. What belongs to the
-    device counts for
-    another framework on it too; all else is the default profile.
+    A calibration applies to the device and framework it was fitted to. Its device parameters also
+    apply to other frameworks on that device; everything else is the default profile.
     """
     pairs: list[tuple[str, str]] = []
     values: list[Mapping[str, float]] = []
@@ -268,9 +259,9 @@ def columns_for(
             own = calibration.values_for(*pair) if calibration else {}
             values.append({**defaults(pair[1], request.entry), **own})
             group = calibration.group(*pair) if calibration else None
-            found = (group.points, group.weights) if group else ([], [])
+            runs, weights = (group.points, group.weights) if group else ([], [])
             points.append(
-                (np.array(found[0], float).reshape(-1, len(LENGTHS)), np.array(found[1], float))
+                (np.array(runs, float).reshape(-1, len(LENGTHS)), np.array(weights, float))
             )
         keys.append(pairs.index(pair))
     corrections = columns(points, keys)
@@ -284,14 +275,12 @@ def columns_for(
 
 
 def fixed_columns(table: Table, term: str, moved: Collection[str]) -> dict[str, Any]:
-    """The table's columns and every term under `term` that no parameter of `moved` moves, computed
-    once.
-    """
+    """The table's columns and the terms under `term` that no parameter of `moved` affects."""
     known: dict[str, bool] = {}
 
     def moves(name: str) -> bool:
         if name not in known:
-            inputs = () if table.is_given(name) else table.registry.terms[name].inputs
+            inputs = () if table.is_input(name) else table.registry.terms[name].inputs
             known[name] = name in moved or any([moves(each) for each in inputs])
         return known[name]
 

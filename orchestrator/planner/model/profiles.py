@@ -1,9 +1,7 @@
-"""Default values of the calibratable parameters by device generation and framework, where they
-differ from the usual.
+"""Default parameters by device generation and framework that differ from the general defaults.
 
-Set once by fitting published runs (docs/planner-accuracy.md names them) and rounded; a calibration
-replaces them.
-A pair without published runs takes its device's generation.
+Fitted once to published runs (named in docs/planner-accuracy.md) and rounded; a calibration
+replaces them. A pair without published runs uses the values of its device generation.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ _GENERATIONS: dict[str, dict[str, float]] = {
         "head_efficiency": 0.50,
         "launch_s": 6e-4,
     },
-    # oneDNN's fp32 products on one Zen 5 core: of 512 x 512 x 512 ones 0.95 in a block, 0.87 in a
-    # head of 32,000
+    # fp32 products of oneDNN on one Zen 5 core, relative to 512 x 512 x 512: 0.95 in a block, 0.87
+    # in a head of 32,000
     "cpu": {
         "gemm_efficiency": 0.90,
         "gemm_half_tokens": 20,
@@ -173,9 +171,7 @@ _PAIRS: dict[tuple[str, str], dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Published:
-    """The runs that a pair's values were set with: how far they lie from it in log, and what they
-    cover.
-    """
+    """The runs that a pair's values are based on: their log error and what they cover."""
 
     spread: float
     coverage: Coverage
@@ -195,7 +191,7 @@ def _published(
     precision: tuple[int, ...] = (_BF16,),
     **ranges: tuple[float, float],
 ) -> Published:
-    """A range that is not named is that of one device: (1, 1)."""
+    """Ranges default to those of one device: (1, 1)."""
     named = {name: list(ranges.get(name, (1.0, 1.0))) for name in RANGES}
     kinds = {
         "attention": [int(flash)],
@@ -310,12 +306,12 @@ _FAMILIES = {
 
 
 def generation(device: Device) -> str:
-    """Which family of kernels a device runs: volta, ampere, hopper, blackwell, other or cpu."""
+    """The kernel family of a device: volta, ampere, hopper, blackwell, other or cpu."""
     return "cpu" if device.kind == "cpu" else _FAMILIES.get(device.name.split("-")[0], "other")
 
 
 def profile(framework: str, device: Device) -> dict[str, float]:
-    """What differs from the parameters' own defaults; the narrower entry wins."""
+    """Values that differ from the parameters' own defaults; the narrower entry wins."""
     kind = generation(device)
     return (
         _GENERATIONS.get(kind, {})
@@ -325,5 +321,5 @@ def profile(framework: str, device: Device) -> dict[str, float]:
 
 
 def published(framework: str, device: Device) -> Published | None:
-    """The published runs that stand behind the pair's values, if any do."""
+    """The published runs that the pair's values are based on, or None."""
     return _BASES.get((framework, generation(device)))

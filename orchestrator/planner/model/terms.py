@@ -1,8 +1,7 @@
 """The registry of terms: every number of the planner is a named function of other numbers.
 
-One registry feeds the vector path (a column for millions of plans) and the explain tree (one plan,
-every formula), so
-the two cannot disagree. Knows no model, plan or device.
+One registry computes columns for millions of plans and the explain tree of one plan, so that the
+two agree. Does not depend on models, plans or devices.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# Legend of shapes: (n,) a value per plan; (S, n) a value per pipeline stage and plan; () the same
-# for all plans.
+# shapes: (n,) a value per plan; (S, n) a value per pipeline stage and plan; () one for all plans
 Column: TypeAlias = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """`formula` is what a person reads, in the names of `inputs`; `source` says where it is from
-    (paper, equation).
+    """A number computed from `inputs`.
+
+    `formula` uses their names, `source` cites paper and equation.
     """
 
     name: str
@@ -36,7 +35,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A number that is given, not computed."""
+    """A number that is an input column, not computed."""
 
     name: str
     unit: str
@@ -44,7 +43,7 @@ class Input:
 
 
 class UnknownTerm(KeyError):
-    """A name that is neither a column nor a term: a mistake in the planner itself."""
+    """A name that is neither a column nor a term: a bug in the planner."""
 
 
 class Registry:
@@ -72,52 +71,50 @@ class Registry:
 
         return register
 
-    def given(self, unit: str, source: str, *names: str) -> None:
-        """Declares input columns, so that the explain tree can say what they are."""
+    def declare_inputs(self, unit: str, source: str, *names: str) -> None:
+        """Declares input columns for the explain tree."""
         for name in names:
             self.inputs[name] = Input(name, unit, source)
 
 
 TERMS = Registry()
 term = TERMS.term
-given = TERMS.given
+declare_inputs = TERMS.declare_inputs
 
 
 class Table:
-    """Plans as a struct of arrays: given columns, and terms computed once each when first asked
-    for.
+    """Plans as a struct of arrays: input columns, and terms that are computed once on first access.
 
-    `columns` hold `()`, `(n,)` or `(S, n)` arrays. Asking for a name computes what it needs and
-    nothing else.
+    `columns` hold `()`, `(n,)` or `(S, n)` arrays. Accessing a name computes only what it needs.
     """
 
     def __init__(self, columns: Mapping[str, Any], n: int, registry: Registry = TERMS) -> None:
         self.n = n
         self.registry = registry
-        self._given = frozenset(columns)
+        self._inputs = frozenset(columns)
         self._values: dict[str, Column] = {
             name: np.asarray(value) for name, value in columns.items()
         }
 
     def __getitem__(self, name: str) -> Column:
-        found = self._values.get(name)
-        if found is None:
+        value = self._values.get(name)
+        if value is None:
             term = self.registry.terms.get(name)
             if term is None:
                 raise UnknownTerm(f"{name} is neither a column of this table nor a term")
-            found = np.asarray(term.function(*[self[each] for each in term.inputs]))
-            self._values[name] = found
-        return found
+            value = np.asarray(term.function(*[self[each] for each in term.inputs]))
+            self._values[name] = value
+        return value
 
     def __contains__(self, name: str) -> bool:
         return name in self._values or name in self.registry.terms
 
-    def is_given(self, name: str) -> bool:
-        """Whether it is one of the given columns, which stand before a term of the same name."""
-        return name in self._given
+    def is_input(self, name: str) -> bool:
+        """Whether it is an input column; these take precedence over a term of the same name."""
+        return name in self._inputs
 
     def column(self, name: str) -> Column:
-        """The value spread to a full `(n,)` column (`(S, n)` where it has stages)."""
+        """The value broadcast to `(n,)`, or `(S, n)` if it has stages."""
         value = self[name]
         return (
             np.broadcast_to(value, (*value.shape[:-1], self.n))
@@ -126,10 +123,10 @@ class Table:
         )
 
     def take(self, rows: Any) -> Table:
-        """The same table with the chosen rows (a mask or indices); values computed so far are kept."""
+        """The table with the chosen rows (a mask or indices); computed values are reused."""
         n = int(np.arange(self.n)[rows].size)
         taken = Table({}, n, self.registry)
-        taken._given = self._given
+        taken._inputs = self._inputs
         taken._values = {
             name: value[..., rows]
             if value.ndim and value.shape[-1] == self.n and self.n != 1
@@ -141,25 +138,23 @@ class Table:
         return taken
 
     def row(self, index: int) -> Table:
-        """One plan's given columns alone, its terms to be computed afresh."""
-        given = {name: self._values[name] for name in self._given}
+        """One plan's input columns, without computed terms."""
+        inputs = {name: self._values[name] for name in self._inputs}
         return (
-            Table(given, self.n, self.registry).take([index])
+            Table(inputs, self.n, self.registry).take([index])
             if self.n != 1
-            else Table(given, 1, self.registry)
+            else Table(inputs, 1, self.registry)
         )
 
     def with_columns(self, columns: Mapping[str, Any]) -> Table:
-        """The given columns with some replaced or added; terms are computed afresh."""
-        given = {name: self._values[name] for name in self._given}
-        return Table({**given, **columns}, self.n, self.registry)
+        """The input columns with some replaced or added, without computed terms."""
+        inputs = {name: self._values[name] for name in self._inputs}
+        return Table({**inputs, **columns}, self.n, self.registry)
 
 
 @dataclass(frozen=True)
 class Explained:
-    """A number with where it comes from: `{name, value, unit, formula, inputs, source}`, as
-    INTERFACES section 4.
-    """
+    """A number and its origin: `{name, value, unit, formula, inputs, source}`."""
 
     name: str
     value: float | list[float]
@@ -169,6 +164,7 @@ class Explained:
     inputs: list[Explained] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
+        """The JSON object."""
         return {
             "name": self.name,
             "value": self.value,
@@ -182,18 +178,16 @@ class Explained:
 def explain(
     table: Table, name: str, *, row: int = 0, stage: int | None = None, depth: int = 12
 ) -> Explained:
-    """The tree under one number of one plan. Values per stage are shown at `stage`, or for all
-    stages when None.
+    """The tree under one number of one plan.
 
-    A branch that stands elsewhere in the tree is shown again, because a person opens one branch at
-    a time; `depth`
-    bounds it.
+    Values per stage are those of `stage`, or of all stages if None. A term that occurs twice is
+    shown twice, because users open one branch at a time; `depth` limits the tree.
     """
-    value = _shown(table[name], table.n, row, stage)
+    value = _value_at(table[name], table.n, row, stage)
     term = table.registry.terms.get(name)
-    if term is None or name in table._given:
-        about = table.registry.inputs.get(name, Input(name, "", "given"))
-        return Explained(name, value, about.unit, "given", about.source)
+    if term is None or name in table._inputs:
+        column = table.registry.inputs.get(name, Input(name, "", "given"))
+        return Explained(name, value, column.unit, "given", column.source)
     inputs = (
         [explain(table, each, row=row, stage=stage, depth=depth - 1) for each in term.inputs]
         if depth > 0
@@ -203,22 +197,22 @@ def explain(
 
 
 def leaves(registry: Registry, names: Iterable[str]) -> set[str]:
-    """The input columns that the terms rest on."""
-    found: set[str] = set()
-    waiting, seen = list(names), set[str]()
-    while waiting:
-        name = waiting.pop()
+    """The input columns that the terms depend on."""
+    columns: set[str] = set()
+    pending, seen = list(names), set[str]()
+    while pending:
+        name = pending.pop()
         if name in seen:
             continue
         seen.add(name)
         if name in registry.terms:
-            waiting += registry.terms[name].inputs
+            pending += registry.terms[name].inputs
         else:
-            found.add(name)
-    return found
+            columns.add(name)
+    return columns
 
 
-def _shown(value: Column, n: int, row: int, stage: int | None) -> float | list[float]:
+def _value_at(value: Column, n: int, row: int, stage: int | None) -> float | list[float]:
     if value.ndim and value.shape[-1] == n and n != 1:
         value = value[..., row]
     elif value.ndim:

@@ -1,9 +1,7 @@
-"""Plans as a grid of columns: what depends on each other as rows, what goes with every row as axes
-beside them.
+"""Plans as a grid of columns: dependent fields as rows, independent ones as further axes.
 
-So a term that rests on few axes is computed on those alone, and NumPy's broadcasting does the rest.
-Knows no bytes and
-no seconds, and not which plans are legal.
+A term that depends on few axes is computed on those alone, and NumPy broadcasts the result. Does
+not depend on bytes, seconds or legality.
 """
 
 from __future__ import annotations
@@ -26,10 +24,9 @@ _SCHEDULE_NAMES = {code: name for name, code in SCHEDULE.items()}
 
 @dataclass(frozen=True)
 class Block:
-    """Plans as a grid `(offload, precision, sharding, recompute, sequence_parallel, rows)`, rows
-    last.
+    """Plans as a grid `(offload, precision, sharding, recompute, sequence_parallel, rows)`.
 
-    `legal` masks the shape, broadcast; None: all of it is legal.
+    `legal` masks the shape, broadcast; None: all plans are legal.
     """
 
     rows: Rows
@@ -42,29 +39,33 @@ class Block:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The lengths of the axes."""
         axes = (self.offload, self.precision, self.sharding, self.recompute, self.sequence_parallel)
         return (*(len(each) for each in axes), len(self.rows["dp"]))
 
     @property
     def cells(self) -> int:
+        """Number of grid cells."""
         return int(np.prod(self.shape))
 
     @property
     def size(self) -> int:
-        """Legal plans."""
+        """Number of legal plans."""
         if self.legal is None:
             return self.cells
         return int(self.legal.sum()) * (self.cells // self.legal.size)
 
     def part(self, start: int, stop: int) -> Block:
+        """The rows from `start` to `stop`."""
         rows = {name: column[start:stop] for name, column in self.rows.items()}
         legal = None if self.legal is None else self.legal[..., start:stop]
         return replace(self, rows=rows, legal=legal)
 
     def columns(self, constants: ParallelPlan, seq_len: int) -> dict[str, Any]:
-        """What `inputs.plan_columns` gives, each column on the axes it lies on; `constants` holds
-        the fields that are
-        the same for all."""
+        """The columns of `inputs.plan_columns`, each on the axes it depends on.
+
+        `constants` holds the fields that are the same for all plans.
+        """
 
         def along(axis: int, values: Sequence[float]) -> NDArray[np.float64]:
             return np.array(values, float).reshape([-1 if each == axis else 1 for each in range(6)])
@@ -107,9 +108,7 @@ class Block:
         }
 
     def fields(self, index: int) -> dict[str, Any]:
-        """The plan's own fields of one cell, by its flat index; `nodes` and `devices_per_node`
-        beside them.
-        """
+        """The plan fields of one cell by its flat index, with `nodes` and `devices_per_node`."""
         offload, precision, sharding, recompute, sequence, at = (
             int(i) for i in np.unravel_index(index, self.shape)
         )
@@ -135,9 +134,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Space:
-    """Legal plans as blocks; `rejected` counts what was left out and why, `notes` say it in
-    sentences.
-    """
+    """Legal plans as blocks; `rejected` counts excluded plans by reason, `notes` explains them."""
 
     blocks: tuple[Block, ...]
     rejected: Counter[str] = field(default_factory=Counter)
@@ -145,12 +142,11 @@ class Space:
 
     @property
     def size(self) -> int:
+        """Number of legal plans."""
         return sum(each.size for each in self.blocks)
 
     def parts(self, cells: int) -> Iterator[Block]:
-        """The blocks cut into parts of about `cells` plans, so that columns stay in the processor's
-        cache.
-        """
+        """Blocks split into parts of about `cells` plans, so that columns fit in the CPU cache."""
         for block in self.blocks:
             each = max(1, cells // (block.cells // max(1, len(block.rows["dp"]))))
             for start in range(0, len(block.rows["dp"]), each):
@@ -158,7 +154,7 @@ class Space:
 
 
 def constant_plan(global_batch: int, axes: Axes) -> ParallelPlan:
-    """A plan with what all plans of the search have in common; its own degrees stand for nothing."""
+    """A plan with the fields that all plans of the search share; its degrees are placeholders."""
     recompute = axes.recompute[0] if "recompute_budget_bytes" in axes.constants else "none"
     return ParallelPlan.from_dict(
         {**axes.constants, "recompute": recompute, "global_batch_size": global_batch}
@@ -166,7 +162,7 @@ def constant_plan(global_batch: int, axes: Axes) -> ParallelPlan:
 
 
 def plan_of(fields: dict[str, Any], global_batch: int, axes: Axes) -> ParallelPlan:
-    """The contract of one cell's `Block.fields`."""
+    """The plan of one cell's `Block.fields`."""
     own = {
         name: value for name, value in fields.items() if name not in {"nodes", "devices_per_node"}
     }

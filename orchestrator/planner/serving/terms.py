@@ -14,12 +14,12 @@ import numpy as np
 from orchestrator.planner.model.terms import Registry
 
 SERVING = Registry()
-term, given = SERVING.term, SERVING.given
+term, declare_inputs = SERVING.term, SERVING.declare_inputs
 POPE = "Pope et al. 2022, arXiv 2211.05102"
 VLLM = "Kwon et al. 2023, arXiv 2309.06180"
 LEVIATHAN = "Leviathan et al. 2023, arXiv 2211.17192"
 
-given(
+declare_inputs(
     "",
     "model",
     "layers",
@@ -39,7 +39,7 @@ given(
     "dense_layers",
     "is_mfa",
 )
-given(
+declare_inputs(
     "parameters",
     "model",
     "params_total",
@@ -49,16 +49,16 @@ given(
     "params_expert",
     "params_table",
 )
-given("", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size")
-given("B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each")
-given("B", "device catalogue", "capacity_bytes")
-given("FLOP/s", "device catalogue", "peak_flops")
-given("B/s", "device catalogue or cluster", "memory_bandwidth", "tp_bandwidth", "pp_bandwidth")
-given("USD/h", "cluster", "usd_per_hour")
-given("", "default profile", "gemm_efficiency", "bandwidth_efficiency", "memory_utilization")
-given("s", "default profile", "launch_s_per_layer", "collective_latency_s")
-given("B", "default profile", "reserved_bytes")
-given("", "request: speculative decoding", "acceptance", "draft_tokens", "draft_cost")
+declare_inputs("", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size")
+declare_inputs("B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each")
+declare_inputs("B", "device catalogue", "capacity_bytes")
+declare_inputs("FLOP/s", "device catalogue", "peak_flops")
+declare_inputs("B/s", "device catalogue or cluster", "memory_bandwidth", "tp_bandwidth", "pp_bandwidth")
+declare_inputs("USD/h", "cluster", "usd_per_hour")
+declare_inputs("", "default profile", "gemm_efficiency", "bandwidth_efficiency", "memory_utilization")
+declare_inputs("s", "default profile", "launch_s_per_layer", "collective_latency_s")
+declare_inputs("B", "default profile", "reserved_bytes")
+declare_inputs("", "request: speculative decoding", "acceptance", "draft_tokens", "draft_cost")
 
 # --- memory
 # -----------------------------------------------------------------------------------------------------

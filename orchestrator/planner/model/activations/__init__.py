@@ -1,9 +1,8 @@
-"""Activation memory, term by term: what a training step keeps for its backward pass on one device.
+"""Terms of activation memory: what a training step saves for its backward pass on one device.
 
-Importing the package registers its terms: tensors of a block by part (`attention`, `mlp`,
-`experts`), a layer under its
-recomputation (`layer`), a pipeline rank (`stage`), the logits (`logits`). Knows no parameters,
-gradients or buffers.
+Importing the package registers its terms: tensors of a block (`attention`, `mlp`, `experts`), of a
+layer with its recomputation (`layer`), of a pipeline rank (`stage`) and the logits (`logits`). Does
+not depend on parameters, gradients or buffers.
 """
 
 import orchestrator.planner.model.activations.attention

@@ -1,8 +1,8 @@
-"""What attention keeps of a micro-batch on one device: projections, positions, scores, output.
+"""Saved activations of attention per micro-batch and device.
 
-One family of terms for MHA, GQA and MQA, multi-head latent attention (MLA) and multi-matrix
-factorisation attention
-(MFA): widths differ, kinds of tensors do not. Knows no norms of the residual stream, no MLP.
+One set of terms for MHA, GQA, MQA, multi-head latent attention (MLA) and multi-matrix factorisation
+attention (MFA), which differ in widths only. Does not depend on the norms of the residual stream or
+the MLP.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from orchestrator.planner.model.activations.tokens import KORTHIKANTI
 from orchestrator.planner.model.terms import Column, term
 
 FLASH = (
-    "FlashAttention keeps q, k, v, its output and the fp32 log-sum-exp (arXiv 2205.14135, "
+    "FlashAttention saves q, k, v, its output and the fp32 log-sum-exp (arXiv 2205.14135, "
     "algorithm 1)"
 )
 MLA = "DeepSeek-V2, arXiv 2405.04434, section 2.1, keys and values expanded as in training"
@@ -35,7 +35,7 @@ def value_head_dim(is_mla: Column, v_head_dim: Column, head_dim: Column) -> Colu
 @term(
     "tokens x heads",
     "split_tokens x heads (MLA), else local_tokens x kv_heads / min(tp, kv_heads)",
-    "key and value heads are copied beyond tp = kv_heads",
+    "key and value heads are replicated if tp > kv_heads",
 )
 def kv_rows(
     local_tokens: Column,
@@ -45,21 +45,20 @@ def kv_rows(
     tp: Column,
     is_mla: Column,
 ) -> Column:
-    """Rows of keys on one device."""
-    few = local_tokens * kv_heads / np.minimum(tp, kv_heads)
-    return np.asarray(np.where(is_mla == 1, split_tokens * heads, few))
+    """Rows of keys and values on one device."""
+    grouped = local_tokens * kv_heads / np.minimum(tp, kv_heads)
+    return np.asarray(np.where(is_mla == 1, split_tokens * heads, grouped))
 
 
 @term("B", "input_tokens x hidden x compute_bytes", KORTHIKANTI)
 def qkv_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column) -> Column:
-    """The normalised input, which all projections of attention share."""
+    """The normalised input, shared by all projections of attention."""
     return np.asarray(input_tokens * (hidden * compute_bytes))
 
 
 @term(
     "B",
-    "residual_tokens x (latents before their norms, the rotary key beside them, and after, "
-    "statistics)",
+    "residual_tokens x (latents before their norms with the rotary key, latents after, statistics)",
     MLA,
 )
 def latent_bytes(
@@ -74,17 +73,15 @@ def latent_bytes(
     one_norm_kernel: Column,
     rms_element_bytes: Column,
 ) -> Column:
-    """Low-rank queries (MLA, MFA) and compressed keys and values (MLA): what their norms and
-    up-projections keep.
-    """
+    """What norms and up-projections save of low-rank queries (MLA, MFA), keys and values (MLA)."""
     query = np.where(is_mfa == 1, mfa_rank, np.where(is_mla == 1, q_lora, 0.0))
     latents, rows = query + kv_lora, (query > 0).astype(float) + (kv_lora > 0)
-    # the norm's input is a view of the down-projection's output, rotary key and all, unless it is
-    # cast first
+    # unless it is cast first, the norm's input is a view of the whole output of the
+    # down-projection, including the rotary key
     viewed = (is_mla == 1) & ((one_norm_kernel == 1) | (compute_bytes == 4))
-    beside = np.where(viewed, qk_rope, 0.0) * compute_bytes
+    rotary_key = np.where(viewed, qk_rope, 0.0) * compute_bytes
     return np.asarray(
-        residual_tokens * (latents * (rms_element_bytes + compute_bytes) + beside + 4.0 * rows)
+        residual_tokens * (latents * (rms_element_bytes + compute_bytes) + rotary_key + 4.0 * rows)
     )
 
 
@@ -113,18 +110,18 @@ def qk_norm_bytes(
 @term(
     "B",
     "split_tokens x heads x query_head_dim x compute_bytes",
-    f"{KORTHIKANTI}; rotation keeps only its tables",
+    f"{KORTHIKANTI}; rotation saves only its tables",
 )
 def query_bytes(
     split_tokens: Column, heads: Column, query_head_dim: Column, compute_bytes: Column
 ) -> Column:
-    """Queries as the scores take them."""
+    """Queries, input of the scores."""
     return np.asarray(split_tokens * (heads * query_head_dim * compute_bytes))
 
 
 @term("B", "kv_rows x query_head_dim x compute_bytes", KORTHIKANTI)
 def key_bytes(kv_rows: Column, query_head_dim: Column, compute_bytes: Column) -> Column:
-    """Keys as the scores take them."""
+    """Keys, input of the scores."""
     return np.asarray(kv_rows * (query_head_dim * compute_bytes))
 
 
@@ -136,26 +133,25 @@ def value_bytes(kv_rows: Column, value_head_dim: Column, compute_bytes: Column) 
 
 @term(
     "",
-    "1 with flash attention on a CPU where dropout, or values narrower than keys, rule its kernel "
-    "out",
-    "torch.nn.functional.scaled_dot_product_attention computes in steps then, in fp32",
+    "1 with flash attention on a CPU if dropout, or values narrower than keys, exclude its kernel",
+    "torch.nn.functional.scaled_dot_product_attention then computes in steps, in fp32",
 )
 def core_in_steps(
     flash: Column, is_cpu: Column, dropout: Column, query_head_dim: Column, value_head_dim: Column
 ) -> Column:
-    """Whether a call meant for flash attention is computed in steps."""
+    """1 if torch computes flash attention as separate operations instead of one kernel."""
     return np.asarray(flash * is_cpu * ((dropout > 0) | (query_head_dim != value_head_dim)))
 
 
 @term("", "flash - core_in_steps")
 def flash_runs(flash: Column, core_in_steps: Column) -> Column:
-    """1 where scores are never kept."""
+    """1 if scores are never stored."""
     return np.asarray(flash - core_in_steps)
 
 
 @term("B", "split_tokens x heads x 4 with flash attention, else 0", FLASH)
 def log_sum_exp_bytes(split_tokens: Column, heads: Column, flash_runs: Column) -> Column:
-    """One fp32 number a query and head."""
+    """One fp32 number per query and head."""
     return np.asarray(split_tokens * (heads * 4.0 * flash_runs))
 
 
@@ -163,14 +159,14 @@ def log_sum_exp_bytes(split_tokens: Column, heads: Column, flash_runs: Column) -
     "B",
     "compute_bytes in one kernel; else 4, and compute_bytes for the 16-bit copy without dropout; "
     "4 in steps",
-    f"{KORTHIKANTI}.1: 2as; an unfused softmax is taken in fp32",
+    f"{KORTHIKANTI}.1: 2as; an unfused softmax is computed in fp32",
 )
 def softmax_element_bytes(
     core_in_steps: Column, fused_softmax: Column, compute_bytes: Column, dropout: Column
 ) -> Column:
-    """Of one probability.
+    """Bytes per probability.
 
-    With dropout the 16-bit copy is a step to yet another tensor and not kept.
+    With dropout the 16-bit copy is an intermediate that is not saved.
     """
     cast = np.where((compute_bytes < 4) & (dropout == 0), compute_bytes, 0.0)
     return np.asarray(
@@ -190,7 +186,7 @@ def softmax_bytes(
     flash_runs: Column,
     softmax_element_bytes: Column,
 ) -> Column:
-    """Probabilities."""
+    """Probabilities of the attention scores."""
     return np.asarray(split_tokens * (heads * seq_len * (1 - flash_runs) * softmax_element_bytes))
 
 
@@ -209,17 +205,17 @@ def score_dropout_bytes(
     compute_bytes: Column,
     core_in_steps: Column,
 ) -> Column:
-    """The mask over the probabilities and the probabilities that are left; flash attention draws
-    the mask again.
-    """
-    each = np.where(core_in_steps == 1, 8.0, dropout_mask_element_bytes + compute_bytes)
-    return np.asarray(split_tokens * (heads * seq_len * (1 - flash_runs) * (dropout > 0) * each))
+    """The dropout mask and the remaining probabilities; flash attention regenerates its mask."""
+    element_bytes = np.where(core_in_steps == 1, 8.0, dropout_mask_element_bytes + compute_bytes)
+    return np.asarray(
+        split_tokens * (heads * seq_len * (1 - flash_runs) * (dropout > 0) * element_bytes)
+    )
 
 
 @term(
     "B",
-    "repeats_kv: keys and values per query head; in steps: fp32 queries as well; less those "
-    "counted; else 0",
+    "repeats_kv: keys and values per query head; in steps: fp32 queries as well; minus those "
+    "already counted; else 0",
     "torch.ops.aten._scaled_dot_product_attention_math",
 )
 def core_copies_bytes(
@@ -234,7 +230,7 @@ def core_copies_bytes(
     repeats_kv: Column,
     compute_bytes: Column,
 ) -> Column:
-    """What the core makes of queries, keys and values and keeps in place of them."""
+    """Copies of queries, keys and values that attention saves instead of them."""
     rows, kv_width = split_tokens * heads, query_head_dim + value_head_dim
     in_steps = rows * ((query_head_dim + kv_width) * 4.0) - query_bytes
     repeated = np.where(core_in_steps == 1, in_steps, rows * (kv_width * compute_bytes))
@@ -244,7 +240,7 @@ def core_copies_bytes(
 
 @term(
     "B",
-    "window shorter than the sequence, as a mask tensor: (seq_len / cp) x seq_len x "
+    "if the window is shorter than the sequence and a mask tensor: (seq_len / cp) x seq_len x "
     "compute_bytes, else 0",
     "scaled_dot_product_attention adds its mask to the scores",
 )
@@ -256,7 +252,7 @@ def window_mask_bytes(
     compute_bytes: Column,
     core_in_steps: Column,
 ) -> Column:
-    """A layer's own mask, the same for all sequences and heads."""
+    """The mask of a windowed layer, shared by all sequences and heads."""
     masked = windows_as_masks * (window > 0) * (window < seq_len) * (1 - core_in_steps)
     return np.asarray(seq_len * (seq_len * masked * compute_bytes) / cp)
 
@@ -264,7 +260,7 @@ def window_mask_bytes(
 @term(
     "B",
     "softmax + score_dropout + log_sum_exp + core_copies + window_mask",
-    f"{KORTHIKANTI}.3: what selective recomputation leaves out",
+    f"{KORTHIKANTI}.3: what selective recomputation drops",
 )
 def attention_core_bytes(
     softmax_bytes: Column,
@@ -273,7 +269,7 @@ def attention_core_bytes(
     core_copies_bytes: Column,
     window_mask_bytes: Column,
 ) -> Column:
-    """Kept between scores and output, and not needed to compute it again."""
+    """Saved between scores and output, and not needed to recompute it."""
     return np.asarray(
         softmax_bytes
         + score_dropout_bytes
@@ -287,9 +283,7 @@ def attention_core_bytes(
 def output_input_bytes(
     split_tokens: Column, heads: Column, value_head_dim: Column, compute_bytes: Column
 ) -> Column:
-    """Attention's output: what the output projection takes, and the same tensor that flash
-    attention keeps.
-    """
+    """The output of attention: input of the output projection, also saved by flash attention."""
     return np.asarray(split_tokens * (heads * value_head_dim * compute_bytes))
 
 
@@ -303,8 +297,8 @@ def attention_bytes(
     attention_core_bytes: Column,
     output_input_bytes: Column,
 ) -> Column:
-    """Everything between the attention's input and its output projection."""
-    heads = query_bytes + key_bytes + value_bytes
+    """All tensors between the input of attention and its output projection."""
+    qkv = query_bytes + key_bytes + value_bytes
     return np.asarray(
-        latent_bytes + qk_norm_bytes + heads + attention_core_bytes + output_input_bytes
+        latent_bytes + qk_norm_bytes + qkv + attention_core_bytes + output_input_bytes
     )

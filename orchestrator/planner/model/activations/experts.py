@@ -1,9 +1,8 @@
-"""What a routing layer keeps in place of the dense MLP: routing, permuted tokens, expert and shared
-widths.
+"""Saved activations of a mixture-of-experts (MoE) layer in place of the dense MLP.
 
-Loads are balanced: every expert gets tokens x top_k / experts, times the capacity factor. Expert
-parallelism exchanges
-tokens and leaves their number per device as it is. Knows no attention.
+Assumes balanced loads: every expert gets tokens x top_k / experts, times the capacity factor.
+Expert parallelism exchanges tokens without changing their number per device. Does not depend on
+attention.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ MOE = "Megatron-LM's token dispatcher; DeepSeekMoE, arXiv 2401.06066"
     "B", "input_tokens x (4 x experts + 40 x top_k): fp32 scores, chosen weights and indices", MOE
 )
 def router_bytes(input_tokens: Column, experts: Column, top_k: Column) -> Column:
-    """Scores of all experts; per choice its index, the order by expert, the way there and back in
-    64 bits, and its
-    weight before and after that order."""
+    """Scores of all experts; per choice its index, sort order, inverse order and weight.
+
+    Indices and orders are 64-bit; the weight is stored before and after sorting.
+    """
     return np.asarray(input_tokens * (4.0 * experts + 40.0 * top_k))
 
 
@@ -35,36 +35,36 @@ def routed_share(top_k: Column, capacity: Column) -> Column:
 def permuted_input_bytes(
     input_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column
 ) -> Column:
-    """Tokens in the order of their experts: the input of the experts' first products."""
+    """Tokens sorted by expert: the input of the experts' first matrix products."""
     return np.asarray(input_tokens * (routed_share * hidden * compute_bytes))
 
 
-@term("B", "split_tokens x top_k x capacity x expert_ffn x mlp_kept_widths x compute_bytes", MOE)
+@term("B", "split_tokens x top_k x capacity x expert_ffn x mlp_saved_widths x compute_bytes", MOE)
 def expert_hidden_bytes(
     split_tokens: Column,
     routed_share: Column,
     expert_ffn: Column,
-    mlp_kept_widths: Column,
+    mlp_saved_widths: Column,
     compute_bytes: Column,
 ) -> Column:
-    """Between the products of the experts."""
-    return np.asarray(split_tokens * (routed_share * expert_ffn * mlp_kept_widths * compute_bytes))
+    """Tensors between the matrix products of the experts."""
+    return np.asarray(split_tokens * (routed_share * expert_ffn * mlp_saved_widths * compute_bytes))
 
 
 @term("B", "residual_tokens x top_k x capacity x hidden x compute_bytes", MOE)
 def combine_bytes(
     residual_tokens: Column, routed_share: Column, hidden: Column, compute_bytes: Column
 ) -> Column:
-    """The experts' outputs before they are weighted, for the gradient of the weights."""
+    """Expert outputs before weighting, needed for the gradient of the weights."""
     return np.asarray(residual_tokens * (routed_share * hidden * compute_bytes))
 
 
-@term("B", "split_tokens x shared_ffn x mlp_kept_widths x compute_bytes", MOE)
+@term("B", "split_tokens x shared_ffn x mlp_saved_widths x compute_bytes", MOE)
 def shared_hidden_bytes(
-    split_tokens: Column, shared_ffn: Column, mlp_kept_widths: Column, compute_bytes: Column
+    split_tokens: Column, shared_ffn: Column, mlp_saved_widths: Column, compute_bytes: Column
 ) -> Column:
-    """Between the products of the shared experts, which take the MLP's input."""
-    return np.asarray(split_tokens * (shared_ffn * mlp_kept_widths * compute_bytes))
+    """Tensors between the matrix products of the shared experts, whose input is the MLP's."""
+    return np.asarray(split_tokens * (shared_ffn * mlp_saved_widths * compute_bytes))
 
 
 @term("B", "router + permuted_input + expert_hidden + combine + shared_hidden", MOE)
@@ -75,7 +75,7 @@ def moe_hidden_bytes(
     combine_bytes: Column,
     shared_hidden_bytes: Column,
 ) -> Column:
-    """Everything between the MLP's input and its output in a routing layer."""
+    """All tensors between the input and the output of an MoE layer's MLP."""
     return np.asarray(
         router_bytes
         + permuted_input_bytes

@@ -1,10 +1,8 @@
-"""What one layer keeps of a micro-batch on one device: everything, and under each kind of
-recomputation.
+"""Saved activations of one layer per micro-batch and device, for each kind of recomputation.
 
-Selective recomputation is one of two things: "core" leaves out what lies between scores and output
-(Megatron), and
-"products" keeps the outputs of matrix products alone and computes all that is cheap again, the
-attention core included.
+Selective recomputation is one of two: "core" drops what lies between scores and output (Megatron);
+"products" saves only the outputs of matrix products and recomputes the rest, including the
+attention core.
 """
 
 from __future__ import annotations
@@ -33,26 +31,26 @@ def layer_shared_bytes(
     mlp_norm_bytes: Column,
     mlp_input_bytes: Column,
 ) -> Column:
-    """What dense and routing layers have in common, nothing recomputed."""
+    """What dense and MoE layers have in common, without recomputation."""
     around = attention_norm_bytes + qkv_input_bytes + mlp_norm_bytes + mlp_input_bytes
     return np.asarray(around + attention_bytes + 2 * residual_mask_bytes)
 
 
 @term("B", "layer_shared + mlp_hidden", f"{KORTHIKANTI}.1: 34 + 5as/h")
-def whole_dense_bytes(layer_shared_bytes: Column, mlp_hidden_bytes: Column) -> Column:
-    """A dense layer, nothing recomputed."""
+def full_dense_bytes(layer_shared_bytes: Column, mlp_hidden_bytes: Column) -> Column:
+    """A dense layer without recomputation."""
     return np.asarray(layer_shared_bytes + mlp_hidden_bytes)
 
 
 @term("B", "layer_shared + moe_hidden")
-def whole_moe_bytes(layer_shared_bytes: Column, moe_hidden_bytes: Column) -> Column:
-    """A routing layer, nothing recomputed."""
+def full_moe_bytes(layer_shared_bytes: Column, moe_hidden_bytes: Column) -> Column:
+    """An MoE layer without recomputation."""
     return np.asarray(layer_shared_bytes + moe_hidden_bytes)
 
 
 @term("B", "residual_tokens x hidden x compute_bytes", f"{KORTHIKANTI}: 2sbh")
 def block_input_bytes(residual_tokens: Column, hidden: Column, compute_bytes: Column) -> Column:
-    """The input of a block, all that full recomputation keeps."""
+    """The input of a block, the only tensor that full recomputation saves."""
     return np.asarray(residual_tokens * (hidden * compute_bytes))
 
 
@@ -81,21 +79,20 @@ def attention_products_bytes(
     mfa_rank: Column,
     compute_bytes: Column,
 ) -> Column:
-    """Outputs of attention's matrix products."""
+    """Outputs of the matrix products of attention."""
     latents = np.where(
         is_mla == 1, q_lora + kv_lora + qk_rope, np.where(is_mfa == 1, mfa_rank, 0.0)
     )
     per_head = query_head_dim + np.where(is_mla == 1, qk_nope + v_head_dim, 0.0)
-    few = local_tokens * (2 * head_dim * kv_heads * (1 - is_mla)) / np.minimum(tp, kv_heads)
-    elements = residual_tokens * (latents + hidden) + split_tokens * (heads * per_head) + few
+    grouped = local_tokens * (2 * head_dim * kv_heads * (1 - is_mla)) / np.minimum(tp, kv_heads)
+    elements = residual_tokens * (latents + hidden) + split_tokens * (heads * per_head) + grouped
     return np.asarray(elements * compute_bytes)
 
 
 @term(
     "B",
     "block_input + attention_products + (split_tokens x (gate and) up width + residual_tokens x "
-    "hidden) x "
-    "compute_bytes",
+    "hidden) x compute_bytes",
     PRODUCTS,
 )
 def products_dense_bytes(
@@ -108,7 +105,7 @@ def products_dense_bytes(
     hidden: Column,
     compute_bytes: Column,
 ) -> Column:
-    """A dense layer that keeps the outputs of its matrix products."""
+    """A dense layer that saves only the outputs of its matrix products."""
     mlp = split_tokens * (ffn * (1 + gated) * compute_bytes) + residual_tokens * (
         hidden * compute_bytes
     )
@@ -134,7 +131,7 @@ def products_moe_bytes(
     hidden: Column,
     compute_bytes: Column,
 ) -> Column:
-    """A routing layer that keeps the outputs of its matrix products."""
+    """An MoE layer that saves only the outputs of its matrix products."""
     inner = split_tokens * ((routed_share * expert_ffn + shared_ffn) * (1 + gated))
     outer = residual_tokens * ((routed_share + (shared_ffn > 0)) * hidden)
     products = inner + outer + input_tokens * experts
@@ -143,48 +140,46 @@ def products_moe_bytes(
 
 @term(
     "B",
-    "by recompute: none whole_dense; selective whole_dense - attention_core, or products_dense; "
-    "full and auto "
-    "(the least it may keep) block_input",
+    "by recompute: none full_dense; selective full_dense - attention_core, or products_dense; "
+    "full and auto (its minimum) block_input",
     KORTHIKANTI,
 )
 def layer_activation_dense_bytes(
     recompute: Column,
-    whole_dense_bytes: Column,
+    full_dense_bytes: Column,
     attention_core_bytes: Column,
     selective_products: Column,
     products_dense_bytes: Column,
     block_input_bytes: Column,
 ) -> Column:
-    """Kept by one dense layer of one micro-batch."""
+    """Saved by one dense layer for one micro-batch."""
     selective = np.where(
-        selective_products == 1, products_dense_bytes, whole_dense_bytes - attention_core_bytes
+        selective_products == 1, products_dense_bytes, full_dense_bytes - attention_core_bytes
     )
-    return _by_recompute(recompute, whole_dense_bytes, selective, block_input_bytes)
+    return _by_recompute(recompute, full_dense_bytes, selective, block_input_bytes)
 
 
 @term(
     "B",
-    "by recompute: none whole_moe; selective whole_moe - attention_core, or products_moe; full "
-    "and auto (the "
-    "least it may keep) block_input",
+    "by recompute: none full_moe; selective full_moe - attention_core, or products_moe; full "
+    "and auto (its minimum) block_input",
     KORTHIKANTI,
 )
 def layer_activation_moe_bytes(
     recompute: Column,
-    whole_moe_bytes: Column,
+    full_moe_bytes: Column,
     attention_core_bytes: Column,
     selective_products: Column,
     products_moe_bytes: Column,
     block_input_bytes: Column,
 ) -> Column:
-    """Kept by one routing layer of one micro-batch."""
+    """Saved by one MoE layer for one micro-batch."""
     selective = np.where(
-        selective_products == 1, products_moe_bytes, whole_moe_bytes - attention_core_bytes
+        selective_products == 1, products_moe_bytes, full_moe_bytes - attention_core_bytes
     )
-    return _by_recompute(recompute, whole_moe_bytes, selective, block_input_bytes)
+    return _by_recompute(recompute, full_moe_bytes, selective, block_input_bytes)
 
 
-def _by_recompute(recompute: Column, whole: Column, selective: Column, least: Column) -> Column:
-    kept = np.where(recompute == RECOMPUTE["none"], whole, least)
-    return np.where(recompute == RECOMPUTE["selective"], selective, kept)
+def _by_recompute(recompute: Column, full: Column, selective: Column, minimum: Column) -> Column:
+    saved = np.where(recompute == RECOMPUTE["none"], full, minimum)
+    return np.where(recompute == RECOMPUTE["selective"], selective, saved)

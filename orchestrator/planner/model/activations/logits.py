@@ -1,6 +1,6 @@
-"""Logits and cross-entropy on the rank that holds the last stage, with and without a fused loss.
+"""Memory of logits and cross-entropy on the rank of the last stage.
 
-Knows the vocabulary's padding and split; no layers.
+Includes padding and sharding of the vocabulary. Does not depend on layers.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ def local_vocab(vocab: Column, vocab_multiple: Column, tp: Column) -> Column:
     return np.asarray(np.ceil(vocab / multiple) * vocab_multiple)
 
 
-@term("B", "compute_bytes where logits are capped by a tanh, else 0", "the tanh keeps its output")
+@term("B", "compute_bytes if logits are capped by a tanh, else 0", "the tanh saves its output")
 def softcap_bytes_per_logit(
     softcapped: Column, compute_bytes: Column, loss_without_logits: Column
 ) -> Column:
-    """Beside what the loss keeps; a loss without whole logits caps within its kernel."""
+    """Output of the softcap; a loss that never stores all logits caps them in its kernel."""
     return np.asarray(softcapped * compute_bytes * (loss_without_logits == 0))
 
 
 @term(
     "B",
-    "fused: compute_bytes; else 4; with a softcap its output too",
+    "fused: compute_bytes; else 4; plus the output of a softcap",
     "log-probabilities or softmax in fp32; fused: the logits' own storage",
 )
-def kept_bytes_per_logit(
+def saved_bytes_per_logit(
     fused_cross_entropy: Column, compute_bytes: Column, softcap_bytes_per_logit: Column
 ) -> Column:
-    """From the loss to its backward pass."""
+    """Bytes per logit between the loss and its backward pass."""
     return np.asarray(
         np.where(fused_cross_entropy == 1, compute_bytes, 4.0) + softcap_bytes_per_logit
     )
@@ -45,9 +45,9 @@ def kept_bytes_per_logit(
 
 @term(
     "B",
-    "fp32 logits, their 16-bit copy, and over a sharded vocabulary a second one; with a softcap "
-    "its output too",
-    "a loss that leaves its gradient where the logits were",
+    "fp32 logits, their 16-bit copy, with a sharded vocabulary a second fp32 copy; plus the "
+    "output of a softcap",
+    "a loss that overwrites the logits with their gradient",
 )
 def in_place_bytes_per_logit(
     compute_bytes: Column,
@@ -55,6 +55,7 @@ def in_place_bytes_per_logit(
     in_place_whole_only: Column,
     tp: Column,
 ) -> Column:
+    """Bytes per logit at the peak of a loss that overwrites the logits."""
     copies = (
         4.0
         + np.where(compute_bytes < 4, compute_bytes, 0.0)
@@ -65,9 +66,8 @@ def in_place_bytes_per_logit(
 
 @term(
     "B",
-    "fused, or without whole logits: compute_bytes; in place: in_place_bytes_per_logit; else 12 "
-    "(log-probabilities, "
-    "their gradient, the logits' gradient, fp32); with a softcap its output too",
+    "fused, or without stored logits: compute_bytes; in place: in_place_bytes_per_logit; else 12 "
+    "(log-probabilities, their gradient, the logits' gradient, fp32); plus the output of a softcap",
     "torch.nn.functional.cross_entropy; Megatron-LM's vocab_parallel_cross_entropy",
 )
 def bytes_per_logit(
@@ -78,17 +78,17 @@ def bytes_per_logit(
     in_place_bytes_per_logit: Column,
     loss_without_logits: Column,
 ) -> Column:
-    """At the loss's worst moment."""
+    """Bytes per logit at the peak of the loss."""
     fused = (fused_cross_entropy == 1) | (loss_without_logits == 1)
-    whole = np.where(fused, compute_bytes, 12.0) + softcap_bytes_per_logit
+    separate = np.where(fused, compute_bytes, 12.0) + softcap_bytes_per_logit
     in_place = (cross_entropy_in_place == 1) & ~fused
-    return np.asarray(np.where(in_place, in_place_bytes_per_logit, whole))
+    return np.asarray(np.where(in_place, in_place_bytes_per_logit, separate))
 
 
 @term(
     "B",
-    "whole vocabularies in place: two pieces of rows, softmax of one and the one before, in fp32",
-    "rows go through the softmax a piece at a time: 2 MiB on a CPU, 256 MiB on a GPU",
+    "unsharded vocabulary in place: two fp32 pieces of rows, the current and the previous softmax",
+    "the softmax is computed one piece of rows at a time: 2 MiB on a CPU, 256 MiB on a GPU",
 )
 def loss_pieces_bytes(
     loss_piece_bytes: Column,
@@ -101,6 +101,7 @@ def loss_pieces_bytes(
     cross_entropy_in_place: Column,
     loss_without_logits: Column,
 ) -> Column:
+    """Temporary rows of a loss that computes its softmax in pieces."""
     row = 4.0 * local_vocab
     piece = np.where(is_cpu == 1, loss_piece_bytes_on_cpu, loss_piece_bytes)
     two = 2 * np.maximum(1.0, np.floor(piece / row)) * row
@@ -109,17 +110,18 @@ def loss_pieces_bytes(
     return np.asarray(np.where(in_pieces, np.minimum(two, 4.0 * live_logits), 0.0))
 
 
-@term("", "1 where losses come from hidden states, a chunk of logits at a time: on a GPU, pp 1")
+@term("", "1 if losses come from hidden states, one chunk of logits at a time: on a GPU with pp 1")
 def loss_without_logits(
     without_logits: Column, is_cpu: Column, pp: Column, loss_chunks: Column
 ) -> Column:
+    """1 if the loss is computed from hidden states without storing all logits."""
     return np.asarray(without_logits * (is_cpu == 0) * (pp == 1) * (loss_chunks == 1))
 
 
 @term(
     "tokens",
-    "local_tokens / loss_chunks; without whole logits at most loss_chunk_bytes of logits",
-    "multiples of 64 tokens, at least as many",
+    "local_tokens / loss_chunks; without stored logits at most loss_chunk_bytes of logits",
+    "a multiple of 64 tokens, at least 64",
 )
 def loss_tokens(
     local_tokens: Column,
@@ -129,61 +131,63 @@ def loss_tokens(
     local_vocab: Column,
     compute_bytes: Column,
 ) -> Column:
-    """Those whose logits exist at a time."""
+    """Tokens whose logits exist at the same time."""
     chunk = np.maximum(64.0, np.floor(loss_chunk_bytes / (local_vocab * compute_bytes) / 64) * 64)
-    whole = local_tokens / loss_chunks
-    return np.asarray(np.where(loss_without_logits == 1, np.minimum(chunk, whole), whole))
+    tokens = local_tokens / loss_chunks
+    return np.asarray(np.where(loss_without_logits == 1, np.minimum(chunk, tokens), tokens))
 
 
-@term("logits", "loss_tokens x local_vocab", "a loss in pieces has one piece's logits at a time")
+@term(
+    "logits", "loss_tokens x local_vocab", "a loss in chunks has the logits of one chunk at a time"
+)
 def live_logits(loss_tokens: Column, local_vocab: Column) -> Column:
-    """Of one micro-batch on one device."""
+    """Logits of one micro-batch on one device that exist at the same time."""
     return np.asarray(loss_tokens * local_vocab)
 
 
 @term(
     "B",
-    "last stage: targets, and live_logits x kept_bytes_per_logit, or in pieces the hidden states' "
-    "gradient, which is "
-    "taken at once; without whole logits 4 bytes a token",
+    "last stage: targets, and live_logits x saved_bytes_per_logit; in chunks the gradient of the "
+    "hidden states, computed at once; without stored logits 4 bytes per token",
 )
-def logits_kept_bytes(
+def logits_saved_bytes(
     stage_last: Column,
     live_logits: Column,
-    kept_bytes_per_logit: Column,
+    saved_bytes_per_logit: Column,
     loss_chunks: Column,
     local_tokens: Column,
     hidden: Column,
     compute_bytes: Column,
     loss_without_logits: Column,
 ) -> Column:
-    """(S, n). What autograd keeps of one micro-batch's loss. Gradients made in the forward pass,
-    without whole logits,
-    are of the head's moment."""
-    in_pieces = local_tokens * (hidden * compute_bytes)
-    kept = np.where(loss_chunks > 1, in_pieces, live_logits * kept_bytes_per_logit)
-    kept = np.where(loss_without_logits == 1, 4.0 * local_tokens, kept)
-    return np.asarray(stage_last * (kept + 8.0 * local_tokens))
+    """What autograd saves for the loss of one micro-batch, (S, n).
+
+    A loss without stored logits computes gradients in its forward pass; `head_moment_bytes` counts
+    them.
+    """
+    in_chunks = local_tokens * (hidden * compute_bytes)
+    saved = np.where(loss_chunks > 1, in_chunks, live_logits * saved_bytes_per_logit)
+    saved = np.where(loss_without_logits == 1, 4.0 * local_tokens, saved)
+    return np.asarray(stage_last * (saved + 8.0 * local_tokens))
 
 
 @term(
     "B",
-    "last stage: live_logits x bytes_per_logit + loss_pieces + logits_kept x (last_in_flight - "
-    "1), in pieces x "
-    "last_in_flight",
+    "last stage: live_logits x bytes_per_logit + loss_pieces + logits_saved x (last_in_flight - "
+    "1), in chunks x last_in_flight",
 )
 def logits_bytes(
     stage_last: Column,
     live_logits: Column,
     bytes_per_logit: Column,
     loss_pieces_bytes: Column,
-    logits_kept_bytes: Column,
+    logits_saved_bytes: Column,
     last_in_flight: Column,
     loss_chunks: Column,
 ) -> Column:
-    """(S, n). Logits and their loss at the loss's worst moment."""
+    """Logits and their loss at the peak of the loss, (S, n)."""
     others = last_in_flight - np.where(loss_chunks > 1, 0, 1)
     return np.asarray(
         stage_last * (live_logits * bytes_per_logit + loss_pieces_bytes)
-        + logits_kept_bytes * others
+        + logits_saved_bytes * others
     )

@@ -1,7 +1,6 @@
-"""What the norms, the residual stream's dropouts and a dense MLP keep of a micro-batch on one
-device.
+"""Saved activations of norms, residual dropouts and a dense MLP per micro-batch and device.
 
-Knows no attention and no experts.
+Does not depend on attention or experts.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from orchestrator.planner.model.terms import Column, term
 
 @term("B", "residual_tokens x norm_bytes_per_token", KORTHIKANTI)
 def attention_norm_bytes(residual_tokens: Column, norm_bytes_per_token: Column) -> Column:
-    """The block's input, as the norm before attention keeps it."""
+    """The block's input, saved by the norm before attention."""
     return np.asarray(residual_tokens * norm_bytes_per_token)
 
 
 @term("B", "residual_tokens x norm_bytes_per_token", KORTHIKANTI)
 def mlp_norm_bytes(residual_tokens: Column, norm_bytes_per_token: Column) -> Column:
-    """The residual stream after attention, as the norm before the MLP keeps it."""
+    """The residual stream after attention, saved by the norm before the MLP."""
     return np.asarray(residual_tokens * norm_bytes_per_token)
 
 
@@ -44,25 +43,25 @@ def mlp_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column)
 
 @term("", "fused_swiglu, on a CPU fused_swiglu_on_cpu", "kernels of a GPU")
 def one_gate_kernel(fused_swiglu: Column, fused_swiglu_on_cpu: Column, is_cpu: Column) -> Column:
-    """1 where a gate's activation and its product with the other half are one kernel."""
+    """1 if one kernel computes a gate's activation and its product with the other half."""
     return np.asarray(np.where(is_cpu == 1, fused_swiglu_on_cpu, fused_swiglu))
 
 
 @term(
     "",
-    "gated: 3 (gate, up, product) fused, 4 unfused (the activated gate too, which relu shares); "
+    "gated: 3 (gate, up, product) fused, 4 unfused (also the activated gate; with relu 3); "
     "plain: 2, relu 1",
-    "SwiGLU, arXiv 2002.05202; GELU keeps its input, relu only its output",
+    "SwiGLU, arXiv 2002.05202; GELU saves its input, relu only its output",
 )
-def mlp_kept_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Column:
-    """How many tensors of the inner width an MLP keeps, the input of the last product among them."""
+def mlp_saved_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Column:
+    """Number of tensors of the inner width that an MLP saves, with the last product's input."""
     gated_widths = np.where((one_gate_kernel == 1) | (relu == 1), 3.0, 4.0)
     return np.asarray(np.where(gated == 1, gated_widths, 2.0 - relu))
 
 
-@term("B", "split_tokens x ffn x mlp_kept_widths x compute_bytes", f"{KORTHIKANTI}.1: 8sbh + 8sbh")
+@term("B", "split_tokens x ffn x mlp_saved_widths x compute_bytes", f"{KORTHIKANTI}.1: 8sbh + 8sbh")
 def mlp_hidden_bytes(
-    split_tokens: Column, ffn: Column, mlp_kept_widths: Column, compute_bytes: Column
+    split_tokens: Column, ffn: Column, mlp_saved_widths: Column, compute_bytes: Column
 ) -> Column:
-    """Between the products of a dense MLP."""
-    return np.asarray(split_tokens * (ffn * mlp_kept_widths * compute_bytes))
+    """Tensors between the matrix products of a dense MLP."""
+    return np.asarray(split_tokens * (ffn * mlp_saved_widths * compute_bytes))

@@ -1,14 +1,10 @@
-"""Bytes per kind of collective that a rank hands to torch.distributed in one step, as Orrery's
-engine and torch send.
+"""Bytes per kind of collective that a rank passes to torch.distributed in one step of the engine.
 
-Counted as they are called: an all-reduce by its buffer, an all-gather by its output, a
-reduce-scatter by its input, a
-broadcast by its tensor, a send by its message. The textbook's volumes (`communication.py`) know
-nothing of engines.
-Knows no offloading, no sharded experts or latent attention, no experts beside context parallelism
-and no recomputation
-of tensor parallel blocks: `collectives_known` tells. Of tensor parallelism it counts blocks, not
-table and head.
+Counted by call: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter by its
+input, a broadcast by its tensor, a send by its message. `volumes.py` has the volumes of textbooks.
+Does not cover offloading, sharded experts or latent attention, experts with context parallelism, or
+recomputation of tensor parallel blocks (see `collectives_known`). Tensor parallelism counts blocks,
+not token table and head.
 """
 
 from __future__ import annotations
@@ -41,25 +37,27 @@ def block_padded_params(
     kv_split: Any,
     shard: Any,
 ) -> Any:
+    """Padded parameters of one block of one tensor parallel rank."""
     query, kv, width = heads * head_dim / tp, kv_heads * head_dim / kv_split, ffn / tp
 
-    def held(rows: Any, columns: Any = 1.0) -> Any:
+    def padded(rows: Any, columns: Any = 1.0) -> Any:
         return np.ceil(rows / shard) * shard * columns
 
     attention = (
-        held(query, hidden)
-        + 2 * held(kv, hidden)
-        + held(hidden, query)
-        + 2 * qk_norm * held(head_dim)
+        padded(query, hidden)
+        + 2 * padded(kv, hidden)
+        + padded(hidden, query)
+        + 2 * qk_norm * padded(head_dim)
     )
-    attention = attention + qkv_biased * (held(query) + 2 * held(kv)) + biased * held(hidden)
-    mlp = (1 + gated) * held(width, hidden) + held(hidden, width)
-    mlp = mlp + biased * ((1 + gated) * held(width) + held(hidden))
-    return attention + mlp + 2 * (1 + norm_biased) * held(hidden)
+    attention = attention + qkv_biased * (padded(query) + 2 * padded(kv)) + biased * padded(hidden)
+    mlp = (1 + gated) * padded(width, hidden) + padded(hidden, width)
+    mlp = mlp + biased * ((1 + gated) * padded(width) + padded(hidden))
+    return attention + mlp + 2 * (1 + norm_biased) * padded(hidden)
 
 
 @term("parameters", "token table, its rows padded to the group", FSDP)
 def table_padded_params(vocab: Any, hidden: Any, tp: Any, shard: Any) -> Any:
+    """Padded parameters of the token table."""
     return np.ceil(vocab / tp / shard) * shard * hidden
 
 
@@ -67,6 +65,7 @@ def table_padded_params(vocab: Any, hidden: Any, tp: Any, shard: Any) -> Any:
 def head_padded_params(
     table_padded_params: Any, hidden: Any, norm_biased: Any, tied: Any, shard: Any
 ) -> Any:
+    """Padded parameters of output head and final norm."""
     return (
         np.where(tied > 0, 0.0, table_padded_params)
         + (1 + norm_biased) * np.ceil(hidden / shard) * shard
@@ -77,6 +76,7 @@ def head_padded_params(
 def position_padded_params(
     learned_positions: Any, max_seq_len: Any, hidden: Any, shard: Any
 ) -> Any:
+    """Padded parameters of learned positions."""
     return learned_positions * np.ceil(max_seq_len / shard) * shard * hidden
 
 
@@ -89,12 +89,15 @@ def padded_params(
     head_padded_params: Any,
     position_padded_params: Any,
 ) -> Any:
+    """Padded parameters of the largest pipeline stage."""
     edges = np.maximum(table_padded_params + position_padded_params, head_padded_params)
     whole = table_padded_params + head_padded_params + position_padded_params
     return np.ceil(layers / pp) * block_padded_params + np.where(pp > 1, edges, whole)
 
 
-@term("", "1 where torch's own parts send (orrery, fsdp2) and every kind below is counted", "")
+@term(
+    "", "1 if torch's own modules communicate (orrery, fsdp2) and every kind below is counted", ""
+)
 def collectives_known(
     row_sharded: Any,
     ranks_sharded: Any,
@@ -106,25 +109,26 @@ def collectives_known(
     tp: Any,
     recompute: Any,
 ) -> Any:
+    """1 if the counts below are complete for the plan."""
     plain = (is_mla + is_mfa == 0) & (experts == 0)
-    again = (tp > 1) & (recompute > 0)  # what recomputation sends anew
-    counts = (cp > 1) & (experts > 0)  # routers add up their counts over a sequence's ranks
+    again = (tp > 1) & (recompute > 0)  # recomputation repeats collectives
+    counts = (cp > 1) & (experts > 0)  # routers sum their counts over a sequence's ranks
     known = (row_sharded == 1) & (offload == 0) & ~again & ~counts
     return np.asarray(known & (plain | (ranks_sharded == 0)), float)
 
 
-@term(
-    "", "1 where fully_shard splits the weights: ZeRO 2 or 3 over more than one rank of dp x cp", ""
-)
+@term("", "1 if fully_shard shards the weights: ZeRO 2 or 3 over more than one rank of dp x cp", "")
 def ranks_sharded(zero: Any, dp: Any, cp: Any) -> Any:
+    """1 if weights are sharded."""
     return np.asarray((zero >= 2) & (dp * cp > 1), float)
 
 
 @term(
     "B",
-    "sharded: micro-batches · Ψ · (2 - what stays whole), compute dtype; sequence parallel: "
+    "sharded: micro-batches · Ψ · (2 - share that stays gathered), compute dtype; sequence "
+    "parallel: "
     "tp_call_bytes",
-    "ZeRO 3 gathers blocks and table again for the backward pass, the head stays; ZeRO 2 gathers "
+    "ZeRO 3 gathers blocks and table again for the backward pass, not the head; ZeRO 2 gathers "
     "once",
 )
 def all_gather_bytes(
@@ -141,6 +145,7 @@ def all_gather_bytes(
     sequence_parallel: Any,
     tp_call_bytes: Any,
 ) -> Any:
+    """Output bytes of all-gathers per step."""
     again = np.ceil(layers / pp) * block_padded_params + np.where(
         tied > 0, 0.0, table_padded_params
     )
@@ -163,6 +168,7 @@ def reduce_scatter_bytes(
     sequence_parallel: Any,
     tp_call_bytes: Any,
 ) -> Any:
+    """Input bytes of reduce-scatters per step."""
     return (
         ranks_sharded * accumulation * padded_params * sharded_reduce_bytes
         + sequence_parallel * tp_call_bytes
@@ -171,7 +177,7 @@ def reduce_scatter_bytes(
 
 @term(
     "B",
-    "copies: Ψ of gradients once a step; hybrid: Ψ / shard each micro-batch; tensor parallel: "
+    "copies: Ψ of gradients once per step; hybrid: Ψ / shard per micro-batch; tensor parallel: "
     "tp_call_bytes",
     "DistributedDataParallel under no_sync; Shoeybi et al. 2019, arXiv 1909.08053, section 3",
 )
@@ -190,6 +196,7 @@ def all_reduce_bytes(
     tp: Any,
     tp_call_bytes: Any,
 ) -> Any:
+    """Buffer bytes of all-reduces per step."""
     copies = (dp * cp > 1) * (1 - ranks_sharded) * device_params * grad_bytes
     hybrid = (
         ranks_sharded
@@ -208,11 +215,13 @@ def all_reduce_bytes(
     "ZeroRedundancyOptimizer sends each rank's part to all",
 )
 def broadcast_bytes(zero: Any, dp: Any, cp: Any, device_params: Any, param_bytes: Any) -> Any:
+    """Tensor bytes of broadcasts per step."""
     return np.asarray((zero == 1) & (dp * cp > 1), float) * device_params * param_bytes
 
 
-@term("parameters", "parameters of a device before ZeRO, its heaviest pipeline stage", "")
+@term("parameters", "parameters of a device before ZeRO, on the largest pipeline stage", "")
 def device_params(stage_params: Any) -> Any:
+    """Parameters of the largest pipeline stage, (n,)."""
     return np.max(stage_params, axis=0) if np.ndim(stage_params) > 1 else stage_params
 
 
@@ -232,6 +241,7 @@ def tp_call_bytes(
     hidden: Any,
     compute_bytes: Any,
 ) -> Any:
+    """Bytes of the collectives of tensor parallel blocks per step."""
     return (
         (tp > 1)
         * accumulation
@@ -247,8 +257,8 @@ def tp_call_bytes(
 
 @term(
     "B",
-    "the token table's gradient, or this rank's shard of it, where first and last rank hold a "
-    "copy each",
+    "the token table's gradient, or this rank's shard of it, if first and last rank each hold a "
+    "copy",
     "",
 )
 def tie_bytes(
@@ -261,15 +271,16 @@ def tie_bytes(
     ranks_sharded: Any,
     shard: Any,
 ) -> Any:
+    """Gradient bytes exchanged between two copies of a tied token table."""
     rows = np.where(ranks_sharded > 0, np.ceil(local_vocab / shard), local_vocab)
     return tied * (pp > 1) * ~_folded(schedule) * rows * hidden * grad_bytes
 
 
 @term(
     "B",
-    "micro-batches · boundaries · b · s/c · h, forward and backward, by the ends tie_bytes; "
+    "micro-batches · boundaries · b · s/c · h, forward and backward; tie_bytes on end ranks; "
     "cp_bytes",
-    "one message each way and boundary; ring attention, arXiv 2310.01889",
+    "one message per direction and boundary; ring attention, arXiv 2310.01889",
 )
 def send_bytes(
     accumulation: Any,
@@ -284,8 +295,8 @@ def send_bytes(
     cp_bytes: Any,
     tie_bytes: Any,
 ) -> Any:
-    # chunks of a rank send forward, all but the last stage, and backward, all but the first; a
-    # middle rank both
+    # all stages but the last send forward, all but the first backward; middle ranks do both
+    """Message bytes of sends per step."""
     message = accumulation * micro_batch * seq_len / cp * hidden * compute_bytes
     end = np.where(_folded(schedule), 2.0, 2.0 * virtual_stages - 1) * message + tie_bytes
     middle = np.where(_folded(schedule), 4.0, 2.0 * virtual_stages) * message
@@ -293,15 +304,16 @@ def send_bytes(
 
 
 def _folded(schedule: Any) -> Any:
-    """V-shaped: first and last stage are one rank's."""
+    """Whether the schedule is V-shaped: one rank holds the first and the last stage."""
     return np.asarray((schedule == SCHEDULE["zbv"]) | (schedule == SCHEDULE["dualpipev"]))
 
 
 @term(
     "B",
-    "micro-batches · routing layers · (4 · b · s/c · k · h + 4 bytes · experts); recomputed: 6 "
-    "and counts twice",
-    "dispatch and combine, forward and backward, counts before; a group's mean, nothing dropped",
+    "micro-batches · MoE layers · (4 · b · s/c · k · h + 4 bytes · experts); recomputed: 6 "
+    "and the counts twice",
+    "dispatch and combine, forward and backward, after the counts; mean of a group, no dropped "
+    "tokens",
 )
 def all_to_all_bytes(
     ep: Any,
@@ -317,9 +329,10 @@ def all_to_all_bytes(
     experts: Any,
     recompute: Any,
 ) -> Any:
+    """Bytes of all-to-alls per step."""
     tokens, again = micro_batch * seq_len / cp * top_k, recompute > 0
-    each = (4 + 2 * again) * tokens * hidden * compute_bytes + (1 + again) * 4 * experts
-    return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * each
+    layer_bytes = (4 + 2 * again) * tokens * hidden * compute_bytes + (1 + again) * 4 * experts
+    return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * layer_bytes
 
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send")

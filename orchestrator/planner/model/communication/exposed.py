@@ -1,6 +1,6 @@
-"""Communication of one micro-batch and of one step, in seconds, and what of it compute cannot hide.
+"""Seconds of communication per micro-batch and step, and the part that compute does not hide.
 
-Knows volumes, links and the time there is to hide under; composes no step.
+Does not compose steps.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ def tp_reduce_s(
     intra_latency_s: Column,
     inter_latency_s: Column,
 ) -> Column:
+    """Seconds of one tensor parallel all-reduce."""
     once = state_bytes * seconds_per_byte(tp, tp_local, intra_rate, inter_rate)
     return np.asarray(2 * (once + latency(tp, tp_local, intra_latency_s, inter_latency_s)))
 
 
 @term(
     "s",
-    "two all-to-alls of routed_bytes: every rank keeps 1/ep, what leaves the node passes the "
+    "two all-to-alls of routed_bytes: every rank keeps 1/ep, traffic to other nodes uses the "
     "network",
     "off-node share (n - 1)/n over inter_rate, the rest inside",
 )
@@ -45,18 +46,19 @@ def ep_forward_s(
     intra_latency_s: Column,
     inter_latency_s: Column,
 ) -> Column:
+    """Seconds of dispatch and combine of one MoE layer's forward pass."""
     local = np.clip(devices_per_node / tp, 1, ep)
     off = 1 - local / ep
     inside = (local - 1) / ep
-    each = routed_bytes * (inside / intra_rate + off / inter_rate)
-    return np.asarray(2 * (each + latency(ep, local, intra_latency_s, inter_latency_s)))
+    one_way = routed_bytes * (inside / intra_rate + off / inter_rate)
+    return np.asarray(2 * (one_way + latency(ep, local, intra_latency_s, inter_latency_s)))
 
 
 @term(
     "s",
-    "cp steps of the ring, each the longer of its attention and of a transfer, less the attention "
+    "cp steps of the ring, each the longer of its attention and of a transfer, minus the attention "
     "alone",
-    "ring attention, arXiv 2310.01889; its forward",
+    "ring attention, arXiv 2310.01889; forward pass",
 )
 def cp_forward_s(
     cp: Column,
@@ -67,6 +69,7 @@ def cp_forward_s(
     inter_rate: Column,
     intra_latency_s: Column,
 ) -> Column:
+    """Exposed seconds of ring attention in a layer's forward pass."""
     rate = np.where(cp_local < cp, inter_rate, intra_rate)
     wait = kv_bytes / rate + intra_latency_s - attention_core_s / cp
     return np.asarray((cp - 1) * np.maximum(wait, intra_latency_s))
@@ -74,8 +77,8 @@ def cp_forward_s(
 
 @term(
     "s",
-    "the same with twice the attention and, beside keys and values, the sums of their gradients",
-    "ring attention, arXiv 2310.01889; its backward",
+    "as cp_forward_s with twice the attention, and with the gradient sums of keys and values",
+    "ring attention, arXiv 2310.01889; backward pass",
 )
 def cp_backward_s(
     cp: Column,
@@ -88,13 +91,14 @@ def cp_backward_s(
     ring_grad_bytes: Column,
     compute_bytes: Column,
 ) -> Column:
+    """Exposed seconds of ring attention in a layer's backward pass."""
     rate = np.where(cp_local < cp, inter_rate, intra_rate)
     carried = kv_bytes * (1 + ring_grad_bytes / compute_bytes)
     wait = carried / rate + 2 * intra_latency_s - 2 * attention_core_s / cp
     return np.asarray((cp - 1) * np.maximum(wait, 2 * intra_latency_s))
 
 
-@term("s", "boundary_bytes / rate + latency; over the network where the pipeline spans nodes")
+@term("s", "boundary_bytes / rate + latency; over the network if the pipeline spans nodes")
 def hop_s(
     pp: Column,
     devices: Column,
@@ -105,19 +109,20 @@ def hop_s(
     intra_latency_s: Column,
     inter_latency_s: Column,
 ) -> Column:
+    """Seconds of one transfer between pipeline stages."""
     far = devices > devices_per_node
-    each = (
+    hop = (
         boundary_bytes / np.where(far, inter_rate, intra_rate)
         + intra_latency_s
         + inter_latency_s * far
     )
-    return np.asarray(each * (pp > 1))
+    return np.asarray(hop * (pp > 1))
 
 
 @term(
     "s",
     "stage_dp_sent_bytes x seconds per byte + latency of each pass and layer",
-    "rings by hierarchy",
+    "hierarchical rings",
 )
 def stage_dp_s(
     stage_dp_sent_bytes: Column,
@@ -133,6 +138,7 @@ def stage_dp_s(
     reduce_passes: Column,
     zero: Column,
 ) -> Column:
+    """Seconds of data parallel traffic per step, (S, n)."""
     group = dp * cp
     calls = np.where(zero >= 2, (gather_passes + reduce_passes) * stage_layers, 2)
     wait = latency(group, dp_local, intra_latency_s, inter_latency_s)
@@ -144,10 +150,10 @@ def stage_dp_s(
 
 @term(
     "s",
-    "dp_overlap x compute it runs beside: the last backward, all micro-batches where sharded "
-    "(ZeRO 2 and 3)",
-    "gradient buckets over the backward (arXiv 2006.15704); prefetched layers over the layer "
-    "before (2304.11277)",
+    "dp_overlap x concurrent compute: the last backward, or all micro-batches if sharded (ZeRO 2 "
+    "and 3)",
+    "gradient buckets over the backward (arXiv 2006.15704); prefetched layers over the "
+    "previous layer (2304.11277)",
 )
 def stage_hiding_s(
     stage_compute_s: Column,
@@ -158,17 +164,21 @@ def stage_hiding_s(
     prefetch_layers: Column,
     recomputed_share: Column,
 ) -> Column:
+    """Seconds of compute that can hide data parallel traffic, (S, n)."""
     backward = 0.667 + recomputed_share * 0.083
     every = accumulation * np.where(prefetch_layers > 0, 1.0, backward)
-    beside = np.where(zero >= 2, every, overlap_grad_reduce * backward)
-    return np.asarray(stage_compute_s * dp_overlap * beside)
+    concurrent = np.where(zero >= 2, every, overlap_grad_reduce * backward)
+    return np.asarray(stage_compute_s * dp_overlap * concurrent)
 
 
 @term(
-    "s", "stage_dp_s - hidden + overlap_slowdown x hidden; a layer's share at least stays exposed"
+    "s",
+    "stage_dp_s - hidden + overlap_slowdown x hidden; at least the share of one layer stays "
+    "exposed",
 )
 def stage_dp_exposed_s(
     stage_dp_s: Column, stage_hiding_s: Column, stage_layers: Column, overlap_slowdown: Column
 ) -> Column:
+    """Exposed seconds of data parallel traffic per step, (S, n)."""
     hidden = np.minimum(stage_hiding_s, stage_dp_s * (1 - 1 / np.maximum(stage_layers, 1)))
     return np.asarray(stage_dp_s - hidden * (1 - overlap_slowdown))

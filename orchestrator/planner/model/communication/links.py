@@ -1,7 +1,7 @@
-"""Where the ranks of a group sit and how long a collective among them lasts, by size and hierarchy.
+"""Placement of a group's ranks on nodes, and the time of a collective by size and hierarchy.
 
-Ranks are laid out tensor, context, data, pipeline, innermost first, as Megatron and device meshes
-do. Knows no model.
+Ranks are ordered tensor, context, data, pipeline, innermost first, as in Megatron and device
+meshes. Does not depend on a model.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def tp_local(tp: Column, devices_per_node: Column) -> Column:
 
 @term("", "clip(devices_per_node / tp, 1, cp)")
 def cp_local(tp: Column, cp: Column, devices_per_node: Column) -> Column:
+    """Ranks of a context group on one node."""
     return np.asarray(np.clip(devices_per_node / tp, 1, cp))
 
 
@@ -28,26 +29,28 @@ def cp_local(tp: Column, cp: Column, devices_per_node: Column) -> Column:
     "the group that reduces gradients: data and context ranks",
 )
 def dp_local(tp: Column, cp: Column, dp: Column, devices_per_node: Column) -> Column:
+    """Ranks of a gradient reduction group on one node."""
     return np.asarray(np.clip(devices_per_node / tp, 1, dp * cp))
 
 
 @term("B/s", "intra_bandwidth x intra_efficiency")
 def intra_rate(intra_bandwidth: Column, intra_efficiency: Column) -> Column:
+    """Achieved bandwidth inside a node."""
     return np.asarray(intra_bandwidth * intra_efficiency)
 
 
 @term("B/s", "inter_bandwidth x inter_efficiency")
 def inter_rate(inter_bandwidth: Column, inter_efficiency: Column) -> Column:
+    """Achieved bandwidth between nodes."""
     return np.asarray(inter_bandwidth * inter_efficiency)
 
 
 def seconds_per_byte(size: Column, local: Column, intra_rate: Column, inter_rate: Column) -> Column:
-    """Time of one pass of a ring per byte: `(g - 1)/g` inside a node, `(n - 1)/n` of a g-th between
-    n nodes.
+    """Seconds of one ring pass per byte.
 
-    A reduce-scatter of S bytes takes S times this, an all-reduce twice. The g local ranks share
-    their node's links to
-    the network, each its own (hierarchical rings, arXiv 1909.09756; NCCL's rails).
+    `(g - 1)/g` inside a node, `(n - 1)/n` of a g-th between n nodes. A reduce-scatter of S bytes
+    takes S times this, an all-reduce twice. The g local ranks share the network links of their
+    node, each its own (hierarchical rings, arXiv 1909.09756; NCCL's rails).
     """
     nodes = size / local
     return np.asarray((1 - 1 / local) / intra_rate + (1 - 1 / nodes) / (local * inter_rate))
@@ -56,10 +59,10 @@ def seconds_per_byte(size: Column, local: Column, intra_rate: Column, inter_rate
 def latency(
     size: Column, local: Column, intra_latency_s: Column, inter_latency_s: Column
 ) -> Column:
-    """Of one pass: grows with the ranks of a node (ring) and with the logarithm of the nodes
-    (tree); 0 for one rank.
+    """Latency of one pass; 0 for one rank.
 
-    All-reduces of 1 MiB on 2, 4, 8 A100 take 45, 53, 92 us (NCCL, published by arXiv 2312.12391).
+    Grows with the ranks of a node (ring) and with the logarithm of the nodes (tree). All-reduces of
+    1 MiB on 2, 4, 8 A100 take 45, 53, 92 us (NCCL, published by arXiv 2312.12391).
     """
     return np.asarray(
         intra_latency_s * (1 + local / 4) * (size > 1) + inter_latency_s * np.log2(size / local)

@@ -1,9 +1,7 @@
-"""How many bytes each kind of parallelism moves per device and step, on the pipeline stage that
-moves most.
+"""Bytes per device, step and kind of parallelism on the pipeline stage with most traffic.
 
-Counted as in the ZeRO paper (arXiv 1910.02054, section 7): an all-reduce twice its buffer, an
-all-gather its output,
-a reduce-scatter its input. Knows no time.
+Counted as in the ZeRO paper (arXiv 1910.02054, section 7): an all-reduce twice its buffer, an all-
+gather its output, a reduce-scatter its input. Does not depend on time.
 """
 
 from __future__ import annotations
@@ -16,30 +14,31 @@ from orchestrator.planner.model.terms import Column, term
 
 @term(
     "passes",
-    "how often a step gathers whole parameters: 0, 1, 1 (FSDP: each micro-batch), 2 x "
-    "micro-batches",
+    "gathers of the full parameters per step: 0, 1, 1 (FSDP: each micro-batch), 2 x micro-batches",
     "ZeRO, arXiv 1910.02054, section 7; ZeRO-1 and 2 gather updated parameters once, ZeRO-3 in "
     "each pass",
 )
 def gather_passes(zero: Column, fully_sharded: Column, accumulation: Column) -> Column:
+    """Gathers of the full parameters per step."""
     again = 1 + (accumulation - 1) * (fully_sharded * (zero == 2))
     return np.asarray(np.where(zero == 3, 2 * accumulation, (zero > 0) * again))
 
 
 @term(
     "passes",
-    "how often gradients are reduced: once, each micro-batch for ZeRO-2 and 3",
+    "reductions of the gradients per step: one, or one per micro-batch for ZeRO-2 and 3",
     "sharded gradients are reduced before the next micro-batch adds to them",
 )
 def reduce_passes(zero: Column, accumulation: Column) -> Column:
+    """Reductions of the gradients per step."""
     return np.asarray(1 + (accumulation - 1) * (zero >= 2))
 
 
 @term(
     "B",
-    "reduce_bytes; torch's own parts (orrery, fsdp2): sharded_reduce_bytes from ZeRO 2, else "
+    "reduce_bytes; torch's own modules (orrery, fsdp2): sharded_reduce_bytes from ZeRO 2, else "
     "grad_bytes",
-    "DistributedDataParallel reduces gradients as they are kept, fully_shard in "
+    "DistributedDataParallel reduces gradients in their own dtype, fully_shard in "
     "MixedPrecisionPolicy.reduce_dtype",
 )
 def gradient_sent_bytes(
@@ -49,7 +48,7 @@ def gradient_sent_bytes(
     grad_bytes: Column,
     reduce_bytes: Column,
 ) -> Column:
-    """(n,). Of one gradient on its way."""
+    """Bytes per gradient element in collectives, (n,)."""
     return np.where(
         row_sharded == 1, np.where(zero >= 2, sharded_reduce_bytes, grad_bytes), reduce_bytes
     )
@@ -57,19 +56,22 @@ def gradient_sent_bytes(
 
 @term(
     "B",
-    "compute_bytes; torch's own parts (orrery, fsdp2) under ZeRO 1: param_bytes",
+    "compute_bytes; torch's own modules (orrery, fsdp2) under ZeRO 1: param_bytes",
     "ZeroRedundancyOptimizer",
 )
 def weight_sent_bytes(
     row_sharded: Column, zero: Column, param_bytes: Column, compute_bytes: Column
 ) -> Column:
-    """(n,). Of one weight on its way: under ZeRO 1 updated ones travel as they are stored."""
+    """Bytes per weight element in collectives, (n,).
+
+    Under ZeRO 1 updated weights are sent in their stored dtype.
+    """
     return np.where((row_sharded == 1) & (zero == 1), param_bytes, compute_bytes)
 
 
 @term(
     "B",
-    "gather_passes x params x compute_bytes + (2 or 1 where sharded) x reduce_passes x params x "
+    "gather_passes x params x compute_bytes + (2, or 1 if sharded) x reduce_passes x params x "
     "reduce_bytes",
     "ZeRO, arXiv 1910.02054, section 7: 2, 2, 2, 3 times the parameters; experts over dp x cp / ep",
 )
@@ -86,6 +88,7 @@ def stage_dp_bytes(
     compute_bytes: Column,
     reduce_bytes: Column,
 ) -> Column:
+    """Data parallel volume of a stage as textbooks count it, (S, n)."""
     params, shards = (
         dense_stage_params * (dp * cp > 1) + expert_stage_params * (dp * cp > ep),
         zero > 0,
@@ -99,9 +102,8 @@ def stage_dp_bytes(
 @term(
     "B",
     "stage_dp_bytes with weight_sent_bytes and gradient_sent_bytes; torch's own ZeRO 1 (orrery, "
-    "fsdp2) reduces whole "
-    "gradients",
-    "what takes time; the volume of the textbooks is stage_dp_bytes",
+    "fsdp2) reduces full gradients",
+    "determines the time; stage_dp_bytes is the volume of the textbooks",
 )
 def stage_dp_sent_bytes(
     dense_stage_params: Column,
@@ -117,16 +119,17 @@ def stage_dp_sent_bytes(
     gradient_sent_bytes: Column,
     row_sharded: Column,
 ) -> Column:
+    """Data parallel bytes that a stage sends, (S, n)."""
     groups, shards = (dp * cp, dp_replicate), zero > 0
     params = dense_stage_params * (dp * cp > 1) + expert_stage_params * (dp * cp > ep)
-    in_parts = shards & ~((row_sharded == 1) & (zero == 1))
+    reduce_scattered = shards & ~((row_sharded == 1) & (zero == 1))
     return _sent(
         params,
         groups,
         gather_passes * weight_sent_bytes,
         reduce_passes * gradient_sent_bytes,
         shards,
-        in_parts,
+        reduce_scattered,
     )
 
 
@@ -136,20 +139,22 @@ def _sent(
     gathered: Column,
     reduced: Column,
     shards: Column,
-    in_parts: Column,
+    reduce_scattered: Column,
 ) -> Column:
-    """`gathered` and `reduced` bytes of a parameter over all passes of a step; `in_parts`:
-    reduce-scattered.
+    """Bytes sent per step; `gathered` and `reduced` are bytes per parameter over all passes.
+
+    `reduce_scattered`: whether gradients are reduce-scattered instead of all-reduced.
     """
     group, copies = groups
-    each = gathered + reduced * (2 - in_parts)
+    local = gathered + reduced * (2 - reduce_scattered)
     parts = np.maximum(1, group / copies)
     across = 2 * reduced / parts * (copies > 1) * shards
-    return np.asarray(params * (each * ((parts > 1) | ~shards) + across))
+    return np.asarray(params * (local * ((parts > 1) | ~shards) + across))
 
 
 @term("B", "largest of stage_dp_bytes")
 def dp_bytes(stage_dp_bytes: Column) -> Column:
+    """Data parallel volume of the worst stage, (n,)."""
     return np.asarray(stage_dp_bytes.max(axis=0))
 
 
@@ -162,6 +167,7 @@ def dp_bytes(stage_dp_bytes: Column) -> Column:
 def parameter_server_bytes(
     dense_stage_params: Column, expert_stage_params: Column, dp: Column, reduce_bytes: Column
 ) -> Column:
+    """Volume of one worker with a parameter server, (n,)."""
     worst = (dense_stage_params + expert_stage_params).max(axis=0)
     return np.asarray(2 * worst * reduce_bytes * (dp > 1))
 
@@ -169,9 +175,10 @@ def parameter_server_bytes(
 @term(
     "B",
     "dp x parameter_server_bytes",
-    "what passes the one server's link in each step, against the ring's constant",
+    "what passes the one server's link in each step; a ring's volume per link is constant",
 )
 def parameter_server_link_bytes(parameter_server_bytes: Column, dp: Column) -> Column:
+    """Volume of the parameter server's own link, (n,)."""
     return np.asarray(parameter_server_bytes * dp)
 
 
@@ -183,23 +190,24 @@ def rank_tokens(micro_batch: Column, seq_len: Column, cp: Column) -> Column:
 
 @term("B", "rank_tokens x hidden x compute_bytes", "one hidden state of a micro-batch on one rank")
 def state_bytes(rank_tokens: Column, hidden: Column, compute_bytes: Column) -> Column:
+    """Bytes of one hidden state."""
     return np.asarray(rank_tokens * hidden * compute_bytes)
 
 
 @term(
     "passes",
-    "all-reduces of a layer and micro-batch: 2 forward, 2 backward, 2 more where it is recomputed "
-    "in full",
+    "all-reduces of a layer and micro-batch: 2 forward, 2 backward, 2 more if recomputed in full",
     "Megatron-LM, arXiv 1909.08053; with sequence parallel each is a reduce-scatter and an "
     "all-gather (2205.05198)",
 )
 def tp_reduces(recompute: Column) -> Column:
+    """All-reduces per layer and micro-batch."""
     return np.asarray(4 + 2 * (recompute == RECOMPUTE["full"]))
 
 
 @term(
     "B",
-    "2 x tp_reduces x state_bytes x layers x micro-batches, and of the table and the head one each",
+    "2 x tp_reduces x state_bytes x layers x micro-batches, plus one for table and head each",
     "Megatron-LM, arXiv 1909.08053; sequence parallel gathers a column's input again in the "
     "backward (2205.05198)",
 )
@@ -213,6 +221,7 @@ def stage_tp_bytes(
     stage_first: Column,
     stage_last: Column,
 ) -> Column:
+    """Tensor parallel volume of a stage, (S, n)."""
     layer = 2 * tp_reduces + 2 * sequence_parallel
     return np.asarray(
         (tp > 1)
@@ -224,31 +233,32 @@ def stage_tp_bytes(
 
 @term("B", "largest of stage_tp_bytes")
 def tp_bytes(stage_tp_bytes: Column) -> Column:
+    """Tensor parallel volume of the worst stage, (n,)."""
     return np.asarray(stage_tp_bytes.max(axis=0))
 
 
 @term(
     "B",
-    "state_bytes, / tp where it is split (sequence parallel) or sent in parts and gathered "
-    "(Megatron)",
-    "scatter-gather, arXiv 2104.04473, section 4.1; what crosses one boundary of stages for one "
-    "micro-batch",
+    "state_bytes, / tp if sharded (sequence parallel) or sent as shards and gathered (Megatron)",
+    "scatter-gather, arXiv 2104.04473, section 4.1; between two stages, per micro-batch",
 )
 def boundary_bytes(
     state_bytes: Column, sequence_parallel: Column, scatter_gather: Column, tp: Column
 ) -> Column:
+    """Bytes between two stages per micro-batch."""
     return np.asarray(state_bytes / np.where((sequence_parallel > 0) | (scatter_gather > 0), tp, 1))
 
 
 @term(
     "B",
-    "2 x virtual_stages x micro-batches x boundary_bytes sent by an inner rank (one less by the "
-    "ends)",
+    "2 x virtual_stages x micro-batches x boundary_bytes sent by an inner rank (one less on "
+    "end ranks)",
     "arXiv 2104.04473, section 2.2.2; sent, not received",
 )
 def pp_bytes(
     pp: Column, virtual_stages: Column, accumulation: Column, boundary_bytes: Column
 ) -> Column:
+    """Pipeline volume sent by one rank."""
     sends = np.where(pp > 2, 2 * virtual_stages, 2 * virtual_stages - 1) * (pp > 1)
     return np.asarray(sends * accumulation * boundary_bytes)
 
@@ -270,6 +280,7 @@ def kv_bytes(
     v_head_dim: Column,
     compute_bytes: Column,
 ) -> Column:
+    """Bytes of keys and values of a micro-batch on one rank."""
     plain = 2 * kv_heads * head_dim / np.minimum(tp, kv_heads)
     width = np.where(is_mla > 0, heads / tp * (qk_nope + qk_rope + v_head_dim), plain)
     return np.asarray(rank_tokens * width * compute_bytes)
@@ -277,10 +288,10 @@ def kv_bytes(
 
 @term(
     "B",
-    "(cp - 1) x kv_bytes x layers x micro-batches x (2, 1 more where recomputed, ring_grad_bytes "
+    "(cp - 1) x kv_bytes x layers x micro-batches x (2, 1 more if recomputed, ring_grad_bytes "
     "/ compute_bytes)",
-    "ring attention, arXiv 2310.01889: keys and values go round in both passes, in the backward "
-    "their gradients too",
+    "ring attention, arXiv 2310.01889: both passes send keys and values, the backward also their "
+    "gradients",
 )
 def cp_bytes(
     cp: Column,
@@ -291,6 +302,7 @@ def cp_bytes(
     ring_grad_bytes: Column,
     compute_bytes: Column,
 ) -> Column:
+    """Context parallel volume of the worst stage, (n,)."""
     again = (recompute == RECOMPUTE["full"]) | (recompute == RECOMPUTE["selective"])
     passes = 2 + again + ring_grad_bytes / compute_bytes
     return np.asarray((cp - 1) * kv_bytes * stage_layers.max(axis=0) * accumulation * passes)
@@ -304,6 +316,7 @@ def cp_bytes(
 def routed_bytes(
     state_bytes: Column, top_k: Column, capacity: Column, sequence_parallel: Column, tp: Column
 ) -> Column:
+    """Bytes of one all-to-all."""
     return np.asarray(
         state_bytes * top_k * np.maximum(capacity, 1) / (1 + sequence_parallel * (tp - 1))
     )
@@ -311,10 +324,10 @@ def routed_bytes(
 
 @term(
     "B",
-    "routed_bytes x routing layers x micro-batches x (2 forward + 2 backward + 2 where experts "
-    "are recomputed)",
-    "GShard, arXiv 2006.16668: dispatch and combine; an exchange is no matrix product whose "
-    "output would be kept",
+    "routed_bytes x MoE layers x micro-batches x (2 forward + 2 backward + 2 if experts are "
+    "recomputed)",
+    "GShard, arXiv 2006.16668: dispatch and combine; recomputation repeats them, since only "
+    "outputs of matrix products are saved",
 )
 def ep_bytes(
     ep: Column,
@@ -324,6 +337,7 @@ def ep_bytes(
     recompute: Column,
     selective_products: Column,
 ) -> Column:
+    """Expert parallel volume of the worst stage, (n,)."""
     selective = (recompute == RECOMPUTE["selective"]) & (selective_products == 1)
     passes = 4 + 2 * (
         (recompute == RECOMPUTE["full"]) | (recompute == RECOMPUTE["auto"]) | selective

@@ -1,0 +1,1 @@
+"""Terms of compute time: kernels, layers and offloading."""

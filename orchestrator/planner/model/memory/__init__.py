@@ -1,0 +1,1 @@
+"""Terms of memory: model states, buffers, host memory and the peak of each rank."""

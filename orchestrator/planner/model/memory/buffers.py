@@ -1,7 +1,6 @@
-"""What a device holds beside states and activations: gathered or cast weights, buckets,
-communication, workspace.
+"""Device memory besides states and activations: gathered or cast weights, buckets, workspace.
 
-Knows when whole copies of weights exist; nothing of activations.
+Counts temporary peaks of the backward pass as well. Does not depend on what activations contain.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ def layer_params(
     routing_layer_params: Column,
     layer_expert_params: Column,
 ) -> Column:
+    """Parameters of the largest layer on one device, with its experts."""
     dense = np.where(dense_layers > 0, dense_layer_params, 0.0)
     return np.asarray(
         np.maximum(dense, np.where(moe_layers > 0, routing_layer_params + layer_expert_params, 0.0))
@@ -30,20 +30,20 @@ def layer_params(
 
 @term("parameters", "embedding on the rank of the first stage, else 0")
 def lookup_params(stage_first: Column, embedding_params: Column) -> Column:
-    """(S, n)."""
+    """Embedding parameters of each rank, (S, n)."""
     return stage_first * embedding_params
 
 
-@term("parameters", "lookup + head: what stands around the layers")
+@term("parameters", "lookup + head: parameters outside the layers")
 def edge_params(lookup_params: Column, head_params: Column) -> Column:
-    """(S, n)."""
+    """Parameters outside the layers, (S, n)."""
     return lookup_params + head_params
 
 
 @term(
     "parameters",
     "FSDP: head, or the table it is tied to; DeepSpeed: stage3_max_live_parameters",
-    "what is used soon",
+    "parameters kept gathered",
 )
 def resident_params(
     edge_params: Column,
@@ -53,7 +53,7 @@ def resident_params(
     fully_sharded: Column,
     max_live_params: Column,
 ) -> Column:
-    """(S, n). Whole from the forward to the backward pass where everything is sharded."""
+    """Parameters that stay gathered from forward to backward if all are sharded, (S, n)."""
     live = np.where(max_live_params > 0, max_live_params, DEEPSPEED_LIVE_PARAMS)
     whole = np.where(fully_sharded == 1, np.where(tied == 1, edge_params, head_params), live)
     return np.asarray(np.minimum(whole, stage_params))
@@ -61,7 +61,7 @@ def resident_params(
 
 @term(
     "B",
-    "whole copies of sharded weights, casts of wider ones: those held from forward to backward x "
+    "full copies of sharded weights and casts of wider ones, held from forward to backward x "
     "compute_bytes",
 )
 def gathered_bytes(
@@ -78,9 +78,9 @@ def gathered_bytes(
     recompute: Column,
     offload: Column,
 ) -> Column:
-    """(S, n).
+    """Full copies and casts held from forward to backward, (S, n).
 
-    ZeRO 2 keeps every copy, and so do casts unless the layer is recomputed; a lookup keeps no
+    ZeRO 2 keeps every copy, and so do casts unless the layer is recomputed; a lookup saves no
     table.
     """
     sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
@@ -96,7 +96,7 @@ def gathered_bytes(
     return np.asarray(copies * compute_bytes)
 
 
-@term("B", "layers gathered or cast for a moment: (1 + prefetch_layers) x layer x compute_bytes")
+@term("B", "layers gathered or cast temporarily: (1 + prefetch_layers) x layer x compute_bytes")
 def gathered_layers_bytes(
     layer_params: Column,
     prefetch_layers: Column,
@@ -110,7 +110,7 @@ def gathered_layers_bytes(
     fully_sharded: Column,
     resident_params: Column,
 ) -> Column:
-    """(S, n)."""
+    """Layers that are gathered or cast temporarily, (S, n)."""
     sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
     ahead = (1 + prefetch_layers) * layer_params
     beyond = np.where(fully_sharded == 1, ahead, np.maximum(ahead - resident_params, 0.0))
@@ -121,7 +121,7 @@ def gathered_layers_bytes(
 
 @term(
     "B",
-    "one layer's whole gradient, and its copy in the reduction's dtype, where sharded",
+    "one layer's full gradient and its copy in the reduction's dtype, if sharded",
     "torch fully_shard",
 )
 def reduction_bytes(
@@ -131,6 +131,7 @@ def reduction_bytes(
     params_sharded: Column,
     shard: Column,
 ) -> Column:
+    """Temporary gradients of one layer during their reduction, (n,)."""
     whole = layer_params * (compute_bytes + sharded_reduce_bytes)
     return np.where((params_sharded == 1) & (shard > 1), whole, 0.0)
 
@@ -146,7 +147,7 @@ def bucket_bytes(
     zero: Column,
     shard: Column,
 ) -> Column:
-    """(S, n).
+    """Reduction and gathering buckets, (S, n).
 
     DeepSpeed's `reduce_bucket_size` and `allgather_bucket_size`, 5e8 elements by default.
     """
@@ -168,10 +169,11 @@ def flat_gradient_bytes(
     zero: Column,
     offload: Column,
 ) -> Column:
-    """(S, n). ZeRO 1 and 2 flatten their partition's gradients and copy them to fp32. With fp32
-    gradients beside 16-bit
-    weights (`BF16_Optimizer`) all of autograd's own gradients exist until they are added, after the
-    backward pass.
+    """Flattened gradients for the update, (S, n).
+
+    ZeRO 1 and 2 flatten the gradients of their partition and copy them to fp32. With fp32 gradients
+    and 16-bit weights (`BF16_Optimizer`) all of autograd's gradients exist until they are added,
+    after the backward pass.
     """
     flat = np.where(grad_bytes < 4, updated_params * (grad_bytes + 4), 0.0)
     own = np.where(grad_bytes > param_bytes, stage_params * param_bytes, 0.0)
@@ -188,7 +190,7 @@ def flat_gradient_bytes(
 def dummy_gradient_bytes(
     fused_wgrad: Column, layer_params: Column, head_params: Column, compute_bytes: Column
 ) -> Column:
-    """(S, n). Autograd wants a gradient tensor; one empty one per weight shape is kept."""
+    """One empty gradient per weight shape, which autograd requires, (S, n)."""
     return np.asarray(fused_wgrad * (layer_params + head_params) * compute_bytes)
 
 
@@ -197,9 +199,8 @@ def dummy_gradient_bytes(
     "keys and values x (min(2, cp - 1) x compute_bytes + min(4, cp + 1) x ring_grad_bytes) + "
     "queries x "
     "ring_grad_bytes + (queries, keys and values) x compute_bytes",
-    "ring attention, arXiv 2310.01889, backward: a set at work and one arriving; sums of "
-    "gradients made here, kept "
-    "here, leaving and arriving; the queries' sum; a block's own gradients",
+    "ring attention, arXiv 2310.01889, backward: one block in use and one arriving; gradient sums "
+    "computed here, stored here, sent and received; the queries' sum; a block's own gradients",
 )
 def ring_bytes(
     cp: Column,
@@ -211,10 +212,10 @@ def ring_bytes(
     compute_bytes: Column,
     ring_grad_bytes: Column,
 ) -> Column:
-    """(n,). Beside what the layer keeps, while its backward pass runs. The engine's on gloo holds 7
-    to 26% more: a
-    block's gradients live until the next block's are there, and the CPU's kernel repeats shared
-    heads.
+    """Ring attention buffers in a layer's backward pass, besides saved activations, (n,).
+
+    The engine on gloo holds 7 to 26% more: gradients of a block live until those of the next block
+    exist, and the CPU kernel repeats shared heads.
     """
     pairs, queries = (
         kv_rows * (query_head_dim + value_head_dim),
@@ -227,7 +228,8 @@ def ring_bytes(
 
 @term(
     "B",
-    "tokens x hidden x compute_bytes x (2 gathered + 2 and kept ones in a pipeline) + ring_bytes",
+    "tokens x hidden x compute_bytes x (2 gathered + 2 and kept outputs in a pipeline) + "
+    "ring_bytes",
 )
 def communication_bytes(
     local_tokens: Column,
@@ -240,9 +242,11 @@ def communication_bytes(
     keeps_outputs: Column,
     ring_bytes: Column,
 ) -> Column:
-    """(S, n). Gathered sequence and its gradient; received activation and gradient; outputs of
-    micro-batches in flight
-    where they are kept (Megatron's `deallocate_output_tensor` frees them)."""
+    """Communication buffers, (S, n).
+
+    Gathered sequence and its gradient; received activation and gradient; outputs of micro-batches
+    in flight if they are kept (Megatron's `deallocate_output_tensor` frees them).
+    """
     gathered = np.where(sequence_parallel == 1, 2 * local_tokens * hidden, 0.0)
     pipe = np.where(
         pp > 1, (2 + keeps_outputs * in_flight_micro_batches) * residual_tokens * hidden, 0.0
@@ -258,14 +262,13 @@ def communication_bytes(
 def working_bytes(
     working_tensors: Column, residual_tokens: Column, hidden: Column, compute_bytes: Column
 ) -> Column:
-    """What a layer's forward or backward pass holds for a moment, its kept tensors aside."""
+    """Temporary tensors of a layer's forward or backward pass, besides saved ones."""
     return working_tensors * residual_tokens * hidden * compute_bytes
 
 
 @term(
     "B",
-    "last stage: local_vocab x hidden x compute_bytes, unless fused_wgrad adds it up where it is "
-    "kept",
+    "last stage: local_vocab x hidden x compute_bytes, unless fused_wgrad accumulates it in place",
 )
 def head_gradient_bytes(
     stage_last: Column,
@@ -274,18 +277,16 @@ def head_gradient_bytes(
     compute_bytes: Column,
     fused_wgrad: Column,
 ) -> Column:
-    """(S, n). The head's weight gradient of one micro-batch, whole."""
+    """The full gradient of the head's weight for one micro-batch, (S, n)."""
     return np.asarray(stage_last * (local_vocab * hidden * compute_bytes * (1 - fused_wgrad)))
 
 
 @term(
     "B",
     "head_gradient, the hidden states' gradient, and the larger of the logits' gradient and, "
-    "where sharded, "
-    "head_gradient in the reduction's dtype; ZeRO 3, tied: the last layer, gathered ahead; at "
-    "least a softcap's "
-    "three tensors; beyond logits",
-    "the head's backward pass: both products' results beside what they are made of",
+    "if sharded, head_gradient in the reduction's dtype; ZeRO 3, tied: the last layer, prefetched; "
+    "at least the three tensors of a softcap; minus logits",
+    "the head's backward pass: results and inputs of both products",
 )
 def head_moment_bytes(
     stage_last: Column,
@@ -300,16 +301,18 @@ def head_moment_bytes(
     shard: Column,
     tied: Column,
     logits_bytes: Column,
-    logits_kept_bytes: Column,
+    logits_saved_bytes: Column,
     last_in_flight: Column,
     softcap_bytes_per_logit: Column,
     layer_params: Column,
     fully_sharded: Column,
     zero: Column,
 ) -> Column:
-    """(S, n). The loss's own memory is gone but for the gradient; other micro-batches keep theirs.
-    A softcap's backward
-    pass holds its tanh and the gradients before and after it."""
+    """Peak of the head's backward pass beyond `logits_bytes`, (S, n).
+
+    Of the loss only the gradient remains; other micro-batches keep theirs. The backward pass of a
+    softcap holds its tanh and the gradients before and after it.
+    """
     sharded = (params_sharded == 1) & (shard > 1)
     reduced = sharded & (tied == 0)
     ahead = stage_last * (
@@ -318,7 +321,7 @@ def head_moment_bytes(
     first = stage_last * (live_logits * compute_bytes)
     copy = head_gradient_bytes * np.where(reduced, sharded_reduce_bytes / compute_bytes, 0.0)
     hidden_gradient = stage_last * (local_tokens / loss_chunks * hidden * compute_bytes)
-    others = logits_kept_bytes * (last_in_flight - 1)
+    others = logits_saved_bytes * (last_in_flight - 1)
     products = np.maximum(first, copy) + head_gradient_bytes + hidden_gradient + ahead
     held = np.maximum(products, stage_last * (3 * live_logits * softcap_bytes_per_logit)) + others
     return np.asarray(np.maximum(held - logits_bytes, 0.0))
@@ -326,8 +329,7 @@ def head_moment_bytes(
 
 @term(
     "B",
-    "head_gradient where it waits for the end of the backward pass: of a tied table, or a cast "
-    "weight",
+    "head_gradient if it exists until the end of the backward pass: tied table or cast weight",
 )
 def waiting_gradient_bytes(
     head_gradient_bytes: Column,
@@ -338,10 +340,10 @@ def waiting_gradient_bytes(
     tied: Column,
     stage_first: Column,
 ) -> Column:
-    """(S, n).
+    """Head gradient that exists until the backward pass ends, (S, n).
 
-    A tied table's is added to its lookup's; a cast's returns through the cast, made before all
-    layers.
+    The gradient of a tied table is added to that of its lookup; that of a cast weight returns
+    through the cast, which precedes all layers.
     """
     cast = (param_bytes > compute_bytes) & ~((params_sharded == 1) & (shard > 1))
     return np.asarray(head_gradient_bytes * (((tied == 1) & (stage_first == 1)) | cast))
@@ -361,12 +363,12 @@ def layer_moment_bytes(
     logits_bytes: Column,
     head_moment_bytes: Column,
 ) -> Column:
-    """(S, n).
+    """Peak of a layer's backward pass beyond logits and `head_moment_bytes`, (S, n).
 
-    The logits are gone when the first layer's backward pass runs, so that the larger of the two
+    The logits are freed before the first layer's backward pass, so that only the larger of the two
     counts.
     """
-    # sums of few axes first: the whole grid of a search is walked twice
+    # sums over few axes first: only two passes over the full grid of a search
     head = logits_bytes + head_moment_bytes - waiting_gradient_bytes
     beyond = (layer_working_bytes + working_bytes - head) + (
         gathered_layers_bytes + reduction_bytes
@@ -376,7 +378,7 @@ def layer_moment_bytes(
 
 @term(
     "B",
-    "first stage: what the token table's whole gradient and its wider copy take beyond "
+    "first stage: full gradient of the token table and its wider copy, beyond "
     "activations and logits",
 )
 def lookup_moment_bytes(
@@ -394,9 +396,9 @@ def lookup_moment_bytes(
     waiting_gradient_bytes: Column,
     tied: Column,
 ) -> Column:
-    """(S, n).
+    """Peak of the embedding's backward pass beyond activations and logits, (S, n).
 
-    The backward pass ends here: its micro-batch's activations are gone. Counts where tokens are
+    It is the last operation: the activations of its micro-batch are freed. Matters if tokens are
     few.
     """
     wide = np.where(
@@ -404,22 +406,22 @@ def lookup_moment_bytes(
         sharded_reduce_bytes,
         param_bytes * (param_bytes > compute_bytes),
     )
-    gone = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + (
+    freed = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + (
         logits_bytes + head_moment_bytes
     )
-    # a tied table's two gradients and their sum; an untied one's, while a cast head's waits as well
+    # tied: two gradients and their sum; untied: one gradient, and that of a cast head
     two = (tied == 1) & (waiting_gradient_bytes > 0)
     held = lookup_params * np.where(
         two, np.maximum(3 * compute_bytes, compute_bytes + wide), compute_bytes + wide
     )
     held = held + np.where(two, 0.0, waiting_gradient_bytes)
-    return np.asarray(np.maximum(held - gone - layer_moment_bytes, 0.0))
+    return np.asarray(np.maximum(held - freed - layer_moment_bytes, 0.0))
 
 
 @term(
     "B",
     "gathered + buckets + flat and dummy gradients + communication + head, layer and lookup "
-    "moments + workspace",
+    "peaks + workspace",
 )
 def buffers_bytes(
     gathered_bytes: Column,
@@ -433,9 +435,9 @@ def buffers_bytes(
     workspace_bytes: Column,
     is_cpu: Column,
 ) -> Column:
-    """(S, n). The workspace is a GPU's."""
-    of_states = gathered_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
-    of_batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
+    """All buffers, (S, n); only a GPU has a workspace."""
+    states = gathered_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
+    batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
     return np.asarray(
-        of_states + of_batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes)
+        states + batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes)
     )

@@ -1,21 +1,20 @@
-"""What offloading asks of the host's memory, counted for each of its devices.
+"""Host memory that offloading needs, per device.
 
-Knows which states are away from the device; nothing of how they come and go, nor of a host's other
-work.
+Does not depend on transfers, nor on other memory use of the host.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-import orchestrator.planner.model.memory.model_states  # noqa: F401  its terms are used by name
+import orchestrator.planner.model.memory.model_states  # noqa: F401  registers its terms
 from orchestrator.planner.model.inputs import OFFLOAD
 from orchestrator.planner.model.terms import Column, term
 
 
 @term(
     "B",
-    "all states - those on the device; none where they lie on disk (nvme), staging buffers aside",
+    "all states - those on the device; 0 if they are on disk (nvme), staging buffers excluded",
     "ZeRO-Offload, arXiv 2101.06840; ZeRO-Infinity, arXiv 2104.07857",
 )
 def stage_host_bytes(
@@ -27,7 +26,7 @@ def stage_host_bytes(
     optimizer_bytes: Column,
     offload: Column,
 ) -> Column:
-    """(S, n)."""
+    """Offloaded states of each rank, (S, n)."""
     if not np.any((offload > OFFLOAD["none"]) & (offload < OFFLOAD["nvme"])):
         return np.zeros((1, 1))
     states = all_params_bytes + all_grads_bytes + all_optimizer_bytes
@@ -35,16 +34,16 @@ def stage_host_bytes(
     return np.where(offload == OFFLOAD["nvme"], 0.0, away)
 
 
-@term("B", "largest of stage_host_bytes: host memory for one device")
+@term("B", "largest of stage_host_bytes: host memory per device")
 def host_bytes(stage_host_bytes: Column) -> Column:
-    """(n,)."""
+    """Host memory per device, (n,)."""
     return np.asarray(stage_host_bytes.max(axis=0))
 
 
 @term(
     "B",
-    "host memory as the cluster tells it, for one device; on a CPU what the device itself has left",
+    "host memory per device from the cluster; on a CPU the free memory of the device itself",
 )
 def host_room_bytes(host_capacity_bytes: Column, headroom_bytes: Column, is_cpu: Column) -> Column:
-    """(n,). Infinite where nobody told it."""
+    """Available host memory per device, (n,); infinite if the cluster does not state it."""
     return np.where(is_cpu == 1, headroom_bytes, host_capacity_bytes)

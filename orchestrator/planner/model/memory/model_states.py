@@ -1,7 +1,6 @@
-"""Model states of each pipeline rank: parameters, gradients and optimizer states, sharded and
-offloaded.
+"""Model states of each pipeline rank: parameters, gradients, optimizer states and sharding.
 
-Knows sizes and who holds what; nothing of activations, buffers or time.
+Does not depend on activations, buffers or time.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ _ZERO = "ZeRO, arXiv 1910.02054, section 5"
 
 @term("", "devices that share one copy of what ZeRO shards: dp / dp_replicate x cp", _ZERO)
 def shard(dp_shard: Column, cp: Column) -> Column:
+    """Devices of one shard group."""
     return dp_shard * cp
 
 
@@ -25,20 +25,23 @@ def shard(dp_shard: Column, cp: Column) -> Column:
     "expert data parallel, DeepSpeed-MoE",
 )
 def expert_shard(shard: Column, ep: Column) -> Column:
+    """Devices of one shard group of experts."""
     return np.maximum(1.0, shard / ep)
 
 
 @term(
     "",
-    "min(tp, kv_heads); 1 beyond kv_heads where every rank keeps all of them (orrery)",
+    "min(tp, kv_heads); 1 if tp > kv_heads and every rank stores all of them (orrery)",
     "arXiv 1909.08053",
 )
 def kv_split(tp: Column, kv_heads: Column, whole_kv: Column) -> Column:
-    """(n,). Parts into which tensor parallelism cuts the weights of keys and values."""
+    """Shards into which tensor parallelism splits the weights of keys and values, (n,)."""
     return np.where((whole_kv == 1) & (tp > kv_heads), 1.0, np.minimum(tp, kv_heads))
 
 
-@term("parameters", "norms + split / tp + key and value / kv_split + whole", "arXiv 1909.08053")
+@term(
+    "parameters", "norms + sharded / tp + key and value / kv_split + replicated", "arXiv 1909.08053"
+)
 def attention_params(
     params_norms: Column,
     params_attention_split: Column,
@@ -47,8 +50,9 @@ def attention_params(
     tp: Column,
     kv_split: Column,
 ) -> Column:
-    """Attention and both norms of one layer on one tensor-parallel rank; key heads are copied
-    beyond kv_heads.
+    """Attention and both norms of one layer on one tensor parallel rank.
+
+    Key heads are replicated if tp > kv_heads.
     """
     kv = params_attention_kv / kv_split
     return np.asarray(params_norms + params_attention_split / tp + kv + params_attention_whole)
@@ -58,13 +62,14 @@ def attention_params(
 def dense_layer_params(
     attention_params: Column, params_dense_split: Column, params_dense_whole: Column, tp: Column
 ) -> Column:
+    """Parameters of a dense layer on one tensor parallel rank."""
     return attention_params + params_dense_split / tp + params_dense_whole
 
 
 @term(
     "parameters",
     "attention + router + shared experts / tp",
-    "a routing layer without its routed experts",
+    "an MoE layer without its routed experts",
 )
 def routing_layer_params(
     attention_params: Column,
@@ -73,6 +78,7 @@ def routing_layer_params(
     params_shared_whole: Column,
     tp: Column,
 ) -> Column:
+    """Parameters of an MoE layer without routed experts on one tensor parallel rank."""
     return attention_params + params_router + params_shared_split / tp + params_shared_whole
 
 
@@ -84,17 +90,19 @@ def layer_expert_params(
     tp: Column,
     ep: Column,
 ) -> Column:
+    """Routed experts of one layer on one device."""
     return experts / ep * (params_expert_split / tp + params_expert_whole)
 
 
 @term("parameters", "local_vocab x hidden + learned positions", "token table on the first stage")
 def embedding_params(local_vocab: Column, hidden: Column, params_positions: Column) -> Column:
+    """Token table and positions on one tensor parallel rank."""
     return local_vocab * hidden + params_positions
 
 
 @term(
     "parameters",
-    "last stage: final norm + local_vocab x hidden where untied or copied from another stage",
+    "last stage: final norm + local_vocab x hidden if untied or copied from another stage",
 )
 def head_params(
     local_vocab: Column,
@@ -104,9 +112,9 @@ def head_params(
     stage_first: Column,
     stage_last: Column,
 ) -> Column:
-    """(S, n).
+    """Final norm and output head, (S, n).
 
-    A tied head on a stage without the token table is a copy, kept equal by an all-reduce of its
+    A tied head on a stage without the token table is a copy, synchronised by an all-reduce of its
     gradient.
     """
     own = np.where((tied == 1) & (stage_first == 1), 0.0, local_vocab * hidden)
@@ -115,7 +123,7 @@ def head_params(
 
 @term(
     "parameters",
-    "layers of the stage + embedding on the first + head on the last, routed experts aside",
+    "layers of the stage + embedding on the first + head on the last, without routed experts",
 )
 def dense_stage_params(
     stage_dense_layers: Column,
@@ -126,17 +134,20 @@ def dense_stage_params(
     embedding_params: Column,
     head_params: Column,
 ) -> Column:
+    """Parameters of a stage without routed experts, (S, n)."""
     layers = stage_dense_layers * dense_layer_params + stage_moe_layers * routing_layer_params
     return np.asarray(layers + stage_first * embedding_params + head_params)
 
 
-@term("parameters", "routing layers of the stage x their experts on this device")
+@term("parameters", "MoE layers of the stage x their experts on this device")
 def expert_stage_params(stage_moe_layers: Column, layer_expert_params: Column) -> Column:
+    """Routed experts of a stage, (S, n)."""
     return stage_moe_layers * layer_expert_params
 
 
 @term("parameters", "dense + routed experts, on one device before ZeRO")
 def stage_params(dense_stage_params: Column, expert_stage_params: Column) -> Column:
+    """Parameters of a stage before ZeRO, (S, n)."""
     return dense_stage_params + expert_stage_params
 
 
@@ -150,32 +161,33 @@ def sharded_params(
     layer_row_excess: Column,
     edge_row_excess: Column,
 ) -> Column:
-    """(S, n). What one device keeps of its stage where everything is sharded."""
+    """Parameters of a stage that one device stores if all are sharded, (S, n)."""
     rounded = stage_dense_layers * layer_row_excess + edge_row_excess
     return np.asarray(dense_stage_params / shard + expert_stage_params / expert_shard + rounded)
 
 
 @term(
     "",
-    "versions of the weights that PipeDream keeps: pp - stage, or pp with vertical sync",
+    "versions of the weights that PipeDream stores: pp - stage, or pp with vertical sync",
     "arXiv 1806.03377, 3.3",
 )
 def weight_versions(
     weight_stashing: Column, vertical_sync: Column, pp: Column, stage: Column
 ) -> Column:
-    """(S, n)."""
+    """Stored weight versions, (S, n)."""
     versions = np.where(vertical_sync == 1, pp, pp - stage)
     return np.where(weight_stashing == 1, np.maximum(1.0, versions), 1.0)
 
 
-@term("", "1 where each device keeps only a shard of the stored weights: zero 3, or 2 in FSDP")
+@term("", "1 if each device stores only a shard of the weights: zero 3, or 2 in FSDP")
 def params_sharded(zero: Column, fully_sharded: Column) -> Column:
+    """1 if stored weights are sharded."""
     return np.asarray(zero >= np.where(fully_sharded == 1, 2, 3), float)
 
 
 @term(
     "B",
-    "stored weights x param_bytes x versions, sharded where params_sharded, wherever they lie",
+    "stored weights x param_bytes x versions, sharded if params_sharded; on device or host",
     _ZERO,
 )
 def all_params_bytes(
@@ -185,29 +197,29 @@ def all_params_bytes(
     weight_versions: Column,
     param_bytes: Column,
 ) -> Column:
-    """(S, n)."""
+    """Stored weights on device or host, (S, n)."""
     return np.asarray(
         np.where(params_sharded == 1, sharded_params, stage_params) * param_bytes * weight_versions
     )
 
 
-@term("B", "all_params_bytes, 0 where offloaded", _ZERO)
+@term("B", "all_params_bytes, 0 if offloaded", _ZERO)
 def params_bytes(all_params_bytes: Column, offload: Column) -> Column:
-    """(S, n)."""
+    """Stored weights on the device, (S, n)."""
     return np.where(offload >= OFFLOAD["all"], 0.0, all_params_bytes)
 
 
-@term("B", "gradients x grad_bytes, sharded from zero 2, wherever they lie", _ZERO)
+@term("B", "gradients x grad_bytes, sharded from zero 2; on device or host", _ZERO)
 def all_grads_bytes(
     stage_params: Column, sharded_params: Column, zero: Column, grad_bytes: Column
 ) -> Column:
-    """(S, n)."""
+    """Gradients on device or host, (S, n)."""
     return np.asarray(np.where(zero >= 2, sharded_params, stage_params) * grad_bytes)
 
 
-@term("B", "all_grads_bytes, 0 where offloaded", _ZERO)
+@term("B", "all_grads_bytes, 0 if offloaded", _ZERO)
 def grads_bytes(all_grads_bytes: Column, offload: Column, offload_grads: Column) -> Column:
-    """(S, n).
+    """Gradients on the device, (S, n).
 
     ZeRO-Offload (arXiv 2101.06840) moves each gradient to the host as soon as it is reduced.
     """
@@ -216,7 +228,7 @@ def grads_bytes(all_grads_bytes: Column, offload: Column, offload_grads: Column)
 
 
 @term(
-    "parameters", "parameters whose optimizer state this device keeps: sharded from zero 1", _ZERO
+    "parameters", "parameters whose optimizer state this device stores: sharded from zero 1", _ZERO
 )
 def updated_params(
     stage_params: Column,
@@ -227,14 +239,14 @@ def updated_params(
     greedy_share: Column,
     zero: Column,
 ) -> Column:
-    """(S, n)."""
+    """Parameters that this device updates, (S, n)."""
     split = dense_stage_params * greedy_share + expert_stage_params / expert_shard
     return np.where(zero >= 2, sharded_params, np.where(zero == 1, split, stage_params))
 
 
 @term(
     "B",
-    "updated_params x (master weights + moments) + what Adafactor and Muon keep, wherever they lie",
+    "updated_params x (master weights + moments) + states of Adafactor and Muon; on device or host",
     _ZERO,
 )
 def all_optimizer_bytes(
@@ -243,11 +255,14 @@ def all_optimizer_bytes(
     moment_bytes: Column,
     special_moments_bytes: Column,
 ) -> Column:
-    """(S, n). K = 12 of the ZeRO paper is an fp32 master copy and Adam's two fp32 moments."""
+    """Optimizer states on device or host, (S, n).
+
+    K = 12 of the ZeRO paper is an fp32 master copy and Adam's two fp32 moments.
+    """
     return np.asarray(updated_params * (master_bytes + moment_bytes) + special_moments_bytes)
 
 
-@term("B", "all_optimizer_bytes, 0 where offloaded", _ZERO)
+@term("B", "all_optimizer_bytes, 0 if offloaded", _ZERO)
 def optimizer_bytes(all_optimizer_bytes: Column, offload: Column) -> Column:
-    """(S, n)."""
+    """Optimizer states on the device, (S, n)."""
     return np.where(offload == OFFLOAD["none"], all_optimizer_bytes, 0.0)

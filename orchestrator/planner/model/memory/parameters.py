@@ -1,7 +1,6 @@
-"""The memory coefficients that measured runs may refine: each bounded, with a default that needs no
-calibration.
+"""Memory parameters that measured runs can calibrate, each with bounds and a default.
 
-Knows no formula; `memory` and `buffers` use them by name.
+The terms of `buffers` and `peak` use them by name.
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ MEMORY_PARAMETERS = (
         "B",
         "matrix-product workspaces of a GPU process",
     ),
-    Parameter(
-        "working_tensors", 1.0, 0.3, 40.0, 0.7, "", "hidden states that a layer holds for a moment"
-    ),
+    Parameter("working_tensors", 1.0, 0.3, 40.0, 0.7, "", "temporary hidden states of a layer"),
     Parameter(
         "unattributed_fraction",
         0.005,
@@ -28,7 +25,7 @@ MEMORY_PARAMETERS = (
         0.2,
         1.0,
         "",
-        "bytes that no line explains, by those explained",
+        "unexplained bytes over explained bytes",
     ),
     Parameter(
         "context_bytes",
@@ -37,7 +34,7 @@ MEMORY_PARAMETERS = (
         4e9,
         0.3,
         "B",
-        "device context and communicators beside the allocator",
+        "device context and communicators outside the allocator",
     ),
     Parameter(
         "fragmentation",

@@ -1,6 +1,6 @@
-"""Peak memory of each pipeline rank, the worst of them, and whether the plan fits its device.
+"""Peak memory of each pipeline rank, the largest of them, and whether the plan fits its device.
 
-Adds up what states, activations and buffers say; knows none of their formulas.
+Sums states, activations and buffers. Does not depend on their formulas.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def explained_bytes(
     logits_bytes: Column,
     buffers_bytes: Column,
 ) -> Column:
-    """(S, n)."""
+    """Bytes that the terms explain, (S, n)."""
     states = params_bytes + grads_bytes + optimizer_bytes
     return np.asarray(states + (activations_bytes + logits_bytes) + buffers_bytes)
 
@@ -27,30 +27,30 @@ def explained_bytes(
 @term(
     "B",
     "unattributed_fraction x explained",
-    "what measured runs hold beyond every line that is understood",
+    "what measured runs hold beyond all terms",
 )
 def unattributed_bytes(
     explained_bytes: Column, unattributed_fraction: Column, is_cpu: Column
 ) -> Column:
-    """(S, n)."""
+    """Bytes that no term explains, (S, n); 0 on a CPU."""
     return np.asarray(explained_bytes * np.where(is_cpu == 1, 0.0, unattributed_fraction))
 
 
 @term("B", "explained + unattributed")
 def stage_total_bytes(explained_bytes: Column, unattributed_bytes: Column) -> Column:
-    """(S, n). Peak bytes allocated."""
+    """Peak allocated bytes, (S, n)."""
     return explained_bytes + unattributed_bytes
 
 
-@term("B", "most over pipeline ranks of stage_total_bytes")
+@term("B", "largest of stage_total_bytes")
 def total_bytes(stage_total_bytes: Column) -> Column:
-    """(n,)."""
+    """Peak of the worst rank, (n,)."""
     return np.asarray(stage_total_bytes.max(axis=0))
 
 
-@term("", "pipeline rank that holds the most")
+@term("", "pipeline rank with the largest stage_total_bytes")
 def worst_stage(stage_total_bytes: Column, stage: Column) -> Column:
-    """(n,). The first of equal ones."""
+    """The rank with the largest peak, (n,); the first of equal ones."""
     row = stage_total_bytes.argmax(axis=0)
     return np.asarray(
         np.take_along_axis(np.broadcast_to(stage, stage_total_bytes.shape), row[None], axis=0)[0]
@@ -61,6 +61,7 @@ def worst_stage(stage_total_bytes: Column, stage: Column) -> Column:
 def usable_bytes(
     capacity_bytes: Column, fragmentation: Column, context_bytes: Column, is_cpu: Column
 ) -> Column:
+    """Bytes that the allocator can use, (n,)."""
     return np.where(
         is_cpu == 1, capacity_bytes, capacity_bytes * (1 - fragmentation) - context_bytes
     )
@@ -68,11 +69,11 @@ def usable_bytes(
 
 @term("B", "usable - total")
 def headroom_bytes(usable_bytes: Column, total_bytes: Column) -> Column:
-    """(n,). Negative where the plan does not fit."""
+    """Free bytes, (n,); negative if the plan does not fit."""
     return usable_bytes - total_bytes
 
 
-@term("", "1 where neither the device's headroom nor what its host is to hold says no")
+@term("", "1 if headroom is not negative and host_bytes fit in host_room_bytes")
 def fits(headroom_bytes: Column, host_bytes: Column, host_room_bytes: Column) -> Column:
-    """(n,). A host whose memory nobody told holds everything."""
+    """Whether the plan fits, (n,); host memory counts only if the cluster states it."""
     return np.asarray((headroom_bytes >= 0) & (host_bytes <= host_room_bytes))

@@ -1,6 +1,6 @@
-"""Defaults of the memory coefficients by framework, where they differ from the usual.
+"""Default memory parameters of frameworks that differ from the general defaults.
 
-Plausible numbers of the field; a calibration replaces them. Knows no device.
+Plausible published values; a calibration replaces them. Does not depend on the device.
 """
 
 from __future__ import annotations

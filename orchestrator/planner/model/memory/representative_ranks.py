@@ -1,7 +1,6 @@
-"""One pipeline rank of each kind that a plan has, so that a search need not look at all of them.
+"""One pipeline rank of each kind, so that a search need not compute all ranks.
 
-Knows how layers are spread and which ranks have more micro-batches in flight, not what either
-weighs.
+A kind has the same layers and edges. Does not depend on memory or time.
 """
 
 from __future__ import annotations
@@ -28,14 +27,12 @@ _NAMES = (
 
 
 def probe_columns(columns: Mapping[str, Column], n: int) -> dict[str, Column]:
-    """`(S, n)` columns as `inputs.stage_columns` gives, one rank of each kind: as many layers of
-    either sort, with or
-    without embedding and head. One model's; `pp`, `virtual_stages` and `schedule` are `(n,)`.
+    """Stage columns `(S, n)` as `inputs.stage_columns`, with one rank of each kind.
 
-    Of ranks of a kind it is the earliest, which has as many micro-batches in flight or more than
-    the others; in zbv the
-    latest (`schedules.inflight`). Rows beyond the kinds of a plan repeat one. A search has few
-    different pipelines.
+    Ranks of a kind have as many layers of either sort, with or without embedding and head. For one
+    model; `pp`, `virtual_stages` and `schedule` are `(n,)`. The earliest rank of a kind represents
+    it, because it has the most micro-batches in flight; in zbv the latest (`schedules.inflight`).
+    Rows beyond the kinds of a plan repeat one. A search has few different pipelines.
     """
     pp, virtual, schedule = (
         np.broadcast_to(columns[name], n).astype(np.int64) for name in _PIPELINE
@@ -43,10 +40,10 @@ def probe_columns(columns: Mapping[str, Column], n: int) -> dict[str, Column]:
     code = (pp * (int(virtual.max(initial=1)) + 1) + virtual) * len(SCHEDULE) + schedule
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     model = [int(columns[name]) for name in _MODEL]
-    found = [_kinds(int(pp[at]), int(virtual[at]), int(schedule[at]), *model) for at in first]
-    most = max((each.shape[1] for each in found), default=1)
-    stages = np.empty((len(_NAMES), most, len(found)))
-    for pipeline, ranks in enumerate(found):
+    kinds = [_kinds(int(pp[at]), int(virtual[at]), int(schedule[at]), *model) for at in first]
+    max_kinds = max((ranks.shape[1] for ranks in kinds), default=1)
+    stages = np.empty((len(_NAMES), max_kinds, len(kinds)))
+    for pipeline, ranks in enumerate(kinds):
         stages[:, : ranks.shape[1], pipeline] = ranks
         stages[:, ranks.shape[1] :, pipeline] = ranks[:, -1:]
     return dict(zip(_NAMES, stages[:, :, which], strict=True))
@@ -56,13 +53,13 @@ def probe_columns(columns: Mapping[str, Column], n: int) -> dict[str, Column]:
 def _kinds(
     pp: int, virtual: int, schedule: int, layers: int, first_dense: int, moe_every: int
 ) -> NDArray[np.float64]:
-    """`(names, kinds)`: the stage columns of one pipeline's ranks, those of a kind but once."""
-    given = dict(
+    """`(names, kinds)`: stage columns of one pipeline, one rank of each kind."""
+    pipeline = dict(
         zip(
             _PIPELINE + _MODEL, (pp, virtual, schedule, layers, first_dense, moe_every), strict=True
         )
     )
-    every = stage_columns({name: np.array([value]) for name, value in given.items()}, 1)
+    every = stage_columns({name: np.array([value]) for name, value in pipeline.items()}, 1)
     ranks = np.stack([every[name][:, 0] for name in _NAMES])
     latest = schedule == SCHEDULE["zbv"]
     seen = ranks[:, ::-1] if latest else ranks

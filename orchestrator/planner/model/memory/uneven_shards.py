@@ -1,6 +1,6 @@
-"""How far torch's shards are from even ones: rows rounded up, and whole tensors dealt out to ranks.
+"""Deviation of torch's shards from even ones: rounded rows, and full tensors assigned to ranks.
 
-Knows the tensors of dense softmax layers and of embeddings, one by one; other layers count as even.
+Covers the tensors of dense softmax layers and of embeddings; other layers count as even.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.planner.model.terms import Column, term
 
 @term(
     "parameters",
-    "rows of each tensor rounded up to the shard, less an even share: of a layer",
+    "rows of each tensor of a layer rounded up to the shard, minus an even share",
     "torch fully_shard",
 )
 def layer_row_excess(
@@ -37,15 +37,15 @@ def layer_row_excess(
     row_sharded: Column,
     kv_split: Column,
 ) -> Column:
-    """(n,).
+    """Parameters of one dense layer on rank 0 beyond 1 / shard, (n,).
 
-    What rank 0 holds beyond 1 / shard of one dense layer: each tensor is cut along its rows.
+    Each tensor is sharded along its rows.
     """
     if not np.any(row_sharded):
         return np.asarray(0.0)
     query, kv = heads * head_dim / tp, kv_heads * head_dim / kv_split
     inner = ffn / tp
-    whole = _excess(hidden, shard) * (query + inner + 2 * (1 + norm_biased) + 2 * biased)
+    replicated = _excess(hidden, shard) * (query + inner + 2 * (1 + norm_biased) + 2 * biased)
     attention = _excess(query, shard) * (hidden + qkv_biased) + 2 * _excess(kv, shard) * (
         hidden + qkv_biased
     )
@@ -54,13 +54,13 @@ def layer_row_excess(
     return np.asarray(
         row_sharded
         * softmax
-        * (whole + attention + (1 + gated) * _excess(inner, shard) * (hidden + biased))
+        * (replicated + attention + (1 + gated) * _excess(inner, shard) * (hidden + biased))
     )
 
 
 @term(
     "parameters",
-    "rows rounded up to the shard, less an even share: of embeddings and head",
+    "rows of embeddings and head rounded up to the shard, minus an even share",
     "torch fully_shard",
 )
 def edge_row_excess(
@@ -75,7 +75,7 @@ def edge_row_excess(
     stage_first: Column,
     stage_last: Column,
 ) -> Column:
-    """(S, n)."""
+    """Parameters of embeddings and head on rank 0 beyond 1 / shard, (S, n)."""
     if not np.any(row_sharded):
         return np.asarray(0.0)
     table = _excess(local_vocab, shard) * hidden
@@ -87,7 +87,7 @@ def edge_row_excess(
 
 @term(
     "",
-    "largest share of a rank where whole tensors go to the emptiest one, largest first",
+    "largest share of a rank if full tensors go to the smallest rank, largest first",
     "ZeroRedundancyOptimizer",
 )
 def greedy_share(
@@ -115,11 +115,14 @@ def greedy_share(
     shard: Column,
     greedy_optimizer: Column,
 ) -> Column:
-    """(n,). 1 / shard where the split is even. Tensor or pipeline parallel plans count as even."""
+    """Largest share of a rank, (n,); 1 / shard if even.
+
+    Plans with tensor, pipeline or context parallelism count as even.
+    """
     even = 1.0 / shard
-    dealt = (greedy_optimizer == 1) & (tp * pp * cp == 1) & (shard > 1)
-    dealt = dealt & (is_mla + is_mfa + moe_layers == 0)
-    if not np.any(dealt):
+    greedy = (greedy_optimizer == 1) & (tp * pp * cp == 1) & (shard > 1)
+    greedy = greedy & (is_mla + is_mfa + moe_layers == 0)
+    if not np.any(greedy):
         return even
     shapes = np.broadcast_arrays(
         hidden,
@@ -139,12 +142,12 @@ def greedy_share(
         layers,
         shard,
         even,
-        dealt,
+        greedy,
     )
-    given = np.stack([each.ravel() for each in shapes[:-2]])
+    sizes = np.stack([each.ravel() for each in shapes[:-2]])
     share, rows = shapes[-2].flatten(), np.flatnonzero(shapes[-1])
     for row in rows.tolist():
-        share[row] = _dealt(tuple(given[:, row].tolist()))
+        share[row] = _greedy_share(tuple(sizes[:, row].tolist()))
     return share.reshape(shapes[0].shape)
 
 
@@ -154,7 +157,8 @@ def _excess(rows: Column, shard: Column) -> Column:
 
 
 @lru_cache(maxsize=4096)
-def _dealt(shape: Sequence[float]) -> float:
+def _greedy_share(shape: Sequence[float]) -> float:
+    """Largest share of a rank for one model and number of ranks."""
     (
         hidden,
         heads,

@@ -1,0 +1,1 @@
+"""Terms of the step: pipeline, step time, its intervals and cost."""

@@ -1,35 +1,30 @@
-"""80% intervals of the step time: how far the measured run may lie from the prediction.
+"""80% intervals of the step time.
 
-Three parts add up in log space: what the fitted parameters leave open, what runs near the plan
-leave open of the
-residuals (kriging), and how far the plan lies beyond all of them. Predicts nothing.
+Three parts add up in log space: uncertainty of the fitted parameters, residuals that runs near the
+plan do not explain (kriging), and the distance from all runs. Does not predict times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.planner.model.calibration_result import Calibration, Group
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.kriging import LENGTHS, coordinates, unexplained
 from orchestrator.planner.model.parameters import fixed_columns
 from orchestrator.planner.model.profiles import Published, published
 from orchestrator.planner.model.terms import Column, Table
 
-if TYPE_CHECKING:
-    from orchestrator.planner.model.calibration_result import Calibration, Group
-
 Floats = NDArray[np.float64]
 
 Z80 = 1.2816
-# without a calibration of the pair, in log: where no published runs stand behind its profile, and
-# where the device was
-# calibrated with another framework
+# log error without a calibration of the pair: its profile is not based on published runs, or the
+# device was calibrated with another framework
 UNKNOWN, RELATED = 0.20, 0.12
-FAR = 0.03  # error of the formulas in log at shapes that no run is near to, at least
+FAR = 0.03  # minimum log error of the formulas at shapes far from all runs
 _STEP = 0.25
 
 
@@ -41,16 +36,16 @@ def bounds(
     rows: dict[tuple[str, str], list[int]] = {}
     for row, request in enumerate(requests):
         rows.setdefault((request.entry.name, request.framework.name), []).append(row)
-    for (device, framework), here in rows.items():
-        own = table if len(here) == len(requests) else table.take(here)
-        before = _uncalibrated(own, published(framework, requests[here[0]].entry))
+    for (device, framework), group_rows in rows.items():
+        own = table if len(group_rows) == len(requests) else table.take(group_rows)
+        before = _uncalibrated(own, published(framework, requests[group_rows[0]].entry))
         group = calibration.group(device, framework) if calibration else None
         if group is not None and group.timed:
-            spread[here] = _calibrated(own, group, before)
+            spread[group_rows] = _calibrated(own, group, before)
         elif calibration and calibration.values_for(device, framework):
-            spread[here] = RELATED
+            spread[group_rows] = RELATED
         else:
-            spread[here] = np.sqrt(before)
+            spread[group_rows] = np.sqrt(before)
     factor = np.exp(Z80 * spread)
     time = table.column("step_time_s")
     return np.asarray(time / factor), np.asarray(time * factor)
@@ -59,29 +54,25 @@ def bounds(
 def extrapolations(
     table: Table, requests: Sequence[Request], calibration: Calibration | None = None
 ) -> list[str]:
-    """A sentence on what of each plan lies beyond the runs that its time rests on; empty where it
-    is among them.
-    """
-    found = []
+    """One message per plan on what lies beyond the measured runs; empty if nothing does."""
+    messages = []
     for row, request in enumerate(requests):
         pair = (request.entry.name, request.framework.name)
         known = published(pair[1], request.entry)
         if calibration and calibration.values_for(*pair):
-            message = calibration.extrapolates(*pair, table, row)
+            outside = calibration.extrapolates(*pair, table, row)
         else:
-            message = known.coverage.describe_outside(table, row) if known else []
-        found.append(
-            f"Its time is extrapolated, so that it is less certain: {'; '.join(message)}."
-            if message
+            outside = known.coverage.describe_outside(table, row) if known else []
+        messages.append(
+            f"Its time is extrapolated, so that it is less certain: {'; '.join(outside)}."
+            if outside
             else ""
         )
-    return found
+    return messages
 
 
 def _uncalibrated(table: Table, known: Published | None) -> Floats:
-    """Variance of log step time where the default profile is all there is; no more than where
-    nothing is known.
-    """
+    """Variance of log step time with the default profile only; at most that of an unknown pair."""
     if known is None:
         return np.full(table.n, UNKNOWN**2)
     return np.asarray(np.minimum(known.spread**2 + known.coverage.variance(table), UNKNOWN**2))
@@ -92,19 +83,20 @@ def _calibrated(table: Table, group: Group, before: Floats) -> Floats:
     open_share = unexplained(
         coordinates(columns, table.n), np.array(group.points), np.array(group.noise)
     )
-    # the widening was found among runs that have others near them; far from all of them formulas
-    # have their usual error
+    # the widening is fitted to runs with others near them; far from all runs the formulas have
+    # their usual error
     near = group.scale * group.widening
     far = np.clip(open_share, 0, 1) ** 4
     spread = (near + max(group.far - near, 0.0) * far) ** 2 * open_share
-    # few runs leave directions open that the priors alone bound: no less is known than without any
-    # run
-    most = np.maximum(before - FAR**2, 0.0)
-    left = np.minimum(_of_parameters(table, group) + group.coverage.variance(table), most)
-    return np.asarray(np.sqrt(spread + left))
+    # with few runs only the priors bound some directions; the variance is at most that without runs
+    limit = np.maximum(before - FAR**2, 0.0)
+    remaining = np.minimum(
+        _parameter_variance(table, group) + group.coverage.variance(table), limit
+    )
+    return np.asarray(np.sqrt(spread + remaining))
 
 
-def _of_parameters(table: Table, group: Group) -> Floats:
+def _parameter_variance(table: Table, group: Group) -> Floats:
     """Variance of log step time from the parameters' covariance."""
     fixed = fixed_columns(table, "step_time_s", set(group.names))
     before = np.log(table.column("step_time_s"))

@@ -1,15 +1,14 @@
-"""How long pipeline stages take for a micro-batch, which is the slowest, and how long devices idle,
-by schedule.
+"""Seconds of pipeline stages per micro-batch, the slowest stage, and idle time by schedule.
 
-The closed forms of `schedules` in one: what the other stages take, times the schedule's share.
-Knows no layer.
+Condenses the closed forms of `schedules`: the time of the other stages times the schedule's share.
+Does not depend on single kernels.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.compute.layer_time import held
+from orchestrator.planner.model.compute.layer_time import host_device_time
 from orchestrator.planner.model.inputs import SCHEDULE
 from orchestrator.planner.model.terms import Column, term
 
@@ -26,11 +25,12 @@ def stage_compute_s(
     head_s: Column,
     microbatch_s: Column,
 ) -> Column:
+    """Compute of a stage per micro-batch, (S, n)."""
     layers = stage_layers * dense_layer_s + stage_moe_layers * moe_extra_s
     return np.asarray(layers + stage_first * embedding_s + stage_last * head_s + microbatch_s)
 
 
-@term("s", "communication of a stage for one micro-batch that its compute waits for")
+@term("s", "exposed communication of a stage for one micro-batch")
 def stage_exposed_s(
     stage_layers: Column,
     stage_moe_layers: Column,
@@ -43,23 +43,26 @@ def stage_exposed_s(
     p2p_exposed: Column,
     virtual_stages: Column,
 ) -> Column:
+    """Exposed communication of a stage per micro-batch, (S, n)."""
     layers = stage_layers * dense_layer_exposed_s + stage_moe_layers * moe_exposed_s
     return np.asarray(
         layers + (stage_first + stage_last) * tp_reduce_s + 2 * virtual_stages * p2p_exposed * hop_s
     )
 
 
-@term("s", "stage_compute_s + stage_exposed_s, a micro-batch of all the rank's stages")
+@term("s", "stage_compute_s + stage_exposed_s, one micro-batch in all stages of the rank")
 def stage_time_s(stage_compute_s: Column, stage_exposed_s: Column) -> Column:
+    """Time of a stage per micro-batch, (S, n)."""
     return np.asarray(stage_compute_s + stage_exposed_s)
 
 
-@term("s", "the longest stage's")
+@term("s", "largest of stage_time_s")
 def slowest_stage_s(stage_time_s: Column) -> Column:
+    """Time of the slowest stage per micro-batch, (n,)."""
     return np.asarray(stage_time_s.max(axis=0))
 
 
-@term("s", "one micro-batch through all stages, both ways")
+@term("s", "one micro-batch through all stages, forward and backward")
 def through_s(
     layers: Column,
     moe_layers: Column,
@@ -73,13 +76,14 @@ def through_s(
     hop_s: Column,
     pp: Column,
 ) -> Column:
+    """Seconds of one micro-batch through all stages, forward and backward."""
     work = layers * (dense_layer_s + dense_layer_exposed_s) + moe_layers * (
         moe_extra_s + moe_exposed_s
     )
     return np.asarray(work + embedding_s + head_s + pp * microbatch_s + 2 * (pp - 1) * hop_s)
 
 
-@term("", "forward's share of a layer's time, recomputation and input gradient apart")
+@term("", "share of the forward pass in a layer's time, without recomputation")
 def forward_share(
     launch_layer_s: Column,
     dense_forward_s: Column,
@@ -88,17 +92,19 @@ def forward_share(
     dense_layer_s: Column,
     dense_layer_exposed_s: Column,
 ) -> Column:
-    once = held(launch_layer_s, dense_forward_s + 2 * tp_reduce_s, launch_overlap)
+    """Share of the forward pass in a layer's time."""
+    once = host_device_time(launch_layer_s, dense_forward_s + 2 * tp_reduce_s, launch_overlap)
     return np.asarray(once / (dense_layer_s + dense_layer_exposed_s))
 
 
-@term("", "weight gradients' share of a layer's time, as long as its forward products")
+@term("", "share of weight gradients in a layer's time; they take as long as the forward products")
 def weight_share(
     attention_products_s: Column,
     dense_products_s: Column,
     dense_layer_s: Column,
     dense_layer_exposed_s: Column,
 ) -> Column:
+    """Share of weight gradients in a layer's time."""
     return np.asarray(
         (attention_products_s + dense_products_s) / (dense_layer_s + dense_layer_exposed_s)
     )
@@ -106,10 +112,9 @@ def weight_share(
 
 @term(
     "",
-    "share of the ramp (what the other stages take for one micro-batch) that idles, by schedule",
+    "idle share of the ramp (time of the other stages for one micro-batch), by schedule",
     "1F1B 1, interleaved 1/v (arXiv 2104.04473); zb1p (F + B - W)/v, zbv (2401.10241), dualpipev "
-    "(2412.19437) by their "
-    "longest chain; pipedream 0",
+    "(2412.19437) by their longest chain; pipedream 0",
 )
 def ramp_share(
     schedule: Column,
@@ -119,6 +124,7 @@ def ramp_share(
     pp: Column,
     accumulation: Column,
 ) -> Column:
+    """Idle share of the ramp."""
     f, w = forward_share, weight_share
     b = 1 - f - w
     folded = np.maximum(np.maximum(f, b), np.maximum(2 * (b - w), f + b - 2 * w))
@@ -136,11 +142,12 @@ def ramp_share(
 @term(
     "s",
     "correction x (through_s - slowest_stage_s) x ramp_share",
-    "the time in which a device waits for the pipeline to fill and to drain",
+    "time in which a device waits for the pipeline to fill and drain",
 )
 def bubble_s(
     through_s: Column, slowest_stage_s: Column, ramp_share: Column, pp: Column, correction: Column
 ) -> Column:
+    """Idle seconds per step."""
     return np.asarray(
         correction * np.maximum(through_s - slowest_stage_s, 0) * (pp > 1) * ramp_share
     )

@@ -1,7 +1,6 @@
-"""The time of a step: layers, stages and pipeline put together, with what communication stays
-exposed.
+"""Step time: compute of the slowest stage, exposed communication, bubble, optimizer, overhead.
 
-Knows the parts' times from `pipelining` and `exposed`; counts no FLOPs and no memory.
+Does not depend on FLOPs or memory.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from orchestrator.planner.model.terms import Column, term
 def compute_s(
     stage_compute_s: Column, stage_time_s: Column, accumulation: Column, correction: Column
 ) -> Column:
+    """Compute of the slowest stage per step, (n,)."""
     worst = stage_time_s.argmax(axis=0)[None]
     shape = np.broadcast_shapes(stage_compute_s.shape, stage_time_s.shape)
     return np.asarray(
@@ -28,19 +28,19 @@ def compute_s(
 @term(
     "s",
     "jitter x compute_s x log2(nodes of the plan)",
-    "the slowest of many nodes is waited for, once all reduce",
+    "all nodes wait for the slowest one when gradients are reduced",
 )
 def waiting_s(
     compute_s: Column, jitter: Column, devices: Column, devices_per_node: Column
 ) -> Column:
+    """Seconds per step spent waiting for the slowest node, (n,)."""
     return np.asarray(jitter * compute_s * np.log2(np.maximum(devices / devices_per_node, 1)))
 
 
 @term(
     "s",
     "correction x (micro-batches x slowest_stage_s + exposed gradient and parameter traffic) - "
-    "compute_s + waiting_s "
-    "+ streaming_exposed_s",
+    "compute_s + waiting_s + streaming_exposed_s",
 )
 def exposed_comm_s(
     slowest_stage_s: Column,
@@ -51,6 +51,7 @@ def exposed_comm_s(
     streaming_exposed_s: Column,
     correction: Column,
 ) -> Column:
+    """Exposed communication per step, (n,)."""
     stage = slowest_stage_s * accumulation + stage_dp_exposed_s.max(axis=0)
     return np.asarray(correction * stage - compute_s + waiting_s + streaming_exposed_s)
 
@@ -58,12 +59,13 @@ def exposed_comm_s(
 @term(
     "B",
     "bytes the optimizer moves per parameter: gradient read three times, states read and written",
-    "unscaling and norm read gradients once more each; Adam reads and writes master weights and "
+    "unscaling and norm each read gradients again; Adam reads and writes master weights and "
     "moments",
 )
 def update_bytes(
     grad_bytes: Column, master_bytes: Column, moment_bytes: Column, param_bytes: Column
 ) -> Column:
+    """Bytes that the optimizer moves per parameter."""
     return np.asarray(3 * grad_bytes + 2 * master_bytes + 2 * moment_bytes + 2 * param_bytes)
 
 
@@ -87,16 +89,20 @@ def optimizer_s(
     nvme_bytes_per_s: Column,
     correction: Column,
 ) -> Column:
-    here = update_bytes / (memory_bandwidth * optimizer_efficiency)
-    away = (
+    """Seconds of the optimizer step, (n,)."""
+    on_device = update_bytes / (memory_bandwidth * optimizer_efficiency)
+    on_host = (
         grad_bytes + param_bytes
     ) / host_link_bytes_per_s + update_bytes / host_update_bytes_per_s
-    away = away + (offload == OFFLOAD["nvme"]) * update_bytes / nvme_bytes_per_s
-    return np.asarray(correction * updated_params.max(axis=0) * np.where(offload > 0, away, here))
+    on_host = on_host + (offload == OFFLOAD["nvme"]) * update_bytes / nvme_bytes_per_s
+    return np.asarray(
+        correction * updated_params.max(axis=0) * np.where(offload > 0, on_host, on_device)
+    )
 
 
 @term("s", "correction x step_overhead_s")
 def other_s(step_overhead_s: Column, correction: Column) -> Column:
+    """Other seconds per step."""
     return np.asarray(correction * step_overhead_s)
 
 
@@ -108,6 +114,7 @@ def step_time_s(
     optimizer_s: Column,
     other_s: Column,
 ) -> Column:
+    """Seconds per step, (n,)."""
     return np.asarray(compute_s + exposed_comm_s + bubble_s + optimizer_s + other_s)
 
 
@@ -119,4 +126,5 @@ def step_time_s(
 def bubble_fraction(
     bubble_s: Column, slowest_stage_s: Column, accumulation: Column, correction: Column
 ) -> Column:
+    """Share of the bubble in the pipeline's time, (n,)."""
     return np.asarray(bubble_s / (correction * slowest_stage_s * accumulation + bubble_s))

@@ -57,8 +57,8 @@ def test_micro_batches_in_flight_multiply_what_layers_keep() -> None:
     for schedule, in_flight in {"gpipe": [16] * 4, "1f1b": [4, 3, 2, 1], "naive": [1] * 4}.items():
         table = predicted("llama3-8b", {**plan, "schedule": schedule}, using="fsdp2")
         around = (
-            table["embedding_kept_bytes"]
-            + table["final_norm_kept_bytes"]
+            table["embedding_saved_bytes"]
+            + table["final_norm_saved_bytes"]
             + table["rotary_tables_bytes"]
         )
         assert (table["activations_bytes"] - around)[:, 0].tolist() == [
@@ -76,11 +76,11 @@ def test_a_recompute_budget_lies_between_full_and_none() -> None:
     def layers(budget: int, recompute: str = "auto") -> float:
         plan = {"precision": "bf16", "recompute": recompute, "recompute_budget_bytes": budget}
         table = predicted("llama3-8b", plan)
-        around = table["final_norm_kept_bytes"][0, 0] + table["rotary_tables_bytes"][0]
+        around = table["final_norm_saved_bytes"][0, 0] + table["rotary_tables_bytes"][0]
         return float(table["activations_bytes"][0, 0] - around)
 
     full, none = layers(0, "full"), layers(0, "none")
-    extra = float(predicted("llama3-8b")["embedding_kept_bytes"][0, 0])
+    extra = float(predicted("llama3-8b")["embedding_saved_bytes"][0, 0])
     assert layers(0) == full
     assert layers(5 * 10**9) == pytest.approx(5e9 + extra)
     assert layers(10**12) == none
@@ -139,7 +139,7 @@ def test_a_layer_with_experts_keeps_rows_by_choice_not_by_parallelism() -> None:
 def test_the_tree_of_a_layer_adds_up(model: str) -> None:
     table = predicted(model, {"tp": 4, "precision": "bf16", "sequence_parallel": True})
     for name in (
-        "whole_dense_bytes",
+        "full_dense_bytes",
         "layer_shared_bytes",
         "attention_bytes",
         "attention_core_bytes",

@@ -1,5 +1,6 @@
-"""`make bench`: runs every tests/bench/bench_*.py in a process of its own; `ARGS="ingest sockets"`
-picks some.
+"""`make bench`: runs each tests/bench/bench_*.py in its own process.
+
+`ARGS="ingest sockets"` selects some of them.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import sys
 from pathlib import Path
 
 
-def main(wanted: list[str]) -> int:
+def main(selected: list[str]) -> int:
     names = sorted(path.stem for path in Path(__file__).parent.glob("bench_*.py"))
-    unknown = [name for name in wanted if f"bench_{name}" not in names]
+    unknown = [name for name in selected if f"bench_{name}" not in names]
     if unknown:
         print(
-            f"no such benchmark: {', '.join(unknown)}; there are: "
+            f"no such benchmark: {', '.join(unknown)}; available: "
             f"{', '.join(n.removeprefix('bench_') for n in names)}"
         )
         return 2
     failed = []
     for name in names:
-        if wanted and name.removeprefix("bench_") not in wanted:
+        if selected and name.removeprefix("bench_") not in selected:
             continue
         print(f"== {name.removeprefix('bench_')}", flush=True)
         if subprocess.run([sys.executable, "-m", f"tests.bench.{name}"]).returncode != 0:

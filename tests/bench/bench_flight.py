@@ -1,6 +1,4 @@
-"""A newcomer's waiting times: `up` to the first loss in the browser, submit to the first step,
-point to the browser.
-"""
+"""Waiting times of a new user: `up` to the first loss, submit to first step, point to browser."""
 
 from __future__ import annotations
 
@@ -32,17 +30,15 @@ def main() -> None:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page()
         first_loss(page, Path(folder) / "first")
-        later(page, Path(folder) / "later")
+        steady(page, Path(folder) / "steady")
         browser.close()
 
 
 def first_loss(page: Page, home: Path) -> None:
-    """`manage.py up`, installed, in an empty home, with its demo run; a person logs in as soon as
-    it says it is up.
-    """
+    """Runs `manage.py up` with its demo run in an empty home; logs in as soon as it is up."""
     orrery = Orrery(home, environ={"ORRERY_DEMO": "1"})
     try:
-        begun = time.monotonic()
+        started = time.monotonic()
         orrery.start(client=False)
         log_in(page, orrery)
         page.goto(f"{orrery.url}/runs/1/")
@@ -50,7 +46,7 @@ def first_loss(page: Page, home: Path) -> None:
         record(
             "flight",
             what="up to first loss in the browser",
-            value=time.monotonic() - begun,
+            value=time.monotonic() - started,
             unit="s",
             figure="<= 25",
         )
@@ -58,33 +54,34 @@ def first_loss(page: Page, home: Path) -> None:
         orrery.close()
 
 
-def later(page: Page, home: Path) -> None:
+def steady(page: Page, home: Path) -> None:
+    """Waiting times of a user on an installation that is already up."""
     orrery = Orrery(home, devices=2)
     try:
         orrery.start()
         log_in(page, orrery)
-        waits, shares = [], []
+        first_steps, launches = [], []
         for turn in range(5):
-            begun = time.time()
+            started = time.time()
             run = orrery.submit(train_spec(steps=5), f"wait {turn}")
             orrery.until_state(run, "finished")
-            waits.append(first_time(orrery, run) - begun)
+            first_steps.append(first_time(orrery, run) - started)
             attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
             launched = datetime.fromisoformat(
                 attempt["launched"].replace("Z", "+00:00")
             ).timestamp()
-            shares.append(launched - begun)
+            launches.append(launched - started)
         record(
             "flight",
             what="submit to first step, 2 ranks, p50",
-            value=statistics.median(waits),
+            value=statistics.median(first_steps),
             unit="s",
             figure="<= 10",
         )
         record(
             "flight",
             what="submit to supervisor started, p50",
-            value=statistics.median(shares),
+            value=statistics.median(launches),
             unit="s",
             figure="<= 0.5",
         )
@@ -94,9 +91,7 @@ def later(page: Page, home: Path) -> None:
 
 
 def latency(page: Page, orrery: Orrery) -> None:
-    """From the time a rank wrote on its point to its arrival in the page; one clock, as it is one
-    machine.
-    """
+    """From the time in a rank's point to its arrival in the page, by one clock on one machine."""
     run = orrery.submit(train_spec(steps=4000, every=10_000), "latency")
     page.goto(f"{orrery.url}/runs/{run}/")
     page.wait_for_function(HAS_LOSS, timeout=120_000)
@@ -106,7 +101,7 @@ def latency(page: Page, orrery: Orrery) -> None:
     times = orrery.get(f"runs/{run}/series", name="loss", x="time", points=5000)["x"]
     written = dict(zip(orrery.steps(run), times, strict=False))
     arrivals = sorted(at - written[step] for step, at in arrived.items() if step in written)
-    assert len(arrivals) > 20, f"only {len(arrivals)} points came"
+    assert len(arrivals) > 20, f"only {len(arrivals)} points arrived"
     figures = (("p50", 0.5, "<= 0.3"), ("p99", 0.99, "<= 1.0"))
     for name, share, figure in figures:
         value = arrivals[min(len(arrivals) - 1, int(share * len(arrivals)))]

@@ -1,15 +1,11 @@
-"""Goodput of a server under an open-loop load: answers a second that were in time, SmolLM2-135M,
-two cores.
+"""Goodput of a server under an open-loop load: answers per second that were in time; two cores.
 
-`python -m tests.bench.bench_goodput` starts ours and loads it; `... NAME=URL=MODEL` loads another
-server that speaks
-OpenAI's chat completions, started by hand with the same weights; `--rates 0.5,1` and `--seconds 40`
-shape the load.
-Arrivals are Poisson, the same for every server, prompts 10 to 300 tokens of the project's
-documents, answers at most 8
-to 160 tokens, greedy. An answer is in time when its first token comes within 2 s and the others 150
-ms apart on
-average. The best rate counts; the ratio to the others is in docs/benchmarks.md.
+`python -m tests.bench.bench_goodput` starts and loads Orrery's server with SmolLM2-135M;
+`... NAME=URL=MODEL` loads another server with OpenAI's chat completions, started by hand with the
+same weights; `--rates 0.5,1` and `--seconds 40` shape the load. Arrivals are Poisson and equal for
+every server. Prompts are 10 to 300 tokens of the project's documents; answers have at most 8 to 160
+tokens; decoding is greedy. An answer is in time if its first token comes within 2 s and the others
+150 ms apart on average. The best rate counts; docs/benchmarks.md compares the servers.
 """
 
 from __future__ import annotations
@@ -37,14 +33,18 @@ RATES, SECONDS, PATIENCE_S = "0.5,1,1.5,2,3,4", 40.0, 30.0
 
 
 @dataclass(frozen=True)
-class Ask:
+class Request:
+    """One request of the load: when it is sent, its prompt and the maximum of new tokens."""
+
     at_s: float
     prompt: str
-    most: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
 class Answer:
+    """Measured times of one answer, or why it failed."""
+
     ttft_s: float = float("inf")
     tpot_s: float = float("inf")
     tokens: int = 0
@@ -52,76 +52,86 @@ class Answer:
 
     @property
     def in_time(self) -> bool:
+        """Whether it kept both time limits."""
         return not self.failed and self.ttft_s <= TTFT_S and self.tpot_s <= TPOT_S
 
 
 def main(arguments: list[str]) -> int:
-    def option(name: str, otherwise: str) -> str:
-        return arguments[arguments.index(name) + 1] if name in arguments else otherwise
+    def option(name: str, default: str) -> str:
+        return arguments[arguments.index(name) + 1] if name in arguments else default
 
     rates, seconds = (
-        [float(each) for each in option("--rates", RATES).split(",")],
+        [float(rate) for rate in option("--rates", RATES).split(",")],
         float(option("--seconds", str(SECONDS))),
     )
     folder = models_home() / FOLDER
     if not folder.exists():
-        print(f"{folder} is not there; fetch it: python -m workers.models.fetch")
+        print(f"{folder} is missing; fetch it: python -m workers.models.fetch")
         return 2
-    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    others = [each.split("=", 2) for each in arguments if each.count("=") == 2]
-    for name, url, model in others:
-        told(name, url, model, words, rates, seconds)
-    if not others:
-        with tempfile.TemporaryDirectory() as place:
-            ours(Path(place), folder, words, rates, seconds)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    servers = [item.split("=", 2) for item in arguments if item.count("=") == 2]
+    for name, url, model in servers:
+        measure(name, url, model, tokenizer, rates, seconds)
+    if not servers:
+        with tempfile.TemporaryDirectory() as home:
+            measure_orrery(Path(home), folder, tokenizer, rates, seconds)
     return 0
 
 
-def ours(place: Path, folder: Path, words: Tokenizer, rates: list[float], seconds: float) -> None:
-    with served(place, {"kind": "serve", "model": {"path": str(folder)}, "serve": {}}) as (
+def measure_orrery(
+    home: Path, folder: Path, tokenizer: Tokenizer, rates: list[float], seconds: float
+) -> None:
+    with served(home, {"kind": "serve", "model": {"path": str(folder)}, "serve": {}}) as (
         address,
         _,
     ):
         base = f"{address}/v1"
-        told(
+        measure(
             "orrery",
             base,
             httpx.get(f"{base}/models").json()["data"][0]["id"],
-            words,
+            tokenizer,
             rates,
             seconds,
         )
 
 
-def told(
-    name: str, base: str, model: str, words: Tokenizer, rates: list[float], seconds: float
+def measure(
+    name: str, base: str, model: str, tokenizer: Tokenizer, rates: list[float], seconds: float
 ) -> None:
-    # warm
-    asyncio.run(load(base, model, words, [Ask(0, each.prompt, 8) for each in asks(words, 1, 3)]))
-    found: dict[str, dict[str, float]] = {}
+    # warm up
+    asyncio.run(
+        load(
+            base,
+            model,
+            tokenizer,
+            [Request(0, item.prompt, 8) for item in draw_requests(tokenizer, 1, 3)],
+        )
+    )
+    results: dict[str, dict[str, float]] = {}
     for rate in rates:
-        answers = asyncio.run(load(base, model, words, asks(words, rate, seconds)))
-        good = sum(each.in_time for each in answers) / seconds
-        begun = sorted(each.ttft_s for each in answers)
-        paces = sorted(each.tpot_s for each in answers)
-        found[str(rate)] = {
+        answers = asyncio.run(load(base, model, tokenizer, draw_requests(tokenizer, rate, seconds)))
+        good = sum(answer.in_time for answer in answers) / seconds
+        ttft = sorted(answer.ttft_s for answer in answers)
+        tpot = sorted(answer.tpot_s for answer in answers)
+        results[str(rate)] = {
             "goodput": round(good, 3),
             "asked": len(answers),
-            "failed": sum(bool(each.failed) for each in answers),
-            "ttft_s_p50": round(begun[len(begun) // 2], 3),
-            "tpot_s_p50": round(paces[len(paces) // 2], 4),
-            "tokens": sum(each.tokens for each in answers),
+            "failed": sum(bool(answer.failed) for answer in answers),
+            "ttft_s_p50": round(ttft[len(ttft) // 2], 3),
+            "tpot_s_p50": round(tpot[len(tpot) // 2], 4),
+            "tokens": sum(answer.tokens for answer in answers),
         }
         print(
             name,
             rate,
-            found[str(rate)],
-            next((each.failed for each in answers if each.failed), ""),
+            results[str(rate)],
+            next((answer.failed for answer in answers if answer.failed), ""),
             flush=True,
         )
-        if good < 0.5 * rate and good < 0.7 * max(each["goodput"] for each in found.values()):
-            break  # beyond its capacity
-    best = max(found.values(), key=lambda each: each["goodput"])
+        if good < 0.5 * rate and good < 0.7 * max(row["goodput"] for row in results.values()):
+            break  # above its capacity
+    best = max(results.values(), key=lambda row: row["goodput"])
     record(
         "goodput",
         what=f"goodput of {name}: answers in time a second, open loop, SmolLM2",
@@ -130,39 +140,48 @@ def told(
         ttft_s=TTFT_S,
         tpot_s=TPOT_S,
         seconds=seconds,
-        rates=found,
+        rates=results,
     )
 
 
-def asks(words: Tokenizer, rate: float, seconds: float) -> list[Ask]:
+def draw_requests(tokenizer: Tokenizer, rate: float, seconds: float) -> list[Request]:
     text = "\n".join(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))[:200_000]
-    # other prompts at every rate
-    ids, chance = words.encode(text, add_special_tokens=False).ids, random.Random(rate)
-    at, wanted = 0.0, []
+    # different prompts per rate
+    ids, chance = tokenizer.encode(text, add_special_tokens=False).ids, random.Random(rate)
+    at, requests = 0.0, []
     while (at := at + chance.expovariate(rate)) < seconds:
         length, start = chance.randint(10, 300), chance.randrange(len(ids) - 300)
-        wanted.append(Ask(at, words.decode(ids[start : start + length]), chance.randint(8, 160)))
-    return wanted
+        requests.append(
+            Request(at, tokenizer.decode(ids[start : start + length]), chance.randint(8, 160))
+        )
+    return requests
 
 
-async def load(base: str, model: str, words: Tokenizer, wanted: list[Ask]) -> list[Answer]:
+async def load(
+    base: str, model: str, tokenizer: Tokenizer, requests: list[Request]
+) -> list[Answer]:
     began = time.monotonic()
     async with httpx.AsyncClient(
         timeout=httpx.Timeout(PATIENCE_S), limits=httpx.Limits(max_connections=None)
     ) as client:
         return await asyncio.gather(
-            *(asked(client, base, model, words, each, began) for each in wanted)
+            *(send(client, base, model, tokenizer, request, began) for request in requests)
         )
 
 
-async def asked(
-    client: httpx.AsyncClient, base: str, model: str, words: Tokenizer, ask: Ask, began: float
+async def send(
+    client: httpx.AsyncClient,
+    base: str,
+    model: str,
+    tokenizer: Tokenizer,
+    request: Request,
+    began: float,
 ) -> Answer:
-    await asyncio.sleep(max(0.0, began + ask.at_s - time.monotonic()))
+    await asyncio.sleep(max(0.0, began + request.at_s - time.monotonic()))
     body: dict[str, Any] = {
         "model": model,
-        "messages": [{"role": "user", "content": ask.prompt}],
-        "max_tokens": ask.most,
+        "messages": [{"role": "user", "content": request.prompt}],
+        "max_tokens": request.max_tokens,
         "temperature": 0,
         "stream": True,
     }
@@ -178,14 +197,14 @@ async def asked(
                 if not line.startswith("data: {"):
                     continue
                 choices = json.loads(line[6:]).get("choices") or [{}]
-                if piece := (choices[0].get("delta") or {}).get("content"):
+                if chunk := (choices[0].get("delta") or {}).get("content"):
                     last = time.monotonic()
-                    first, text = first or last, text + piece
+                    first, text = first or last, text + chunk
     except (httpx.HTTPError, TimeoutError) as error:
         return Answer(failed=type(error).__name__)
-    count = len(words.encode(text, add_special_tokens=False).ids)
+    count = len(tokenizer.encode(text, add_special_tokens=False).ids)
     if not count:
-        return Answer(failed="an empty answer")
+        return Answer(failed="empty answer")
     return Answer(first - sent, (last - first) / max(1, count - 1), count)
 
 

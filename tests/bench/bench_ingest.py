@@ -1,9 +1,8 @@
-"""Durable ingest: sealed batches on the stream → verified, stored, framed and committed, by the
-ingest loop itself.
+"""Throughput of durable ingest: sealed batches on the stream are verified, stored and committed.
 
 A point is one value of one metric at one step. Eight ranks log 30 metrics; a supervisor's batch
-holds what its ranks
-logged since the last one. `python -m tests.bench.bench_ingest [postgresql] [--quick]`
+holds what its ranks logged since the last one. `python -m tests.bench.bench_ingest [postgresql]
+[--quick]`
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from tests.bench.stack import postgresql_programs, stack
 
 RANKS = 8
 METRICS = 30
-# what a supervisor sends every 0.2 s of a run with 20 steps/s, and after it could not send for 2
-# and for 12 seconds
+# what a supervisor sends every 0.2 s of a run with 20 steps/s, and after an outage of 2 and of 12
+# seconds
 BATCHES = (
     ("batches of 4 steps", 4, 1_200_000),
     ("batches of 40 steps", 40, 3_000_000),
@@ -30,7 +29,7 @@ FIGURES = {"sqlite": ">= 200000", "postgresql": ">= 100000"}
 
 def main(arguments: list[str]) -> None:
     databases = [name for name in FIGURES if name in arguments] or list(FIGURES)
-    if len(databases) > 1:  # Django is set up once a process
+    if len(databases) > 1:  # Django is set up once per process
         for name in databases:
             if name == "sqlite" or postgresql_programs():
                 subprocess.run(
@@ -38,11 +37,11 @@ def main(arguments: list[str]) -> None:
                 )
         return
     with stack(postgres=databases[0] == "postgresql"):
-        for told, steps, points in BATCHES:
-            measure(databases[0], told, steps, points // (10 if "--quick" in arguments else 1))
+        for label, steps, points in BATCHES:
+            measure(databases[0], label, steps, points // (10 if "--quick" in arguments else 1))
 
 
-def measure(database: str, told: str, steps: int, points: int) -> None:
+def measure(database: str, label: str, steps: int, points: int) -> None:
     from orchestrator.common.redis import client
     from orchestrator.telemetry.ingest import Ingest
     from orchestrator.telemetry.models import Cursor
@@ -50,14 +49,14 @@ def measure(database: str, told: str, steps: int, points: int) -> None:
     from workers.contracts.wire import names as wire
 
     owner = factories.user(f"bench-{steps}")
-    on = factories.node(devices=RANKS)
+    node = factories.node(devices=RANKS)
     run = factories.run(owner, devices=RANKS)
-    attempt = factories.running(run, on)
-    messages = list(_messages(run.id, attempt, on, steps, points))
+    attempt = factories.running(run, node)
+    messages = list(_messages(run.id, attempt, node, steps, points))
     total = len(messages) * RANKS * METRICS * steps
     with client().pipeline(transaction=False) as pipe:
         for message in messages:
-            pipe.xadd(wire.TELEMETRY, {wire.FIELD_NODE: on.name, wire.FIELD_MESSAGE: message})
+            pipe.xadd(wire.TELEMETRY, {wire.FIELD_NODE: node.name, wire.FIELD_MESSAGE: message})
         pipe.execute()
     ingest = Ingest()
     ticks: list[float] = []
@@ -67,12 +66,12 @@ def measure(database: str, told: str, steps: int, points: int) -> None:
         ingest.tick()
         ticks.append(time.perf_counter() - before)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    assert ingest.opener.dropped.total() == 0, ingest.opener.dropped
+    assert ingest.decoder.dropped.total() == 0, ingest.decoder.dropped
     done = Cursor.objects.filter(run=run, stream="points").values_list("ranges", flat=True)
     assert set(done) == {f"[[1,{len(messages) * steps}]]"}, "points are missing"
     record(
         "ingest",
-        what=f"ingest, durable, {database}, {told}",
+        what=f"ingest, durable, {database}, {label}",
         value=total / seconds,
         unit="points/s",
         figure=FIGURES[database],
@@ -83,13 +82,13 @@ def measure(database: str, told: str, steps: int, points: int) -> None:
     )
 
 
-def _messages(run_id: int, attempt: object, on: object, steps: int, points: int) -> object:
-    """Sealed envelopes of one supervisor, all its ranks in each."""
+def _messages(run_id: int, attempt: object, node: object, steps: int, points: int) -> object:
+    """Sealed envelopes of one supervisor; each holds batches of all its ranks."""
     from orchestrator.fleet.selectors import node_secret
     from workers.contracts.wire import names as wire
     from workers.contracts.wire.envelope import seal
 
-    secret, draw = node_secret(on), random.Random(0)  # type: ignore[arg-type]
+    secret, draw = node_secret(node), random.Random(0)  # type: ignore[arg-type]
     names = [
         "loss",
         "grad_norm",
@@ -127,7 +126,7 @@ def _messages(run_id: int, attempt: object, on: object, steps: int, points: int)
             {**body, "batches": batches},
             ttl_s=3600,
             now=time.time(),
-            node=on.name,  # type: ignore[attr-defined]
+            node=node.name,  # type: ignore[attr-defined]
         )
         yield sealed
 

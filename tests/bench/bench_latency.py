@@ -1,6 +1,7 @@
-"""From a rank's recorder to a page's socket, through files, supervisor, Redis, ingest, database and
-web process;
-and what a page has after the web process was killed and after its connection was cut. `[--quick]`
+"""Latency from a rank's recorder to a page's socket, and what a page has after interruptions.
+
+The path is files, supervisor, Redis, ingest, database and web process. The interruptions are a
+killed web process and a closed connection. `[--quick]`
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> None:
         ingest, server = manage("ingest"), web(port)
         try:
             wait_for(port)
-            time.sleep(3)  # both have started
+            time.sleep(3)  # until both have started
             with rank.logging():
                 asyncio.run(measure(rank, port, server, 10 if quick else 40, 5 if quick else 60))
         finally:
@@ -77,7 +78,7 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
         figure="<= 1000",
     )
 
-    end.set()  # this page's connection is gone for a while
+    end.set()  # disconnects this page for a while
     await cut
     pid: int = server.pid  # type: ignore[attr-defined]
     os.kill(pid, signal.SIGKILL)
@@ -88,15 +89,15 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
         end.clear()
         cut = asyncio.create_task(cut_page.watch(end, head))
         await asyncio.sleep(5)
-        for told, one in (
+        for label, client in (
             ("kill -9 of the web process", page),
             (f"a cut of {cut_s:.0f} s", cut_page),
         ):
-            steps = [step for step, _, _ in one.arrivals]
+            steps = [step for step, _, _ in client.arrivals]
             missing = len(set(range(1, max(steps) + 1)) - set(steps))
             record(
                 "latency",
-                what=f"after {told}, steps missing",
+                what=f"after {label}, steps missing",
                 value=missing,
                 unit="steps",
                 figure="== 0",
@@ -104,19 +105,19 @@ async def measure(rank: Rank, port: int, server: object, calm_s: float, cut_s: f
             doubled = len(steps) - len(set(steps))
             record(
                 "latency",
-                what=f"after {told}, steps doubled",
+                what=f"after {label}, steps doubled",
                 value=doubled,
                 unit="steps",
                 figure="== 0",
             )
-            caught = one.caught_up_s[-1]
+            caught = client.caught_up_s[-1]
             record(
                 "latency",
-                what=f"after {told}, caught up",
+                what=f"after {label}, caught up",
                 value=caught,
                 unit="s",
                 figure="<= 1",
-                gaps=one.gaps,
+                gaps=client.gaps,
             )
         stop.set()
         end.set()

@@ -1,6 +1,4 @@
-"""`GET runs` and the runs page with 100,000 runs in the table, as their owner asks for them: p95
-and bytes.
-"""
+"""p95 and size of `GET runs` and of the runs page for the owner of 100,000 runs."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from tests.bench.stack import stack
 
 RUNS = 100_000
 ROUNDS = 60
-ASKED = {
+PATHS = {
     "GET runs": "/api/v1/runs",
     "GET runs, one state": "/api/v1/runs?state=failed",
     "GET runs, one tag": "/api/v1/runs?tag=t7",
@@ -44,20 +42,20 @@ def measure() -> None:
     api = Client(headers={"Authorization": f"Bearer {text}"})
     browser = Client()
     browser.force_login(owner)
-    for told, path in ASKED.items():
+    for label, path in PATHS.items():
         client = api if path.startswith("/api/") else browser
         first = client.get(path)
         assert first.status_code == 200, (path, first.status_code)
         seconds = []
         for _ in range(ROUNDS):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             client.get(path)
-            seconds.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         p95 = statistics.quantiles(seconds, n=20)[-1]
         more = {"p50_ms": round(statistics.median(seconds) * 1000, 2), "runs": RUNS}
         record(
             "lists",
-            what=f"{told}, p95",
+            what=f"{label}, p95",
             value=p95 * 1000,
             unit="ms",
             figure="<= 100",
@@ -67,7 +65,7 @@ def measure() -> None:
 
 
 def fill(owner: Any) -> None:
-    """Rows as submitting leaves them, written in bulk: a tenth failed, the rest finished, ten tags."""
+    """Writes runs in bulk as submitting does: a tenth failed, the rest finished, ten tags."""
     from django.apps import apps
 
     run_model, tag_model = apps.get_model("runs", "Run"), apps.get_model("runs", "RunTag")
@@ -95,8 +93,8 @@ def fill(owner: Any) -> None:
             )
             for number in range(start, start + 5000)
         ]
-        made = run_model.objects.bulk_create(rows)
-        tag_model.objects.bulk_create([tag_model(run=row, name=f"t{row.pk % 10}") for row in made])
+        runs = run_model.objects.bulk_create(rows)
+        tag_model.objects.bulk_create([tag_model(run=row, name=f"t{row.pk % 10}") for row in runs])
 
 
 if __name__ == "__main__":

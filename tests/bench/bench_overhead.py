@@ -1,12 +1,8 @@
-"""What telemetry and supervision cost of a training: points, events, beacon, time split, arrivals,
-norms by layer, and
-the supervisor beside it; 15M parameters.
+"""CPU cost of telemetry and supervision in a training run with 15M parameters.
 
-By CPU time, so that other load does not count: what the training thread spends in each of these
-calls, and their
-threads beside it, of all that the process spends while it trains; and what the supervisor, which
-looks so many times a
-second, spends of a core.
+In the rank: points, events, beacon, time split, arrivals and norms by layer, in the training thread
+and in their own threads, as a share of the process's CPU time. For the supervisor: CPU seconds
+compared with one core. CPU time excludes other load.
 """
 
 from __future__ import annotations
@@ -41,15 +37,15 @@ from workers.training.setup.attempt import run_attempt
 from workers.training.setup.control import Control
 from workers.training.setup.spec_loading import accept
 from workers.training.trace.step_trace import Trace
-from workers.training.trace.time_breakdown import StepSplit
+from workers.training.trace.time_breakdown import StepTimeBreakdown
 
-STEPS, FIRST = 24, 4  # the first steps allocate
-# outermost calls of the training thread; what they call is in them
+STEPS, FIRST = 24, 4  # the first steps allocate memory
+# outermost calls of the training thread; nested calls are included
 CALLS = {
     "points and events": (Recorder, ("point", "event")),
     "beacon": (Beacon, ("mark",)),
-    "time split": (StepSplit, ("enter", "cut", "settle", "values")),
-    "trace": (Trace, ("moments", "summed")),
+    "time split": (StepTimeBreakdown, ("enter", "end_step", "read_oldest_step", "values")),
+    "trace": (Trace, ("pipeline_times", "pipeline_values")),
     "arrivals": (ArrivalTracker, ("begin", "delays", "finish_step", "straggler")),
     "memory": (MemoryMetrics, ("values",)),
     "throughput": (Throughput, ("step", "values")),
@@ -70,8 +66,8 @@ SPEC: dict[str, Any] = {
 }
 
 
-class Spent:
-    """CPU seconds by kind of call, of the thread that trains; calls within calls count once."""
+class CpuTime:
+    """CPU seconds of the training thread by kind of call; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -80,9 +76,9 @@ class Spent:
             for method in methods:
                 setattr(owner, method, self._timed(name, getattr(owner, method)))
         squares = Norms.squares
-        of_weights = self._timed("weights' norms", squares)
-        # gradients' norms are the clipping's; weights' are only told
-        Norms.squares = lambda norms, each: (of_weights if each[0].requires_grad else squares)(
+        weight_squares = self._timed("weights' norms", squares)
+        # clipping needs the gradients' norms; the weights' norms are telemetry
+        Norms.squares = lambda norms, each: (weight_squares if each[0].requires_grad else squares)(
             norms, each
         )  # type: ignore[method-assign]
 
@@ -106,54 +102,55 @@ class Spent:
 
 
 def main() -> None:
-    in_the_rank()
-    beside_the_rank()
+    measure_rank()
+    measure_supervisor()
 
 
-def in_the_rank() -> None:
+def measure_rank() -> None:
+    """CPU time of telemetry inside the rank."""
     torch.set_num_threads(1)
-    spent, began = Spent(), {}
+    spent, began = CpuTime(), {}
     plain = Loop._one_step
 
     def one_step(loop: Loop) -> str | None:
         if loop.step == FIRST:
             began.update(process=time.process_time(), threads=_threads_s())
             spent.on = True
-        asked = plain(loop)
+        request = plain(loop)
         if loop.step == STEPS:
             spent.on = False
             began.update(
                 process=time.process_time() - began["process"],
                 threads=_threads_s() - began["threads"],
             )
-        return asked
+        return request
 
     Loop._one_step = one_step  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_attempt(accept(SPEC), read_environment(Path(folder), env={}))
     assert outcome.exit_class == "ok", outcome.reason
-    whole_s = began["process"]
+    total_s = began["process"]
     parts = {**spent.seconds, "their threads": began["threads"]}
     record(
         "overhead",
         what=f"telemetry of the 15M model on one CPU, a point each step, {STEPS - FIRST} steps",
-        value=sum(parts.values()) / whole_s,
+        value=sum(parts.values()) / total_s,
         unit="of CPU time",
         figure="<= 0.01",
-        step_cpu_s=round(whole_s / (STEPS - FIRST), 4),
-        parts={name: round(seconds / whole_s, 6) for name, seconds in parts.items()},
+        step_cpu_s=round(total_s / (STEPS - FIRST), 4),
+        parts={name: round(seconds / total_s, 6) for name, seconds in parts.items()},
     )
 
 
-def beside_the_rank() -> None:
-    """The supervisor's CPU seconds while its rank trains, under a whole Orrery."""
+def measure_supervisor() -> None:
+    """The supervisor's CPU seconds while its rank trains, with all of Orrery running."""
     home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
     orrery = Orrery(home / "home", devices=1)
     orrery.start()
     try:
         run = orrery.submit({**SPEC, "train": {**SPEC["train"], "steps": 100_000}}, name="overhead")
         folder = orrery.home / "runs" / run / "attempt-1"
-        orrery.until(partial(stepped, folder, FIRST), 600, "some steps were made")
+        orrery.until(partial(stepped, folder, FIRST), 600, "the first steps")
         files = {
             "supervisor": folder / "supervisor.json",
             "rank": folder / "rank-0" / "process.json",
@@ -163,12 +160,14 @@ def beside_the_rank() -> None:
             for name, file in files.items()
         }
         before, began = (
-            {name: sum(each.cpu_times()[:2]) for name, each in processes.items()},
+            {name: sum(process.cpu_times()[:2]) for name, process in processes.items()},
             time.monotonic(),
         )
-        orrery.until(partial(stepped, folder, FIRST + STEPS), 600, "steps were made")
-        spent = {name: sum(each.cpu_times()[:2]) - before[name] for name, each in processes.items()}
-        whole_s = time.monotonic() - began
+        orrery.until(partial(stepped, folder, FIRST + STEPS), 600, "more steps")
+        spent = {
+            name: sum(process.cpu_times()[:2]) - before[name] for name, process in processes.items()
+        }
+        total_s = time.monotonic() - began
         assert orrery.client is not None
         orrery.client.post(f"runs/{run}/cancel")
         orrery.until_state(run, "cancelled", seconds=120)
@@ -177,11 +176,12 @@ def beside_the_rank() -> None:
         shutil.rmtree(home, ignore_errors=True)
     record(
         "overhead",
+        # row name since version 0.1
         what=f"the supervisor beside a rank of the 15M model, {STEPS} steps",
-        value=spent["supervisor"] / whole_s,
+        value=spent["supervisor"] / total_s,
         unit="of a core",
         figure="<= 0.01",
-        seconds=round(whole_s, 2),
+        seconds=round(total_s, 2),
         **{f"{name}_s": round(seconds, 3) for name, seconds in spent.items()},
     )
 

@@ -1,6 +1,8 @@
-"""The run page in a real Chromium: 12 live charts' share of the main thread, heap over two hours of
-frames,
-first chart, JavaScript's weight, and hosts asked. Needs Debian's chromium."""
+"""The run page in Chromium: time to first chart, size of JavaScript, main thread and heap growth.
+
+Twelve charts are live; the heap test replays two hours of frames; no other host may be requested.
+Needs Debian's chromium.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ CHROMIUM = [
     "--disable-background-networking",
     "--js-flags=--expose-gc",
 ]
-FRAMES = 2 * 3600 * 4  # two hours at the four frames a second that ingest publishes
+FRAMES = 2 * 3600 * 4  # two hours at the four frames per second that ingest publishes
 LIVE_S = 20.0
 
 REPLAY = """async ([names, from, count, step0]) => {
@@ -44,7 +46,8 @@ REPLAY = """async ([names, from, count, step0]) => {
     const seq = from + i, values = {};
     const at = (k) => [step0 + 3 * i + k, Math.sin(seq / 50) + Math.random()];
     for (const name of names) values[name] = [0, 1, 2].map(at);
-    live.take({ epoch: live.epoch, seq: live.lastSeq + 1, type: "points", attempt: 1, rank: 0, values });
+    const frame = { type: "points", attempt: 1, rank: 0, values };
+    live.take({ epoch: live.epoch, seq: live.lastSeq + 1, ...frame });
     if (i % 200 === 199) await new Promise((done) => setTimeout(done, 0));
   }
   return live.stats;
@@ -81,17 +84,17 @@ def measure(orrery: Orrery) -> None:
         browser = play.chromium.launch(executable_path="/usr/bin/chromium", args=CHROMIUM)
         page = browser.new_page(viewport={"width": 1440, "height": 2600})
         answers: list[Response] = []
-        # a bound method of a list cannot be wrapped
+        # Playwright cannot wrap a bound method of a list
         page.on("response", lambda answer: answers.append(answer))
         log_in(page, orrery)
         answers.clear()
-        begun = time.monotonic()
+        started = time.monotonic()
         page.goto(f"{orrery.url}/runs/{run}/")
         page.wait_for_selector(".chart .plot-container, .chart .js-plotly-plot", timeout=30_000)
         record(
             "page",
             what="run page: first chart",
-            value=time.monotonic() - begun,
+            value=time.monotonic() - started,
             unit="s",
             figure="<= 1.5",
         )
@@ -139,9 +142,9 @@ def main_thread(page: Page, orrery: Orrery, run: str, shown: int) -> None:
         page.wait_for_timeout(3000)
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable")
-        before, begun = task_seconds(session), time.monotonic()
+        before, started = task_seconds(session), time.monotonic()
         page.wait_for_timeout(LIVE_S * 1000)
-        share = (task_seconds(session) - before) / (time.monotonic() - begun)
+        share = (task_seconds(session) - before) / (time.monotonic() - started)
     finally:
         stop.set()
         feeder.join()
@@ -158,7 +161,7 @@ def main_thread(page: Page, orrery: Orrery, run: str, shown: int) -> None:
 def heap(page: Page) -> None:
     session = page.context.new_cdp_session(page)
     session.send("HeapProfiler.enable")
-    replay(page, 2000)  # warm: curves are at their bound
+    replay(page, 2000)  # warm up: curves reach their maximum length
     before = used_bytes(session)
     stats = replay(page, FRAMES)
     after = used_bytes(session)
@@ -189,7 +192,7 @@ def replay(page: Page, count: int) -> dict[str, Any]:
         "Math.max(...[...window.orrery.charts.curves.values()].map((curve) => curve.last?.x ?? 0))"
     )
     stats = page.evaluate(REPLAY, [NAMES, 0, count, last + 1])
-    page.wait_for_timeout(5000)  # what refetches has come home
+    page.wait_for_timeout(5000)  # until all refetches have finished
     return dict(stats)
 
 

@@ -1,10 +1,8 @@
-"""How far each technique, and many together, come from one process: fp32, 20 steps of a ragged
-model (experts: 12), and
-how many bytes each ZeRO stage holds on every rank beside what its definition says.
+"""Differences of each technique, and of combinations, from one process; bytes of each ZeRO stage.
 
-Distances are the largest over all steps of the loss, and over all weights at the end, each against
-its tensor's largest
-number. Arguments pick `parity` or `bytes`.
+Trains a ragged model in fp32 for 20 steps (with experts: 12). A difference is the largest over all
+steps of the loss, or over all weights at the end, relative to the tensor's largest number. Bytes of
+each rank are compared with the stage's definition. Arguments select `parity` or `bytes`.
 """
 
 from __future__ import annotations
@@ -45,13 +43,13 @@ ALONE: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 RANKS = (2, 4, 8)
 
 
-def main(wanted: list[str]) -> None:
+def main(selected: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         pools = {size: Pool(size, Path(folder) / f"store-{size}") for size in RANKS}
         try:
-            if not wanted or "parity" in wanted:
+            if not selected or "parity" in selected:
                 parity(pools, Path(folder))
-            if not wanted or "bytes" in wanted:
+            if not selected or "bytes" in selected:
                 bytes_by_rank(pools, Path(folder))
         finally:
             for pool in pools.values():
@@ -60,21 +58,24 @@ def main(wanted: list[str]) -> None:
 
 def parity(pools: dict[int, Pool], folder: Path) -> None:
     cases = [*ALONE, *COMBINATIONS, *((model, plan, {}) for model, plan in EIGHT)]
-    ones: dict[str, Result] = {}
+    references: dict[str, Result] = {}
     for number, (model, plan, more) in enumerate(cases):
         key = f"{model['name']} {more}"
-        if key not in ones:
-            ones[key] = _ended(train_alone(spec(model, {}, **more), folder / f"one-{number}"))
-        one, result = (
-            ones[key],
-            _ended(_trained(spec(model, plan, **more), pools, folder / f"{number}")),
+        if key not in references:
+            references[key] = _succeeded(
+                train_alone(spec(model, {}, **more), folder / f"one-{number}")
+            )
+        reference, result = (
+            references[key],
+            _succeeded(_train(spec(model, plan, **more), pools, folder / f"{number}")),
         )
         steps = more.get("steps", STEPS)
         names = ", ".join(
             f"{name} {value}" for name, value in {**plan, **more}.items() if name != "steps"
         )
         loss = max(
-            abs(a / b - 1) for a, b in zip(result.values("loss"), one.values("loss"), strict=True)
+            abs(a / b - 1)
+            for a, b in zip(result.values("loss"), reference.values("loss"), strict=True)
         )
         record(
             "parity",
@@ -85,15 +86,15 @@ def parity(pools: dict[int, Pool], folder: Path) -> None:
             digits=11,
             steps=steps,
         )
-        theirs, ours = final_weights(one, steps), final_weights(result, steps)
-        weights = max(
-            relative(ours[name], theirs[name])
-            for name in theirs.keys() - set(_unseen(model, theirs))
+        expected, weights = final_weights(reference, steps), final_weights(result, steps)
+        difference = max(
+            relative(weights[name], expected[name])
+            for name in expected.keys() - set(_undetermined(model, expected))
         )
         record(
             "parity",
             what=f"weights, {model['name']}: {names}",
-            value=weights,
+            value=difference,
             unit="of the largest",
             figure="<= 1e-4",
             digits=11,
@@ -102,47 +103,47 @@ def parity(pools: dict[int, Pool], folder: Path) -> None:
 
 
 def bytes_by_rank(pools: dict[int, Pool], folder: Path) -> None:
-    """The 15M model. By definition a rank holds 4 bytes a number of weights and gradients and 8 of
-    AdamW's moments;
-    ZeRO 1 divides the moments over the ranks, 2 the gradients too, 3 all of it. Here ZeRO 1 deals
-    whole parameters, as
-    ZeroRedundancyOptimizer does: `uneven` is what the fullest rank holds beyond an even part. ZeRO
-    2 shards the fp32
-    weights as well, as `fully_shard` does; `gathered_bytes` is what lies beside them between the
-    passes.
+    """Bytes of weights, gradients and optimizer state of each rank of the 15M model.
+
+    By definition a rank holds 4 bytes per number of weights and of gradients and 8 of AdamW's
+    moments; ZeRO 1 divides the moments over the ranks, 2 the gradients too, 3 everything. Here ZeRO
+    1 assigns full parameters, as ZeroRedundancyOptimizer does: `uneven` is what the fullest rank
+    holds beyond an even part. ZeRO 2 shards the fp32 weights as well, as `fully_shard` does;
+    `gathered_bytes` is what a rank holds in addition between the passes.
     """
     model = preset("llama-15m")
-    whole, sizes = (
+    full, sizes = (
         4 * parameter_count(model).total,
         [math.prod(shape) for shape in weight_shapes(model).values()],
     )
     for size in (2, 4):
         for zero in range(4):
             plan = {"dp": size, "zero": zero, "global_batch_size": size}
-            made = make_spec("llama-15m", plan, steps=1, seq_len=16)
-            result = _ended(pools[size].train(made, folder / f"bytes-{size}-{zero}"))
+            document = make_spec("llama-15m", plan, steps=1, seq_len=16)
+            result = _succeeded(pools[size].train(document, folder / f"bytes-{size}-{zero}"))
             share = {"params": size if zero >= 2 else 1, "grads": size if zero >= 2 else 1}
-            both, loads = sum(whole / share[name] for name in share), [0] * size
+            both, loads = sum(full / share[name] for name in share), [0] * size
             assign_owners(sizes, loads)
             moments = (
                 [8 * load for load in loads]
                 if zero == 1
-                else [2 * whole / (size if zero else 1)] * size
+                else [2 * full / (size if zero else 1)] * size
             )
             names = ("params", "grads", "optimizer")
             held = [
                 sum(result.values(f"memory/{name}_bytes", rank)[0] for name in names)
                 for rank in range(size)
             ]
-            apart = max(
-                abs(each / (both + own) - 1) for each, own in zip(held, moments, strict=True)
+            difference = max(
+                abs(actual / (both + own) - 1) for actual, own in zip(held, moments, strict=True)
             )
             uneven = max(held) / (both + sum(moments) / size) - 1 if zero else 0.0
             gathered = max(result.values("memory/buffers_bytes", rank)[0] for rank in range(size))
             record(
                 "parity",
+                # row name since version 0.1
                 what=f"bytes of a rank, ZeRO {zero} on {size}: beside the definition",
-                value=apart,
+                value=difference,
                 unit="of it",
                 figure="<= 0.01",
                 held=held,
@@ -151,20 +152,21 @@ def bytes_by_rank(pools: dict[int, Pool], folder: Path) -> None:
             )
 
 
-def _trained(made: dict[str, Any], pools: dict[int, Pool], folder: Path) -> Result:
-    plan = made["plan"]
+def _train(document: dict[str, Any], pools: dict[int, Pool], folder: Path) -> Result:
+    plan = document["plan"]
     ranks = plan.get("dp", 1) * plan.get("tp", 1) * plan.get("pp", 1) * plan.get("cp", 1)
-    return train_alone(made, folder) if ranks == 1 else pools[ranks].train(made, folder)
+    return train_alone(document, folder) if ranks == 1 else pools[ranks].train(document, folder)
 
 
-def _ended(result: Result) -> Result:
+def _succeeded(result: Result) -> Result:
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     return result
 
 
-def _unseen(model: dict[str, Any], weights: dict[str, Any]) -> Iterator[str]:
-    """Without rotation softmax does not see a bias of keys: its gradient is rounding alone, which
-    Adam blows up.
+def _undetermined(model: dict[str, Any], weights: dict[str, Any]) -> Iterator[str]:
+    """Key biases without rotary positions: softmax cancels them.
+
+    Their gradient is rounding error, which Adam amplifies.
     """
     yield from (
         name

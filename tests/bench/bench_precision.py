@@ -1,13 +1,10 @@
-"""What narrow training costs in loss: bf16, fp16 and fp8 beside fp32 over 300 steps of Shakespeare,
-one process each.
+"""Loss of bf16, fp16 and fp8 training compared with fp32: 300 steps of Shakespeare, one process.
 
-Three seeds at one learning rate, judged by validation loss on held-out text: by the mean over
-seeds, and by the seed
-that came out worst. Beside them fp32 once more in other micro-batches, equal but for the order of
-sums: what rounding
-to 24 bits does. Then one seed at twice that rate, where a gradient spike at step 24 makes fp16, its
-scale starting at
-65536, skip three updates, so that its curve stays those steps behind.
+Three seeds at one learning rate, compared by validation loss on held-out text: the mean over seeds
+and the worst seed. fp32 with another micro-batch size is the baseline: it differs only in the order
+of sums, so it shows the effect of rounding to 24 bits. Then one seed at twice the rate: a gradient
+spike at step 24 makes fp16, whose scale starts at 65536, skip three updates, and its curve stays
+those steps behind.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ SPEC: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run: which (`how` is a precision, or "fp32 accumulated"), its training losses and what
-    they ended in.
-    """
+    """One run: its setting (`how`: a precision or "fp32 accumulated"), losses and step time."""
 
     how: str
     seed: int
@@ -61,24 +56,26 @@ class Curve:
 
     @property
     def loss(self) -> float:
+        """Mean training loss of the last steps."""
         return statistics.mean(self.losses[-LAST:])
 
 
 def main() -> None:
-    wanted = [(how, seed, LR) for seed in SEEDS for how in ("fp32", *FIGURES)]
-    wanted += [
-        (how, SEEDS[0], HIGHER_LR) for how in ("fp32", *FIGURES) if how != "fp32 accumulated"
-    ]
-    report([trained(*each) for each in wanted])
+    runs = [(how, seed, LR) for seed in SEEDS for how in ("fp32", *FIGURES)]
+    runs += [(how, SEEDS[0], HIGHER_LR) for how in ("fp32", *FIGURES) if how != "fp32 accumulated"]
+    report([train(*run) for run in runs])
 
 
 def report(curves: list[Curve]) -> None:
-    """Rows of results, and the picture of the first seed's curves."""
+    """Writes the rows of results and the picture of the first seed's curves."""
     for lr in (LR, HIGHER_LR):
-        of_lr = [curve for curve in curves if curve.lr == lr]
-        for how in dict.fromkeys(curve.how for curve in of_lr if curve.how != "fp32"):
+        same_lr = [curve for curve in curves if curve.lr == lr]
+        for how in dict.fromkeys(curve.how for curve in same_lr if curve.how != "fp32"):
             _compare(
-                how, lr, [c for c in of_lr if c.how == how], [c for c in of_lr if c.how == "fp32"]
+                how,
+                lr,
+                [c for c in same_lr if c.how == how],
+                [c for c in same_lr if c.how == "fp32"],
             )
     draw(
         {
@@ -89,29 +86,30 @@ def report(curves: list[Curve]) -> None:
     )
 
 
-def _compare(how: str, lr: float, some: list[Curve], full: list[Curve]) -> None:
+def _compare(how: str, lr: float, curves: list[Curve], full: list[Curve]) -> None:
     more = {
         "lr": lr,
-        "seeds": len(some),
-        "step_time_s": round(statistics.median(c.step_time_s for c in some), 4),
+        "seeds": len(curves),
+        "step_time_s": round(statistics.median(c.step_time_s for c in curves), 4),
         "fp32_step_time_s": round(statistics.median(c.step_time_s for c in full), 4),
-        "skipped_steps": sum(c.skipped for c in some),
+        "skipped_steps": sum(c.skipped for c in curves),
     }
     for name, what in (
         ("val_loss", "validation loss"),
         ("loss", f"mean training loss of the last {LAST} steps"),
     ):
-        pairs = [(getattr(c, name), getattr(f, name)) for c, f in zip(some, full, strict=True)]
+        pairs = [(getattr(c, name), getattr(f, name)) for c, f in zip(curves, full, strict=True)]
         other, fp32 = (statistics.mean(column) for column in zip(*pairs, strict=True))
-        found = {
+        differences = {
             "mean of seeds": abs(other - fp32) / fp32,
             "worst seed": max(abs(c - f) / f for c, f in pairs),
         }
         for which, value in (
-            found.items() if len(pairs) > 1 else [("one seed", found["worst seed"])]
+            differences.items() if len(pairs) > 1 else [("one seed", differences["worst seed"])]
         ):
             record(
                 "precision",
+                # row name since version 0.1
                 what=f"{how} beside fp32 after {STEPS} steps, {what}, {which}",
                 value=value,
                 unit="of fp32's",
@@ -122,19 +120,24 @@ def _compare(how: str, lr: float, some: list[Curve], full: list[Curve]) -> None:
             )
 
 
-def trained(how: str, seed: int, lr: float) -> Curve:
-    """One run from its start to its last step."""
+def train(how: str, seed: int, lr: float) -> Curve:
+    """Runs one training from its first to its last step."""
     precision, _, accumulated = how.partition(" ")
     plan = {
         "precision": precision,
         "micro_batch_size": 8 if accumulated else 16,
         "global_batch_size": 16,
     }
-    train = {**SPEC["train"], "seed": seed, "optimizer": {**SPEC["train"]["optimizer"], "lr": lr}}
-    train["lr_schedule"] = {**train["lr_schedule"], "min_lr": lr / 10}
+    settings = {
+        **SPEC["train"],
+        "seed": seed,
+        "optimizer": {**SPEC["train"]["optimizer"], "lr": lr},
+    }
+    settings["lr_schedule"] = {**settings["lr_schedule"], "min_lr": lr / 10}
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_attempt(
-            accept({**SPEC, "train": train, "plan": plan}), read_environment(Path(folder), env={})
+            accept({**SPEC, "train": settings, "plan": plan}),
+            read_environment(Path(folder), env={}),
         )
         if outcome.exit_class != "ok":
             raise SystemExit(f"{how}, seed {seed}: {outcome.reason}")

@@ -1,11 +1,8 @@
-"""Weights of few bits on SmolLM2: decoding beside our own fp32, and perplexity and bytes of each
-way, before and after.
+"""Quantized weights of SmolLM2: decoding compared with fp32; perplexity and bytes of each method.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
-nothing. Decoders
-take turns in one process, so that a slow moment of the machine hits all alike. `python -m
-tests.bench.bench_quantize
-decode awq` measures these alone.
+Needs the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, the benchmark prints
+the error and measures nothing. Decoders run in turn in one process, so that a slow moment of the
+machine affects all alike. `python -m tests.bench.bench_quantize decode awq` measures only these.
 """
 
 from __future__ import annotations
@@ -44,24 +41,24 @@ SIZES = ("--samples", "4", "--tokens", "2048")
 SHARES = {"prune": ["--neurons", "0.1"], "lowrank": ["--keep", "0.9"]}
 ROUNDS, STEPS = 12, 8
 
-told = partial(record, "quantize")
+record_row = partial(record, "quantize")
 
 
-def main(wanted: list[str]) -> None:
+def main(selected: list[str]) -> None:
     try:
         locate_weights(ModelSource(package=PACKAGE))
     except WeightsError as error:
         print(error)
         return
-    if not wanted or "decode" in wanted:
+    if not selected or "decode" in selected:
         decoding()
     for method in METHODS:
-        if not wanted or method in wanted:
+        if not selected or method in selected:
             measure_method(method)
 
 
 def decoding() -> None:
-    """Seconds of a step with one sequence: the median over rounds of each round's mean."""
+    """Seconds per step with one sequence: the median over rounds of each round's mean."""
     engines = []
     for precision, quantize, figure in CONTENDERS:
         device = torch.device("cpu")
@@ -77,22 +74,22 @@ def decoding() -> None:
         )
         engines.append((precision, quantize, figure, weight_bytes(loaded.decoder), engine))
     times: list[list[float]] = [[] for _ in engines]
-    for each in engines:
-        _steps(each[4])
+    for *_, engine in engines:
+        _steps(engine)
     for _ in range(ROUNDS):
-        for found, each in zip(times, engines, strict=True):
-            found.append(_steps(each[4]))
+        for seconds, (*_, engine) in zip(times, engines, strict=True):
+            seconds.append(_steps(engine))
     plain = statistics.median(times[0])
-    for found, (precision, quantize, figure, size, _) in zip(times, engines, strict=True):
-        step_s = statistics.median(found)
+    for seconds, (precision, quantize, figure, size, _) in zip(times, engines, strict=True):
+        step_s = statistics.median(seconds)
         name = f"{quantize or 'plain'} weights, {precision}"
-        told(
+        record_row(
             what=f"decoding of one sequence, {name}, over our fp32",
             value=plain / step_s,
             unit="1",
             figure=figure,
             step_s=round(step_s, 5),
-            fastest_step_s=round(min(found), 5),
+            fastest_step_s=round(min(seconds), 5),
             weight_bytes=size,
             threads=torch.get_num_threads(),
         )
@@ -106,25 +103,26 @@ def _steps(engine: Engine) -> float:
 
 
 def measure_method(method: str) -> None:
-    with tempfile.TemporaryDirectory() as room:
-        told_to = ["--model", PACKAGE, "--to", str(Path(room) / "small"), "--method", method]
-        given = [*told_to, *SIZES, *SHARES.get(method, [])]
-        written(quantize_model(parser().parse_args(given)))
+    """Quantizes the model by one method and records perplexity and bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--model", PACKAGE, "--to", str(Path(folder) / "small"), "--method", method]
+        arguments = [*options, *SIZES, *SHARES.get(method, [])]
+        record_quantized(quantize_model(parser().parse_args(arguments)))
 
 
-def written(made: Quantized) -> None:
-    method = made.method
-    told(
+def record_quantized(result: Quantized) -> None:
+    method = result.method
+    record_row(
         what=f"perplexity after {method} over perplexity before, SmolLM2 on Shakespeare",
-        value=made.perplexity_after / made.perplexity_before,
+        value=result.perplexity_after / result.perplexity_before,
         unit="1",
-        before=round(made.perplexity_before, 4),
-        after=round(made.perplexity_after, 4),
-        bytes_before=made.bytes_before,
-        bytes_after=made.bytes_after,
-        bytes_ratio=round(made.bytes_after / made.bytes_before, 4),
-        tokens=made.tokens,
-        seconds=made.seconds,
+        before=round(result.perplexity_before, 4),
+        after=round(result.perplexity_after, 4),
+        bytes_before=result.bytes_before,
+        bytes_after=result.bytes_after,
+        bytes_ratio=round(result.bytes_after / result.bytes_before, 4),
+        tokens=result.tokens,
+        seconds=result.seconds,
     )
 
 

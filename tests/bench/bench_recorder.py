@@ -1,4 +1,4 @@
-"""What recording costs the training loop: 30 values a step, steps of 50 ms that keep a core busy."""
+"""Cost of recording in the training loop: 30 values per step, steps of 50 ms on a busy core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     recorded: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(Path(folder), run="bench", attempt=1, rank=0)
-        # in turn, so that a machine that drifts does not look like a cost
+        # alternate, so that a drift of the machine does not look like a cost
         for block in range(BLOCKS):
             alone += steps(None, block)
             recorded += steps(recorder, block)
@@ -47,15 +47,18 @@ def main() -> None:
 
 
 def steps(recorder: Recorder | None, block: int) -> list[float]:
-    """Seconds of each of STEPS steps: a fixed count of products, so that a thread beside it shows."""
-    count = calibrated()
+    """Seconds of each of STEPS steps.
+
+    A step is a fixed number of products, so that another thread's work is visible.
+    """
+    count = iterations_per_step()
     seconds = []
     for step in range(block * STEPS + 1, (block + 1) * STEPS + 1):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         spin(count)
         if recorder is not None:
             recorder.point(step=step, tokens=step * 1000, values=VALUES)
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return seconds
 
 
@@ -69,12 +72,12 @@ def spin(count: int) -> float:
 _count: list[int] = []
 
 
-def calibrated() -> int:
-    """How many turns take STEP_S here; found once, so that both loops do the same work."""
+def iterations_per_step() -> int:
+    """Iterations of `spin` that take STEP_S; measured once, so that both loops do equal work."""
     if not _count:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         spin(1_000_000)
-        _count.append(int(1_000_000 * STEP_S / (time.perf_counter() - begun)))
+        _count.append(int(1_000_000 * STEP_S / (time.perf_counter() - started)))
     return _count[0]
 
 

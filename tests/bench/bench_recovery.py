@@ -1,12 +1,9 @@
-"""What a checkpoint costs, how soon a run steps again after a rank was killed, how soon a hang is
-told: 15M, on a CPU.
+"""Cost of a checkpoint, time to recover from a killed rank, time to detect a hang; 15M, on a CPU.
 
-The stall of an asynchronous save is held against a synchronous one of the same tensors; of each the
-first save, which
-allocates, is left out and told apart. Recovery counts from SIGKILL to the first step of the next
-attempt, through
-supervisor, control plane, scheduler, restart and restore. A hang counts from SIGSTOP until REST has
-its event.
+The stall of an asynchronous save is compared with a synchronous save of the same tensors. The first
+save, which allocates memory, is excluded and recorded separately. Recovery counts from SIGKILL to
+the first step of the next attempt, through supervisor, control plane, scheduler, restart and
+restore. A hang counts from SIGSTOP until REST has its event.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ def spec(*, steps: int, every: int, asynchronous: bool) -> dict[str, Any]:
 
 
 def stalls(orrery: Orrery) -> None:
-    """Saves far enough apart that one has ended before the next begins."""
+    """Stalls of saves; each save ends before the next begins."""
     seconds: dict[bool, list[float]] = {}
     for asynchronous in (False, True):
         run = orrery.submit(
@@ -66,25 +63,25 @@ def stalls(orrery: Orrery) -> None:
         assert orrery.until_state(run, "finished", "failed", seconds=1200) == "finished"
         events = orrery.get(f"runs/{run}/events", type="checkpoint_saved", limit=200)["items"]
         seconds[asynchronous] = [event["data"]["stall_s"] for event in events]
-    whole, held = (statistics.median(seconds[kind][1:]) for kind in (False, True))
+    synchronous_s, stall_s = (statistics.median(seconds[kind][1:]) for kind in (False, True))
     record(
         "recovery",
         what="a synchronous save, 15M model, 2 ranks",
-        value=whole,
+        value=synchronous_s,
         unit="s",
         saves=SAVES,
     )
     record(
         "recovery",
         what="stall of the training by an asynchronous save",
-        value=held,
+        value=stall_s,
         unit="s",
         saves=SAVES,
     )
     record(
         "recovery", what="stall of the first asynchronous save", value=seconds[True][0], unit="s"
     )
-    share = 100 * held / whole
+    share = 100 * stall_s / synchronous_s
     record(
         "recovery",
         what="asynchronous stall, share of a synchronous save",
@@ -95,11 +92,12 @@ def stalls(orrery: Orrery) -> None:
 
 
 def recovery(orrery: Orrery) -> None:
+    """Time from a killed rank to the first step of the next attempt."""
     run = orrery.submit(spec(steps=100_000, every=5, asynchronous=True), name="killed")
     took = []
     for attempt in range(1, KILLS + 1):
         folder = orrery.home / "runs" / run / f"attempt-{attempt}"
-        orrery.until(partial(stepped, folder, 12), 600, f"attempt {attempt} is under way")
+        orrery.until(partial(stepped, folder, 12), 600, f"attempt {attempt} runs")
         pid = json.loads((folder / f"rank-{attempt % RANKS}" / "process.json").read_text())["pid"]
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
@@ -120,17 +118,17 @@ def recovery(orrery: Orrery) -> None:
 
 
 def hangs(orrery: Orrery) -> None:
-    """A rank stops by itself and goes on later, again and again, in one attempt."""
+    """Time to detect a hang: one rank stops and continues, several times in one attempt."""
     run = orrery.submit(spec(steps=100_000, every=100_000, asynchronous=True), name="hanging")
     folder = orrery.home / "runs" / run / "attempt-1"
     took = []
     for number in range(1, HANGS + 1):
-        orrery.until(partial(stepped, folder, 30 * number), 600, "some steps were made")
+        orrery.until(partial(stepped, folder, 30 * number), 600, "more steps")
         pid = json.loads((folder / f"rank-{number % RANKS}" / "process.json").read_text())["pid"]
         stopped = time.monotonic()
         os.kill(pid, signal.SIGSTOP)
         try:
-            orrery.until(partial(told, orrery, run, "hang", number), 120, "the hang is told")
+            orrery.until(partial(has_events, orrery, run, "hang", number), 120, "the hang event")
             took.append(time.monotonic() - stopped)
         finally:
             os.kill(pid, signal.SIGCONT)
@@ -144,6 +142,7 @@ def hangs(orrery: Orrery) -> None:
     step_s = statistics.median(point["values"]["step_time_s"] for point in points)
     record(
         "recovery",
+        # row name since version 0.1
         what="a rank stopped until the hang is told by rank, worst",
         value=max(took),
         unit="s",
@@ -154,7 +153,7 @@ def hangs(orrery: Orrery) -> None:
     cancel(orrery, run)
 
 
-def told(orrery: Orrery, run: str, type_: str, count: int) -> bool:
+def has_events(orrery: Orrery, run: str, type_: str, count: int) -> bool:
     return len(orrery.get(f"runs/{run}/events", type=type_, limit=20)["items"]) >= count
 
 

@@ -1,8 +1,6 @@
-"""Drawing a metric of a million points with at most 1500: milliseconds in the server, planted
-spikes still there.
+"""Time to reduce a metric of a million points to at most 1500; planted spikes must remain.
 
-The time is that of the selector and of the JSON text, with the database's file cached as on a page
-that is looked at.
+Measures the selector and the JSON text, with the database file cached as on a viewed page.
 """
 
 from __future__ import annotations
@@ -49,12 +47,12 @@ def measure() -> None:
             values={"loss": y[start : start + 10_000].tolist()},
         )
         services.points_store(run=run, attempt=1, batches=[batch])
-    asked = {
+    requests = {
         "whole": {},
         "a third of it": {"from_": 300_000, "to": 633_333},
         "by time": {"x": "time"},
     }
-    for told, options in asked.items():
+    for label, options in requests.items():
         milliseconds = []
         for _ in range(ROUNDS):
             started = time.perf_counter()
@@ -62,7 +60,7 @@ def measure() -> None:
             text = live.dumps(answer.to_dict())
             milliseconds.append((time.perf_counter() - started) * 1e3)
         assert len(answer.x) <= 1500
-        what = f"series of 1M points, {told}, {len(answer.x)} points drawn"
+        what = f"series of 1M points, {label}, {len(answer.x)} points drawn"
         value = statistics.median(milliseconds)
         record(
             "series",
@@ -73,12 +71,12 @@ def measure() -> None:
             worst=max(milliseconds),
             bytes=len(text),
         )
-    whole = selectors.series(run=run, name="loss", points=1500)
-    kept = len(set(whole.x) & {int(step) + 1 for step in spikes})
+    full = selectors.series(run=run, name="loss", points=1500)
+    remaining = len(set(full.x) & {int(step) + 1 for step in spikes})
     record(
         "series",
         what=f"planted spikes kept of {SPIKES}",
-        value=kept,
+        value=remaining,
         unit="spikes",
         figure=f"== {SPIKES}",
     )

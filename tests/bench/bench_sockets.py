@@ -1,8 +1,7 @@
-"""Fan-out: 500 sockets on one web process, 10 frames a second. Delay from commit to arrival, loss,
-CPU a delivery.
+"""Fan-out to 500 sockets of one web process at 10 frames per second: delay, loss, CPU per delivery.
 
-The listeners run in a process of their own; frames carry the time before their transaction.
-`[--quick]`
+The delay counts from the time before the transaction, which each frame carries. The listeners run
+in a process of their own. `[--quick]`
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def measure(run_id: int, port: int, token: str, pid: int, seconds: int) -> None:
     from orchestrator.common import live
 
     frames = seconds * RATE_HZ
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    parent, child = multiprocessing.get_context("spawn").Pipe()
     url = f"ws://127.0.0.1:{port}/ws/runs/{run_id}/"
     listener = multiprocessing.get_context("spawn").Process(
-        target=_listen, args=(theirs, url, token, frames)
+        target=_listen, args=(child, url, token, frames)
     )
     listener.start()
-    assert ours.recv() == "connected"
+    assert parent.recv() == "connected"
     process = psutil.Process(pid)
     before = process.cpu_times()
     first = live.head(f"run:{run_id}").seq + 1
@@ -69,14 +68,14 @@ def measure(run_id: int, port: int, token: str, pid: int, seconds: int) -> None:
             live.append(
                 f"run:{run_id}", "points", {"sent": time.time(), "rank": 0, "values": values}
             )
-    seen: list[tuple[list[int], list[float]]] = ours.recv()
+    received: list[tuple[list[int], list[float]]] = parent.recv()
     after = process.cpu_times()
     listener.join()
-    wanted = list(range(first, first + frames))
-    lost = sum(len(set(wanted) - set(seqs)) for seqs, _ in seen)
-    doubled = sum(len(seqs) - len(set(seqs)) for seqs, _ in seen)
-    delays = sorted(delay for _, many in seen for delay in many)
-    cpu = (after.user + after.system - before.user - before.system) / (frames * len(seen))
+    expected = list(range(first, first + frames))
+    lost = sum(len(set(expected) - set(seqs)) for seqs, _ in received)
+    doubled = sum(len(seqs) - len(set(seqs)) for seqs, _ in received)
+    delays = sorted(delay for _, per_socket in received for delay in per_socket)
+    cpu = (after.user + after.system - before.user - before.system) / (frames * len(received))
     name = f"{SOCKETS} sockets x {RATE_HZ} Hz"
     memory = process.memory_info().rss
     record("sockets", what=f"{name}, delay p50", value=statistics.median(delays) * 1e3, unit="ms")
@@ -111,25 +110,23 @@ async def _collect(
     headers = {"Authorization": f"Bearer {token}"}
     options: dict[str, Any] = {"compression": None, "max_queue": None, "ping_interval": None}
     sockets = [await connect(url, additional_headers=headers, **options) for _ in range(SOCKETS)]
-    for one in sockets:
-        await one.recv()  # the first heartbeat: replayed and live
+    for socket in sockets:
+        await socket.recv()  # the first heartbeat: replayed and live
     pipe.send("connected")
 
-    async def read(one: Any) -> tuple[list[int], list[float]]:
-        got = []
+    async def read(socket: Any) -> tuple[list[int], list[float]]:
+        arrivals = []
         async with asyncio.timeout(frames / RATE_HZ + 30):
-            while len(got) < frames:
-                text = await one.recv()
+            while len(arrivals) < frames:
+                text = await socket.recv()
                 if '"type":"points"' in text:
-                    got.append((time.time(), text))
-        read_later = [(now, json.loads(text)) for now, text in got]
-        return [frame["seq"] for _, frame in read_later], [
-            now - frame["sent"] for now, frame in read_later
-        ]
+                    arrivals.append((time.time(), text))
+        parsed = [(now, json.loads(text)) for now, text in arrivals]
+        return [frame["seq"] for _, frame in parsed], [now - frame["sent"] for now, frame in parsed]
 
-    found = await asyncio.gather(*(read(one) for one in sockets))
-    await asyncio.gather(*(one.close() for one in sockets))
-    return list(found)
+    received = await asyncio.gather(*(read(socket) for socket in sockets))
+    await asyncio.gather(*(socket.close() for socket in sockets))
+    return list(received)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""Decoding with drafts beside the same engine without: tokens a second of one request and of four,
-fp32, in turns.
+"""Speculative decoding compared with the same engine without drafts: tokens/s, fp32, in turns.
 
-A deep model whose later layers change little, and its first layers as the draft; a text looked up
-in itself by a real
-model, where its weights are there. Greedy, and the answers compared.
+One case is a deep model whose later layers change little, with its first layers as the draft, for
+one request and for four. The other is prompt lookup with a real model, if its weights are
+available. Decoding is greedy, and the answers are compared.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ def volume(width, height, depth):
     return area(width, height) * depth
 """
 EARLY, FAINT = 2, 0.012
-"""Layers of the draft, and what is left of the later layers' part in the residual stream."""
+"""Layers of the draft, and the factor of the later layers' part in the residual stream."""
 
 
-def main(wanted: list[str]) -> int:
+def main(selected: list[str]) -> int:
     torch.set_num_threads(THREADS)
     parts: dict[str, Callable[[], None]] = {"layers": layers, "lookup": lookup}
-    for name in wanted or parts:
+    for name in selected or parts:
         parts[name]()
     return 0
 
@@ -72,10 +71,10 @@ def main(wanted: list[str]) -> int:
 def layers() -> None:
     target = deep()
     draft = Decoder(replace_layers(DEEP, EARLY))
-    kept = dict(target.named_parameters())
+    target_parameters = dict(target.named_parameters())
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
-            parameter.copy_(kept[name])
+            parameter.copy_(target_parameters[name])
     drafting = Drafting(SpeculateSpec(tokens=6), LoadedModel(draft.requires_grad_(False), None, ()))
     plain = engine(LoadedModel(copy.deepcopy(target), None, ()), None)
     speculating = engine(LoadedModel(target, None, ()), drafting)
@@ -94,19 +93,19 @@ def layers() -> None:
 def lookup() -> None:
     path = models_home() / FOLDER
     if not path.exists():
-        print(f"{path} is not there; fetch it: python -m workers.models.fetch")
+        print(f"{path} is missing; fetch it: python -m workers.models.fetch")
         return
     pair = [
         load_model(ModelSource(path=str(path)), precision="fp32", device=torch.device("cpu"))
         for _ in range(2)
     ]
-    words = pair[0].words
-    assert words is not None
+    tokenizer = pair[0].tokenizer
+    assert tokenizer is not None
     tasks = [
         f"Repeat this code, with the name {name} in place of depth.\n\n{TEXT}" for name in NAMES
     ]
     prompts = [
-        [words.encode(words.chat([{"role": "user", "content": task}]), special=False)]
+        [tokenizer.encode(tokenizer.chat([{"role": "user", "content": task}]), special=False)]
         for task in tasks
     ]
     drafting = Drafting(SpeculateSpec(ngram=3, tokens=8), None)
@@ -117,22 +116,23 @@ def lookup() -> None:
 def compare(
     plain: Engine, speculating: Engine, prompts: list[list[list[int]]], *, what: str
 ) -> None:
-    """The first turn is not timed: it warms up, and lengths find themselves."""
+    """Compares both engines in turns. The first turn warms up and does not count."""
     ratios, speeds, equal, counted = [], [], 0, []
-    for turn, given in enumerate(prompts):
+    for turn, batch in enumerate(prompts):
         before = copy.copy(speculating.counts)
-        plain_s, wanted = answered(plain, given)
-        ours_s, found = answered(speculating, given)
-        equal += sum(one == other for one, other in zip(wanted, found, strict=True))
+        plain_s, expected = answer(plain, batch)
+        speculating_s, answers = answer(speculating, batch)
+        equal += sum(a == b for a, b in zip(expected, answers, strict=True))
         counts = speculating.counts
         if turn:
-            ratios.append(plain_s / ours_s)
-            speeds.append(sum(map(len, found)) / ours_s)
+            ratios.append(plain_s / speculating_s)
+            speeds.append(sum(map(len, answers)) / speculating_s)
             names = ("accepted", "drafted", "decodes")
             counted.append([getattr(counts, name) - getattr(before, name) for name in names])
     accepted, drafted, decodes = (sum(each) for each in zip(*counted, strict=True))
     record(
         "inference",
+        # row name since version 0.1
         what=f"tokens/s {what}, beside no draft",
         value=statistics.median(ratios),
         unit="times",
@@ -146,8 +146,8 @@ def compare(
     )
 
 
-def answered(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Seconds from the first token of the last request on, and the answers."""
+def answer(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
+    """Seconds from the first token of the last request to the end, and the answers."""
     requests = [
         engine.add(prompt, SamplingParams(max_new_tokens=NEW, temperature=0)) for prompt in prompts
     ]
@@ -160,7 +160,7 @@ def answered(engine: Engine, prompts: list[list[int]]) -> tuple[float, list[list
 
 
 def engine(loaded: LoadedModel, drafting: Drafting | None) -> Engine:
-    count_available_blocks(loaded, drafting)  # lays weights out
+    count_available_blocks(loaded, drafting)  # rearranges the weights
     return build_engine(loaded, blocks=256, limits=Limits(), drafting=drafting)
 
 

@@ -1,16 +1,13 @@
-"""Tokens/s of one CPU process beside plain PyTorch in nanoGPT's style and Hugging Face's Trainer:
-15M parameters, fp32.
+"""Tokens/s of one CPU process compared with plain PyTorch and Hugging Face's Trainer; 15M, fp32.
 
-Same first weights, samples in the same order, AdamW with the same numbers, clipping; the mean loss
-of the last steps
-must agree, or it is not the same training. All take turns in one run. `--threads 2` uses two cores.
+Same initial weights, samples in the same order, AdamW with the same settings, clipping; the mean
+loss of the last steps must agree, or the training is not the same. All take turns in one run.
+`--threads 2` uses two cores.
 
-What peers are: each as its users run it on a CPU, Trainer by its defaults; plain PyTorch with the
-fused AdamW, where
-nanoGPT itself takes torch's default, which is slower on a CPU. Part of the difference is how the
-engine sets torch up
-(`cpu_products`, huge pages): a fourth contender is the plain one with just that, so that the rest
-can be seen.
+Each peer is set up as its users run it on a CPU: Trainer with its defaults; plain PyTorch in
+nanoGPT's style with the fused AdamW (nanoGPT itself takes torch's default, which is slower on a
+CPU). Part of the difference is how the engine configures torch (`cpu_products`, huge pages): a
+fourth contender is plain PyTorch with this configuration, which shows the remaining difference.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from torch import Tensor
 
 from tests.bench.picture import save
 from tests.bench.record import record
-from tests.bench.turns import Contender, interleaved
+from tests.bench.turns import Contender, run_in_turns
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
@@ -39,8 +36,8 @@ from workers.training.setup.spec_loading import accept
 
 BATCH, SEQ_LEN = 4, 256
 ROUNDS, STEPS, WARMUP = 5, 5, 5
-# relative difference of losses: weight decay of norms and biases is not the same everywhere
-ALIKE = 2e-3
+# allowed relative difference of losses: weight decay of norms and biases differs between peers
+TOLERANCE = 2e-3
 MODELS: dict[str, Any] = {
     "llama": "llama-15m",
     "gpt-2": {
@@ -59,11 +56,11 @@ MODELS: dict[str, Any] = {
         "bias": "all",
     },
 }
-HELPED = "plain PyTorch given the engine's products and huge pages"
+CONFIGURED = "plain PyTorch given the engine's products and huge pages"
 PEERS = {
     "plain PyTorch": ("speed_plain", ">= 1.0"),
     "Hugging Face Trainer": ("speed_hf", ">= 1.15"),
-    HELPED: ("speed_plain", ">= 1.0"),
+    CONFIGURED: ("speed_plain", ">= 1.0"),
 }
 
 
@@ -77,57 +74,57 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             speeds[name] = compare(name, Path(folder), threads=options.threads)
     if options.models == list(MODELS) and options.threads == 1:
-        save(figure_of(speeds), "speed")
+        save(build_figure(speeds), "speed")
 
 
 def compare(name: str, folder: Path, *, threads: int) -> dict[str, float]:
-    """Tokens/s by contender, and a row for each peer."""
-    job = prepared(MODELS[name], folder)
+    """Tokens/s by contender; records a row for each peer."""
+    job = write_job(MODELS[name], folder)
     contenders = [Contender("Orrery", "speed_engine")]
     contenders += [Contender(peer, module) for peer, (module, _) in PEERS.items()]
     try:
         for number, each in enumerate(contenders):
-            each.start(job, folder / str(number), threads=threads, helped=each.name == HELPED)
-        interleaved(contenders, rounds=ROUNDS, steps=STEPS, warmup=WARMUP)
+            each.start(job, folder / str(number), threads=threads, helped=each.name == CONFIGURED)
+        run_in_turns(contenders, rounds=ROUNDS, steps=STEPS, warmup=WARMUP)
     finally:
         for each in contenders:
             each.kill()
-    losses = {each.name: each.told["loss"] for each in contenders}
-    ours = contenders[0]
+    losses = {each.name: each.summary["loss"] for each in contenders}
+    orrery = contenders[0]
     for each in contenders[1:]:
-        apart = abs(losses[each.name] / losses[ours.name] - 1.0)
-        assert apart < ALIKE, f"{each.name} did not train the same: {losses}"
-        found = [theirs / own for theirs, own in zip(each.turns, ours.turns, strict=True)]
+        difference = abs(losses[each.name] / losses[orrery.name] - 1.0)
+        assert difference < TOLERANCE, f"{each.name} did not train equally: {losses}"
+        ratios = [theirs / own for theirs, own in zip(each.turns, orrery.turns, strict=True)]
         record(
             "speed",
             what=(
                 f"tokens/s of Orrery over {each.name}, {name} 15M, {threads} "
                 f"thread{'s' if threads > 1 else ''}"
             ),
-            value=statistics.median(found),
+            value=statistics.median(ratios),
             unit="times",
             figure=PEERS[each.name][1],
-            spread=[round(min(found), 4), round(max(found), 4)],
+            spread=[round(min(ratios), 4), round(max(ratios), 4)],
             by_cpu_time=round(
-                statistics.median(t / o for t, o in zip(each.cpu, ours.cpu, strict=True)), 4
+                statistics.median(t / o for t, o in zip(each.cpu, orrery.cpu, strict=True)), 4
             ),
-            tokens_per_s=round(BATCH * SEQ_LEN / statistics.median(ours.steps), 1),
+            tokens_per_s=round(BATCH * SEQ_LEN / statistics.median(orrery.steps), 1),
             theirs=round(BATCH * SEQ_LEN / statistics.median(each.steps), 1),
             batch=BATCH,
             seq_len=SEQ_LEN,
             turns=f"{ROUNDS} of {STEPS} steps",
-            losses={who: round(loss, 5) for who, loss in losses.items()},
-            told=each.told,
+            losses={peer: round(loss, 5) for peer, loss in losses.items()},
+            told=each.summary,  # key since version 0.1
         )
     return {each.name: BATCH * SEQ_LEN / statistics.median(each.steps) for each in contenders}
 
 
-def figure_of(speeds: dict[str, dict[str, float]]) -> go.Figure:
+def build_figure(speeds: dict[str, dict[str, float]]) -> go.Figure:
     """A bar for each contender, by model."""
     figure = go.Figure()
-    for who in next(iter(speeds.values())):
-        heights = [of_model[who] for of_model in speeds.values()]
-        label = who.replace(" given ", "<br>given ")
+    for peer in next(iter(speeds.values())):
+        heights = [by_peer[peer] for by_peer in speeds.values()]
+        label = peer.replace(" given ", "<br>given ")
         figure.add_bar(
             x=list(speeds), y=heights, name=label, text=[f"{height:,.0f}" for height in heights]
         )
@@ -139,10 +136,8 @@ def figure_of(speeds: dict[str, dict[str, float]]) -> go.Figure:
     return figure
 
 
-def prepared(model: Any, folder: Path) -> Path:
-    """The job's file: spec, weights in Hugging Face's form, and the samples in the order in which
-    the engine draws.
-    """
+def write_job(model: Any, folder: Path) -> Path:
+    """Writes the job file: spec, weights in Hugging Face format, samples in the engine's order."""
     torch.set_num_threads(1)
     steps = WARMUP + ROUNDS * STEPS
     optimizer = {"name": "adamw", "lr": 2e-4, "betas": [0.9, 0.95], "weight_decay": 0.1}
@@ -160,12 +155,12 @@ def prepared(model: Any, folder: Path) -> Path:
         },
     }
     run = accept(spec)
-    samples, _ = open_samples(run, cache=folder / "cache", kept=folder)
+    samples, _ = open_samples(run, cache=folder / "cache", checkpoints=folder)
     rows = np.stack([samples.window(index) for index in range(steps * BATCH)])
     (folder / "windows.bin").write_bytes(rows.astype(np.uint16).tobytes())
     spec["data"]["tokenizer"] = str(folder / "tokenizer.json")
     (folder / "hugging_face").mkdir()
-    save_hugging_face(SampledToken(run.model, seed=run.train.seed), folder / "hugging_face")
+    save_hugging_face(InitialWeights(run.model, seed=run.train.seed), folder / "hugging_face")
     shape = run.model
     config = {
         "llama": shape.position == "rope",
@@ -196,8 +191,8 @@ def prepared(model: Any, folder: Path) -> Path:
     return folder / "job.json"
 
 
-class SampledToken:
-    """The weights that a run of `spec` begins with."""
+class InitialWeights:
+    """The initial weights of a run of `spec`."""
 
     where = "drawn"
 
@@ -205,10 +200,11 @@ class SampledToken:
         self.spec = spec
         decoder = Decoder(spec)
         initialise(decoder, layers=spec.layers, seed=seed)
-        self._held = {name: each.detach() for name, each in decoder.named_parameters()}
+        self._parameters = {name: value.detach() for name, value in decoder.named_parameters()}
 
     def read(self, name: str) -> Tensor:
-        return self._held[name]
+        """The tensor with this name."""
+        return self._parameters[name]
 
 
 if __name__ == "__main__":

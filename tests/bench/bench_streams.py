@@ -1,9 +1,8 @@
-"""A server under 100 concurrent streams of equal requests on a CPU: no error, nothing left, alike
-for everybody.
+"""100 concurrent streams of equal requests on a CPU server: no errors, no leftovers, fair shares.
 
-`python -m tests.bench.bench_streams [--seconds S]`, for a small random model and, where it was
-fetched, SmolLM2-135M.
-Each stream is a client that asks again as soon as its answer has ended; a stop ends the run.
+`python -m tests.bench.bench_streams [--seconds S]`, for a small random model and, if it was
+fetched, SmolLM2-135M. Each stream is a client that sends its next request as soon as its answer has
+ended; a stop ends the run.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ def main(arguments: list[str]) -> None:
 def measure(name: str, model: Any, folder: Path, seconds: float) -> None:
     spec = {"kind": "serve", "model": model, "serve": {"max_seqs": STREAMS}}
     with served(folder, spec) as (address, server):
-        at = httpx.URL(address)
-        counts, errors, took_s = asyncio.run(_load(at.host, at.port or 0, seconds))
+        url = httpx.URL(address)
+        counts, errors, took_s = asyncio.run(_load(url.host, url.port or 0, seconds))
         state = httpx.get(f"{address}/internal/state").json()
     code = server.returncode
-    ended = [
+    finished = [
         json.loads(line) for line in (folder / "rank-0" / "requests.jsonl").read_text().splitlines()
     ]
     facts = {
@@ -64,10 +63,10 @@ def measure(name: str, model: Any, folder: Path, seconds: float) -> None:
         "seconds": round(took_s, 1),
         "exit": code,
         "tokens_per_s": round(sum(counts) / took_s, 1),
-        "requests": len(ended),
+        "requests": len(finished),
         "least": min(counts),
         "most": max(counts),
-        "preemptions": sum(each["preemptions"] for each in ended),
+        "preemptions": sum(row["preemptions"] for row in finished),
     }
     record(
         "streams",
@@ -104,16 +103,16 @@ async def _load(host: str, port: int, seconds: float) -> tuple[list[int], int, f
     """
     counts, errors, started = [0] * STREAMS, 0, time.monotonic()
 
-    async def client(place: int) -> None:
+    async def client(index: int) -> None:
         nonlocal errors
-        prompt = [1 + (place * 7 + each) % 4000 for each in range(24)]
+        prompt = [1 + (index * 7 + position) % 4000 for position in range(24)]
         body = json.dumps(
             {
                 "prompt": prompt,
                 "max_tokens": NEW_TOKENS,
                 "ignore_eos": True,
                 "stream": True,
-                "seed": place,
+                "seed": index,
                 "return_token_ids": True,
             }
         ).encode()
@@ -129,13 +128,13 @@ async def _load(host: str, port: int, seconds: float) -> tuple[list[int], int, f
                 if line.startswith(b"data: {"):
                     tokens = line.partition(b'"token_ids":[')[2].partition(b"]")[0].count(b",") + 1
                     if time.monotonic() - started < seconds:
-                        counts[place] += tokens
+                        counts[index] += tokens
                     errors += b'"error"' in line
                 done = done or line.startswith(b"data: [DONE]")
             errors += not done
             writer.close()
 
-    await asyncio.gather(*(client(place) for place in range(STREAMS)))
+    await asyncio.gather(*(client(index) for index in range(STREAMS)))
     return counts, errors, min(seconds, time.monotonic() - started)
 
 

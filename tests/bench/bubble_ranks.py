@@ -1,7 +1,6 @@
-"""A rank of the bubbles benchmark: trains with every action of its pipeline stages padded by sleep
-to a given length.
+"""A rank of the bubbles benchmark: pads each action of its pipeline stages by sleep to a duration.
 
-Knows nothing of what is predicted.
+Does not depend on the prediction.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from workers.training.trace.timeline import Timeline
 
 
 def padded(spec: dict[str, Any], directory: str, seconds: dict[str, float]) -> dict[str, Any]:
-    """The outcome of a run whose actions of each kind (F, B, I, W) last `seconds`, or as long as
-    they take.
+    """Runs `spec` and returns its outcome; an action of a kind (F, B, I, W) lasts at least
+    `seconds[kind]`.
     """
     plain = Timeline.action
 

@@ -1,6 +1,6 @@
-"""A Plotly figure as docs/pictures/<name>.png, drawn in a headless Chromium, as the pages draw.
+"""Saves a Plotly figure as docs/pictures/<name>.png through a headless Chromium.
 
-Skipped with a word where there is no Chromium. Does not know what is drawn.
+Without Chromium it prints a note and saves nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tests.bench.record import ROOT
 
 
 def save(figure: go.Figure, name: str) -> None:
-    """`figure` has its width and height in its layout."""
+    """Draws the figure at the width and height of its layout."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     if path is None:
-        print(f"no Chromium on this machine: docs/pictures/{name}.png is not drawn anew")
+        print(f"no Chromium on this machine: docs/pictures/{name}.png is not updated")
         return
     text = (
         f"<script>{get_plotlyjs()}</script><div id='here'></div>"

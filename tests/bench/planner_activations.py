@@ -1,7 +1,7 @@
-"""Activation bytes of one layer, predicted and measured, for every block type: rows of the
-planner's accuracy report.
+"""Predicted and measured activation bytes of one layer for each block type.
 
-Measures on fake tensors, so it needs no memory and little time. Writes nothing.
+The rows belong to the planner's accuracy report. Measures on fake tensors, so it needs little
+memory and time. Prints a table; writes no file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from tests.orchestrator.planner.model.activations.cases import CASES, Case
 
 @dataclass(frozen=True)
 class Row:
-    """`recompute`: none, core or products (the two kinds of selective), full.
+    """One measurement.
 
-    `by`: hooks or tracker.
+    `recompute`: none, core or products (the two kinds of selective) or full; `by`: hooks or tracker
     """
 
     case: str
@@ -26,12 +26,12 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Signed, as a fraction of what was measured."""
+        """Signed, as a fraction of the measured bytes."""
         return self.predicted_bytes / self.measured_bytes - 1
 
 
 def case_rows(case: Case) -> list[Row]:
-    """Hooks do not see what a selective checkpoint caches: those are left to the tracker."""
+    """Rows of one case. Hooks do not see what a selective checkpoint caches; the tracker does."""
     rows = []
     for recompute in case.recomputes:
         predicted = case.predicted(recompute)
@@ -42,23 +42,27 @@ def case_rows(case: Case) -> list[Row]:
 
 
 def rows() -> list[Row]:
+    """Rows of all cases."""
     return [row for case in CASES for row in case_rows(case)]
 
 
-def markdown(found: list[Row]) -> str:
-    """A table with a row a case, and its closing line with mean and largest error."""
+def markdown(rows: list[Row]) -> str:
+    """A table with one row per case and a last line with mean and largest error."""
     lines = [
         "| block | recompute | by | measured, B | predicted, B | error |",
         "|---|---|---|---:|---:|---:|",
     ]
     lines += [
-        f"| {row.case} | {row.recompute} | {row.by} | {row.measured_bytes:,} | {row.predicted_bytes:,.0f} "
-        f"| {row.error:+.3%} |"
-        for row in found
+        f"| {row.case} | {row.recompute} | {row.by} | {row.measured_bytes:,} "
+        f"| {row.predicted_bytes:,.0f} | {row.error:+.3%} |"
+        for row in rows
     ]
-    sizes = [abs(row.error) for row in found]
-    blocks = len({row.case for row in found})
-    closing = f"{blocks} block types, {len(found)} rows: mean error {sum(sizes) / len(sizes):.3%}, max {max(sizes):.3%}."
+    errors = [abs(row.error) for row in rows]
+    blocks = len({row.case for row in rows})
+    closing = (
+        f"{blocks} block types, {len(rows)} rows: mean error {sum(errors) / len(errors):.3%}, "
+        f"max {max(errors):.3%}."
+    )
     return "\n".join([*lines, "", closing])
 
 

@@ -1,6 +1,4 @@
-"""docs/pictures/precision.png: training loss by precision, and how far each narrow one is from
-fp32.
-"""
+"""Draws docs/pictures/precision.png: training loss by precision, and differences from fp32."""
 
 from __future__ import annotations
 
@@ -13,18 +11,18 @@ from plotly.subplots import make_subplots
 from tests.bench.picture import save
 
 COLOURS = {"fp32": "#444444", "bf16": "#1f77b4", "fp16": "#2ca02c", "fp8": "#d62728"}
-SMOOTH = 15  # steps over which differences are averaged: batches differ by more than precisions do
+SMOOTH = 15  # differences are averaged over this many steps: batches differ more than precisions
 SIZE = {"width": 1000, "height": 420}
 
 
 def draw(curves: dict[str, list[float]]) -> None:
-    """`curves`: training loss of every step by precision, fp32 among them."""
-    save(figure_of(curves), "precision")
+    """Saves the picture. `curves`: training loss of each step by precision, including fp32."""
+    save(build_figure(curves), "precision")
 
 
-def figure_of(curves: dict[str, list[float]]) -> go.Figure:
-    """Left the losses, right the differences from fp32 in percent, averaged over SMOOTH steps."""
-    titles = ("Training loss, nats a token", f"Difference from fp32, %, mean of {SMOOTH} steps")
+def build_figure(curves: dict[str, list[float]]) -> go.Figure:
+    """Losses on the left; on the right differences from fp32 in percent, smoothed."""
+    titles = ("Training loss, nats per token", f"Difference from fp32, %, mean of {SMOOTH} steps")
     figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.08)
     full = curves["fp32"]
     for name, losses in curves.items():
@@ -32,11 +30,17 @@ def figure_of(curves: dict[str, list[float]]) -> go.Figure:
         steps = list(range(1, len(losses) + 1))
         figure.add_scatter(x=steps, y=losses, name=name, line=line, row=1, col=1)
         if name != "fp32":
-            apart = smoothed(
+            differences = smoothed(
                 [100 * (loss / other - 1) for loss, other in zip(losses, full, strict=True)]
             )
             figure.add_scatter(
-                x=steps[SMOOTH - 1 :], y=apart, name=name, line=line, showlegend=False, row=1, col=2
+                x=steps[SMOOTH - 1 :],
+                y=differences,
+                name=name,
+                line=line,
+                showlegend=False,
+                row=1,
+                col=2,
             )
     figure.update_xaxes(title_text="step")
     figure.update_layout(
@@ -46,6 +50,7 @@ def figure_of(curves: dict[str, list[float]]) -> go.Figure:
 
 
 def smoothed(values: list[float]) -> list[float]:
+    """Moving average over SMOOTH steps; SMOOTH - 1 values shorter."""
     return [
         statistics.mean(values[last - SMOOTH : last]) for last in range(SMOOTH, len(values) + 1)
     ]

@@ -1,6 +1,4 @@
-"""One rank of a running attempt: its recorder, its supervisor's shipping, and the page's side of
-the socket.
-"""
+"""One rank of a running attempt: recorder, supervisor's shipping, and a client of the run page."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import Any
 
 
 class Rank:
-    """Logs steps at a steady rate, each with the time it was logged at among its values."""
+    """Logs steps at a constant rate; each point contains the time when it was logged."""
 
     def __init__(self, home: Path, rate_hz: float) -> None:
         from django.conf import settings
@@ -25,22 +23,22 @@ class Rank:
         from workers.contracts.wire.node_messages import LaunchOrder
         from workers.launcher.rundir import RunDir, write_json
         from workers.launcher.shipping.redis_link import Link
-        from workers.launcher.shipping.telemetry_sender import Shipping
+        from workers.launcher.shipping.telemetry_sender import TelemetrySender
         from workers.metrics.recorder import Recorder
 
         self.owner = factories.user("bench")
-        on = factories.node(devices=1)
-        attempt = factories.running(factories.run(self.owner), on)
+        node = factories.node(devices=1)
+        attempt = factories.running(factories.run(self.owner), node)
         self.run = attempt.run
         run_dir = RunDir(home / "runs" / str(self.run.pk) / "attempt-1")
         run_dir.rank(0).mkdir(parents=True)
         run_dir.rank(-1).mkdir()
         node_file = home / "node.json"
-        secret = node_secret(on).hex()
+        secret = node_secret(node).hex()
         write_json(
             node_file,
             {
-                "node": on.name,
+                "node": node.name,
                 "secret": secret,
                 "redis": settings.REDIS_URL,
                 "address": "127.0.0.1",
@@ -59,7 +57,7 @@ class Rank:
             run_dir=str(run_dir.path),
         )
         self._recorder = Recorder(run_dir.rank(0), run=str(self.run.pk), attempt=1, rank=0)
-        self._shipping = Shipping(
+        self._sender = TelemetrySender(
             run_dir, order, Link(node_file, order), on_event=lambda event: None
         )
         self._rate_hz = rate_hz
@@ -90,15 +88,13 @@ class Rank:
         from workers.launcher.supervisor import POLL_S
 
         while not self._stop.wait(POLL_S):
-            self._shipping.pump()
+            self._sender.pump()
         time.sleep(0.2)  # the recorder's last flush
-        self._shipping.pump(final=True)
+        self._sender.pump(final=True)
 
 
 class Page:
-    """What a run page's socket code does: keeps the last number, reconnects from it, takes each
-    step once.
-    """
+    """A socket client like the run page's: reconnects after the last sequence number it has."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url, self._headers = url, {"Authorization": f"Bearer {token}"}
@@ -108,7 +104,7 @@ class Page:
         self.caught_up_s: list[float] = []  # after each connection
 
     async def watch(self, until: asyncio.Event, head: Any) -> None:
-        """Follows until told; `head()` is the topic's newest number, asked at each connection."""
+        """Follows the topic until the event is set; `head()` returns its newest sequence number."""
         from websockets.asyncio.client import connect
         from websockets.exceptions import WebSocketException
 

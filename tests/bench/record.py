@@ -1,4 +1,4 @@
-"""Writes a measurement down: one JSON line in docs/results/, with what it was measured on."""
+"""Appends a measurement to docs/results: one JSON line with hardware, commit and versions."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def record(
     digits: int = 6,
     **more: object,
 ) -> None:
-    """Appends to docs/results/<file>.jsonl and prints.
+    """Appends a row to docs/results/<file>.jsonl and prints it.
 
-    `figure` is what it should reach, as `>= 200000`.
+    `figure` is the target, for example `>= 200000`. Further keyword arguments become further keys.
     """
     row = {
         "what": what,
@@ -48,7 +48,7 @@ def record(
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "git": _git(),
         "hardware": hardware(),
-        "load": round(os.getloadavg()[0], 1),  # of the last minute, what else ran included
+        "load": round(os.getloadavg()[0], 1),  # over the last minute, other processes included
         "versions": _versions(*_PACKAGES),
     }
     with (ROOT / "docs" / "results" / f"{file}.jsonl").open("a") as out:
@@ -61,7 +61,7 @@ def record(
 
 
 def reached(value: float, figure: str) -> bool | None:
-    """Whether the value meets `>= x`, `<= x` or `== x`; None without a figure."""
+    """Whether the value meets `>= x`, `<= x` or `== x`; None without a target."""
     if not figure:
         return None
     sign, _, bound = figure.partition(" ")
@@ -71,6 +71,7 @@ def reached(value: float, figure: str) -> bool | None:
 
 
 def hardware() -> str:
+    """Number of CPUs and the CPU model."""
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -96,10 +97,10 @@ def _git() -> str:
 
 
 def _versions(*names: str) -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in names:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -1,6 +1,4 @@
-"""Our own server as a run has it, for benchmarks: started, where it listens, and asked to stop at
-the end.
-"""
+"""Starts Orrery's inference server as a run does, yields its address and stops it at the end."""
 
 from __future__ import annotations
 
@@ -19,8 +17,9 @@ from tests.bench.record import ROOT
 
 @contextmanager
 def served(folder: Path, spec: dict[str, Any]) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its address `http://host:port`, and the process, which has ended after the block where
-    nothing was raised.
+    """Yields the address `http://host:port` and the process.
+
+    Unless the block raises, the process has exited after the block.
     """
     (folder / "spec.json").write_text(json.dumps(spec))
     command = [
@@ -37,8 +36,8 @@ def served(folder: Path, spec: dict[str, Any]) -> Iterator[tuple[str, subprocess
             command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "2"}, stdout=log, stderr=log
         )
         try:
-            told = _told(folder, server)
-            yield f"http://{told['host']}:{told['port']}", server
+            address = _wait_for_address(folder, server)
+            yield f"http://{address['host']}:{address['port']}", server
             (folder / "control.json").write_text(json.dumps({"action": "stop", "id": 1}))
             server.wait(60)
         finally:
@@ -46,7 +45,7 @@ def served(folder: Path, spec: dict[str, Any]) -> Iterator[tuple[str, subprocess
             server.wait()
 
 
-def _told(folder: Path, server: subprocess.Popen[bytes]) -> dict[str, Any]:
+def _wait_for_address(folder: Path, server: subprocess.Popen[bytes]) -> dict[str, Any]:
     path = folder / "rank-0" / "events.jsonl"
     while server.poll() is None:
         for line in path.read_text().splitlines() if path.exists() else ():

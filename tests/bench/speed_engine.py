@@ -1,7 +1,6 @@
-"""A contender of the speed benchmark: Orrery's engine by its own command, with all that it tells of
-a run.
+"""A contender of the speed benchmark: Orrery's engine by its own command, with all its telemetry.
 
-Only where a step ends is looked at from outside.
+The benchmark only observes the end of each step.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ def main() -> None:
 
     run_steps, one_step = Loop.run_steps, Loop._one_step
 
-    def begun(loop: Loop, start: Any) -> Any:
+    def begin(loop: Loop, start: Any) -> Any:
         turns.begin()
         return run_steps(loop, start)
 
     def stepped(loop: Loop) -> str | None:
-        asked = one_step(loop)
+        action = one_step(loop)
         turns.stepped()
-        return asked
+        return action
 
-    Loop.run_steps, Loop._one_step = begun, stepped  # type: ignore[method-assign]
+    Loop.run_steps, Loop._one_step = begin, stepped  # type: ignore[method-assign]
     code = program.main(["--spec", str(spec), "--dir", str(folder)])
     assert code == 0, (folder / "rank-0" / "exit.json").read_text()
     points = [

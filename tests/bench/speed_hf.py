@@ -1,8 +1,7 @@
-"""A contender of the speed benchmark: Hugging Face's Trainer with LlamaForCausalLM or
-GPT2LMHeadModel.
+"""A contender of the speed benchmark: Hugging Face's Trainer with its Llama or GPT-2 model.
 
-Its own defaults but for what the others do alike: batch, order of samples, learning rate, clipping,
-no saving.
+It uses its own defaults, except for what all contenders share: batch size, sample order, learning
+rate, clipping and no saving.
 """
 
 from __future__ import annotations
@@ -21,6 +20,8 @@ from tests.bench.turns import Turns
 
 
 class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """The job's samples as inputs and shifted labels."""
+
     def __init__(self, job: dict[str, Any]) -> None:
         self.rows = np.memmap(job["windows"], dtype=np.uint16, mode="r").reshape(
             -1, job["seq_len"] + 1
@@ -35,6 +36,8 @@ class Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 class Gate(TrainerCallback):
+    """Waits for the contender's turns at the start and after each step."""
+
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
 
@@ -75,8 +78,8 @@ def main() -> None:
     )
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    how = {"attention": model.config._attn_implementation, "optimizer": str(arguments.optim)}
-    turns.end(loss=sum(losses[-2:]) / 2, threads=torch.get_num_threads(), **how)
+    options = {"attention": model.config._attn_implementation, "optimizer": str(arguments.optim)}
+    turns.end(loss=sum(losses[-2:]) / 2, threads=torch.get_num_threads(), **options)
 
 
 if __name__ == "__main__":

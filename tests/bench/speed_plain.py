@@ -1,11 +1,8 @@
-"""A contender of the speed benchmark: a decoder and its training loop in plain PyTorch, in
-nanoGPT's style.
+"""A contender of the speed benchmark: a decoder and training loop in plain PyTorch, nanoGPT style.
 
 One file, no abstraction beyond nn.Module: joined query-key-value projection, torch's attention
-kernel, fused AdamW,
-clipping by torch's own function. Weights come in Hugging Face names. Nothing of Orrery, but for its
-matrix products
-where it is told to use them.
+kernel, fused AdamW, torch's gradient clipping. Weights have Hugging Face names. It uses no code of
+Orrery, except its matrix products if the `helped` argument is set.
 """
 
 from __future__ import annotations
@@ -33,19 +30,19 @@ class SelfAttention(nn.Module):
         self.c_attn = nn.Linear(config["hidden"], 3 * config["hidden"], bias=config["bias"])
         self.c_proj = nn.Linear(config["hidden"], config["hidden"], bias=config["bias"])
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, length, hidden = x.size()
         q, k, v = self.c_attn(x).split(hidden, dim=2)
         q = q.view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
         k = k.view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
         v = v.view(batch, length, self.heads, hidden // self.heads).transpose(1, 2)
-        if turn is not None:
-            q, k = rotated(q, *turn), rotated(k, *turn)
+        if rotation is not None:
+            q, k = rotate(q, *rotation), rotate(k, *rotation)
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, hidden))
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
@@ -79,8 +76,8 @@ class Block(nn.Module):
         self.ln_2 = norm(config)
         self.mlp = LlamaMlp(config) if config["llama"] else GptMlp(config)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), turn)
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), rotation)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -90,8 +87,9 @@ def norm(config: dict[str, Any]) -> nn.Module:
 
 
 class Model(nn.Module):
-    """Token ids and targets `[B, S]` → logits `[B, S, vocab]` and the mean loss; head and embedding
-    share a weight.
+    """Token ids and targets `[B, S]` → logits `[B, S, vocab]` and the mean loss.
+
+    Head and embedding share one weight.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -111,14 +109,14 @@ class Model(nn.Module):
         self.register_buffer("sin", angle.sin().float(), persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        length, turn = tokens.size(1), None
+        length, rotation = tokens.size(1), None
         x = self.wte(tokens)
         if self.wpe is None:
-            turn = self.cos[:length], self.sin[:length]
+            rotation = self.cos[:length], self.sin[:length]
         else:
             x = x + self.wpe(torch.arange(length, device=tokens.device))
         for block in self.h:
-            x = block(x, turn)
+            x = block(x, rotation)
         logits = self.lm_head(self.ln_f(x))
         loss = functional.cross_entropy(
             logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1
@@ -127,45 +125,45 @@ class Model(nn.Module):
 
 
 def load(model: Model, folder: Path, config: dict[str, Any]) -> None:
-    """Copies Hugging Face's Llama or GPT-2 tensors; GPT-2's lie as `[in, out]`."""
-    held = load_file(folder / "model.safetensors")
-    found: dict[str, Tensor] = {}
+    """Copies Hugging Face's Llama or GPT-2 tensors; GPT-2 stores them as `[in, out]`."""
+    source = load_file(folder / "model.safetensors")
+    state: dict[str, Tensor] = {}
     if config["llama"]:
-        found |= {
-            "wte.weight": held["model.embed_tokens.weight"],
-            "ln_f.weight": held["model.norm.weight"],
+        state |= {
+            "wte.weight": source["model.embed_tokens.weight"],
+            "ln_f.weight": source["model.norm.weight"],
         }
         for layer in range(config["layers"]):
-            of = {
-                name.split(".", 3)[3]: each
-                for name, each in held.items()
+            block = {
+                name.split(".", 3)[3]: tensor
+                for name, tensor in source.items()
                 if name.startswith(f"model.layers.{layer}.")
             }
-            ours = {
-                "ln_1.weight": of["input_layernorm.weight"],
+            renamed = {
+                "ln_1.weight": block["input_layernorm.weight"],
                 "attn.c_attn.weight": torch.cat(
-                    [of[f"self_attn.{name}_proj.weight"] for name in "qkv"]
+                    [block[f"self_attn.{name}_proj.weight"] for name in "qkv"]
                 ),
-                "attn.c_proj.weight": of["self_attn.o_proj.weight"],
-                "ln_2.weight": of["post_attention_layernorm.weight"],
-                "mlp.w1.weight": of["mlp.gate_proj.weight"],
-                "mlp.w2.weight": of["mlp.down_proj.weight"],
-                "mlp.w3.weight": of["mlp.up_proj.weight"],
+                "attn.c_proj.weight": block["self_attn.o_proj.weight"],
+                "ln_2.weight": block["post_attention_layernorm.weight"],
+                "mlp.w1.weight": block["mlp.gate_proj.weight"],
+                "mlp.w2.weight": block["mlp.down_proj.weight"],
+                "mlp.w3.weight": block["mlp.up_proj.weight"],
             }
-            found |= {f"h.{layer}.{name}": each for name, each in ours.items()}
+            state |= {f"h.{layer}.{name}": tensor for name, tensor in renamed.items()}
     else:
-        for name, each in held.items():
-            turned = each.ndim == 2 and ".h." in name
-            found[name.removeprefix("transformer.")] = each.T if turned else each
-    found["lm_head.weight"] = found["wte.weight"]
-    model.load_state_dict(found)
+        for name, tensor in source.items():
+            transposed = tensor.ndim == 2 and ".h." in name
+            state[name.removeprefix("transformer.")] = tensor.T if transposed else tensor
+    state["lm_head.weight"] = state["wte.weight"]
+    model.load_state_dict(state)
 
 
 def train(model: Model, job: dict[str, Any], turns: Turns) -> list[float]:
-    """nanoGPT's loop: get a batch, forward, backward, clip, step. Returns the losses."""
+    """nanoGPT's loop: batch, forward, backward, clip, step. Returns the losses."""
     windows = np.memmap(job["windows"], dtype=np.uint16, mode="r").reshape(-1, job["seq_len"] + 1)
-    decayed = [each for each in model.parameters() if each.dim() >= 2]
-    rest = [each for each in model.parameters() if each.dim() < 2]
+    decayed = [parameter for parameter in model.parameters() if parameter.dim() >= 2]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [
         {"params": decayed, "weight_decay": job["weight_decay"]},
         {"params": rest, "weight_decay": 0.0},

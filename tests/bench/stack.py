@@ -1,6 +1,4 @@
-"""What benchmarks stand on: a data directory, a Valkey server and a migrated database of their own,
-and PostgreSQL.
-"""
+"""The environment of a benchmark: data directory, Valkey server, migrated database, PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
-    """Environment variables of a fresh installation, then Django set up on it. Once a process."""
+    """Sets the environment of a fresh installation and sets up Django. Once per process."""
     home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
     server = RedisServer(home, append_only=True).start()
-    key = "of a benchmark, signs nothing else"
+    key = "only for benchmarks"
     os.environ.update(ORRERY_HOME=str(home), REDIS_URL=server.url, ORRERY_SECRET_KEY=key)
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
     try:
@@ -46,12 +44,13 @@ def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
 
 @contextmanager
 def postgresql(*, durable: bool = True) -> Iterator[str]:
-    """URL of a server of its own: fsync and synchronous_commit as they ship, or, for tests, nothing
-    kept at a crash.
+    """Starts a PostgreSQL server and yields its URL.
+
+    `durable` keeps the defaults of fsync and synchronous_commit; tests switch them off.
     """
     programs = postgresql_programs()
     assert programs is not None, (
-        "no PostgreSQL here: initdb is neither on PATH nor in /usr/lib/postgresql"
+        "PostgreSQL is not installed: initdb is neither on PATH nor in /usr/lib/postgresql"
     )
     folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
     become: list[str] = []
@@ -80,20 +79,21 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
 
 
 def postgresql_programs() -> Path | None:
+    """The folder with initdb and pg_ctl, or None if PostgreSQL is not installed."""
     for folder in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (folder / "initdb").exists():
             return folder
-    found = shutil.which("initdb")
-    return Path(found).parent if found else None
+    initdb = shutil.which("initdb")
+    return Path(initdb).parent if initdb else None
 
 
 def manage(*arguments: str) -> subprocess.Popen[bytes]:
-    """A process of the installation, e.g. `manage("ingest")`."""
+    """Starts a process of the installation, for example `manage("ingest")`."""
     return subprocess.Popen([sys.executable, "manage.py", *arguments], cwd=ROOT)
 
 
 def web(port: int) -> subprocess.Popen[bytes]:
-    """The web process as `manage.py up` starts it."""
+    """Starts the web process with the options of `manage.py up`."""
     command = [
         sys.executable,
         "-m",
@@ -107,7 +107,7 @@ def web(port: int) -> subprocess.Popen[bytes]:
 
 
 def wait_for(port: int) -> None:
-    """Until something listens there."""
+    """Waits up to 60 s until a process listens on the port."""
     deadline = time.monotonic() + 60
     while True:
         try:

@@ -1,8 +1,6 @@
-"""Contenders of one benchmark, a process each, that take turns: while one trains its steps the
-others wait.
+"""Runs the contenders of one benchmark in turn, one process each: only one trains at a time.
 
-A slow minute of the machine then hits all alike. Knows processes and seconds; does not know what is
-trained.
+A slow minute of the machine then affects all of them alike. Does not depend on what they train.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Turns:
-    """The contender's side.
+    """The contender's side of the pipe.
 
-    `stepped` at each step's end; at the end of a turn it waits for the next one.
+    The contender calls `stepped` after each step; at the end of a turn it waits for the next one.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -32,11 +30,12 @@ class Turns:
         self._wanted = 0
 
     def begin(self) -> None:
-        """All is built: wait for the first turn."""
+        """Reports that setup is done and waits for the first turn."""
         self._pipe.send("ready")
         self._await()
 
     def stepped(self) -> None:
+        """Records the end of a step and, after the last step of a turn, reports its times."""
         now = time.perf_counter()
         self._wall_s.append(now - self._since)
         self._since = now
@@ -44,9 +43,9 @@ class Turns:
             self._pipe.send({"wall_s": self._wall_s, "cpu_s": time.process_time() - self._cpu_s})
             self._await()
 
-    def end(self, **told: Any) -> None:
-        """After the last step: what the contender says of itself."""
-        self._pipe.send(told)
+    def end(self, **summary: Any) -> None:
+        """Reports the contender's own summary after its last step."""
+        self._pipe.send(summary)
 
     def _await(self) -> None:
         self._wanted, self._wall_s = self._pipe.recv(), []
@@ -55,26 +54,28 @@ class Turns:
 
 @dataclass
 class Contender:
-    """The other end: `module` is run with a descriptor, the job's file and an output folder as its
-    arguments.
+    """The benchmark's side: runs `module` with a pipe descriptor, a job file and an output folder.
 
-    One that is `helped` has one argument more, and torch's huge pages.
+    If it is `helped`, it gets one more argument and torch's huge pages.
     """
 
     name: str
     module: str
-    turns: list[float] = field(default_factory=list)  # seconds of a step, a mean for each turn
-    cpu: list[float] = field(default_factory=list)  # CPU seconds of a step, all threads, likewise
-    steps: list[float] = field(default_factory=list)  # seconds of every step
-    told: dict[str, Any] = field(default_factory=dict)
+    turns: list[float] = field(default_factory=list)  # seconds per step, one mean per turn
+    cpu: list[float] = field(
+        default_factory=list
+    )  # CPU seconds per step, all threads, one mean per turn
+    steps: list[float] = field(default_factory=list)  # seconds of each step
+    summary: dict[str, Any] = field(default_factory=dict)
 
     def start(self, job: Path, folder: Path, *, threads: int, helped: bool) -> None:
-        self._pipe, theirs = Pipe()
+        """Starts the process and waits until its setup is done."""
+        self._pipe, remote = Pipe()
         command = [
             sys.executable,
             "-m",
             f"tests.bench.{self.module}",
-            str(theirs.fileno()),
+            str(remote.fileno()),
             str(job),
             str(folder),
         ]
@@ -83,53 +84,57 @@ class Contender:
             command.append("helped")
             environ["THP_MEM_ALLOC_ENABLE"] = "1"
         folder.mkdir(parents=True)
-        with open(folder / "words", "wb") as words:
+        self._log = folder / "log"
+        with open(self._log, "wb") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env=environ,
-                pass_fds=[theirs.fileno()],
-                stdout=words,
-                stderr=words,
+                pass_fds=[remote.fileno()],
+                stdout=log,
+                stderr=log,
             )
-        theirs.close()
-        self._words = folder / "words"
-        self._heard()
+        remote.close()
+        self._receive()
 
     def turn(self, steps: int, *, counts: bool) -> None:
+        """Lets the contender train `steps` steps; records their times if the turn counts."""
         self._pipe.send(steps)
-        found = self._heard()
+        times = self._receive()
         if counts:
-            self.steps += found["wall_s"]
-            self.turns.append(sum(found["wall_s"]) / steps)
-            self.cpu.append(found["cpu_s"] / steps)
+            self.steps += times["wall_s"]
+            self.turns.append(sum(times["wall_s"]) / steps)
+            self.cpu.append(times["cpu_s"] / steps)
 
     def end(self) -> None:
+        """Receives the contender's summary and waits until it exits."""
         self._pipe.send(0)
-        self.told = self._heard()
+        self.summary = self._receive()
         self.process.wait(60)
 
     def kill(self) -> None:
+        """Kills the process."""
         self.process.kill()
         self.process.wait()
 
-    def _heard(self) -> Any:
+    def _receive(self) -> Any:
         try:
             return self._pipe.recv()
         except EOFError:
             raise SystemExit(
-                f"{self.name} ended early:\n{self._words.read_text()[-3000:]}"
+                f"{self.name} exited early:\n{self._log.read_text()[-3000:]}"
             ) from None
 
 
-def interleaved(contenders: list[Contender], *, rounds: int, steps: int, warmup: int) -> None:
-    """A first turn of `warmup` steps that does not count, then `rounds` of `steps` each; every
-    other round backward.
+def run_in_turns(contenders: list[Contender], *, rounds: int, steps: int, warmup: int) -> None:
+    """Runs an uncounted turn of `warmup` steps, then `rounds` turns of `steps` steps each.
+
+    Every second round runs the contenders in reverse order.
     """
-    for each in contenders:
-        each.turn(warmup, counts=False)
+    for contender in contenders:
+        contender.turn(warmup, counts=False)
     for number in range(rounds):
-        for each in contenders if number % 2 == 0 else reversed(contenders):
-            each.turn(steps, counts=True)
-    for each in contenders:
-        each.end()
+        for contender in contenders if number % 2 == 0 else reversed(contenders):
+            contender.turn(steps, counts=True)
+    for contender in contenders:
+        contender.end()

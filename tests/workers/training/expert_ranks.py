@@ -1,4 +1,4 @@
-"""What each rank of a pool does for the tests of expert parallelism; asked for by name."""
+"""Functions that the ranks of a pool run for the tests of expert parallelism."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from workers.training.parallel.mesh import World, build_axes
 from workers.training.parallel.parallelize import Parallel, parallelize
 
 
-def laid(model: dict[str, Any], plan: dict[str, Any]) -> tuple[Decoder, Parallel]:
-    given = ParallelPlan.from_dict(plan)
-    world = build_axes(given, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
-    parallel = parallelize(ModelSpec.model_validate(model), given, world, seed=3)
+def build_sharded_decoder(model: dict[str, Any], plan: dict[str, Any]) -> tuple[Decoder, Parallel]:
+    parallel_plan = ParallelPlan.from_dict(plan)
+    world = build_axes(
+        parallel_plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    )
+    parallel = parallelize(ModelSpec.model_validate(model), parallel_plan, world, seed=3)
     return parallel.parts[0].train(), parallel
 
 
 def all_to_all_bytes(model: dict[str, Any], plan: dict[str, Any]) -> int:
-    """Posted in a micro-batch of 2 x 12 tokens, forward and backward."""
-    decoder, _ = laid(model, plan)
+    """Bytes of all-to-all sends in forward and backward of a micro-batch of 2 x 12 tokens."""
+    decoder, _ = build_sharded_decoder(model, plan)
     generator = torch.Generator().manual_seed(dist.get_rank())
     tokens = torch.randint(0, decoder.spec.vocab, (2, 12), generator=generator)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
@@ -38,10 +40,10 @@ def all_to_all_bytes(model: dict[str, Any], plan: dict[str, Any]) -> int:
 
 
 def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -> dict[str, float]:
-    """All tokens of all ranks to expert 0: the largest gradients of the first rank's and of the
-    other experts, and how
-    far outputs are from those of a layer that has all experts. `backend`: of kernels, where there
-    is a choice.
+    """Route all tokens of all ranks to expert 0: the largest gradient of this rank's experts, and
+    the difference of the output from a layer that holds all experts.
+
+    `backend` selects the kernels.
     """
     os.environ["KERNELS_BACKEND"] = backend
     clear_records()
@@ -53,28 +55,32 @@ def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -
 
 
 def _unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, float]:
-    decoder, _ = laid(model, plan)
-    whole = Decoder(decoder.spec)
+    decoder, _ = build_sharded_decoder(model, plan)
+    full = Decoder(decoder.spec)
     experts: dict[str, Experts] = {
-        name: next(module for module in each.modules() if isinstance(module, Experts))
-        for name, each in (("dealt", decoder), ("whole", whole))
+        name: next(module for module in model.modules() if isinstance(module, Experts))
+        for name, model in (("sharded", decoder), ("full", full))
     }
-    for name, parameter in experts["whole"].named_parameters():
-        lying: Any = dict(experts["dealt"].named_parameters())[name]
-        parameter.data.copy_(lying.full_tensor())
+    for name, parameter in experts["full"].named_parameters():
+        shard: Any = dict(experts["sharded"].named_parameters())[name]
+        parameter.data.copy_(shard.full_tensor())
     x = torch.randn(
         10, decoder.spec.hidden, generator=torch.Generator().manual_seed(7)
     ).requires_grad_()
-    weights, chosen = torch.ones(10, 1), torch.zeros(10, 1, dtype=torch.int64)
-    found, want = (experts[name](x, weights, chosen) for name in ("dealt", "whole"))
-    found.sum().backward()
+    weights, experts_of_tokens = torch.ones(10, 1), torch.zeros(10, 1, dtype=torch.int64)
+    actual, expected = (
+        experts[name](x, weights, experts_of_tokens) for name in ("sharded", "full")
+    )
+    actual.sum().backward()
     gradients = [
-        local_tensor(each.grad) for each in experts["dealt"].parameters() if each.grad is not None
+        local_tensor(parameter.grad)
+        for parameter in experts["sharded"].parameters()
+        if parameter.grad is not None
     ]
-    assert len(gradients) == len(list(experts["dealt"].parameters())), (
-        "experts without a token have one too"
+    assert len(gradients) == len(list(experts["sharded"].parameters())), (
+        "experts without a token have a gradient too"
     )
     return {
-        "apart": (found - want).abs().max().item(),
-        "largest": max(each.abs().max().item() for each in gradients),
+        "difference": (actual - expected).abs().max().item(),
+        "largest_gradient": max(gradient.abs().max().item() for gradient in gradients),
     }

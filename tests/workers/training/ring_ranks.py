@@ -1,5 +1,5 @@
-"""What each rank of a pool does for the tests of ring attention and of decoders on parts of
-sequences.
+"""Functions that the ranks of a pool run for the tests of ring attention and context
+parallelism.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from workers.training.recompute.checkpointing import Recomputed
 
 
 def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[float]]:
-    """Of each shape: how far this rank's output and its gradients of q, k and v are from plain
-    attention's.
+    """For each shape, errors of this rank's output and gradients of q, k and v against plain
+    attention.
     """
     return [_attention_error(getattr(torch, dtype), **shape) for shape in shapes]
 
@@ -52,41 +52,42 @@ def _attention_error(
         torch.randn(2, length, heads * value_width),
     )
     q, k, v, slope = (x.to(dtype) for x in (q, k, v, slope))
-    whole = [x.double().clone().requires_grad_() for x in (q, k, v)]
-    expected = attend(*whole, window=window, scale=0.3, documents=documents)
+    full = [x.double().clone().requires_grad_() for x in (q, k, v)]
+    expected = attend(*full, window=window, scale=0.3, documents=documents)
     expected.backward(slope.double())
-    held = [
+    positions = [
         position
         for span in rank_spans(length, dist.get_world_size(), dist.get_rank())
         for position in span
     ]
-    mine = [x[:, held].requires_grad_() for x in (q, k, v)]
-    out = ring_attend(*mine, group=None, window=window, scale=0.3, documents=documents)
-    out.backward(slope[:, held])
-    pairs = [(out, expected[:, held])] + [
-        (a.grad, b.grad[:, held]) for a, b in zip(mine, whole, strict=True)
+    local = [x[:, positions].requires_grad_() for x in (q, k, v)]
+    out = ring_attend(*local, group=None, window=window, scale=0.3, documents=documents)
+    out.backward(slope[:, positions])
+    pairs = [(out, expected[:, positions])] + [
+        (a.grad, b.grad[:, positions]) for a, b in zip(local, full, strict=True)
     ]
-    return [_apart(found, wanted) for found, wanted in pairs]
+    return [_error(actual, wanted) for actual, wanted in pairs]
 
 
-def _apart(found: Tensor, wanted: Tensor) -> float:
-    """Largest difference, against the largest number where that is above 1."""
-    largest = max(1.0, wanted.abs().max().item())
-    return (found.double() - wanted.double()).abs().max().item() / largest
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest expected value if that is above 1."""
+    largest = max(1.0, expected.abs().max().item())
+    return (actual.double() - expected.double()).abs().max().item() / largest
 
 
 def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
-    """Of a sum of outputs over all ranks, under one draw of masks: the slope in a random direction
-    by gradients and by
-    finite differences, and the mean output where all values are 1."""
+    """The slope of a sum of outputs over all ranks in a random direction, with fixed dropout masks,
+    by gradients and by finite differences; and the mean output if all values are 1.
+    """
     torch.manual_seed(dist.get_rank())
-    held = length // dist.get_world_size()
+    local_length = length // dist.get_world_size()
     point = [
-        torch.randn(2, held, heads, 8, dtype=torch.float64).requires_grad_() for heads in (4, 2, 2)
+        torch.randn(2, local_length, heads, 8, dtype=torch.float64).requires_grad_()
+        for heads in (4, 2, 2)
     ]
     direction, weights = (
         [torch.randn_like(x) for x in point],
-        torch.randn(2, held, 32, dtype=torch.float64),
+        torch.randn(2, local_length, 32, dtype=torch.float64),
     )
 
     def total(step: float, leaves: list[Tensor]) -> Tensor:
@@ -106,11 +107,11 @@ def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
         ones = ring_attend(
             point[0], point[1], torch.ones_like(point[2]), group=None, window=None, dropout=dropout
         )
-        told = torch.stack(
+        sums = torch.stack(
             [slope.sum(), (total(1e-5, point) - total(-1e-5, point)) / 2e-5, ones.mean()]
         )
-    dist.all_reduce(told)
-    by_gradients, by_differences, mean = told.tolist()
+    dist.all_reduce(sums)
+    by_gradients, by_differences, mean = sums.tolist()
     return {
         "gradients": by_gradients,
         "differences": by_differences,
@@ -119,10 +120,9 @@ def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
 
 
 def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) -> dict[str, float]:
-    """A decoder on this rank's positions, its losses and gradients summed over ranks, against one
-    on whole sequences:
-    `loss` relative, `told` by routing layers, and the worst of all gradients against the largest
-    number in any.
+    """Errors of a decoder on this rank's positions, summed over ranks, against full sequences:
+    `loss` (relative), `routing` (statistics of MoE layers), and the worst of all gradients relative
+    to the largest gradient.
     """
     spec = ModelSpec.model_validate(model)
     size, rank = dist.get_world_size(), dist.get_rank()
@@ -132,23 +132,25 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
         torch.randint(0, spec.vocab, (2, length)),
         torch.randint(0, spec.vocab, (2, length)),
     )
-    loss, told, gradients = _passes(Decoder(spec), inputs, targets)
+    loss, routing, gradients = _passes(Decoder(spec), inputs, targets)
     decoder = Decoder(spec)
     apply_context(decoder, axis)
     if recompute:
         for block in decoder.blocks.values():
             block.forward = Recomputed(block.forward)
-    part_loss, part_told, part_gradients = _passes(decoder, *shard_sequence(inputs, targets, axis))
+    part_loss, part_routing, part_gradients = _passes(
+        decoder, *shard_sequence(inputs, targets, axis)
+    )
     assert set(part_gradients) == set(gradients)
-    for summed in (part_loss, part_told, *part_gradients.values()):
+    for summed in (part_loss, part_routing, *part_gradients.values()):
         dist.all_reduce(summed)
-    largest = max(each.abs().max().item() for each in gradients.values())
+    largest = max(gradient.abs().max().item() for gradient in gradients.values())
     worst = max(
-        (part_gradients[name] - each).abs().max().item() for name, each in gradients.items()
+        (part_gradients[name] - gradient).abs().max().item() for name, gradient in gradients.items()
     )
     return {
         "loss": abs(part_loss.item() / loss.item() - 1),
-        "told": (part_told - told).abs().max().item(),
+        "routing": (part_routing - routing).abs().max().item(),
         "gradients": worst / largest,
     }
 
@@ -163,8 +165,8 @@ def _passes(
     logits = decoder(inputs)
     loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     loss.backward()
-    told = torch.stack([layer.recorded for layer in layers]) if layers else torch.zeros(1)
-    return loss.detach(), told, {name: _gradient(each) for name, each in decoder.named_parameters()}
+    routing = torch.stack([layer.recorded for layer in layers]) if layers else torch.zeros(1)
+    return loss.detach(), routing, {name: _gradient(p) for name, p in decoder.named_parameters()}
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:
@@ -173,29 +175,28 @@ def _gradient(parameter: nn.Parameter) -> Tensor:
 
 
 def sent_bytes(
-    batch: int, held: int, heads: int, shared: int, width: int, value_width: int, dtype: str
+    batch: int, local_length: int, heads: int, shared: int, width: int, value_width: int, dtype: str
 ) -> dict[str, int]:
-    """What this rank hands to point-to-point sends in one forward and in one backward pass of an
-    attention.
-    """
+    """Bytes that this rank sends point to point in one forward and one backward pass."""
     sizes = [(heads, width), (shared, width), (shared, value_width)]
     q, k, v = (
-        torch.randn(batch, held, *size).to(getattr(torch, dtype)).requires_grad_() for size in sizes
+        torch.randn(batch, local_length, *size).to(getattr(torch, dtype)).requires_grad_()
+        for size in sizes
     )
-    with _counted() as forward:
+    with _count_sends() as forward:
         out = ring_attend(q, k, v, group=None, window=None)
-    with _counted() as backward:
+    with _count_sends() as backward:
         out.sum().backward()
     return {"forward": sum(forward), "backward": sum(backward)}
 
 
 @contextmanager
-def _counted() -> Iterator[list[int]]:
+def _count_sends() -> Iterator[list[int]]:
     posted: list[int] = []
     plain = dist.batch_isend_irecv
 
     def counting(operations: list[dist.P2POp]) -> list[dist.Work]:
-        posted.extend(each.tensor.nbytes for each in operations if each.op is dist.isend)
+        posted.extend(op.tensor.nbytes for op in operations if op.op is dist.isend)
         return plain(operations)
 
     ring_attention.dist.batch_isend_irecv = counting

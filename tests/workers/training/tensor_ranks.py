@@ -1,6 +1,4 @@
-"""What each rank of a pool does for the tests of tensor and sequence parallelism; asked for by
-name.
-"""
+"""Functions that the ranks of a pool run for the tests of tensor and sequence parallelism."""
 
 from __future__ import annotations
 
@@ -38,10 +36,8 @@ def axis() -> DeviceMesh:
     return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
 
 
-def built(spec: ModelSpec, **plan: Any) -> Decoder:
-    """Materialised and filled as a run does it; norms, biases and balancing biases moved off one
-    and zero.
-    """
+def build_decoder(spec: ModelSpec, **plan: Any) -> Decoder:
+    """A decoder initialized as in a run, with noise added so that no norm is 1 and no bias 0."""
     with torch.device("meta"):
         decoder = Decoder(spec)
     if plan:
@@ -50,14 +46,14 @@ def built(spec: ModelSpec, **plan: Any) -> Decoder:
     initialise(decoder, layers=spec.layers, seed=3)
     for name, tensor in [*decoder.named_parameters(), *decoder.named_buffers()]:
         generator = torch.Generator().manual_seed(sum(name.encode()))
-        local, place = local_part(tensor)
+        local, position = local_part(tensor)
         with torch.no_grad():
-            local.add_(torch.randn(tensor.shape, generator=generator)[place] * 0.1)
+            local.add_(torch.randn(tensor.shape, generator=generator)[position] * 0.1)
     return decoder.train()
 
 
-def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tensor], Tensor]:
-    """Two micro-batches forward and backward: their logits, and the summed loss of each row."""
+def run_passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tensor], Tensor]:
+    """Forward and backward of two micro-batches: the logits of each, and the loss of each row."""
     for module in decoder.modules():
         if isinstance(module, LoadBalance):
             module.gradient_scale = 0.3 / ranks
@@ -68,7 +64,7 @@ def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tenso
         inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
         targets[0, 3] = IGNORED
         out = decoder(inputs)
-        logits.append(out.detach().clone())  # the loss uses them up
+        logits.append(out.detach().clone())  # the loss overwrites the logits
         losses.append(token_losses(out, targets))
         losses[-1].sum().backward()
     sum_partial(decoder.parameters())
@@ -76,52 +72,63 @@ def passes(decoder: Decoder, length: int, *, ranks: int = 1) -> tuple[list[Tenso
 
 
 def decoder_errors(model: dict[str, Any], sequence_parallel: bool) -> dict[str, float]:
-    """Against the plain decoder, largest over two micro-batches: logits, rows' losses (relative),
-    and gradients, each
-    against its parameter's largest one. Sequence parallel ones recompute."""
+    """Largest differences from the unsharded decoder over two micro-batches: logits, row losses
+    (relative) and gradients (relative to the parameter's largest gradient).
+
+    Blocks recompute under sequence parallelism.
+    """
     spec, length = ModelSpec.model_validate(model), 12 if sequence_parallel else 13
-    plain, laid = built(spec), built(spec, sequence_parallel=sequence_parallel)
+    plain, sharded = build_decoder(spec), build_decoder(spec, sequence_parallel=sequence_parallel)
     if sequence_parallel:
-        for block in laid.blocks.values():
+        for block in sharded.blocks.values():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    want, want_losses = passes(plain, length)
-    found, found_losses = passes(laid, length, ranks=dist.get_world_size())
-    own, errors = dict(laid.named_parameters()), {}
-    most = max(each.grad.abs().max().item() for each in plain.parameters() if each.grad is not None)
-    assert list(own) == [name for name, _ in plain.named_parameters()], "names stay"
+    expected, expected_losses = run_passes(plain, length)
+    actual, actual_losses = run_passes(sharded, length, ranks=dist.get_world_size())
+    sharded_parameters, errors = dict(sharded.named_parameters()), {}
+    gradients = [p.grad for p in plain.parameters() if p.grad is not None]
+    most = max(gradient.abs().max().item() for gradient in gradients)
+    assert list(sharded_parameters) == [name for name, _ in plain.named_parameters()], (
+        "names do not change"
+    )
     for name, parameter in plain.named_parameters():
-        lying: Any = own[name]
-        assert torch.equal(lying.full_tensor(), parameter), (
-            f"{name} is drawn as one process draws it"
+        parameter_shard: Any = sharded_parameters[name]
+        assert torch.equal(parameter_shard.full_tensor(), parameter), (
+            f"{name} is initialized as in a single process"
         )
-        assert lying.grad is not None and parameter.grad is not None, f"{name} has no gradient"
-        assert lying.grad.placements == lying.placements, f"{name}: {lying.grad.placements}"
-        apart = (lying.grad.full_tensor() - parameter.grad).abs().max().item()
+        assert parameter_shard.grad is not None and parameter.grad is not None, (
+            f"{name} has no gradient"
+        )
+        assert parameter_shard.grad.placements == parameter_shard.placements, (
+            f"{name}: {parameter_shard.grad.placements}"
+        )
+        difference = (parameter_shard.grad.full_tensor() - parameter.grad).abs().max().item()
         largest = parameter.grad.abs().max().item()
-        # a key's bias without rotation moves all scores alike: its gradient is rounding
-        errors[name] = apart / (largest if largest > most * 1e-5 else most)
-    whole = [
-        (each.full_tensor() - other).abs().max().item()
-        for each, other in zip(found, want, strict=True)
+        # without rotation, a bias of keys shifts all scores equally: its gradient is rounding error
+        errors[name] = difference / (largest if largest > most * 1e-5 else most)
+    logits = [
+        (ours.full_tensor() - plain_logits).abs().max().item()
+        for ours, plain_logits in zip(actual, expected, strict=True)
     ]
     worst = max(errors, key=errors.__getitem__)
     return {
-        "logits": max(whole),
-        "losses": (found_losses / want_losses - 1).abs().max().item(),
+        "logits": max(logits),
+        "losses": (actual_losses / expected_losses - 1).abs().max().item(),
         worst: errors[worst],
     }
 
 
-def held_shapes(model: dict[str, Any]) -> dict[str, list[int]]:
-    decoder = built(ModelSpec.model_validate(model), sequence_parallel=False)
+def shard_shapes(model: dict[str, Any]) -> dict[str, list[int]]:
+    """The local shape of each parameter of a tensor-parallel decoder."""
+    decoder = build_decoder(ModelSpec.model_validate(model), sequence_parallel=False)
     return {
         name: list(local_part(parameter)[0].shape) for name, parameter in decoder.named_parameters()
     }
 
 
 def part_shapes(model: dict[str, Any]) -> list[list[int]]:
-    """What the parts of a pipeline hand on under sequence parallelism, and whether a chain of them
-    is the whole.
+    """Shapes of the outputs of three pipeline parts under sequence parallelism.
+
+    Checks that the parts in sequence compute the logits of the full decoder.
     """
     from workers.models.decoder import Part
 
@@ -142,71 +149,72 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
         )
         x = decoder(x)
         shapes.append(list(x.shape))
-    whole = Decoder(spec)
-    initialise(whole, layers=spec.layers, seed=3)
+    full = Decoder(spec)
+    initialise(full, layers=spec.layers, seed=3)
     logits: Any = x
-    torch.testing.assert_close(logits.full_tensor(), whole(tokens), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits.full_tensor(), full(tokens), rtol=1e-5, atol=1e-5)
     return shapes
 
 
-def messages(model: dict[str, Any], sequence_parallel: bool) -> dict[str, Any]:
-    """Collectives of a micro-batch of 2 x 12 tokens, forward and backward, and their bytes, by
-    kind.
-    """
-    decoder = built(ModelSpec.model_validate(model), sequence_parallel=sequence_parallel)
+def collective_traffic(model: dict[str, Any], sequence_parallel: bool) -> dict[str, Any]:
+    """Number and bytes of collectives by kind, in forward and backward of 2 x 12 tokens."""
+    decoder = build_decoder(ModelSpec.model_validate(model), sequence_parallel=sequence_parallel)
     tokens = torch.zeros(2, 12, dtype=torch.int64)
 
-    def once() -> None:
+    def run() -> None:
         token_losses(decoder(tokens), tokens).sum().backward()
 
     with CommDebugMode() as mode:
-        once()
+        run()
     calls: dict[str, int] = {}
     for kind, count in mode.get_comm_counts().items():
         name = str(kind).rsplit(".", 1)[-1]
         calls[name] = calls.get(name, 0) + count
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
-        once()
+        run()
     return {"calls": calls, "bytes": counted(profiled.events(), group=dist.get_world_size())}
 
 
 def cross_entropy_errors(vocab: int, dtype: str) -> list[float]:
-    """Losses and gradients of sharded logits against torch's own of whole ones, each row weighted
-    otherwise.
+    """Largest errors of loss and gradient of sharded logits against torch's cross-entropy of full
+    logits. Each row has its own weight.
     """
     generator = torch.Generator().manual_seed(vocab)
-    whole = (
+    full = (
         (torch.randn(3, 5, vocab, generator=generator) * 20)
         .to(getattr(torch, dtype))
         .requires_grad_()
     )
     targets = torch.randint(0, vocab, (15,), generator=generator)
     targets[4], weights = IGNORED, torch.rand(15, generator=generator)
-    want = functional.cross_entropy(
-        whole.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none"
+    expected = functional.cross_entropy(
+        full.float().flatten(0, 1), targets, ignore_index=IGNORED, reduction="none"
     )
-    (want * weights).sum().backward()
+    (expected * weights).sum().backward()
     start, stop = vocab_rows(vocab, axis())
-    local = whole.detach()[..., start:stop].clone().requires_grad_()
+    local = full.detach()[..., start:stop].clone().requires_grad_()
     logits = DTensor.from_local(
-        local, axis(), [Shard(2)], run_check=False, shape=whole.shape, stride=whole.stride()
+        local, axis(), [Shard(2)], run_check=False, shape=full.shape, stride=full.stride()
     )
-    found = cross_entropy(logits, targets, ignored=IGNORED)
-    (found * weights).sum().backward()
-    assert local.grad is not None and whole.grad is not None and local.grad.dtype == local.dtype
-    apart = (local.grad - whole.grad[..., start:stop]).float().abs()
-    return [(found - want).abs().max().item(), apart.max().item() if apart.numel() else 0.0]
+    actual = cross_entropy(logits, targets, ignored=IGNORED)
+    (actual * weights).sum().backward()
+    assert local.grad is not None and full.grad is not None and local.grad.dtype == local.dtype
+    difference = (local.grad - full.grad[..., start:stop]).float().abs()
+    return [
+        (actual - expected).abs().max().item(),
+        difference.max().item() if difference.numel() else 0.0,
+    ]
 
 
-def drawn() -> list[list[float]]:
-    """Within a module that draws apart, after it, and within it again when it is recomputed."""
+def random_draws() -> list[list[float]]:
+    """Random numbers drawn in a module with its own random stream, after it and recomputed."""
 
     class Drawing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append(torch.rand(4))
+            draws.append(torch.rand(4))
             return x * x
 
-    seen: list[Tensor] = []
+    draws: list[Tensor] = []
     module = Drawing()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     style = Region({}, around=rank_stream(dist.get_rank()))
@@ -215,38 +223,38 @@ def drawn() -> list[list[float]]:
     out = checkpoint(module, torch.ones(1, requires_grad=True), use_reentrant=False)
     after = torch.rand(4)
     out.sum().backward()
-    first, again = seen
-    return [first.tolist(), after.tolist(), again.tolist()]
+    original, recomputed = draws
+    return [original.tolist(), after.tolist(), recomputed.tolist()]
 
 
 def errors_without_logits(model: dict[str, Any], sequence_parallel: bool) -> dict[str, float]:
-    """Losses and gradients made a chunk of tokens at a time, of the vocabulary's part that a rank
-    holds, against those
-    of the same ranks' sharded logits: the sum, each token's, and the worst gradient of two
-    micro-batches.
+    """Errors of the loss that is computed by chunks of tokens without full logits, against the loss
+    of sharded logits: summed loss, loss of each token, and the worst gradient of two micro-batches.
     """
     spec = ModelSpec.model_validate(model)
-    with_logits, without = (built(spec, sequence_parallel=sequence_parallel) for _ in range(2))
-    generator, apart = torch.Generator().manual_seed(1), {"each": 0.0, "sum": 0.0}
-    for each in (True, False):
+    with_logits, without = (
+        build_decoder(spec, sequence_parallel=sequence_parallel) for _ in range(2)
+    )
+    generator, errors = torch.Generator().manual_seed(1), {"per token": 0.0, "sum": 0.0}
+    for per_token in (True, False):
         tokens = torch.randint(0, spec.vocab, (2, 13), generator=generator)
         inputs, targets = tokens[:, :-1], tokens[:, 1:].clone()
         targets[0, 3] = IGNORED
-        want = token_losses(with_logits(inputs), targets)
-        found = without(inputs, None, targets, each)
-        found = found.sum(1) if each else found
-        (want.sum() * 0.7).backward()
-        (found.sum() * 0.7).backward()
-        want = want if each else want.sum()
-        apart["each" if each else "sum"] = (found / want - 1).abs().max().item()
+        expected = token_losses(with_logits(inputs), targets)
+        actual = without(inputs, None, targets, per_token)
+        actual = actual.sum(1) if per_token else actual
+        (expected.sum() * 0.7).backward()
+        (actual.sum() * 0.7).backward()
+        expected = expected if per_token else expected.sum()
+        errors["per token" if per_token else "sum"] = (actual / expected - 1).abs().max().item()
     for decoder in (with_logits, without):
         sum_partial(decoder.parameters())
     for (name, one), other in zip(
         with_logits.named_parameters(), without.parameters(), strict=True
     ):
         assert one.grad is not None and other.grad is not None, f"{name} has no gradient"
-        wanted, got = (local_part(grad)[0] for grad in (one.grad, other.grad))
-        if wanted.numel():
-            worst = ((got - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6)).item()
-            apart["gradient"] = max(apart.get("gradient", 0.0), worst)
-    return apart
+        expected, actual = (local_part(grad)[0] for grad in (one.grad, other.grad))
+        if expected.numel():
+            worst = ((actual - expected).abs().max() / expected.abs().max().clamp_min(1e-6)).item()
+            errors["gradient"] = max(errors.get("gradient", 0.0), worst)
+    return errors

@@ -1,6 +1,4 @@
-"""What an attempt says of itself: points, events, exit; requests it obeys; and how each failure
-ends.
-"""
+"""What an attempt writes (points, events, exit file), its control requests, and its failures."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.matrix import select
 from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.catalog.metrics import METRICS
 from workers.contracts.wire.points import Point, RunEvent
@@ -20,7 +19,7 @@ from workers.training.loop.step_context import StepContext
 TWO = {"dp": 2, "micro_batch_size": 2, "global_batch_size": 4}
 
 
-def test_every_rank_writes_contracts(train, tmp_path):
+def test_every_rank_writes_points_and_events_of_the_contracts(train, tmp_path):
     more = {"eval": {"every_steps": 2, "batches": 1}, "checkpoint": {"every_steps": 3}}
     result = train(
         make_spec(None, {**TWO, "zero": 3}, **more), tmp_path, ORRERY_RUN="r-1", ORRERY_ATTEMPT="3"
@@ -66,14 +65,14 @@ def test_every_rank_writes_contracts(train, tmp_path):
     assert all(backend in ("torch", "flash") and reason for backend, reason in ran.values())
 
 
-def test_logs_every_few_steps_and_the_last(train, tmp_path):
+def test_logs_at_the_interval_and_at_the_last_step(train, tmp_path):
     result = train(make_spec(steps=7, log_every=3), tmp_path)
     assert [(p["seq"], p["step"]) for p in result.points()] == [(1, 3), (2, 6), (3, 7)]
 
 
 def test_learns_shakespeare(train, tmp_path):
     plan = {"global_batch_size": 16, "micro_batch_size": 16}
-    wanted = make_spec(
+    spec = make_spec(
         None,
         plan,
         steps=80,
@@ -81,37 +80,48 @@ def test_learns_shakespeare(train, tmp_path):
         optimizer={"lr": 1e-2},
         eval={"every_steps": 80, "batches": 4},
     )
-    result = train(wanted, tmp_path)
+    result = train(spec, tmp_path)
     assert result.values("loss")[0] == pytest.approx(5.55, abs=0.1), "ln 256"
     assert result.values("val_loss")[-1] < 3.0
 
 
-def test_validation_leaves_training_alone(train, tmp_path):
+def test_validation_does_not_change_training(train, tmp_path):
     model = {**TINY, "dropout": 0.2}
-    without = train(make_spec(model), tmp_path / "without")
-    between = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "between")
-    assert between.values("loss") == without.values("loss")
-    twice = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "twice")
-    assert twice.values("val_loss") == between.values("val_loss"), "no dropout in validation"
+    plain = train(make_spec(model), tmp_path / "without")
+    validated = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "between")
+    assert validated.values("loss") == plain.values("loss")
+    repeated = train(make_spec(model, eval={"every_steps": 1, "batches": 1}), tmp_path / "twice")
+    assert repeated.values("val_loss") == validated.values("val_loss"), "no dropout in validation"
 
 
 @pytest.mark.parametrize(
-    ("action", "ends", "saved"),
-    [("stop", "cancelled", []), ("pause", "preempted", [1]), ("preempt", "preempted", [1])],
+    ("action", "exit_class", "saved", "plan"),
+    select(
+        [
+            (*action, plan)
+            for plan in ({}, {**TWO, "zero": 2})
+            for action in (
+                ("stop", "cancelled", []),
+                ("pause", "preempted", [1]),
+                ("preempt", "preempted", [1]),
+            )
+        ],
+        [1, 3, 5],
+    ),
+    ids=lambda case: ("two" if case else "alone") if isinstance(case, dict) else None,
 )
-@pytest.mark.parametrize("plan", [{}, {**TWO, "zero": 2}], ids=["alone", "two"])
-def test_leaves_when_asked(action, ends, saved, plan, train, tmp_path):
+def test_obeys_a_control_request(action, exit_class, saved, plan, train, tmp_path):
     (tmp_path / "control.json").write_text(json.dumps({"action": action, "id": 5}))
     spec = make_spec(None, plan)
     result = train(spec, tmp_path)
-    assert {(o["class"], o["step"]) for o in result.outcomes} == {(ends, 1)}
+    assert {(o["class"], o["step"]) for o in result.outcomes} == {(exit_class, 1)}
     assert [e["data"]["step"] for e in result.events() if e["type"] == "checkpoint_saved"] == saved
-    again = train(spec, tmp_path)
-    assert again.outcomes[0]["class"] == "ok", "a request acts once"
-    assert again.points()[-1]["step"] == 4
+    second = train(spec, tmp_path)
+    assert second.outcomes[0]["class"] == "ok", "a request takes effect once"
+    assert second.points()[-1]["step"] == 4
 
 
-def test_checkpoint_when_asked(train, tmp_path):
+def test_saves_a_checkpoint_on_request(train, tmp_path):
     (tmp_path / "control.json").write_text(json.dumps({"action": "checkpoint", "id": 1}))
     result = train(make_spec(None, {**TWO, "zero": 1}), tmp_path)
     assert [e["data"]["step"] for e in result.events() if e["type"] == "checkpoint_saved"] == [1]
@@ -119,7 +129,7 @@ def test_checkpoint_when_asked(train, tmp_path):
 
 
 @pytest.mark.parametrize("plan", [{}, {**TWO, "zero": 3}], ids=["alone", "two"])
-def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
+def test_stops_before_a_non_finite_update(plan, train, tmp_path):
     result = train(make_spec(None, plan, steps=20, optimizer={"name": "sgd", "lr": 1e20}), tmp_path)
     assert {o["class"] for o in result.outcomes} == {"numerics"}
     event = next(e for e in result.events() if e["type"] == "non_finite")
@@ -130,7 +140,7 @@ def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "ends"),
+    ("error", "exit_class"),
     [
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -160,24 +170,30 @@ def test_stops_before_an_update_that_is_not_a_number(plan, train, tmp_path):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_failures_are_told(error, ends, train, tmp_path, monkeypatch, capsys):
+def test_failures_are_classified_and_reported(
+    error, exit_class, train, tmp_path, monkeypatch, capsys
+):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(StepContext, "loss", fail)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
     result = train(make_spec(), tmp_path)
-    assert result.outcomes[0]["class"] == ends
+    assert result.outcomes[0]["class"] == exit_class
     reason = result.outcomes[0]["reason"]
     assert str(error).split(":")[0].rstrip(".") in reason
-    told = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
-    assert bool(told) == (ends == "out_of_memory") == ("(in forward of step 1; weights 0" in reason)
+    reported = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
+    assert (
+        bool(reported)
+        == (exit_class == "out_of_memory")
+        == ("(in forward of step 1; weights 0" in reason)
+    )
     assert "error: rank 0, forward, after step 0" in capsys.readouterr().err
     assert str(error) in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
 
 
-def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
-    """Logits of 2 TiB in a bounded address space: machines may overcommit any size."""
+def test_a_real_out_of_memory_error_is_reported_with_its_numbers(train, tmp_path):
+    """Logits of 2 TiB in a limited address space, because machines may overcommit any size."""
     model = {
         **TINY,
         "layers": 1,
@@ -206,11 +222,11 @@ def test_memory_that_really_ends_is_told_with_its_numbers(train, tmp_path):
         and "enforce" not in outcome["reason"]
     )
     assert "(in forward of step 1; weights 32.0 MiB" in outcome["reason"]
-    [told] = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
+    [data] = [event["data"] for event in result.events() if event["type"] == "out_of_memory"]
     assert (
-        told["message"] == outcome["reason"]
-        and told["memory/params_bytes"] > 2**25
-        and told["phase"] == "forward"
+        data["message"] == outcome["reason"]
+        and data["memory/params_bytes"] > 2**25
+        and data["phase"] == "forward"
     )
 
 
@@ -225,7 +241,7 @@ def test_unwritable_run_directory_is_infrastructure(train, tmp_path, capsys):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_checkpoint_that_does_not_fit_the_disk_is_infrastructure(asynchronous, train, tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    # writing beyond fails as on a full disk
+    # a write beyond the limit fails as on a full disk
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     try:
         result = train(make_spec(checkpoint={"every_steps": 2, "async": asynchronous}), tmp_path)

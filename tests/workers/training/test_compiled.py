@@ -1,6 +1,4 @@
-"""Compiled blocks learn what plain ones learn, under every plan that cuts them; what they take is
-told.
-"""
+"""Compiled blocks equal eager ones under every sharding; compile time is reported."""
 
 from __future__ import annotations
 
@@ -10,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
 from tests.workers.training.pool import Pool, Result, train_alone
 
-STEPS = 20
-CALL = "tests.workers.training.test_compiled:ranks"
+STEPS = 20 if FULL else 8
+CALL = "tests.workers.training.test_compiled:train_with_graphs_only"
 MOE = {**TINY, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24}}
 LEAST = {
     **TINY,
@@ -30,39 +29,40 @@ LEAST = {
 def spec(plan: dict[str, Any], model: Any = None, **train: Any) -> dict[str, Any]:
     settings = {
         "steps": STEPS,
-        "eval": {"every_steps": 10, "batches": 1},
+        "eval": {"every_steps": STEPS // 2, "batches": 1},
         "seq_len": 14,
         "clip_norm": 0.5,
     }
     settings |= {"checkpoint": {"every_steps": STEPS, "async": False}}
-    whole = {"micro_batch_size": 2, "global_batch_size": 8, **plan}
-    return make_spec({**TINY, "layers": 2} if model is None else model, whole, **(settings | train))
+    full_plan = {"micro_batch_size": 2, "global_batch_size": 8, **plan}
+    return make_spec(
+        {**TINY, "layers": 2} if model is None else model, full_plan, **(settings | train)
+    )
 
 
-def ranks(spec: dict[str, Any], directory: str) -> dict[str, Any]:
-    """In a rank: the run with all that torch.compile does but writing code, which takes seconds for
-    every piece.
-    """
+def train_with_graphs_only(spec: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Train on a rank with torch.compile but without code generation, which takes seconds."""
     import os
 
     from tests.workers.training.pool import _run
     from workers.training.parallel import compile
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    compile.BACKEND, kept = "aot_eager", compile.BACKEND
+    compile.BACKEND, backend = "aot_eager", compile.BACKEND
     try:
         return _run(spec, Path(directory), {name: os.environ[name] for name in names})
     finally:
-        compile.BACKEND = kept
+        compile.BACKEND = backend
 
 
-def same(ours: Result, theirs: Result) -> None:
-    assert {each["class"] for each in ours.outcomes} == {"ok"}, ours.outcomes
-    for name in ("loss", "grad_norm", *(["val_loss"] if ours.values("val_loss") else [])):
-        assert ours.values(name) == pytest.approx(theirs.values(name), rel=1e-5), name
-    want = final_weights(theirs, STEPS)
+def assert_equal(actual: Result, expected: Result) -> None:
+    assert {outcome["class"] for outcome in actual.outcomes} == {"ok"}, actual.outcomes
+    for name in ("loss", "grad_norm", *(["val_loss"] if actual.values("val_loss") else [])):
+        assert actual.values(name) == pytest.approx(expected.values(name), rel=1e-5), name
+    weights = final_weights(expected, STEPS)
     assert all(
-        relative(each, want[name]) <= 1e-4 for name, each in final_weights(ours, STEPS).items()
+        relative(weight, weights[name]) <= 1e-4
+        for name, weight in final_weights(actual, STEPS).items()
     )
 
 
@@ -77,7 +77,7 @@ PLANS: list[dict[str, Any]] = [
     {"pp": 2, "schedule": "1f1b"},
     {"cp": 2, "micro_batch_size": 1},
 ]
-VALIDATED = "zero"  # the plan that also validates: another graph to be traced
+VALIDATED = "zero"  # the plan with this field also validates, which traces another graph
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -86,16 +86,16 @@ def test_losses_and_weights_of_one_eager_process(
 ) -> None:
     more = {} if VALIDATED in plan else {"eval": None}
     outcomes = pools(2).call(CALL, spec=spec(plan, compile=True, **more), directory=str(tmp_path))
-    found = Result(outcomes, tmp_path)
-    same(found, eager)
-    [told] = [event["data"] for event in found.events() if event["type"] == "compiled"]
-    # a piece's forward and backward pass, however many layers it serves; around a ring attention
-    # cuts blocks in more
+    compiled = Result(outcomes, tmp_path)
+    assert_equal(compiled, eager)
+    [event] = [event["data"] for event in compiled.events() if event["type"] == "compiled"]
+    # forward and backward of one graph serve all layers; ring attention breaks a block into more
+    # graphs
     most = {"cp": 12, "tp": 4}.get(next(iter(plan)), 2)
-    assert told["step"] == 1 and told["seconds"] > 0 and 2 <= told["pieces"] <= most
+    assert event["step"] == 1 and event["seconds"] > 0 and 2 <= event["pieces"] <= most
 
 
-def test_routed_experts_stand_between_compiled_pieces(
+def test_routed_experts_run_between_compiled_graphs(
     pools: Callable[[int], Pool], tmp_path: Path
 ) -> None:
     plan, short = (
@@ -105,32 +105,33 @@ def test_routed_experts_stand_between_compiled_pieces(
     outcomes = pools(2).call(
         CALL, spec=spec(plan, MOE, compile=True, **short), directory=str(tmp_path / "compiled")
     )
-    found = Result(outcomes, tmp_path / "compiled")
+    compiled = Result(outcomes, tmp_path / "compiled")
     plain = pools(2).train(spec(plan, MOE, **short), tmp_path / "plain")
-    assert {each["class"] for each in found.outcomes} == {"ok"}, found.outcomes
-    assert found.values("loss") == pytest.approx(plain.values("loss"), rel=1e-5)
+    assert {outcome["class"] for outcome in compiled.outcomes} == {"ok"}, compiled.outcomes
+    assert compiled.values("loss") == pytest.approx(plain.values("loss"), rel=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of its own parts
-def test_code_is_written_and_computes_the_same(tmp_path: Path) -> None:
-    """The one run here with torch's own code generator and the machine's C++ compiler."""
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns about its own code
+def test_generated_code_computes_the_same(tmp_path: Path) -> None:
+    """The only run in this file with torch's code generator and the machine's C++ compiler."""
     plain = train_alone(spec({}, LEAST, eval=None), tmp_path / "plain")
-    found = train_alone(spec({}, LEAST, eval=None, compile=True), tmp_path / "compiled")
-    same(found, plain)
+    compiled = train_alone(spec({}, LEAST, eval=None, compile=True), tmp_path / "compiled")
+    assert_equal(compiled, plain)
     assert (
-        found.values("memory/activations_bytes")[0] <= plain.values("memory/activations_bytes")[0]
+        compiled.values("memory/activations_bytes")[0]
+        <= plain.values("memory/activations_bytes")[0]
     )
 
 
-def test_a_machine_without_compiler_is_told_before_the_first_step(
+def test_a_missing_compiler_is_reported_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from torch._inductor import cpp_builder, exc
 
-    def none(search: str) -> str:
+    def raise_no_compiler(search: str) -> str:
         raise exc.InvalidCxxCompiler
 
-    monkeypatch.setattr(cpp_builder, "cpp_compiler_search", none)
+    monkeypatch.setattr(cpp_builder, "cpp_compiler_search", raise_no_compiler)
     [outcome] = train_alone(spec({}, compile=True), tmp_path).outcomes
     assert outcome["class"] == "user_error" and outcome["step"] == 0
     assert "no C++ compiler is found; try installing g++" in outcome["reason"]

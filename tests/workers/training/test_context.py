@@ -1,9 +1,10 @@
-"""Decoders and runs that hold parts of sequences against the same with whole ones."""
+"""Context parallelism: decoders and runs on parts of sequences equal those on full sequences."""
 
 from __future__ import annotations
 
 import pytest
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 
 RANKS = "tests.workers.training.ring_ranks"
@@ -30,7 +31,7 @@ MODELS = {
     "grouped": {},
     "window": {"window": 7},
     "learned positions": {"position": "learned", "norm": "layernorm", "bias": "all"},
-    "rope by the whole length": {"rope": DYNAMIC},
+    "rope by the full length": {"rope": DYNAMIC},
     "mla": {"attention": "mla", "mla": MLA, "kv_heads": 4},
     "mfa": {"attention": "mfa", "mfa": {"qk_rank": 12, "head_dim": 16, "heads": 3}},
     "experts": {"moe": MOE},
@@ -39,12 +40,13 @@ MODELS = {
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_losses_gradients_and_routing_are_those_of_whole_sequences(pools, model):
+def test_losses_gradients_and_routing_equal_full_sequences(pools, model):
     recompute = model in ("window", "capacity")
-    for found in pools(4).call(
+    for errors in pools(4).call(
         f"{RANKS}:decoder_errors", model={**SMALL, **MODELS[model]}, length=20, recompute=recompute
     ):
-        assert found["loss"] < 1e-6 and found["told"] < 1e-5 and found["gradients"] < 2e-6, found
+        assert errors["loss"] < 1e-6 and errors["routing"] < 1e-5, errors
+        assert errors["gradients"] < 2e-6, errors
 
 
 RUNS = [
@@ -53,15 +55,16 @@ RUNS = [
     ("window", {"cp": 2, "dp": 2, "zero": 1}),
     ("experts", {"cp": 2, "dp": 2, "zero": 2}),
 ]
-STEPS = {"window": 20, "experts": 12}  # one flipped route ends parity
+# few with experts: one expert choice that flips by rounding breaks parity
+STEPS = {"window": 20, "experts": 12} if FULL else {"window": 8, "experts": 6}
 
 
 def run_spec(model, plan):
     steps = STEPS[model]
-    # AdamW blows up rounding where gradients are all but zero: at 1e-3 weights differed by 1e-4,
-    # losses by 1e-7
+    # AdamW amplifies rounding where gradients are nearly zero: at a rate of 1e-3, weights differed
+    # by 1e-4, losses by 1e-7
     optimizer = {"name": "adamw", "lr": 3e-4}
-    # 20 positions over 4 ranks are 5 each: chunks of 3 and of 2
+    # 20 positions are 5 for each of 4 ranks: chunks of 3 and 2
     return make_spec(
         {**SMALL, **MODELS[model]},
         {"micro_batch_size": 2, "global_batch_size": 8, **plan},
@@ -75,18 +78,18 @@ def run_spec(model, plan):
 
 
 @pytest.fixture(scope="module")
-def alone(train, tmp_path_factory):
+def reference(train, tmp_path_factory):
     return {model: train(run_spec(model, {}), tmp_path_factory.mktemp(model)) for model in STEPS}
 
 
 @pytest.mark.parametrize(("model", "plan"), RUNS, ids=[f"{model} {plan}" for model, plan in RUNS])
-def test_runs_learn_what_one_process_learns(model, plan, alone, train, tmp_path):
-    result, one = train(run_spec(model, plan), tmp_path), alone[model]
+def test_runs_equal_one_process(model, plan, reference, train, tmp_path):
+    result, one = train(run_spec(model, plan), tmp_path), reference[model]
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     for name in ("loss", "grad_norm", "val_loss", "moe/aux_loss", "moe/max_violation"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
     assert [point["tokens"] for point in result.points(1)] == [
         160 * step for step in range(1, STEPS[model] + 1)
     ]
-    theirs, ours = final_weights(one, STEPS[model]), final_weights(result, STEPS[model])
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
+    expected, actual = final_weights(one, STEPS[model]), final_weights(result, STEPS[model])
+    assert max(relative(actual[name], expected[name]) for name in expected) <= 1e-4

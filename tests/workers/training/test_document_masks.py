@@ -1,6 +1,4 @@
-"""Documents kept apart by attention: under every technique what one process learns of the same
-ragged documents.
-"""
+"""Attention masks between documents: every technique equals one process on ragged documents."""
 
 from __future__ import annotations
 
@@ -9,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 
-STEPS = 20
+STEPS = 20 if FULL else 8
 
 DENSE = {
     "name": "dense",
@@ -40,11 +39,11 @@ GPT = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Some documents of a few bytes, some longer than a sequence."""
+    """Documents of a few bytes up to more than a sequence."""
     path = tmp_path_factory.mktemp("data") / "ragged.jsonl"
     lengths = np.random.default_rng(1).integers(0, 12, 500) ** 2 // 2
     texts = [
-        " ".join(str(n * place % 97) for place in range(1 + length // 3))
+        " ".join(str(n * index % 97) for index in range(1 + length // 3))
         for n, length in enumerate(lengths)
     ]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -63,13 +62,15 @@ def spec(data, model, plan, **train):
 
 
 @pytest.fixture(scope="module")
-def alone(data, train, tmp_path_factory):
-    kept = {}
+def reference(data, train, tmp_path_factory):
+    """`reference(model)`: the run in one process, trained once."""
+    runs = {}
 
     def run(model):
-        if model["name"] not in kept:
-            kept[model["name"]] = train(spec(data, model, {}), tmp_path_factory.mktemp("alone"))
-        return kept[model["name"]]
+        name = model["name"]
+        if name not in runs:
+            runs[name] = train(spec(data, model, {}), tmp_path_factory.mktemp("reference"))
+        return runs[name]
 
     return run
 
@@ -83,27 +84,28 @@ PLANS = [
 
 
 @pytest.mark.parametrize(("model", "plan"), PLANS, ids=[f"{m['name']} {p}" for m, p in PLANS])
-def test_equal_to_one_process(model, plan, alone, data, train, tmp_path):
-    result, one = train(spec(data, model, plan), tmp_path), alone(model)
+def test_equal_to_one_process(model, plan, reference, data, train, tmp_path):
+    result, one = train(spec(data, model, plan), tmp_path), reference(model)
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     for name in ("loss", "grad_norm", "val_loss"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
-    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
-    unseen = {name for name in theirs if model is GPT and name.endswith("attn.k.bias")}
-    assert max(relative(ours[name], theirs[name]) for name in theirs.keys() - unseen) <= 1e-4
+    expected, actual = final_weights(one, STEPS), final_weights(result, STEPS)
+    # its gradient is only rounding error, which Adam amplifies
+    ignored = {name for name in expected if model is GPT and name.endswith("attn.k.bias")}
+    assert max(relative(actual[name], expected[name]) for name in expected.keys() - ignored) <= 1e-4
 
 
-def test_goes_on_exactly_under_another_plan(alone, data, train, tmp_path):
+def test_resumes_exactly_under_another_plan(reference, data, train, tmp_path):
     checkpoint = {"every_steps": STEPS // 2}
     train(
         spec(data, DENSE, {"dp": 2, "zero": 2}, steps=STEPS // 2, checkpoint=checkpoint), tmp_path
     )
     resumed = train(spec(data, DENSE, {}, checkpoint=checkpoint), tmp_path)
-    assert resumed.values("loss") == pytest.approx(alone(DENSE).values("loss"), rel=1e-5)
+    assert resumed.values("loss") == pytest.approx(reference(DENSE).values("loss"), rel=1e-5)
 
 
-def test_masks_are_there_unless_told_otherwise(alone, data, train, tmp_path):
-    masked = alone(DENSE).values("loss")
+def test_masks_are_the_default(reference, data, train, tmp_path):
+    masked = reference(DENSE).values("loss")
     without = train(spec({**data, "document_masks": False}, DENSE, {}, steps=1), tmp_path / "not")
     assert abs(without.values("loss")[0] / masked[0] - 1) > 1e-5
     stale = train(
@@ -112,22 +114,22 @@ def test_masks_are_there_unless_told_otherwise(alone, data, train, tmp_path):
     assert stale.values("loss")[0] == pytest.approx(masked[0], rel=1e-6)
 
 
-def test_recomputation_and_precision(alone, data, train, tmp_path):
-    exact = alone(DENSE).values("loss")[:3]
+def test_recomputation_and_precision(reference, data, train, tmp_path):
+    exact = reference(DENSE).values("loss")[:3]
     measured = train(
         spec(data, DENSE, {"recompute": "auto", "recompute_budget_bytes": 600_000}, steps=3),
         tmp_path,
     )
     assert measured.values("loss") == exact
-    [event] = [each["data"] for each in measured.events() if each["type"] == "recompute_chosen"]
-    kept = [layer for stage in event["stages"] for layer in stage["layers"]]
-    assert any(layer["kind"] == "some" for layer in kept), kept
+    [data] = [event["data"] for event in measured.events() if event["type"] == "recompute_chosen"]
+    layers = [layer for stage in data["stages"] for layer in stage["layers"]]
+    assert any(layer["kind"] == "some" for layer in layers), layers
     for precision in ("bf16", "fp16", "fp8"):
         rounded = train(spec(data, DENSE, {"precision": precision}, steps=3), tmp_path / precision)
         assert rounded.values("loss") == pytest.approx(exact, rel=5e-3), precision
 
 
-def test_where_nothing_tells_them(train, tmp_path):
+def test_masks_without_document_boundaries_are_refused(train, tmp_path):
     np.arange(2000, dtype="<u2").tofile(tmp_path / "a.bin")
     data = {"path": str(tmp_path / "a.bin"), "format": "tokens", "document_masks": True}
     outcome = train(spec(data, DENSE | {"vocab": 2000}, {}), tmp_path).outcomes[0]
@@ -138,7 +140,7 @@ def test_where_nothing_tells_them(train, tmp_path):
     )
 
 
-def test_scaling_by_the_length_of_a_sequence_is_refused_beside_masks(data, train, tmp_path):
+def test_dynamic_rope_scaling_is_refused_with_masks(data, train, tmp_path):
     scaled = DENSE | {
         "rope": {"scaling": {"name": "dynamic", "factor": 2.0, "original_max_seq_len": 16}}
     }

@@ -1,6 +1,4 @@
-"""Three axes at once, and copies of shards beside tensor parallelism: on eight ranks what one
-process learns.
-"""
+"""Eight ranks equal one process: three parallel axes at once, and HSDP with tensor parallelism."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import pytest
 
 from tests.workers.training.conftest import final_weights, relative
 from tests.workers.training.pool import Pool, train_alone
-from tests.workers.training.test_combined_parallelism import DENSE, FLAT, STEPS, spec
+from tests.workers.training.test_combined_parallelism import DENSE, FLAT, MAX_STEPS, spec
 
 PLANS = [
     (DENSE, {"dp": 2, "tp": 2, "pp": 2, "zero": 1, "schedule": "1f1b", "sequence_parallel": True}),
@@ -18,7 +16,7 @@ PLANS = [
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
-    """A pool that ends with these tests: so many ranks wake up too often to stay."""
+    """A pool for these tests only: idle ranks still use CPU time."""
     pool = Pool(8, tmp_path_factory.mktemp("pool") / "store")
     yield pool
     pool.close()
@@ -29,12 +27,12 @@ def eight(tmp_path_factory):
 )
 def test_equal_to_one_process(model, plan, eight, tmp_path):
     one, result = (
-        train_alone(spec(model, {}), tmp_path / "one"),
-        eight.train(spec(model, plan), tmp_path / "eight"),
+        train_alone(spec(model, {}, steps=MAX_STEPS), tmp_path / "one"),
+        eight.train(spec(model, plan, steps=MAX_STEPS), tmp_path / "eight"),
     )
     assert [outcome["class"] for outcome in result.outcomes] == ["ok"] * 8, result.outcomes
     for name in ("loss", "grad_norm", "val_loss"):
         assert result.values(name) == pytest.approx(one.values(name), rel=1e-5), name
         assert all(result.values(name, rank) == result.values(name) for rank in range(8)), name
-    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
+    expected, actual = final_weights(one, MAX_STEPS), final_weights(result, MAX_STEPS)
+    assert max(relative(actual[name], expected[name]) for name in expected) <= 1e-4

@@ -1,6 +1,4 @@
-"""Experts dealt out to ranks learn what one process learns, under every ZeRO stage, beside
-pipelines, sequences cut in
-parts and tensor parallelism; what travels is what the planner says."""
+"""Expert parallelism equals one process, with ZeRO, pipeline, context and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ import pytest
 
 from orchestrator.planner.model.communication.engine_traffic import all_to_all_bytes
 from orchestrator.planner.model.inputs import RECOMPUTE
+from tests.matrix import FULL, select
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import ROOT
 from workers.runtime.exits import UserError
@@ -19,7 +18,7 @@ from workers.training.setup.spec_loading import accept
 
 RANKS = "tests.workers.training.expert_ranks"
 SMALL = {"layers": 3, "hidden": 32, "heads": 4, "ffn": 80, "vocab": 257, "max_seq_len": 64}
-STEPS = 12  # one flipped route ends parity
+STEPS = 12 if FULL else 6  # few: one expert choice that flips by rounding breaks parity
 MOE = {"experts": 6, "top_k": 2, "expert_ffn": 24}
 MLA = {
     "q_lora_rank": 12,
@@ -58,7 +57,7 @@ MODELS = {
 def spec(name, plan, *, steps=STEPS, **train):
     model = {"name": name, **SMALL, **MODELS[name]}
     plan = {"micro_batch_size": 1, "global_batch_size": 4, **plan}
-    # AdamW blows up rounding where gradients are all but zero
+    # AdamW amplifies rounding where gradients are nearly zero
     optimizer = {"name": "adamw", "lr": 3e-4}
     defaults = {
         "optimizer": optimizer,
@@ -74,7 +73,7 @@ def spec(name, plan, *, steps=STEPS, **train):
 
 
 @pytest.fixture(scope="module")
-def alone(train, tmp_path_factory):
+def reference(train, tmp_path_factory):
     return {name: train(spec(name, {}), tmp_path_factory.mktemp(name)) for name in MODELS}
 
 
@@ -95,15 +94,20 @@ RUNS = [
 ]
 
 
-def words(plan):
+SELECTED = [0, 1, 4, 5, 6, 7, 8]
+
+
+def label(plan):
     return "-".join(f"{key[:4]}{value}" for key, value in plan.items())
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"), RUNS, ids=[f"{name}-{words(plan)}" for name, plan in RUNS]
+    ("name", "plan"),
+    # by default without plans whose axes and ZeRO stages the others cover
+    select([pytest.param(*run, id=f"{run[0]}-{label(run[1])}") for run in RUNS], SELECTED),
 )
-def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
-    result, one = train(spec(name, plan), tmp_path), alone[name]
+def test_run_equals_one_process(name, plan, reference, train, tmp_path):
+    result, one = train(spec(name, plan), tmp_path), reference[name]
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     loads = [key for key in one.points()[0]["values"] if key.startswith("moe/")]
     assert len(loads) > 12
@@ -113,9 +117,9 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
                 value,
                 rank,
             )
-    assert min(one.values("grad_norm")) > 0.5, "clipping must bite"
-    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
+    assert min(one.values("grad_norm")) > 0.5, "every step must clip"
+    expected, actual = final_weights(one, STEPS), final_weights(result, STEPS)
+    assert max(relative(actual[name], expected[name]) for name in expected) <= 1e-4
 
 
 @pytest.mark.parametrize(
@@ -127,32 +131,34 @@ def test_a_run_is_that_of_one_process(name, plan, alone, train, tmp_path):
     ],
     ids=lambda plan: plan["precision"],
 )
-def test_fewer_bits(plan, alone, train, tmp_path):
+def test_low_precision_follows_fp32(plan, reference, train, tmp_path):
     result = train(spec("deepseek", {"dp": 2, "ep": 2, **plan}, steps=4, eval=None), tmp_path)
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
-    assert result.values("loss") == pytest.approx(alone["deepseek"].values("loss")[:4], rel=5e-3)
+    assert result.values("loss") == pytest.approx(
+        reference["deepseek"].values("loss")[:4], rel=5e-3
+    )
 
 
-def test_a_run_goes_on_with_experts_dealt_out_otherwise(alone, train, tmp_path):
-    """Saved under ep 2, resumed under dp 2 sharded, then under ep 2 with two copies, sharded."""
+def test_resume_with_other_expert_sharding(reference, train, tmp_path):
+    """Saved under ep 2, resumed under sharded dp 2, then under ep 2 with two sharded copies."""
     keep = {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None}
     plans = [{"dp": 2, "ep": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}]
     for part, plan in enumerate(plans, start=1):
         result = train(spec("deepseek", plan, **{**keep, "steps": STEPS * part // 3}), tmp_path)
         assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
-    assert result.values("loss") == pytest.approx(alone["deepseek"].values("loss"), rel=1e-5)
+    assert result.values("loss") == pytest.approx(reference["deepseek"].values("loss"), rel=1e-5)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
+def test_all_to_all_bytes_equal_the_planners(recompute, pools):
     model, plan = (
         {**SMALL, **MODELS["deepseek"]},
         {"dp": 2, "ep": 2, "zero": 0, "recompute": recompute},
     )
-    found = pools(2).call(
+    sent = pools(2).call(
         f"{RANKS}:all_to_all_bytes", model=model, plan={**plan, "micro_batch_size": 2}
     )
-    message = all_to_all_bytes(
+    expected = all_to_all_bytes(
         ep=2,
         accumulation=1,
         moe_layers=2,
@@ -166,22 +172,22 @@ def test_bytes_that_travel_are_those_of_the_planner(recompute, pools):
         experts=12,
         recompute=RECOMPUTE[recompute],
     )
-    assert sum(found) / len(found) == message
+    assert sum(sent) / len(sent) == expected
 
 
-@pytest.mark.parametrize("backend", ["", "reference"], ids=["pieces", "all rows at once"])
-def test_ranks_without_a_token_take_part(backend, pools):
-    given = {
+@pytest.mark.parametrize("backend", ["", "reference"], ids=["chunks", "all rows at once"])
+def test_ranks_without_tokens_take_part(backend, pools):
+    args = {
         "model": {**SMALL, **MODELS["mixtral"]},
         "plan": {"dp": 2, "ep": 2},
         "backend": backend,
     }
-    for rank, found in enumerate(pools(2).call(f"{RANKS}:unevenly_routed", **given)):
-        assert found["apart"] < 1e-6
-        assert (found["largest"] > 0) == (rank == 0)
+    for rank, result in enumerate(pools(2).call(f"{RANKS}:unevenly_routed", **args)):
+        assert result["difference"] < 1e-6
+        assert (result["largest_gradient"] > 0) == (rank == 0)
 
 
-def test_fake_ranks_show_the_experts_of_each(tmp_path):
+def test_fake_ranks_report_their_experts(tmp_path):
     plan = {"dp": 8, "ep": 2, "zero": 3, "dp_replicate": 2, "global_batch_size": 8}
     (tmp_path / "run.json").write_text(json.dumps(spec("deepseek", plan)))
     command = [
@@ -193,14 +199,14 @@ def test_fake_ranks_show_the_experts_of_each(tmp_path):
         "--fake-ranks",
         "8",
     ]
-    told = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    assert told["expert_mesh"] == {"expert_data": 4, "ep": 2}
-    # 12 experts over ep 2, and over 2 of the 4 ranks that hold the same ones
-    assert told["rank_0_shards"]["blocks.1.mlp.experts.up.weight"] == [3, 24, 32]
-    assert sum(rank["parameter_bytes"] for rank in told["ranks"]) == 2 * 4 * told["parameters"]
+    report = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    assert report["expert_mesh"] == {"expert_data": 4, "ep": 2}
+    # 12 experts over ep 2, then sharded over 2 of the 4 ranks that hold the same experts
+    assert report["rank_0_shards"]["blocks.1.mlp.experts.up.weight"] == [3, 24, 32]
+    assert sum(rank["parameter_bytes"] for rank in report["ranks"]) == 2 * 4 * report["parameters"]
 
 
-def test_experts_lie_within_a_copy_of_the_model():
+def test_ep_must_divide_the_ranks_of_a_model_copy():
     with pytest.raises(
         UserError, match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them; .* ep 2"
     ):

@@ -1,4 +1,4 @@
-"""Learning rates at the corners of every schedule."""
+"""Learning rates of every schedule at its boundary steps."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from workers.training.loop.lr_schedule import lr_at
     ids=str,
 )
 def test_rates(schedule, rates):
-    found = {
+    actual = {
         step: lr_at(step, steps=100, peak=1.0, schedule=LrSchedule.from_dict(schedule))
         for step in rates
     }
-    assert found == pytest.approx(rates)
+    assert actual == pytest.approx(rates)

@@ -1,6 +1,4 @@
-"""The engine's command as people type it: refused specs, --print, --fake-ranks, and real ranks
-under torchrun.
-"""
+"""The training command: refused specs, --print, --fake-ranks, and real ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 ENGINE = ["-m", "workers.training.main"]
 
 
-def written(tmp_path, spec):
+def write_spec(tmp_path, spec):
     (tmp_path / "run.json").write_text(spec if isinstance(spec, str) else json.dumps(spec))
     return ["--spec", str(tmp_path / "run.json"), "--dir", str(tmp_path / "out")]
 
@@ -54,53 +52,57 @@ def written(tmp_path, spec):
     ],
     ids=str,
 )
-def test_refused_by_a_sentence(change, message, tmp_path, capsys):
+def test_refuses_a_spec_with_a_message(change, message, tmp_path, capsys):
     spec = {**make_spec(), **change}
-    code = main(written(tmp_path, {key: value for key, value in spec.items() if value is not None}))
+    code = main(
+        write_spec(tmp_path, {key: value for key, value in spec.items() if value is not None})
+    )
     assert code == 64
     assert message in capsys.readouterr().err
-    told = json.loads((tmp_path / "out" / "rank-0" / "exit.json").read_text())
-    assert (told["class"], told["step"]) == ("user_error", 0)
+    outcome = json.loads((tmp_path / "out" / "rank-0" / "exit.json").read_text())
+    assert (outcome["class"], outcome["step"]) == ("user_error", 0)
 
 
 @pytest.mark.parametrize(
     ("text", "message"), [("{", "is not JSON"), ("[]", "is not a JSON object")]
 )
-def test_files_that_are_no_spec(text, message, tmp_path, capsys):
-    assert main(written(tmp_path, text)) == 64
+def test_files_without_a_spec_are_refused(text, message, tmp_path, capsys):
+    assert main(write_spec(tmp_path, text)) == 64
     assert message in capsys.readouterr().err
 
 
 def test_print_shows_the_resolved_plan_without_torch(tmp_path):
-    args = written(
+    args = write_spec(
         tmp_path,
         make_spec("llama-tiny", {"dp": 4, "zero": 3, "dp_replicate": 2, "global_batch_size": 16}),
     )
     code = f"import sys; from workers.training.main import main; main({[*args, '--print']!r})"
     code += "; assert 'torch' not in sys.modules"
-    done = subprocess.run(
+    finished_process = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=ENV, capture_output=True, text=True, check=True
     )
-    told = json.loads(done.stdout)
-    assert told["mesh"] == {"dp_replicate": 2, "dp_shard": 2}
-    assert (told["accumulation"], told["tokens_per_step"], told["world_size"]) == (4, 256, 4)
+    report = json.loads(finished_process.stdout)
+    assert report["mesh"] == {"dp_replicate": 2, "dp_shard": 2}
+    assert (report["accumulation"], report["tokens_per_step"], report["world_size"]) == (4, 256, 4)
     assert not (tmp_path / "out").exists()
 
 
-def test_fake_ranks_show_every_shard(tmp_path):
-    args = written(tmp_path, make_spec("llama2-7b", {"dp": 64, "zero": 3}))
+def test_fake_ranks_report_every_shard(tmp_path):
+    args = write_spec(tmp_path, make_spec("llama2-7b", {"dp": 64, "zero": 3}))
     command = [sys.executable, *ENGINE, *args, "--fake-ranks", "64"]
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True)
-    told = json.loads(done.stdout)
-    assert len(told["ranks"]) == 64
-    assert told["parameters"] == 6_738_415_616
-    assert sum(rank["parameter_bytes"] for rank in told["ranks"]) == 4 * told["parameters"]
+    finished_process = subprocess.run(
+        command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True
+    )
+    report = json.loads(finished_process.stdout)
+    assert len(report["ranks"]) == 64
+    assert report["parameters"] == 6_738_415_616
+    assert sum(rank["parameter_bytes"] for rank in report["ranks"]) == 4 * report["parameters"]
     assert main([*args, "--fake-ranks", "8"]) == 64
 
 
-def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
+def test_two_real_ranks_train_until_sigterm_then_save_and_exit(tmp_path):
     spec = make_spec("llama-tiny", {"dp": 2, "zero": 3, "micro_batch_size": 2}, steps=100_000)
-    command = [*TORCHRUN, *ENGINE, *written(tmp_path, spec)]
+    command = [*TORCHRUN, *ENGINE, *write_spec(tmp_path, spec)]
     with subprocess.Popen(
         command, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as running:
@@ -115,9 +117,8 @@ def test_two_real_ranks_learn_until_sigterm_then_save_and_leave(tmp_path):
         [point["values"]["loss"] for point in read_lines(folder / "points.jsonl")]
         for folder in folders
     ]
-    told = [json.loads((folder / "exit.json").read_text()) for folder in folders]
-    assert [t["class"] for t in told] == ["preempted"] * 2
-    assert losses[0] == losses[1] and told[0]["step"] == told[1]["step"] == len(losses[0]) > 0
-    assert (
-        tmp_path / "out" / "checkpoints" / f"step-{told[0]['step']:08d}" / "manifest.json"
-    ).is_file()
+    outcomes = [json.loads((folder / "exit.json").read_text()) for folder in folders]
+    assert [outcome["class"] for outcome in outcomes] == ["preempted"] * 2
+    step = outcomes[0]["step"]
+    assert losses[0] == losses[1] and step == outcomes[1]["step"] == len(losses[0]) > 0
+    assert (tmp_path / "out" / "checkpoints" / f"step-{step:08d}" / "manifest.json").is_file()

@@ -1,12 +1,11 @@
-"""PipeDream's stages learn exactly what one process learns that computes with the same stale
-weights.
-"""
+"""PipeDream equals a simulation in one process that computes with the same stale weights."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
@@ -16,7 +15,7 @@ from workers.training.optim import build_optimizer
 from workers.training.parallel.batch_sharding import load_microbatch, microbatches_for
 from workers.training.setup.spec_loading import accept
 
-STEPS, FLUSH = 20, 10
+STEPS, FLUSH = (20, 10) if FULL else (12, 6)
 MODEL = {
     "name": "tiny",
     "layers": 5,
@@ -41,16 +40,15 @@ def spec(plan, tied=False, **more):
 
 
 def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
-    """One process; `layers` of each stage. Weights are put into the model's own tensors before each
-    pass.
+    """PipeDream in one process: losses and final weights. `layers`: the number in each stage.
 
-    `tied` ends are two weights here, too, which get the same gradients: the first one's come as
-    many batches late as
-    there are stages, but for a flush. `clip` is of each stage's own gradients, and of a tied
-    embedding's.
+    Copies the stale weights into the model before each pass. If `tied`, embedding and head are two
+    weights that get the same gradients; those of the embedding arrive late by as many batches as
+    there are stages, except at a flush. `clip` applies to the gradients of each stage, and to those
+    of a tied embedding.
     """
     run = accept(spec({}))
-    samples, _ = open_samples(run, cache=directory, kept=directory)
+    samples, _ = open_samples(run, cache=directory, checkpoints=directory)
     decoder = Decoder(run.model)
     initialise(decoder, layers=run.model.layers, seed=run.train.seed)
     parameters = dict(decoder.named_parameters())
@@ -61,12 +59,12 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
     optimizer = build_optimizer(parameters, run.train.optimizer, shard_state=False)
     stages, ends = len(layers), torch.cumsum(torch.tensor(layers), 0).tolist()
 
-    def stage_of(name):
+    def get_stage(name):
         if name.startswith("blocks."):
             return next(stage for stage, end in enumerate(ends) if int(name.split(".")[1]) < end)
         return 0 if name.startswith("embed") else stages - 1
 
-    def put(weights):
+    def load_weights(weights):
         with (
             torch.no_grad(),
             torch.autograd._unsafe_preserve_version_counter(tuple(parameters.values())),
@@ -74,42 +72,42 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
 
-    def copied():
+    def copy_weights():
         return {name: parameter.detach().clone() for name, parameter in parameters.items()}
 
-    versions, losses, clipped = {0: copied()}, [], []
+    versions, losses, clipped = {0: copy_weights()}, [], []
     for batch in range(1, STEPS + 1):
         flushed = (batch - 1) // FLUSH * FLUSH
         stale = {
-            name: versions[max(flushed, batch - stages + (0 if vertical_sync else stage_of(name)))][
-                name
-            ]
+            name: versions[
+                max(flushed, batch - stages + (0 if vertical_sync else get_stage(name)))
+            ][name]
             for name in parameters
         }
-        put(stale)
+        load_weights(stale)
         total = 0.0
         for block in microbatches_for((batch - 1) * 4, 4, micro_batch_size=1, dp=1, rank=0):
             inputs, targets, _ = load_microbatch(samples, block, torch.device("cpu"))
             loss = token_loss(decoder(inputs), targets)
             if not stashing:
-                put(versions[batch - 1])
+                load_weights(versions[batch - 1])
             (loss / run.tokens_per_step).backward()
-            put(stale)
+            load_weights(stale)
             total += float(loss.detach())
         losses.append(total / run.tokens_per_step)
-        put(versions[batch - 1])
+        load_weights(versions[batch - 1])
         groups = [
-            [name for name in parameters if stage_of(name) == stage] for stage in range(stages)
+            [name for name in parameters if get_stage(name) == stage] for stage in range(stages)
         ]
         if tied:
             late[batch] = parameters["embed.weight"].grad
-            come = [
-                late.pop(each)
-                for each in list(late)
-                if each <= batch - stages or batch % FLUSH == 0
+            arrived = [
+                late.pop(sent)
+                for sent in list(late)
+                if sent <= batch - stages or batch % FLUSH == 0
             ]
             parameters["embed.weight"].grad = parameters["head.weight"].grad = sum(
-                come, parameters["head.weight"].grad
+                arrived, parameters["head.weight"].grad
             )
             groups = [
                 [name for name in names if name[:4] not in ("embe", "head")] for names in groups
@@ -117,17 +115,15 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
             groups.append(["embed.weight"])  # one gradient for both
         for names in groups:
             gradients = [parameters[name].grad for name in names]
-            norm = float(
-                torch.stack([each.double().square().sum() for each in gradients]).sum().sqrt()
-            )
+            norm = float(torch.stack([g.double().square().sum() for g in gradients]).sum().sqrt())
             if clip is not None and norm > clip:
                 clipped.append(batch)
                 for gradient in gradients:
                     gradient.mul_(clip / (norm + 1e-6))
         optimizer.step()
         optimizer.zero_grad()
-        versions[batch] = copied()
-    assert clip is None or clipped, "clipping must bite for this to mean something"
+        versions[batch] = copy_weights()
+    assert clip is None or clipped, "at least one step must clip"
     return losses, versions[STEPS]
 
 
@@ -144,23 +140,25 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("plan", "how"), CASES, ids=str)
-def test_equal_to_one_process_with_the_same_staleness(plan, how, train, tmp_path):
-    how = {"stashing": True, "vertical_sync": False, "tied": False, "clip": None, **how}
-    document = spec({"schedule": "pipedream", **plan}, tied=how["tied"], clip_norm=how["clip"])
+@pytest.mark.parametrize(("plan", "options"), CASES, ids=str)
+def test_equal_to_one_process_with_the_same_staleness(plan, options, train, tmp_path):
+    options = {"stashing": True, "vertical_sync": False, "tied": False, "clip": None, **options}
+    document = spec(
+        {"schedule": "pipedream", **plan}, tied=options["tied"], clip_norm=options["clip"]
+    )
     result = train(document, tmp_path / "run")
     assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
-    losses, weights = simulate(tmp_path, layers=plan["stage_layers"], **how)
+    losses, weights = simulate(tmp_path, layers=plan["stage_layers"], **options)
     assert result.values("loss") == pytest.approx(losses, rel=1e-5)
-    ours = final_weights(result, STEPS)
-    assert ours.keys() == weights.keys() - ({"head.weight"} if how["tied"] else set())
-    assert max(relative(ours[name], weights[name]) for name in ours) <= 1e-4
+    actual = final_weights(result, STEPS)
+    assert actual.keys() == weights.keys() - ({"head.weight"} if options["tied"] else set())
+    assert max(relative(actual[name], weights[name]) for name in actual) <= 1e-4
     for rank in range(len(result.outcomes)):
         assert [point["step"] for point in result.points(rank)] == list(range(1, STEPS + 1))
         assert result.values("loss", rank) == result.values("loss")
 
 
-def test_computes_in_bf16_with_the_versions_of_fp32(train, tmp_path):
+def test_bf16_follows_fp32(train, tmp_path):
     plan = {"pp": 2, "schedule": "pipedream"}
     exact = train(spec(plan, tied=True), tmp_path / "fp32")
     rounded = train(spec({**plan, "precision": "bf16"}, tied=True), tmp_path / "bf16")
@@ -169,25 +167,34 @@ def test_computes_in_bf16_with_the_versions_of_fp32(train, tmp_path):
     assert rounded.values("loss") == pytest.approx(exact.values("loss"), rel=5e-3)
 
 
+SHORT = {"steps": 6, "clip_norm": 0.5, "checkpoint": {"every_steps": 6, "async": False}}
+BF16 = {"pp": 2, "schedule": "pipedream", "stage_layers": [3, 2], "precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def without_recompute(train, tmp_path_factory):
+    return train(spec(BF16, tied=True, **SHORT), tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize("recompute", ["selective", "full"])
-def test_recomputes_with_the_weights_of_the_forward_pass(recompute, train, tmp_path):
-    short = {"steps": 6, "clip_norm": 0.5, "checkpoint": {"every_steps": 6, "async": False}}
-    plan = {"pp": 2, "schedule": "pipedream", "stage_layers": [3, 2], "precision": "bf16"}
-    plain = train(spec(plan, tied=True, **short), tmp_path / "plain")
-    again = train(spec({**plan, "recompute": recompute}, tied=True, **short), tmp_path / "again")
-    assert {outcome["class"] for outcome in again.outcomes} == {"ok"}, again.outcomes
+def test_recomputes_with_the_weights_of_the_forward_pass(
+    recompute, without_recompute, train, tmp_path
+):
+    plain = without_recompute
+    recomputed = train(spec({**BF16, "recompute": recompute}, tied=True, **SHORT), tmp_path)
+    assert {outcome["class"] for outcome in recomputed.outcomes} == {"ok"}, recomputed.outcomes
     for name in ("loss", "grad_norm"):
-        assert again.values(name) == plain.values(name), name
-    theirs, ours = final_weights(plain, 6), final_weights(again, 6)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+        assert recomputed.values(name) == plain.values(name), name
+    expected, actual = final_weights(plain, 6), final_weights(recomputed, 6)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 
-def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
+def test_resumes_exactly_from_a_flush(train, tmp_path):
     plan = {"pp": 2, "schedule": "pipedream"}
-    whole = train(spec(plan), tmp_path / "whole")
-    train(spec(plan, steps=FLUSH), tmp_path / "parts")
-    rest = train(spec(plan), tmp_path / "parts")
-    assert rest.values("loss") == whole.values("loss")
+    uninterrupted = train(spec(plan), tmp_path / "uninterrupted")
+    train(spec(plan, steps=FLUSH), tmp_path / "resumed")
+    resumed = train(spec(plan), tmp_path / "resumed")
+    assert resumed.values("loss") == uninterrupted.values("loss")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +209,7 @@ def test_goes_on_from_a_flush_as_if_undisturbed(train, tmp_path):
     ],
     ids=str,
 )
-def test_refuses_what_would_make_stages_wait(changed, message):
+def test_refuses_options_that_stall_stages(changed, message):
     document = spec({"pp": 2, "schedule": "pipedream"})
     for part, values in changed.items():
         document[part] = {**document[part], **values}

@@ -1,18 +1,17 @@
-"""Every schedule learns exactly what one process learns: tied or not, uneven layers, few
-micro-batches, any ZeRO.
-"""
+"""Every pipeline schedule equals one process: tied or not, uneven layers, few micro-batches."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.training.parallel.pipeline.stage import unwrapped_errors
 from workers.training.setup.fake_ranks import describe_fake_ranks
 from workers.training.setup.spec_loading import accept
 
-STEPS = 20
+STEPS = 20 if FULL else 8
 
 
 def spec(plan, *, tied=True, batch=4, **train):
@@ -32,21 +31,22 @@ def spec(plan, *, tied=True, batch=4, **train):
     settings = {
         "seq_len": 13,
         "clip_norm": 0.5,
-        "eval": {"every_steps": 10, "batches": 3},
+        "eval": {"every_steps": STEPS // 2, "batches": 3},
         "checkpoint": checkpoint,
     }
     return make_spec(model, plan, **{"steps": STEPS, **settings, **train})
 
 
 @pytest.fixture(scope="module")
-def alone(train, tmp_path_factory):
-    kept = {}
+def reference(train, tmp_path_factory):
+    """`reference(**train)`: the run in one process, trained once."""
+    runs = {}
 
     def run(**more):
         key = str(sorted(more.items()))
-        if key not in kept:
-            kept[key] = train(spec({}, **more), tmp_path_factory.mktemp("alone"))
-        return kept[key]
+        if key not in runs:
+            runs[key] = train(spec({}, **more), tmp_path_factory.mktemp("reference"))
+        return runs[key]
 
     return run
 
@@ -58,9 +58,9 @@ def assert_equal(result, one):
         assert all(
             result.values(name, rank) == result.values(name) for rank in range(len(result.outcomes))
         ), name
-    theirs, ours = final_weights(one, STEPS), final_weights(result, STEPS)
-    assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
-    assert min(one.values("grad_norm")) > 0.5, "clipping must bite for this test to mean something"
+    expected, actual = final_weights(one, STEPS), final_weights(result, STEPS)
+    assert max(relative(actual[name], expected[name]) for name in expected) <= 1e-4
+    assert min(one.values("grad_norm")) > 0.5, "every step must clip"
 
 
 TWO = [
@@ -77,15 +77,15 @@ TWO = [
 
 
 @pytest.mark.parametrize(("plan", "more"), TWO, ids=str)
-def test_losses_of_one_process(plan, more, alone, train, tmp_path):
-    assert_equal(train(spec({"pp": 2, **plan}, **more), tmp_path), alone(**more))
+def test_equal_to_one_process(plan, more, reference, train, tmp_path):
+    assert_equal(train(spec({"pp": 2, **plan}, **more), tmp_path), reference(**more))
 
 
-def test_four_stages(alone, train, tmp_path):
-    assert_equal(train(spec({"pp": 4, "schedule": "1f1b"}), tmp_path), alone())
+def test_four_stages(reference, train, tmp_path):
+    assert_equal(train(spec({"pp": 4, "schedule": "1f1b"}), tmp_path), reference())
 
 
-def test_dropout_masks_are_those_of_one_process(train, tmp_path):
+def test_dropout_masks_equal_those_of_one_process(train, tmp_path):
     gpt = {
         "bias": "all",
         "norm": "layernorm",
@@ -106,20 +106,16 @@ def test_dropout_masks_are_those_of_one_process(train, tmp_path):
     one, two = (
         make_spec(model, {"global_batch_size": 4, **plan}, steps=8) for plan in ({}, {"pp": 2})
     )
-    alone = train(one, tmp_path / "one")
-    assert train(two, tmp_path / "two").values("loss") == pytest.approx(
-        alone.values("loss"), rel=1e-5
-    )
+    expected = train(one, tmp_path / "one").values("loss")
+    assert train(two, tmp_path / "two").values("loss") == pytest.approx(expected, rel=1e-5)
 
 
-def test_saved_under_a_pipeline_resumed_without_and_back(alone, train, tmp_path):
-    """A folded pipeline with a tied embedding holds it twice; whoever reads the checkpoint finds
-    one.
-    """
+def test_saved_under_a_pipeline_resumed_without_and_back(reference, train, tmp_path):
+    """A V-shaped pipeline holds a tied embedding twice; its checkpoint contains it once."""
     half = {"steps": STEPS // 2, "checkpoint": {"every_steps": STEPS // 2, "async": False}}
     train(spec({"pp": 2, "schedule": "zbv"}, **half), tmp_path)
     rest = train(spec({"dp": 2, "zero": 3}), tmp_path)
-    expected = alone().values("loss")[STEPS // 2 :]
+    expected = reference().values("loss")[STEPS // 2 :]
     assert [
         point["values"]["loss"] for point in rest.points() if point["attempt"] == 2
     ] == pytest.approx(expected, rel=1e-5)
@@ -131,32 +127,30 @@ def test_saved_under_a_pipeline_resumed_without_and_back(alone, train, tmp_path)
 
 
 @pytest.mark.parametrize("schedule", sorted({plan["schedule"] for plan, _ in TWO} | {"pipedream"}))
-def test_fake_ranks_show_the_schedule(schedule):
-    """Every stage passes every micro-batch forward and back, once, in an order without gaps in its
-    own data.
-    """
+def test_fake_ranks_report_the_schedule(schedule):
+    """Every stage runs one forward and one backward pass of each micro-batch."""
     tied = schedule != "pipedream"
-    told = describe_fake_ranks(accept(spec({"pp": 2, "schedule": schedule}, tied=tied)), 2)
-    done = [
-        each for row in told["schedule"] for action in row for each in action.split("+") if each
+    report = describe_fake_ranks(accept(spec({"pp": 2, "schedule": schedule}, tied=tied)), 2)
+    actions = [
+        action for row in report["schedule"] for cell in row for action in cell.split("+") if action
     ]
-    stages = len(told["stage_layers"])
+    stages = len(report["stage_layers"])
     for kinds in ("F", "BI"):
-        passes = [each for each in done if each[1] in kinds]
-        # the first stage is a batch ahead
+        passes = [action for action in actions if action[1] in kinds]
+        # in PipeDream, the first stage is one batch ahead
         ahead = 4 if schedule == "pipedream" and kinds == "F" else 0
-        wanted = [
+        expected = [
             f"{stage}{number + (ahead if stage == 0 else 0)}"
             for stage in range(stages)
             for number in range(4)
         ]
-        assert sorted(each[0] + each[2:] for each in passes) == sorted(wanted), kinds
-    weights = [each for each in done if each[1] == "W"]
-    assert len(weights) == sum(each[1] == "I" for each in done)
-    assert [layer for layers in told["stage_layers"] for layer in layers] == list(range(5))
+        assert sorted(action[0] + action[2:] for action in passes) == sorted(expected), kinds
+    weights = [action for action in actions if action[1] == "W"]
+    assert len(weights) == sum(action[1] == "I" for action in actions)
+    assert [layer for layers in report["stage_layers"] for layer in layers] == list(range(5))
 
 
-def test_what_a_stage_raises_keeps_its_kind():
+def test_an_error_of_a_stage_keeps_its_type():
     with pytest.raises(torch.OutOfMemoryError, match="2 GiB"), unwrapped_errors():
         try:
             raise torch.OutOfMemoryError("Tried to allocate 2 GiB.")

@@ -1,6 +1,4 @@
-"""bf16 and fp16 compute over fp32 weights alike in every stage, and gradients may travel in 16
-bits.
-"""
+"""bf16 and fp16 over fp32 weights in every ZeRO stage; gradient reduction in 16 bits."""
 
 from __future__ import annotations
 
@@ -27,14 +25,14 @@ def halves(train, tmp_path_factory):
     }
 
 
-@pytest.mark.parametrize(("precision", "apart"), [("bf16", 2e-3), ("fp16", 2e-4)])
-def test_half_follows_fp32(precision, apart, fp32, halves):
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 2e-3), ("fp16", 2e-4)])
+def test_half_follows_fp32(precision, tolerance, fp32, halves):
     half = halves[precision]
-    assert half.values("loss") == pytest.approx(fp32.values("loss"), rel=apart)
+    assert half.values("loss") == pytest.approx(fp32.values("loss"), rel=tolerance)
     assert half.values("loss") != fp32.values("loss")
     params, copies = (half.values(f"memory/{name}_bytes")[0] for name in ("params", "buffers"))
     assert copies == params / 2, "a 16-bit copy of every fp32 weight"
-    # rope's tables, the loss and its fp32 logits stay as they are
+    # rope tables, the loss and its fp32 logits keep their size
     assert (
         half.values("memory/activations_bytes")[0]
         < 0.7 * fp32.values("memory/activations_bytes")[0]
@@ -44,7 +42,7 @@ def test_half_follows_fp32(precision, apart, fp32, halves):
 @pytest.mark.parametrize(
     ("precision", "zero"), [("bf16", 0), ("bf16", 2), ("fp16", 1), ("fp16", 3)]
 )
-def test_half_of_one_process(precision, zero, halves, train, tmp_path):
+def test_half_equals_one_process(precision, zero, halves, train, tmp_path):
     result = train(
         make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=12),
         tmp_path,
@@ -56,7 +54,7 @@ def test_half_of_one_process(precision, zero, halves, train, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_reducing_in_16_bits_and_gathering_ahead(precision, halves, train, tmp_path):
+def test_reduction_in_16_bits_with_prefetch(precision, halves, train, tmp_path):
     plan = {
         "dp": 2,
         "zero": 3,

@@ -1,6 +1,4 @@
-"""What a run tells of its model: norms by layer and texts at checkpoints, under every plan those of
-one process.
-"""
+"""Norms by layer and sample texts that a run reports: under every plan equal to one process."""
 
 from __future__ import annotations
 
@@ -57,8 +55,11 @@ def spec(plan, **more):
 
 
 def texts(result, rank=0):
-    told = [each["data"] for each in result.events(rank) if each["type"] == "samples_written"]
-    return {each["step"]: [sample["token_ids"] for sample in each["samples"]] for each in told}
+    return {
+        event["data"]["step"]: [sample["token_ids"] for sample in event["data"]["samples"]]
+        for event in result.events(rank)
+        if event["type"] == "samples_written"
+    }
 
 
 def by_layer(result, name):
@@ -69,85 +70,88 @@ def by_layer(result, name):
 
 
 @pytest.fixture(scope="module")
-def alone(train, tmp_path_factory):
-    """The same model in one process: dense and tied, dense, routed."""
-    made = {}
+def reference(train, tmp_path_factory):
+    """`reference(plan)`: the model of the plan in one process, trained once."""
+    runs = {}
 
     def run(plan):
         kind = (bool(plan.get("ep")), plan.get("schedule") == "pipedream")
-        if kind not in made:
-            whole = spec(plan)
+        if kind not in runs:
+            document = spec(plan)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(text_samples, "GRACE_S", TIMEOUT_S)  # as on the ranks of a pool
-                made[kind] = train({**whole, "plan": BATCH}, tmp_path_factory.mktemp("alone"))
-        return made[kind]
+                runs[kind] = train(
+                    {**document, "plan": BATCH}, tmp_path_factory.mktemp("reference")
+                )
+        return runs[kind]
 
     return run
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_plan_tells_what_one_process_tells(name, alone, train, tmp_path):
-    plan, one = PLANS[name], alone(PLANS[name])
+def test_every_plan_reports_the_same_as_one_process(name, reference, train, tmp_path):
+    plan, one = PLANS[name], reference(PLANS[name])
     result = train(spec(plan), tmp_path)
     assert [outcome["class"] for outcome in [*one.outcomes, *result.outcomes]] == ["ok"] * 3
     for point in result.points():
         squares = sum(v**2 for k, v in point["values"].items() if k.startswith("grad_norm/"))
         assert math.sqrt(squares) == pytest.approx(point["values"]["grad_norm"], rel=1e-12)
     assert [point["step"] for point in result.points()] == [3, 6, 8]
-    assert "grad_norm/embedding" not in result.points(1)[0]["values"], "told once"
+    assert "grad_norm/embedding" not in result.points(1)[0]["values"], "one rank reports it"
     grads, weights = by_layer(result, "grad_norm"), by_layer(result, "weight_norm")
     layers = 2 if plan.get("ep") else 4
     assert set(grads[0]) == {
         f"grad_norm/{n}" for n in ("embedding", *(f"layer_{i}" for i in range(layers)), "head")
     }
-    assert [bool(each) for each in weights] == [True, False, True], (
+    assert [bool(norms) for norms in weights] == [True, False, True], (
         "the first logged step and the last"
     )
     assert texts(result, 1) == {}
-    if name == "pipedream":  # other weights than one process has, by its staleness
+    if name == "pipedream":  # stale weights differ from those of one process
         assert set(texts(result)) == set(SAVED) and all(len(new) == 9 for new in texts(result)[4])
         return
-    for ours, theirs in (
+    for actual, expected in (
         (grads, by_layer(one, "grad_norm")),
         (weights, by_layer(one, "weight_norm")),
     ):
-        assert len(ours) == len(theirs)
-        for mine, other in zip(ours, theirs, strict=True):
-            assert mine == pytest.approx(other, rel=2e-5)
+        assert len(actual) == len(expected)
+        for norms, expected_norms in zip(actual, expected, strict=True):
+            assert norms == pytest.approx(expected_norms, rel=2e-5)
     assert texts(result) == texts(one)
 
 
-def test_texts_of_a_run(alone):
-    one = alone({})
-    found = texts(one)
-    assert set(found) == set(SAVED)
-    assert len({str(each) for each in found.values()}) == 2, "they change as the model learns"
-    told = [each["data"] for each in one.events() if each["type"] == "samples_written"][-1]
-    assert [each["prompt"] for each in told["samples"]] == SAMPLES["prompts"]
-    assert all(BYTES.decode(each["token_ids"]).translate({0: "\ufffd"}) for each in told["samples"])
-    assert (told["temperature"], told["cut_short"]) == (0.7, False)
+def test_texts_of_a_run(reference):
+    one = reference({})
+    by_step = texts(one)
+    assert set(by_step) == set(SAVED)
+    assert len({str(ids) for ids in by_step.values()}) == 2, "texts change as the model learns"
+    data = [event["data"] for event in one.events() if event["type"] == "samples_written"][-1]
+    samples = data["samples"]
+    assert [sample["prompt"] for sample in samples] == SAMPLES["prompts"]
+    assert all(BYTES.decode(sample["token_ids"]).translate({0: "\ufffd"}) for sample in samples)
+    assert (data["temperature"], data["cut_short"]) == (0.7, False)
 
 
 def test_time_for_texts_is_bounded(train, tmp_path, monkeypatch):
     monkeypatch.setattr(text_samples, "SHARE", 0.0)
     monkeypatch.setattr(text_samples, "GRACE_S", 1e-6)
-    found = train({**spec({}), "plan": BATCH}, tmp_path)
-    [told] = [each["data"] for each in found.events() if each["type"] == "samples_written"]
-    assert (told["step"], told["cut_short"]) == (4, True)
-    assert [len(each["token_ids"]) for each in told["samples"]] == [1, 1, 1]
+    result = train({**spec({}), "plan": BATCH}, tmp_path)
+    [data] = [event["data"] for event in result.events() if event["type"] == "samples_written"]
+    assert (data["step"], data["cut_short"]) == (4, True)
+    assert [len(sample["token_ids"]) for sample in data["samples"]] == [1, 1, 1]
 
 
 def test_prompts_from_the_held_out_text(tmp_path):
     run = accept(make_spec(samples={"count": 4}, seq_len=48))
-    found = open_prompts(run, run.train.writes, cache=tmp_path, kept=tmp_path)
-    words = [found.words(ids) for ids in found.ids]
-    assert len(set(words)) == 4 and all(1 <= len(ids) <= 24 for ids in found.ids)
+    prompts = open_prompts(run, run.train.writes, cache=tmp_path, checkpoints=tmp_path)
+    words = [prompts.text(ids) for ids in prompts.ids]
+    assert len(set(words)) == 4 and all(1 <= len(ids) <= 24 for ids in prompts.ids)
     assert all(text == text.strip() and " " in text for text in words), words
-    assert found.words([72, 0, 255, 256, 105]) == "H\ufffd\ufffd\ufffdi", (
-        "whatever a model writes can be shown"
+    assert prompts.text([72, 0, 255, 256, 105]) == "H\ufffd\ufffd\ufffdi", (
+        "invalid bytes and tokens become replacement characters"
     )
-    assert found.continuation([0xC3], [0xA9, 0x21]) == "\ufffd!", (
-        "a character cut in two between prompt and text"
+    assert prompts.continuation([0xC3], [0xA9, 0x21]) == "\ufffd!", (
+        "a character that is split between prompt and text"
     )
     assert accept(make_spec()).train.writes is None
     assert accept(
@@ -155,17 +159,19 @@ def test_prompts_from_the_held_out_text(tmp_path):
     ).train.writes.count
 
 
-def test_prompts_that_no_model_can_go_on_from(tmp_path):
+def test_unusable_prompts_are_refused(tmp_path):
     long = accept(make_spec(samples={"prompts": ["x" * 16]}))
     with pytest.raises(
         UserError, match=r"train\.samples\.prompts\.0: 16 tokens.* try one of 1 to 15"
     ):
-        open_prompts(long, long.train.samples, cache=tmp_path, kept=tmp_path)
+        open_prompts(long, long.train.samples, cache=tmp_path, checkpoints=tmp_path)
     (np.arange(4000) % 200).astype(np.uint16).tofile(tmp_path / "ids.bin")
     data = {"path": str(tmp_path / "ids.bin"), "format": "tokens"}
     with pytest.raises(UserError, match="without a tokenizer"):
         accept({**make_spec(samples={"prompts": ["x"]}), "data": data})
-    drawn = accept({**make_spec(samples={"count": 1}), "data": data})
-    found = open_prompts(drawn, drawn.train.samples, cache=tmp_path, kept=tmp_path)
-    assert isinstance(found, Prompts) and len(found.ids[0]) == 8
-    assert found.words(found.ids[0]) is None and found.continuation(found.ids[0], [1]) is None
+    drawn_run = accept({**make_spec(samples={"count": 1}), "data": data})
+    prompts = open_prompts(drawn_run, drawn_run.train.samples, cache=tmp_path, checkpoints=tmp_path)
+    assert isinstance(prompts, Prompts) and len(prompts.ids[0]) == 8
+    assert (
+        prompts.text(prompts.ids[0]) is None and prompts.continuation(prompts.ids[0], [1]) is None
+    )

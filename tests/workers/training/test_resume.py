@@ -1,6 +1,4 @@
-"""A resumed run goes on exactly, under its own plan or another; damaged and foreign checkpoints are
-told.
-"""
+"""Exact resume under the same or another plan; damaged and foreign checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -17,25 +15,33 @@ from tests.workers.training.conftest import make_spec
 from workers.models.convert import convert
 from workers.models.weights.manifest import write_manifest
 
-HALF, WHOLE = 5, 10
+HALF_STEPS, FULL_STEPS = 5, 10
 
 
 def spec(plan, steps, **more):
     schedule = {"name": "linear", "min_lr": 1e-4}
-    found = make_spec(
+    document = make_spec(
         None,
         {"global_batch_size": 8, "micro_batch_size": 2, **plan},
         steps=steps,
         clip_norm=1.0,
         **more,
     )
-    found["train"]["lr_schedule"] = schedule | {"name": "constant", "min_lr": 0.0}
-    return found
+    document["train"]["lr_schedule"] = schedule | {"name": "constant", "min_lr": 0.0}
+    return document
 
 
 @pytest.fixture(scope="module")
-def straight(train, tmp_path_factory):
-    return train(spec({}, WHOLE), tmp_path_factory.mktemp("straight"))
+def uninterrupted(train, tmp_path_factory):
+    return train(spec({}, FULL_STEPS), tmp_path_factory.mktemp("uninterrupted"))
+
+
+@pytest.fixture(scope="module")
+def first_step(train, tmp_path_factory):
+    """The directory of a run that saved a checkpoint after its first step; tests copy it."""
+    directory = tmp_path_factory.mktemp("first_step")
+    train(spec({}, 1, checkpoint={"every_steps": 1}), directory)
+    return directory
 
 
 @pytest.mark.parametrize(
@@ -48,27 +54,27 @@ def straight(train, tmp_path_factory):
     ],
     ids=str,
 )
-def test_goes_on_exactly(before, after, straight, train, tmp_path):
-    checkpoint = {"every_steps": HALF, "async": before.get("zero") != 1}
-    first = train(spec(before, HALF, checkpoint=checkpoint), tmp_path)
+def test_resumes_exactly(before, after, uninterrupted, train, tmp_path):
+    checkpoint = {"every_steps": HALF_STEPS, "async": before.get("zero") != 1}
+    first = train(spec(before, HALF_STEPS, checkpoint=checkpoint), tmp_path)
     saved = [event for event in first.events() if event["type"] == "checkpoint_saved"]
-    assert [event["data"]["step"] for event in saved] == [HALF]
-    second = train(spec(after, WHOLE, checkpoint=checkpoint), tmp_path)
+    assert [event["data"]["step"] for event in saved] == [HALF_STEPS]
+    second = train(spec(after, FULL_STEPS, checkpoint=checkpoint), tmp_path)
     points = [point for point in second.points() if point["attempt"] == 2]
-    assert [point["seq"] for point in points] == list(range(1, WHOLE - HALF + 1))
-    assert [point["step"] for point in points] == list(range(HALF + 1, WHOLE + 1))
-    assert points[-1]["tokens"] == straight.points()[-1]["tokens"]
+    assert [point["seq"] for point in points] == list(range(1, FULL_STEPS - HALF_STEPS + 1))
+    assert [point["step"] for point in points] == list(range(HALF_STEPS + 1, FULL_STEPS + 1))
+    assert points[-1]["tokens"] == uninterrupted.points()[-1]["tokens"]
     assert "checkpoint_restored" in [event["type"] for event in second.events()]
     losses = [point["values"]["loss"] for point in points]
     exact = before == after == {}
     assert losses == (
-        straight.values("loss")[HALF:]
+        uninterrupted.values("loss")[HALF_STEPS:]
         if exact
-        else pytest.approx(straight.values("loss")[HALF:], rel=1e-5)
+        else pytest.approx(uninterrupted.values("loss")[HALF_STEPS:], rel=1e-5)
     )
 
 
-def test_newest_whole_checkpoint_is_taken_and_old_ones_go(train, tmp_path):
+def test_resumes_from_the_newest_complete_checkpoint_and_deletes_old_ones(train, tmp_path):
     train(spec({}, 8, checkpoint={"every_steps": 2, "keep": 2}), tmp_path)
     folders = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert folders == ["step-00000006", "step-00000008"]
@@ -83,31 +89,28 @@ def test_newest_whole_checkpoint_is_taken_and_old_ones_go(train, tmp_path):
     assert events["checkpoint_restored"]["step"] == 6
 
 
-def test_where_nothing_whole_is_left_a_run_says_so_and_begins_anew(train, straight, tmp_path):
+def test_starts_from_scratch_if_no_checkpoint_is_complete(train, tmp_path):
     train(spec({}, 4, checkpoint={"every_steps": 2, "keep": 2}), tmp_path)
     older, newer = sorted((tmp_path / "checkpoints").iterdir())
     next(older.glob("*.distcp")).unlink()
     (newer / "manifest.json").write_text('{"version": 1, "fi')
     result = train(spec({}, 5), tmp_path)
     events = [event for event in result.events() if event["attempt"] == 2]
-    message = [
+    messages = [
         event["data"]["message"] for event in events if event["type"] == "checkpoint_rejected"
     ]
-    assert (
-        len(message) == 2
-        and "manifest.json cannot be read" in message[0]
-        and "is missing" in message[1]
-    )
+    assert len(messages) == 2
+    assert "manifest.json cannot be read" in messages[0] and "is missing" in messages[1]
     assert [point["step"] for point in result.points() if point["attempt"] == 2] == [1, 2, 3, 4, 5]
 
 
-def test_named_checkpoint_of_another_place(train, straight, tmp_path):
-    train(spec({}, HALF, checkpoint={"every_steps": HALF}), tmp_path / "first")
+def test_resumes_from_a_named_checkpoint_of_another_directory(train, uninterrupted, tmp_path):
+    train(spec({}, HALF_STEPS, checkpoint={"every_steps": HALF_STEPS}), tmp_path / "first")
     folder = tmp_path / "first" / "checkpoints" / "step-00000005"
     result = train(
-        spec({}, WHOLE), tmp_path / "second", ORRERY_RESUME=str(folder), ORRERY_ATTEMPT="7"
+        spec({}, FULL_STEPS), tmp_path / "second", ORRERY_RESUME=str(folder), ORRERY_ATTEMPT="7"
     )
-    assert result.values("loss") == straight.values("loss")[HALF:]
+    assert result.values("loss") == uninterrupted.values("loss")[HALF_STEPS:]
     assert {point["attempt"] for point in result.points()} == {7}
     manifest = json.loads((folder / "manifest.json").read_text())
     assert (manifest["step"], manifest["samples"], manifest["tokens"]) == (5, 40, 640)
@@ -121,8 +124,8 @@ def test_named_checkpoint_of_another_place(train, straight, tmp_path):
         (lambda s: s["train"].update(seq_len=8), "seq_len 16, the spec has 8"),
     ],
 )
-def test_checkpoint_of_another_run_is_refused(change, message, train, tmp_path):
-    train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
+def test_checkpoint_of_another_run_is_refused(change, message, first_step, train, tmp_path):
+    shutil.copytree(first_step, tmp_path, dirs_exist_ok=True)
     other = json.loads(json.dumps(spec({}, 2)))
     change(other)
     outcome = train(other, tmp_path).outcomes[0]
@@ -130,13 +133,13 @@ def test_checkpoint_of_another_run_is_refused(change, message, train, tmp_path):
     assert message in outcome["reason"]
 
 
-def test_resume_from_nowhere_is_refused(train, tmp_path):
+def test_resume_from_a_missing_folder_is_refused(train, tmp_path):
     outcome = train(spec({}, 2), tmp_path, ORRERY_RESUME=str(tmp_path / "nothing")).outcomes[0]
     assert outcome["class"] == "user_error"
     assert "manifest.json" in outcome["reason"]
 
 
-class Evil:
+class CreatesFolderOnUnpickling:
     def __init__(self, path):
         self.path = path
 
@@ -144,19 +147,19 @@ class Evil:
         return os.mkdir, (self.path,)
 
 
-def weights_alone(folder, manifest):
+def convert_to_weights_only(folder, manifest):
     convert(folder, folder.with_name("converted"), "orrery")
     shutil.rmtree(folder)
     folder.with_name("converted").rename(folder)
 
 
-def table_that_runs_code(folder, manifest):
-    (folder / ".metadata").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
+def write_table_that_runs_code(folder, manifest):
+    (folder / ".metadata").write_bytes(pickle.dumps(CreatesFolderOnUnpickling(str(folder / "ran"))))
     write_manifest(folder, manifest)
 
 
-def bytes_for_a_tensor(folder, manifest):
-    """Torch would unpickle them whatever they hold."""
+def replace_tensor_by_bytes(folder, manifest):
+    """Replace a tensor by bytes, which torch would unpickle without a check."""
     table = pickle.loads((folder / ".metadata").read_bytes())
     table.state_dict_metadata["model.norm.weight"] = BytesStorageMetadata()
     (folder / ".metadata").write_bytes(pickle.dumps(table))
@@ -164,14 +167,14 @@ def bytes_for_a_tensor(folder, manifest):
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    ("damage", "message"),
     [
-        (weights_alone, "has only weights, converted from .*try train.init_from"),
+        (convert_to_weights_only, "has only weights, converted from .*try train.init_from"),
         (
-            table_that_runs_code,
+            write_table_that_runs_code,
             "no table of contents does; give a checkpoint that this engine wrote",
         ),
-        (bytes_for_a_tensor, "model.norm.weight is not a tensor, but bytes"),
+        (replace_tensor_by_bytes, "model.norm.weight is not a tensor, but bytes"),
         (
             lambda folder, manifest: write_manifest(folder, {"step": 1}),
             "manifest.json has no tokens",
@@ -182,13 +185,13 @@ def bytes_for_a_tensor(folder, manifest):
         ),
     ],
 )
-def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_nothing(
-    harm, message, train, tmp_path
+def test_a_foreign_checkpoint_is_refused_on_every_rank_and_runs_no_code(
+    damage, message, first_step, train, tmp_path
 ):
-    train(spec({}, 1, checkpoint={"every_steps": 1}), tmp_path)
+    shutil.copytree(first_step, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "checkpoints" / "step-00000001"
     manifest = json.loads((folder / "manifest.json").read_text())
-    harm(folder, {name: manifest[name] for name in manifest.keys() - {"files", "version"}})
+    damage(folder, {name: manifest[name] for name in manifest.keys() - {"files", "version"}})
     plan = {"dp": 2, "zero": 1}
     outcomes = train(spec(plan, 2), tmp_path / "other", ORRERY_RESUME=str(folder)).outcomes
     assert [outcome["class"] for outcome in outcomes] == ["user_error"] * 2

@@ -13,10 +13,10 @@ def test_declared_and_implemented_transforms_are_the_same_in_the_same_order():
 
 
 def test_a_transform_comes_after_those_it_depends_on():
-    seen: set[str] = set()
+    earlier: set[str] = set()
     for rule in RULES:
-        assert set(rule.after) <= seen, rule.name
-        seen.add(rule.name)
+        assert set(rule.after) <= earlier, rule.name
+        earlier.add(rule.name)
 
 
 def test_exclusions_name_known_techniques():

@@ -1,6 +1,4 @@
-"""What ranks of a pool do for the tests of split optimizers and of reduced gradients; asked for by
-name.
-"""
+"""Functions that ranks of a pool run for the tests of ZeRO-1 optimizers and gradient reduction."""
 
 from __future__ import annotations
 
@@ -36,54 +34,56 @@ def mesh_2d() -> DeviceMesh:
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
 
-def lay(name: str, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """As a tensor-parallel model has them: matrices sharded by rows or columns, vectors whole and
-    plain.
-    """
+def shard_tensor(name: str, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Shard as a tensor-parallel model does: matrices by rows or columns; vectors stay plain."""
     if tensor.ndim < 2:
         return tensor.clone()
     return distribute_tensor(tensor, mesh, [Shard(1 if name in BY_COLUMNS else 0)])
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def split_beside_tensor_parallel(rule: dict[str, Any]) -> dict[str, Any]:
-    """Five updates of parameters dealt over dp, matrices sharded over tp; weights, and owners of
-    each parameter.
+def update_with_tensor_parallel(rule: dict[str, Any]) -> dict[str, Any]:
+    """Five updates with states sharded over dp and matrices over tp: this rank's mesh position, the
+    parameters that it owns, and all weights.
     """
     mesh = mesh_2d()
-    given = draw(0)
+    initial = draw(0)
     parameters = {
-        name: lay(name, each, mesh["tp"]).requires_grad_() for name, each in given.items()
+        name: shard_tensor(name, tensor, mesh["tp"]).requires_grad_()
+        for name, tensor in initial.items()
     }
     group = mesh.get_group("dp")
     spec = OptimizerSpec.from_dict(rule)
-    optimizer = build_optimizer(parameters, spec, shard_state=True, among=lambda _: group)
+    optimizer = build_optimizer(parameters, spec, shard_state=True, process_group=lambda _: group)
     for step in range(5):
         gradients = draw(10 + step)
         for name, parameter in parameters.items():
-            parameter.grad = lay(name, gradients[name], mesh["tp"])
+            parameter.grad = shard_tensor(name, gradients[name], mesh["tp"])
         optimizer.step()
-    mine = [name for name, each in parameters.items() if each in get_optimizer_state(optimizer)]
-    place = [int(mesh.get_local_rank("dp")), int(mesh.get_local_rank("tp"))]
+    state = get_optimizer_state(optimizer)
+    owned = [name for name, parameter in parameters.items() if parameter in state]
+    position = [int(mesh.get_local_rank("dp")), int(mesh.get_local_rank("tp"))]
     return {
-        "place": place,
-        "mine": mine,
-        "weights": {name: whole(each).tolist() for name, each in parameters.items()},
+        "position": position,
+        "owned": owned,
+        "weights": {
+            name: full_tensor(parameter).tolist() for name, parameter in parameters.items()
+        },
     }
 
 
-def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) -> dict[str, Any]:
-    """Means over dp of gradients that a backward pass makes; each dp rank has its own inputs."""
+def reduce_gradients(
+    bucket_bytes: int, sharded: bool, micro_batches: int, late: bool
+) -> dict[str, Any]:
+    """Means over dp of the gradients of a backward pass; each dp rank has its own inputs."""
     mesh = mesh_2d()
-    parameters = {name: each.requires_grad_() for name, each in draw(0).items()}
-    if sharded:
-        parameters = {
-            name: lay(name, each.detach(), mesh["tp"]).requires_grad_()
-            for name, each in parameters.items()
-        }
+    parameters = {
+        name: (shard_tensor(name, tensor, mesh["tp"]) if sharded else tensor).requires_grad_()
+        for name, tensor in draw(0).items()
+    }
     dp = mesh.get_local_rank("dp")
     reducer = GradientReducer(
         parameters, mesh.get_group("dp"), average_over=2, bucket_bytes=bucket_bytes
@@ -94,7 +94,7 @@ def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) ->
         reducer.syncing = index + 1 == micro_batches and not late
         loss = torch.zeros(())
         for name, parameter in parameters.items():
-            factor = lay(name, factors[name], mesh["tp"]) if sharded else factors[name]
+            factor = shard_tensor(name, factors[name], mesh["tp"]) if sharded else factors[name]
             term = (parameter * factor).sum()
             loss = loss + (
                 term.redistribute(placements=[Replicate()]).to_local()
@@ -104,13 +104,13 @@ def reduced(bucket_bytes: int, sharded: bool, micro_batches: int, late: bool) ->
         loss.backward()
         launched.append(sum(bucket.work is not None for bucket in reducer._buckets))
     reducer.finish()
-    found = {name: whole(each.grad).tolist() for name, each in parameters.items()}
-    return {"launched": launched, "buckets": len(reducer._buckets), "gradients": found}
+    means = {name: full_tensor(parameter.grad).tolist() for name, parameter in parameters.items()}
+    return {"launched": launched, "buckets": len(reducer._buckets), "gradients": means}
 
 
-def reduced_without(name: str) -> str:
-    """What the reducer says when a parameter has no gradient, on every rank."""
-    parameters = {each: torch.zeros(3, requires_grad=True) for each in ("a", "b", name)}
+def reduce_without_gradient(name: str) -> str:
+    """The reducer's error if the parameter `name` has no gradient on any rank."""
+    parameters = {key: torch.zeros(3, requires_grad=True) for key in ("a", "b", name)}
     reducer = GradientReducer(parameters, None, average_over=dist.get_world_size())
     (parameters["a"].sum() + parameters["b"].sum()).backward()
     try:
@@ -120,7 +120,8 @@ def reduced_without(name: str) -> str:
     return ""
 
 
-def reduced_twice() -> str:
+def reduce_twice() -> str:
+    """The reducer's error if a second backward pass changes a gradient that is being reduced."""
     parameters = {"a": torch.zeros(3, requires_grad=True)}
     reducer = GradientReducer(parameters, None, average_over=dist.get_world_size())
     reducer.syncing = True
@@ -133,10 +134,10 @@ def reduced_twice() -> str:
     return ""
 
 
-def torchs_partition() -> list[int]:
+def torch_owners() -> list[int]:
     """The rank to which ZeroRedundancyOptimizer gives each parameter."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    parameters = [each.requires_grad_() for each in draw(0).values()]
-    theirs = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
-    return [theirs._param_to_rank[each] for each in parameters]
+    parameters = [tensor.requires_grad_() for tensor in draw(0).values()]
+    torch_optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.SGD, lr=0.1)
+    return [torch_optimizer._param_to_rank[parameter] for parameter in parameters]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.planner import explain, export, other_pages, page, saved_plans
+from webui.planner import explain, export, page, saved_plans, serving_scaling
 from webui.views import account, auth, compare, experiments, fleet, new_run, queue, runs
 
 urlpatterns: list[URLPattern] = [
@@ -31,9 +31,9 @@ urlpatterns: list[URLPattern] = [
     path("planner/shape/", page.shape, name="planner-shape"),
     path("planner/why/", explain.why, name="planner-why"),
     path("planner/export/", export.export, name="planner-export"),
-    path("planner/serving/", other_pages.serving, name="planner-serving"),
-    path("planner/scaling/", other_pages.scaling, name="planner-scaling"),
-    path("planner/examples/", other_pages.examples, name="planner-examples"),
+    path("planner/serving/", serving_scaling.serving, name="planner-serving"),
+    path("planner/scaling/", serving_scaling.scaling, name="planner-scaling"),
+    path("planner/examples/", serving_scaling.examples, name="planner-examples"),
     path("planner/saved/", saved_plans.saved, name="planner-saved"),
     path("planner/save/", saved_plans.save, name="planner-save"),
     path("planner/saved/<int:id>/forget/", saved_plans.forget, name="planner-forget"),

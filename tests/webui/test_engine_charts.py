@@ -119,10 +119,10 @@ def test_weights_are_compared_with_their_first_norm() -> None:
 
 def test_ticks_are_round_and_stand_over_their_columns() -> None:
     result = drawn([Strip("rank 0", range(1, 601), [1.0] * 600)], columns=60)
-    assert [tick.says for tick in result.ticks] == ["100", "200", "300", "400", "500", "600"]
+    assert [tick.label for tick in result.ticks] == ["100", "200", "300", "400", "500", "600"]
     assert result.ticks[0].at == pytest.approx(100 * 9.5 / 60, abs=0.01)
     one = drawn([Strip("rank 0", [7], [1.0])])
-    assert [tick.says for tick in one.ticks] == ["7"]
+    assert [tick.label for tick in one.ticks] == ["7"]
 
 
 def test_marks_stand_over_their_steps_and_share_a_column() -> None:
@@ -215,8 +215,8 @@ def test_a_measured_step_and_its_prediction_share_one_scale() -> None:
     assert result is not None and result.predicted is not None and result.step == 9
     blocks = sum(path.count("M") for row in result.measured.rows for _, path in row.paths)
     assert blocks == 2 * 2 * 4 * 3 + 2, "every action and the two waits, nothing of an unknown kind"
-    assert [tick.says for tick in result.measured.ticks] == [
-        tick.says for tick in result.predicted.ticks
+    assert [tick.label for tick in result.measured.ticks] == [
+        tick.label for tick in result.predicted.ticks
     ]
     assert "one scale" in result.scale
     assert result.summary == "The bubble is 21% of the step, predicted 10%: 11.0 points more."

@@ -1,6 +1,4 @@
-"""The planner's page through its address: what a link holds, what it answers, what it says to wrong
-questions.
-"""
+"""Planner page over HTTP: links, results, validation, export and saved plans."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from orchestrator.planner import api
 from orchestrator.planner.models import SavedPlan
 from tests import factories
 from webui.planner.export import ENGINES
-from webui.planner.form import question
+from webui.planner.form import parse_form
 from webui.planner.form_fields import FIELDS
-from webui.planner.plan_link import key_of, plan_of
+from webui.planner.plan_link import parse_plan_key, plan_key
 
 pytestmark = pytest.mark.django_db
 
@@ -79,35 +77,35 @@ def get(client: Client, path: str = "/planner/", **changes: Any) -> str:
 
 
 def search(**changes: Any) -> dict[str, Any]:
-    asked = question(QueryDict(urlencode({**SMALL, **changes})))
+    state = parse_form(QueryDict(urlencode({**SMALL, **changes})))
     return api.search(
-        {**asked.line(), "fix": asked.fixed(), "objective": asked.objective, "top": 36}
+        {**state.line(), "fix": state.fixed(), "objective": state.objective, "top": 36}
     )
 
 
-def test_a_bare_address_answers_at_once(client: Client) -> None:
+def test_page_without_query_shows_results(client: Client) -> None:
     page = client.get("/planner/").content.decode()
     assert re.search(
-        r"is the fastest of [\d,]+ plans that fit: .* a step .* MFU .* of 80 GiB", sentence(page)
+        r"is the fastest of [\d,]+ plans that fit: .* per step.* MFU .* of 80 GiB", sentence(page)
     )
     assert len(keys_of(page)) == 12
-    assert 'href="/planner/" data-key="g p" aria-current="page"' in page  # the keyboard's way here
+    assert 'href="/planner/" data-key="g p" aria-current="page"' in page
 
 
-def test_the_page_says_what_the_planner_says(client: Client) -> None:
+def test_page_matches_the_planner_api(client: Client) -> None:
     found, page = search(), get(client)
     best = found["plans"][0]
-    assert keys_of(page)[0] == key_of(best["plan"])
-    assert f"{found['enumerated']:,} legal, {found['fit']:,} fit" in text_of(page)
+    assert keys_of(page)[0] == plan_key(best["plan"])
+    assert f"{found['enumerated']:,} valid, {found['fit']:,} fit" in text_of(page)
     copied = json.loads(
         html.unescape(re.search(r'<pre id="plan-json" hidden>(.*?)</pre>', page, re.DOTALL)[1])
     )  # type: ignore[index]
     assert copied["answer"]["step_time_s"] == best["step_time_s"] and copied["plan"] == best["plan"]
     line = {name: value for name, value in copied.items() if name != "answer"}
-    assert api.estimate([line])[0]["memory"] == best["memory"]  # what is copied can be asked again
+    assert api.estimate([line])[0]["memory"] == best["memory"]  # what is copied can be state again
 
 
-def test_a_link_holds_the_whole_state(client: Client) -> None:
+def test_link_restores_the_form_state(client: Client) -> None:
     third, fifth = keys_of(get(client))[2:5:2]
     page = get(
         client,
@@ -118,14 +116,14 @@ def test_a_link_holds_the_whole_state(client: Client) -> None:
         intra="200",
         top="24",
     )
-    told = re.search(r'<input type="hidden" name="plan" value="([^"]*)"', page)
-    assert told and told[1] == third
-    asked = question(
+    shown = re.search(r'<input type="hidden" name="plan" value="([^"]*)"', page)
+    assert shown and shown[1] == third
+    state = parse_form(
         QueryDict(
             urlencode({**SMALL, "plan": third, "compare": [third, fifth], "zero": "1"}, doseq=True)
         )
     )
-    assert question(QueryDict(asked.query())) == asked
+    assert parse_form(QueryDict(state.query())) == state
     for name, value in (("objective", "memory"), ("zero", "1")):
         assert re.search(
             rf'<select id="p-{name}".*?<option value="{value}" selected>', page, re.DOTALL
@@ -135,27 +133,27 @@ def test_a_link_holds_the_whole_state(client: Client) -> None:
     assert state["plan"] == [third] and state["seq_len"] == ["4096"]
 
 
-def test_examples_write_links_that_the_page_reads(client: Client) -> None:
+def test_example_links_open_without_errors(client: Client) -> None:
     page = client.get("/planner/examples/").content.decode()
-    assert all(told in text_of(page) for told in ("120 2 Ψ", "31.4 2 Ψ", "16.6 2 Ψ", "1.9 3 Ψ"))
-    links = re.findall(r'<a class="button small" href="([^"]+)">Open it', page)
+    assert all(shown in text_of(page) for shown in ("120 2 Ψ", "31.4 2 Ψ", "16.6 2 Ψ", "1.9 3 Ψ"))
+    links = re.findall(r'<a class="button small" href="([^"]+)">Open<', page)
     assert len(links) >= 4
     for link in links:
         opened = client.get(html.unescape(link)).content.decode()
-        assert "Before it can be" not in opened, link
+        assert "Fix these inputs" not in opened, link
     planner = html.unescape(next(link for link in links if link.startswith("/planner/?")))
-    fixed = question(QueryDict(urlsplit(planner).query)).fixed()
+    fixed = parse_form(QueryDict(urlsplit(planner).query)).fixed()
     assert fixed["tp"] == fixed["pp"] == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "says"),
+    ("changes", "field", "message"),
     [
         ({"model": "lama3"}, "model", "not one of the choices"),
-        ({"model": "own", "shape": ""}, "shape", "no shape yet"),
+        ({"model": "own", "shape": ""}, "shape", "is empty"),
         ({"model": "own", "shape": "{"}, "shape", "cannot be read"),
         ({"model": "own", "shape": "[" * 20_000}, "shape", "cannot be read"),
-        ({"model": "own", "shape": "[1]"}, "shape", "an object in braces"),
+        ({"model": "own", "shape": "[1]"}, "shape", "must be a JSON object"),
         (
             {
                 "model": "own",
@@ -171,63 +169,65 @@ def test_examples_write_links_that_the_page_reads(client: Client) -> None:
         ({"device": "h1000"}, "device", "h1000"),
         ({"nodes": "0"}, "nodes", "not between"),
         ({"nodes": "-1"}, "nodes", "-1 is not between 1 and 1,048,576"),
-        ({"nodes": "9" * 40}, "nodes", "not a whole number"),
+        ({"nodes": "9" * 40}, "nodes", "not an integer"),
         ({"nodes": "2000000"}, "nodes", "not between"),
-        ({"seq_len": "8k"}, "seq_len", "not a whole number"),
+        ({"seq_len": "8k"}, "seq_len", "not an integer"),
         ({"tokens": "NaN"}, "tokens", "not a number"),
         ({"tokens": "1e999"}, "tokens", "not a number"),
         ({"global_batch_size": ""}, "global_batch_size", "is empty"),
         ({"tp": "7"}, "tp", "7"),
         ({"pp": "64"}, "pp", "64"),
         ({"ep": "3"}, "ep", "no experts"),
-        ({"plan": "dp8.<script>"}, "plan", "not a plan as links write it"),
+        ({"plan": "dp8.<script>"}, "plan", "not a valid plan key"),
         ({"own_memory": "x", "device": "own"}, "own_memory", "not a number"),
         ({"price": "-3"}, "price", "-3 is not between 0 and 1,000,000"),
     ],
 )
-def test_a_wrong_question_gets_a_sentence_beside_its_field(
-    client: Client, changes: dict[str, str], field: str, says: str
+def test_invalid_input_shows_an_error_at_its_field(
+    client: Client, changes: dict[str, str], field: str, message: str
 ) -> None:
     page = get(client, **changes)
     problems = re.findall(r'<li data-problem="([^"]*)">.*?<span>(.*?)</span>', page, re.DOTALL)
-    assert any(place == field and says in html.unescape(told) for place, told in problems), problems
+    assert any(place == field and message in html.unescape(shown) for place, shown in problems), (
+        problems
+    )
     assert not keys_of(page) and "<script>" not in page.split("<main", 1)[1].split("</main>")[0]
 
 
-def test_an_enormous_cluster_is_answered_in_words_or_numbers(client: Client) -> None:
+def test_huge_cluster_gets_a_result_or_an_error(client: Client) -> None:
     page = get(client, nodes="125000", global_batch_size="1000000")
     assert keys_of(page) or "data-problem" in page or "None of" in sentence(page)
 
 
-def test_a_plan_that_is_not_legal_here_is_said_and_replaced(client: Client) -> None:
-    page = get(client, plan=key_of({"dp": 16, "precision": "bf16"}))
-    assert "is not legal here" in text_of(page) and "is the fastest of" in sentence(page)
+def test_invalid_selected_plan_is_reported_and_replaced(client: Client) -> None:
+    page = get(client, plan=plan_key({"dp": 16, "precision": "bf16"}))
+    assert "is not valid here" in text_of(page) and "is the fastest of" in sentence(page)
 
 
-def test_nothing_fits_and_what_would(client: Client) -> None:
+def test_advice_if_no_plan_fits(client: Client) -> None:
     question_ = {"model": "llama3-405b", "device": "l40s-48g", "offload": "none"}
     page = get(client, **question_)
     assert "does not fit" in sentence(page) and "the closest of" in sentence(page)
     changes = re.findall(
         r'<li><span>(.*?)</span><a class="button small" href="([^"]+)" data-take>', page
     )
-    assert changes and "What would make it fit" in page
+    assert changes and "Changes that would make it fit" in page
     for _, link in changes:
         assert "plans that fit" in sentence(client.get(html.unescape(link)).content.decode()), link
 
 
-def test_two_plans_beside_each_other_show_what_differs(client: Client) -> None:
-    first, second = (key_of(each["plan"]) for each in search()["plans"][:12:11])
+def test_comparison_shows_differences(client: Client) -> None:
+    first, second = (plan_key(each["plan"]) for each in search()["plans"][:12:11])
     page = get(client, compare=[first, second])
     card = page[page.index('id="comparison"') :].split("</section>")[0]
     assert "step time" in card and re.search(r"[+−]\d", card)
-    one, two = (plan_of(key, global_batch_size=64) for key in (first, second))
+    one, two = (parse_plan_key(key, global_batch_size=64) for key in (first, second))
     assert one and two
     assert ("tensor parallel" in card) is (one["tp"] != two["tp"])
     assert 'id="comparison"' not in get(client, compare=[first])
 
 
-def test_every_number_opens_its_formula(client: Client) -> None:
+def test_numbers_link_to_their_formula(client: Client) -> None:
     page = get(client, pp="2")
     links = set(re.findall(r'href="(/planner/why/[^"]+)" data-why="([^"]+)"', page))
     names = {name for _, name in links}
@@ -266,8 +266,8 @@ def test_every_number_opens_its_formula(client: Client) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_plan_leaves_as_another_engines_configuration(client: Client, engine: str) -> None:
-    key = key_of({"dp": 8, "zero": 1, "precision": "bf16", "micro_batch_size": 1})
+def test_export_to_other_engines(client: Client, engine: str) -> None:
+    key = plan_key({"dp": 8, "zero": 1, "precision": "bf16", "micro_batch_size": 1})
     query = urlencode({**SMALL, "plan": key, "to": engine})
     shown = client.get(f"/planner/export/?{query}", headers={"X-Part": "whole"}).content.decode()
     assert '<pre class="code-view"' in shown
@@ -275,8 +275,8 @@ def test_a_plan_leaves_as_another_engines_configuration(client: Client, engine: 
     assert "attachment" in file["Content-Disposition"] and "64" in file.content.decode()
 
 
-def test_what_an_engine_cannot_run_is_refused_in_words(client: Client) -> None:
-    key = key_of({"dp": 8, "offload": "nvme", "zero": 3, "precision": "bf16"})
+def test_unsupported_export_is_refused(client: Client) -> None:
+    key = plan_key({"dp": 8, "offload": "nvme", "zero": 3, "precision": "bf16"})
     answer = client.get(f"/planner/export/?{urlencode({**SMALL, 'plan': key, 'to': 'torchtitan'})}")
     assert answer.status_code == 422 and "torchtitan" in text_of(answer.content.decode())
     assert (
@@ -287,7 +287,7 @@ def test_what_an_engine_cannot_run_is_refused_in_words(client: Client) -> None:
     )
 
 
-def test_a_config_json_from_a_file_stands_in_the_link(client: Client) -> None:
+def test_uploaded_config_json_is_part_of_the_link(client: Client) -> None:
     file = SimpleUploadedFile(
         "config.json", json.dumps(CONFIG, indent=2).encode(), "application/json"
     )
@@ -300,7 +300,7 @@ def test_a_config_json_from_a_file_stands_in_the_link(client: Client) -> None:
     bad = client.post(
         "/planner/shape/", {"file": SimpleUploadedFile("a.bin", b"\xff\x00"), "query": ""}
     )
-    assert "Before it can be planned" in client.get(bad["Location"]).content.decode()
+    assert "Fix these inputs" in client.get(bad["Location"]).content.decode()
     assert client.post("/planner/shape/", {}).status_code == 302
 
 
@@ -319,11 +319,11 @@ def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None
     }
     services.device_type_create(by=owner, entry=entry)
     page = get(client, device="lab-gpu")
-    assert "of 48 GiB" in sentence(page) and "lab-gpu · mine" in page
+    assert "of 48 GiB" in sentence(page) and "lab-gpu (mine)" in page
     served = client.get(
         "/planner/serving/", {"model": "llama3-8b", "device": "lab-gpu"}
     ).content.decode()
-    assert "llama3-8b on 1 lab-gpu serves" in sentence(served) and "lab-gpu · mine" in served
+    assert "llama3-8b on 1 lab-gpu serves" in sentence(served) and "lab-gpu (mine)" in served
     scaled = client.get(
         "/planner/scaling/", {"parameters": "7G", "device": "lab-gpu"}
     ).content.decode()
@@ -345,27 +345,25 @@ def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None
     )
 
 
-def test_what_is_known_of_a_plan_stands_beside_it(client: Client) -> None:
-    """A host that nobody told, a precision that the device lacks, collectives as the engine calls
-    them.
-    """
+def test_notes_on_host_memory_precision_and_collectives(client: Client) -> None:
+    """Unknown host memory, an unsupported precision, volumes by collective."""
     page = get(client, offload="optimizer", zero="2", dp="8")
-    assert "if the host holds" in sentence(page) and "size is unknown" in text_of(page)
+    assert "if the host has" in sentence(page) and "size is unknown" in text_of(page)
     page = get(client, offload="optimizer", zero="2", dp="8", host="1")
     assert "does not fit: it offloads" in sentence(
         page
-    ) and "the host has 1 GiB for each" in sentence(page)
+    ) and "the host has only 1 GiB per device" in sentence(page)
     assert "v100-32g does not multiply in bf16" in text_of(
         get(client, device="v100-32g", model="llama-15m")
     )
     page = get(client, zero="3", dp="8", precision="bf16")
-    assert "By collective, as the engine calls them" in page and "reduce-scatter" in text_of(page)
+    assert "By collective" in page and "reduce-scatter" in text_of(page)
     assert "By collective" not in get(client, framework="megatron")
-    key = key_of({"dp": 8, "zero": 3, "precision": "bf16", "micro_batch_size": 1})
-    told = client.get(
+    key = plan_key({"dp": 8, "zero": 3, "precision": "bf16", "micro_batch_size": 1})
+    shown = client.get(
         f"/planner/why/?{urlencode({**SMALL, 'plan': key, 'why': 'reduce_scatter_bytes'})}"
     )
-    assert "in the reduce dtype" in told.content.decode()
+    assert "in the reduce dtype" in shown.content.decode()
 
 
 def test_run_this_plan_fills_the_form(client: Client) -> None:
@@ -383,29 +381,29 @@ def test_run_this_plan_fills_the_form(client: Client) -> None:
     assert client.get("/runs/new/", {"spec": "{"}).status_code == 422
 
 
-def test_who_may_look_and_who_may_run(client: Client, stranger: User) -> None:
+def test_permissions(client: Client, stranger: User) -> None:
     assert "Run this plan" in get(client)
     assert "Run this plan" not in get(factories.client_for(stranger))
     assert Client().get("/planner/")["Location"].startswith("/login/")
 
 
-def test_a_plan_is_kept_opened_by_a_team_mate_and_forgotten_by_its_owner(
+def test_saved_plan_is_shared_with_the_team_and_deleted_by_its_owner(
     client: Client, owner: User, teammate: User, stranger: User
 ) -> None:
     page = get(client, pp="2")
-    query = html.unescape(re.search(r'name="query" value="([^"]*)"><button>Keep', page)[1])  # type: ignore[index]
+    query = html.unescape(re.search(r'name="query" value="([^"]*)"><button>Save', page)[1])  # type: ignore[index]
     kept = text_of(
         client.post(
             "/planner/save/", {"query": query, "name": "two stages"}, follow=True
         ).content.decode()
     )
-    assert "two stages is kept under Saved plans" in kept and "1 kept, 1 of them yours" in kept
+    assert "Saved plan two stages" in kept and "1 saved, 1 of them yours" in kept
     mate = factories.client_for(teammate)
     listed = mate.get("/planner/saved/").content.decode()
     link = html.unescape(re.search(r'data-href="([^"]+)"', listed)[1])  # type: ignore[index]
-    assert sentence(mate.get(link).content.decode()) == sentence(page) and "Forget" not in listed
+    assert sentence(mate.get(link).content.decode()) == sentence(page) and "Delete" not in listed
     row = SavedPlan.objects.get()
-    SavedPlan.objects.update(link="")  # as REST keeps one
+    SavedPlan.objects.update(link="")  # as saved through REST
     listed = mate.get("/planner/saved/").content.decode()
     link = html.unescape(re.search(r'data-href="([^"]+)"', listed)[1])  # type: ignore[index]
     assert (
@@ -460,14 +458,14 @@ def test_a_plan_is_kept_opened_by_a_team_mate_and_forgotten_by_its_owner(
         },
     ],
 )
-def test_a_plan_survives_its_text(plan: dict[str, Any]) -> None:
+def test_plan_key_round_trip(plan: dict[str, Any]) -> None:
     from workers.contracts import ParallelPlan
 
     whole = ParallelPlan.from_dict(plan).to_dict()
-    assert plan_of(key_of(whole), global_batch_size=whole["global_batch_size"]) == whole
+    assert parse_plan_key(plan_key(whole), global_batch_size=whole["global_batch_size"]) == whole
 
 
-def test_a_text_that_is_no_plan_is_none() -> None:
+def test_invalid_plan_keys() -> None:
     for text in (
         "",
         "dp",
@@ -480,14 +478,14 @@ def test_a_text_that_is_no_plan_is_none() -> None:
         "rc_full.",
         "z1 or 1=1",
     ):
-        assert plan_of(text, global_batch_size=8) is None, text
-    assert plan_of("rc_never", global_batch_size=8) == {
+        assert parse_plan_key(text, global_batch_size=8) is None, text
+    assert parse_plan_key("rc_never", global_batch_size=8) == {
         "global_batch_size": 8,
         "recompute": "never",
     }
 
 
-def test_defaults_of_all_fields_can_be_read() -> None:
-    assert not question(QueryDict()).problems
+def test_defaults_of_all_fields_are_valid() -> None:
+    assert not parse_form(QueryDict()).problems
     for name, field in FIELDS.items():
         assert not field.slide or field.default == "" or int(field.default) in field.slide, name

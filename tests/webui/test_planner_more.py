@@ -1,6 +1,4 @@
-"""Around the planner's page: serving, scaling, the new-run form's verdict, predictions on a run's
-page, plots.
-"""
+"""Serving and scaling pages, the new-run form's check, predictions on run pages, and charts."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.webui.test_planner import sentence, text_of
 from webui.planner.charts.axes import Axis, axis, ticks
-from webui.planner.charts.memory import squarified, summary, treemap
+from webui.planner.charts.memory import squarify, summary, treemap
 from webui.planner.charts.pipeline import pipeline
 from webui.planner.charts.scatter import scatter
 from webui.planner.charts.time import waterfall
@@ -28,13 +26,13 @@ from workers.contracts.wire.points import PointBatch
 
 
 @pytest.mark.django_db
-def test_serving_says_what_it_would_reach_and_what_would_fit(people: factories.People) -> None:
+def test_serving_page(people: factories.People) -> None:
     client = factories.client_for(people.owner)
     page = client.get(
         "/planner/serving/", {"model": "llama3-8b", "device": "h100-80g"}
     ).content.decode()
     assert re.search(
-        r"llama3-8b on 1 h100-80g serves \d+ at once: the first token after", sentence(page)
+        r"llama3-8b on 1 h100-80g serves batches of \d+: first token after", sentence(page)
     )
     # 2 · 32 layers · 8 heads · 128 · 2 bytes
     assert "kv_bytes_per_token" in page and "128 KiB" in text_of(page)
@@ -53,12 +51,12 @@ def test_serving_says_what_it_would_reach_and_what_would_fit(people: factories.P
             "/planner/serving/", {"model": "llama3-8b", "device": "h100-80g", **wrong}
         )
         assert (
-            answer.status_code == 200 and "Before it can be worked out" in answer.content.decode()
+            answer.status_code == 200 and "Fix these inputs" in answer.content.decode()
         ), wrong
 
 
 @pytest.mark.django_db
-def test_scaling_forward_and_back(people: factories.People) -> None:
+def test_scaling_page_forward_and_from_a_budget(people: factories.People) -> None:
     client = factories.client_for(people.owner)
     asked = {
         "parameters": "82G",
@@ -71,7 +69,7 @@ def test_scaling_forward_and_back(people: factories.People) -> None:
         "budget_days": "",
     }
     page = client.get("/planner/scaling/", asked).content.decode()
-    assert "82G parameters learn 150G tokens in 7.1 days on 1,024 a100-80g" in sentence(page)
+    assert "82G parameters on 150G tokens train in 7.1 days on 1,024 a100-80g" in sentence(page)
     assert "k · N · D" in page
     back = client.get(
         "/planner/scaling/", {**asked, "parameters": "", "tokens": "", "budget_days": "30"}
@@ -80,7 +78,7 @@ def test_scaling_forward_and_back(people: factories.People) -> None:
     empty = client.get(
         "/planner/scaling/", {**asked, "parameters": "", "tokens": ""}
     ).content.decode()
-    assert "Before it can be worked out" in empty
+    assert "Fix these inputs" in empty
     assert client.get("/planner/scaling/").status_code == 200
 
 
@@ -98,7 +96,7 @@ def check(client: Client, **changes: Any) -> str:
 
 
 @pytest.mark.django_db
-def test_the_new_run_form_says_while_one_types_whether_it_fits(people: factories.People) -> None:
+def test_new_run_form_checks_whether_it_fits(people: factories.People) -> None:
     factories.node("n1", kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
     client = factories.client_for(people.owner)
     fits = check(client, plan={"dp": 4, "zero": 3, "precision": "bf16"})
@@ -116,7 +114,7 @@ def test_the_new_run_form_says_while_one_types_whether_it_fits(people: factories
 
 
 @pytest.mark.django_db
-def test_what_does_not_fit_is_submitted_with_force_alone(people: factories.People) -> None:
+def test_run_that_does_not_fit_requires_force(people: factories.People) -> None:
     factories.node("n1", kind="gpu", catalogue="h100-80g", memory_bytes=80 * 2**30)
     client = factories.client_for(people.owner)
     spec = {
@@ -161,7 +159,7 @@ def measured(run: Run, **factors: float) -> None:
 
 
 @pytest.mark.django_db
-def test_a_run_shows_its_prediction_beside_what_it_measured(people: factories.People) -> None:
+def test_run_page_shows_predicted_vs_measured(people: factories.People) -> None:
     node = factories.node("n1")
     run = factories.run(
         people.owner,
@@ -189,7 +187,7 @@ def test_a_run_shows_its_prediction_beside_what_it_measured(people: factories.Pe
 
 
 @pytest.mark.django_db
-def test_a_finished_run_calibrates_with_one_click(people: factories.People) -> None:
+def test_finished_run_calibrates(people: factories.People) -> None:
     run = factories.run(people.owner)
     factories.running(run, factories.node("n1"))
     measured(run, step_time_s=1.3)
@@ -214,8 +212,8 @@ def test_a_finished_run_calibrates_with_one_click(people: factories.People) -> N
     assert f"calibrated by {made.name}" in text_of(later.content.decode())
 
 
-def test_treemap_areas_are_the_bytes_and_cover_the_place() -> None:
-    boxes = squarified([6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], 6.0, 4.0)
+def test_treemap_areas_are_proportional_to_bytes() -> None:
+    boxes = squarify([6.0, 6.0, 4.0, 3.0, 2.0, 2.0, 1.0], 6.0, 4.0)
     assert [round(width * height, 6) for _, _, width, height in boxes] == [
         6.0,
         6.0,
@@ -227,26 +225,29 @@ def test_treemap_areas_are_the_bytes_and_cover_the_place() -> None:
     ]
     assert all(0 <= left <= 6 and 0 <= top <= 4 for left, top, _, _ in boxes)
     memory = plan_answer(0)["memory"]
-    pieces = treemap(memory)
-    assert sum(piece.width * piece.height for piece in pieces) == pytest.approx(10_000, rel=1e-3)
-    assert [piece.name for piece in pieces][:2] == ["params_bytes", "grads_bytes"] and pieces[
-        -1
-    ].name == "free"
+    segments = treemap(memory)
+    assert sum(segment.width * segment.height for segment in segments) == pytest.approx(
+        10_000, rel=1e-3
+    )
+    assert [segment.name for segment in segments][:2] == [
+        "params_bytes",
+        "grads_bytes",
+    ] and segments[-1].name == "free"
     assert "of 80 GiB" in summary(memory)
     assert treemap({"capacity_bytes": 0}) == []
 
 
-def test_a_waterfall_ends_at_the_step_and_shows_its_interval() -> None:
+def test_waterfall_ends_at_the_step_time() -> None:
     answer = plan_answer(2)
     drawn = waterfall(answer)
     assert drawn is not None
     last = drawn.bars[-1]
     assert last.left + last.width == pytest.approx(drawn.total.width, abs=0.3)
     assert drawn.low < drawn.total.width < drawn.high
-    assert "80% likely" in drawn.summary and waterfall({"step_time_s": None}) is None
+    assert "80% interval" in drawn.summary and waterfall({"step_time_s": None}) is None
 
 
-def test_a_scatter_says_its_front_and_survives_one_plan() -> None:
+def test_scatter_with_front_and_with_one_plan() -> None:
     plans = [
         {
             "key": str(index),
@@ -259,13 +260,17 @@ def test_a_scatter_says_its_front_and_survives_one_plan() -> None:
         for index, each in enumerate(search_answer()["plans"])
     ]
     drawn = scatter(plans, pareto=[0, 3], chosen="3")
-    assert drawn is not None and "2 plans are best" in drawn.summary and drawn.points[3].chosen
+    assert (
+        drawn is not None
+        and "2 plans are Pareto-optimal" in drawn.summary
+        and drawn.points[3].chosen
+    )
     assert all(0 <= point.x <= 100 and 0 <= point.y <= 100 for point in drawn.points)
     one = scatter(plans[:1], pareto=[0], chosen="")
     assert one is not None and one.x_ticks and scatter([], pareto=[], chosen="") is None
 
 
-def test_a_pipeline_draws_every_block_it_is_given() -> None:
+def test_pipeline_draws_every_block() -> None:
     from orchestrator.planner.schedules.simulate import simulate
     from orchestrator.planner.schedules.timeline import timeline
 
@@ -291,7 +296,7 @@ def test_a_pipeline_draws_every_block_it_is_given() -> None:
         (axis([5.0, 5.0]), "s"),
     ],
 )
-def test_ticks_are_few_and_lie_on_the_axis(over: Axis, unit: str) -> None:
+def test_ticks_are_few_and_on_the_axis(over: Axis, unit: str) -> None:
     found = ticks(over, unit)
-    assert 1 <= len(found) <= 7 and all(0 <= tick.at <= 100 and tick.says for tick in found)
-    assert len({tick.says for tick in found}) == len(found)
+    assert 1 <= len(found) <= 7 and all(0 <= tick.at <= 100 and tick.label for tick in found)
+    assert len({tick.label for tick in found}) == len(found)

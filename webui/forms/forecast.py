@@ -16,7 +16,7 @@ from webui.forms import forecast_serving
 from webui.planner import phrases
 from webui.planner.charts import memory as plan_memory
 from webui.planner.form_fields import OWN
-from webui.planner.plan_link import key_of
+from webui.planner.plan_link import plan_key
 from webui.presentation import formatting
 from workers.contracts.catalog.devices import DEVICES
 
@@ -66,7 +66,7 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         "device": device,
         "assumed": assumed,
         "summary": phrases.room(memory),
-        "bar": plan_memory.pieces(memory, with_free=False),
+        "bar": plan_memory.segments(memory, with_free=False),
         "facts": facts,
         "changes": list(forecast.get("advice") or []),
         "blocks": bool(forecast.get("misfits")),
@@ -101,7 +101,7 @@ def planner_query(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> str:
         "global_batch_size": plan["global_batch_size"],
         "tokens": tokens or "",
         "precision": plan.get("precision", ""),
-        "plan": key_of(plan),
+        "plan": plan_key(plan),
     }
     if isinstance(model, dict):
         pairs["shape"] = json.dumps(model, separators=(",", ":"))

@@ -1,8 +1,4 @@
-"""The tree under one number of one plan: its formula, what goes in, where it is from. One level of
-it at a time.
-
-Knows the planner's registry of terms; computes nothing itself.
-"""
+"""Explanation of one number of a plan: formula, source and inputs, one level per request."""
 
 from __future__ import annotations
 
@@ -15,69 +11,69 @@ from django.views.decorators.http import require_GET
 from orchestrator.common.errors import Refusal
 from orchestrator.planner.model.terms import TERMS, Table, explain
 from webui.planner import phrases
-from webui.planner.form import question
-from webui.planner.queries import Asker, asker
+from webui.planner.form import parse_form
+from webui.planner.queries import PlannerClient, planner_client
 from webui.presentation import formatting
 from webui.views.access import PageRequest, page
 
-_DEPTH: Final = 1  # levels sent at once; what lies deeper is asked for when it is opened
+_DEPTH: Final = 1  # levels per response; deeper levels are loaded when opened
 _BOUNDS: Final = {"step_time_low_s": 10, "step_time_high_s": 90}
 
 
 @page
 @require_GET
 def why(request: PageRequest) -> HttpResponse:
-    """A part for the dialog, or the whole page where it is opened as one."""
-    asked = question(request.GET)
+    """A fragment for the dialog, or the full page."""
+    state = parse_form(request.GET)
     name = request.GET.get("why", "step_time_s")
-    node = told(asker(asked, request.user), name)
+    node = explain_term(planner_client(state, request.user), name)
     part = bool(request.headers.get("X-Part"))
     inner = part and request.headers.get("X-Part") == "inner"
     context = {
         "node": node,
-        "query": asked.query(),
+        "query": state.query(),
         "part": part,
         "inner": inner,
         "tab": "planner",
-        "title": phrases.term_words(name),
-        "back": asked.query(),
+        "title": phrases.term_label(name),
+        "back": state.query(),
         "headline": "",
-        "rest": "What this number is made of.",
-        "plan_shown": asked.plan_dict(asked.plan),
+        "rest": "How this number is computed.",
+        "plan_shown": state.plan_dict(state.plan),
     }
     return render(
         request, "webui/planner/why_part.html" if part else "webui/planner/why.html", context
     )
 
 
-def told(asker: Asker, name: str) -> dict[str, Any]:
-    """The node with its inputs, values in words.
+def explain_term(planner: PlannerClient, name: str) -> dict[str, Any]:
+    """Returns the node of a term with its inputs.
 
-    Raises Refusal 404 for no such number, 422 without a legal plan.
+    Raises Refusal 404 for an unknown term and 422 without a valid plan.
     """
-    asked = asker.question
-    plan = asked.plan_dict(asked.plan) if asked.plan else None
-    if asked.problems or plan is None:
+    state = planner.state
+    plan = state.plan_dict(state.plan) if state.plan else None
+    if state.problems or plan is None:
         detail = (
-            phrases.listed_problems(asked.problems)
-            if asked.problems
-            else "the link names no plan; choose one."
+            phrases.listed_problems(state.problems)
+            if state.problems
+            else "The link names no plan. Select one in the table."
         )
-        raise Refusal("plan-invalid", "There is no number to explain", 422, detail)
-    table = asker.table(plan)
+        raise Refusal("plan-invalid", "No plan to explain", 422, detail)
+    table = planner.table(plan)
     if table is None:
         raise Refusal(
             "plan-invalid",
-            "The plan is not legal here",
+            "The plan is not valid",
             422,
-            "Choose a row of the planner's table.",
+            "Select a row of the planner's table.",
         )
     if name in _BOUNDS:
-        return _bound(asker, plan, table, name)
+        return _bound(planner, plan, table, name)
     if name not in TERMS.terms and name not in TERMS.inputs:
         raise Refusal(
             "not-found",
-            "There is no such number",
+            "Unknown term",
             404,
             f"{name[:60]!r} is not a term of the planner.",
         )
@@ -90,31 +86,29 @@ def _node(tree: dict[str, Any], table: Table) -> dict[str, Any]:
     inputs = [_node(each, table) for each in tree["inputs"]]
     return {
         "name": name,
-        "word": phrases.term_words(name),
+        "label": phrases.term_label(name),
         "value": phrases.shown(name, tree["value"], tree["unit"]),
         "exact": exact(tree["value"], tree["unit"]),
         "formula": tree["formula"],
         "source": tree["source"],
         "inputs": inputs,
-        "deeper": known is not None and bool(known.inputs) and not inputs,
-        "given": known is None,
+        "has_inputs": known is not None and bool(known.inputs) and not inputs,
     }
 
 
-def _bound(asker: Asker, plan: dict[str, Any], table: Table, name: str) -> dict[str, Any]:
-    answer = asker.estimate(plan)
+def _bound(planner: PlannerClient, plan: dict[str, Any], table: Table, name: str) -> dict[str, Any]:
+    answer = planner.estimate(plan)
     percent = _BOUNDS[name]
     step = _node(explain(table, "step_time_s", depth=0).to_dict(), table)
     return {
         "name": name,
-        "word": phrases.term_words(name),
+        "label": phrases.term_label(name),
         "value": phrases.in_unit(answer[name], "s"),
         "exact": exact(answer[name], "s"),
         "source": "spread of measured runs around the prediction",
         "formula": f"the {percent}% quantile of the relative error on step_time_s",
         "inputs": [step],
-        "deeper": False,
-        "given": False,
+        "has_inputs": False,
     }
 
 
@@ -123,7 +117,7 @@ def _stage(table: Table) -> int:
 
 
 def exact(value: Any, unit: str) -> str:
-    """The number with all its digits, for a tooltip."""
+    """Returns the number with all digits, for a tooltip."""
     if isinstance(value, list):
         return ", ".join(exact(each, "") for each in value[:16]) + (f" {unit}" if unit else "")
     real = formatting.number(value)

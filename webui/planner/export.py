@@ -1,4 +1,4 @@
-"""A plan as another engine's configuration: shown to be copied, or downloaded."""
+"""Export of a plan as the configuration of another engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.common.errors import Refusal
 from orchestrator.planner import user_api
 from orchestrator.planner.plan_request import BadRequest
 from webui.planner import phrases
-from webui.planner.form import placed, question
+from webui.planner.form import map_problems, parse_form
 from webui.views.access import PageRequest, page
 
 ENGINES: Final = ("torchtitan", "megatron", "deepspeed", "accelerate")
@@ -22,53 +22,54 @@ ENGINES: Final = ("torchtitan", "megatron", "deepspeed", "accelerate")
 @page
 @require_GET
 def export(request: PageRequest) -> HttpResponse:
-    """A part for the dialog, the whole page, or (`download=1`) the file."""
-    asked, engine = question(request.GET), request.GET.get("to", "")
-    made = made_for(request.user, asked, engine)
+    """A fragment for the dialog, the full page, or the file (`download=1`)."""
+    state, engine = parse_form(request.GET), request.GET.get("to", "")
+    config = export_for(request.user, state, engine)
     if request.GET.get("download"):
-        name = content_disposition_header(True, made["filename"]) or "attachment"
+        name = content_disposition_header(True, config["filename"]) or "attachment"
         return HttpResponse(
-            made["text"],
+            config["text"],
             content_type="text/plain; charset=utf-8",
             headers={"Content-Disposition": name},
         )
     context: dict[str, Any] = {
-        "made": made,
-        "query": asked.query(),
+        "made": config,
+        "query": state.query(),
         "engine": engine,
         "tab": "planner",
         "headline": "",
-        "back": asked.query(),
-        "rest": f"The chosen plan as {engine} reads it.",
-        "plan_shown": asked.plan_dict(asked.plan),
+        "back": state.query(),
+        "rest": f"Configuration of the selected plan for {engine}.",
+        "plan_shown": state.plan_dict(state.plan),
     }
     template = "export_part.html" if request.headers.get("X-Part") else "export.html"
     return render(request, f"webui/planner/{template}", context)
 
 
-def made_for(user: Any, asked: Any, engine: str) -> dict[str, Any]:
-    """`{engine, filename, text, notes}`; raises Refusal 422 for what the engine cannot run, 404 for
-    no engine.
+def export_for(user: Any, state: Any, engine: str) -> dict[str, Any]:
+    """Returns `{engine, filename, text, notes}`.
+
+    Raises Refusal 422 if the engine cannot run the plan and 404 for an unknown engine.
     """
     if engine not in ENGINES:
         raise Refusal(
             "not-found",
-            "There is no such engine",
+            "Unknown engine",
             404,
-            f"{engine[:40]!r}; known are {', '.join(ENGINES)}.",
+            f"{engine[:40]!r} is not one of {', '.join(ENGINES)}.",
         )
-    plan = asked.plan_dict(asked.plan) if asked.plan else None
-    if asked.problems or plan is None:
+    plan = state.plan_dict(state.plan) if state.plan else None
+    if state.problems or plan is None:
         detail = (
-            phrases.listed_problems(asked.problems)
-            if asked.problems
-            else "The link names no plan; choose one."
+            phrases.listed_problems(state.problems)
+            if state.problems
+            else "The link names no plan. Select one in the table."
         )
-        raise Refusal("plan-invalid", "There is no plan to export", 422, detail)
+        raise Refusal("plan-invalid", "No plan to export", 422, detail)
     try:
-        return user_api.export(user=user, line=asked.line(plan), engine=engine)
+        return user_api.export(user=user, line=state.line(plan), engine=engine)
     except BadRequest as refused:
-        problems = placed([item.model_dump(by_alias=True) for item in refused.problems])
+        problems = map_problems([item.model_dump(by_alias=True) for item in refused.problems])
         raise Refusal(
             "plan-invalid",
             f"{engine} cannot run this",

@@ -1,7 +1,4 @@
-"""The fields of the planner's page: one table, read by the form, the link and `planner.js`.
-
-Knows words, no numbers.
-"""
+"""Fields of the planner form: one table for the form, links and `planner.js`."""
 
 from __future__ import annotations
 
@@ -14,18 +11,15 @@ from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.devices import DEVICES
 from workers.contracts.catalog.presets import PRESETS
 
-OWN: Final = "own"  # the choice that opens a shape or a device of one's own
-ANY: Final = ""  # an axis that the search chooses
+OWN: Final = "own"  # the choice of a custom model or device
+ANY: Final = ""  # the search chooses the value
 
 Kind = Literal["choice", "int", "amount", "float", "json", "text"]
 
 
 @dataclass(frozen=True)
 class PlannerField:
-    """One value of the question.
-
-    `slide` are the values a slider stops at; `most` and `least` bound what is typed.
-    """
+    """One form field; `slide` are the slider's stops, `least` and `most` the bounds."""
 
     name: str
     label: str
@@ -41,6 +35,7 @@ class PlannerField:
 
     @property
     def id(self) -> str:
+        """Id of the HTML element."""
         return f"p-{self.name}"
 
 
@@ -57,12 +52,12 @@ def _models() -> tuple[tuple[str, str], ...]:
         (name, f"{name} · {quantity(parameter_count(spec).total)}")
         for name, spec in PRESETS.items()
     )
-    return (*presets, (OWN, "my own: JSON or config.json"))
+    return (*presets, (OWN, "Custom (JSON or config.json)"))
 
 
 def _devices() -> tuple[tuple[str, str], ...]:
     known = ((name, f"{name} · {memory(entry.memory_bytes)}") for name, entry in DEVICES.items())
-    return (*known, (OWN, "my own device"))
+    return (*known, (OWN, "Custom device"))
 
 
 F = PlannerField
@@ -70,16 +65,16 @@ MODEL: Final = (
     F("model", "Model", "choice", "llama3-8b", choices=_models(), wide=True),
     F(
         "shape",
-        "Shape",
+        "Model JSON",
         "json",
-        hint="A ModelSpec, or a Hugging Face config.json, pasted as it is.",
+        hint="A model spec or a Hugging Face config.json.",
         wide=True,
     ),
 )
 CLUSTER: Final = (
     F("device", "Device", "choice", "h100-80g", choices=_devices(), wide=True),
     F("nodes", "Nodes", "int", "1", slide=_twos(0, 9), most=2**20),
-    F("devices_per_node", "Devices a node", "int", "8", slide=_twos(0, 4), most=2**16),
+    F("devices_per_node", "Devices per node", "int", "8", slide=_twos(0, 4), most=2**16),
 )
 OWN_DEVICE: Final = (
     F("own_memory", "Memory", "float", "80", unit="GiB", most=1e6),
@@ -91,34 +86,34 @@ OWN_DEVICE: Final = (
 LINKS: Final = (
     F(
         "intra",
-        "Link inside a node",
+        "Intra-node link",
         "float",
-        hint="A device and direction.",
+        hint="Per device and direction.",
         unit="GB/s",
         least=1e-6,
         most=1e9,
     ),
-    F("inter", "Link between nodes", "float", unit="GB/s", least=1e-6, most=1e9),
+    F("inter", "Inter-node link", "float", unit="GB/s", least=1e-6, most=1e9),
     F(
         "host",
         "Host memory",
         "float",
-        hint="Filled by offloading; empty: unknown.",
-        unit="GiB a device",
+        hint="Used by offloading; empty: unknown.",
+        unit="GiB/device",
         least=1e-6,
         most=1e6,
     ),
-    F("price", "Price", "float", unit="$ a device-hour", least=0, most=1e6),
+    F("price", "Price", "float", unit="$/device-hour", least=0, most=1e6),
 )
 BATCH: Final = (
     F("seq_len", "Sequence length", "int", "8192", slide=_twos(9, 17), most=2**24),
     F("global_batch_size", "Global batch", "int", "128", slide=_twos(0, 13), most=2**24),
     F(
         "tokens",
-        "Tokens to train",
+        "Training tokens",
         "amount",
         "1T",
-        hint="Such as 300G or 1.5T; days and dollars rest on it.",
+        hint="For example 300G or 1.5T. Used for time and cost.",
         least=1,
         most=1e18,
         wide=True,
@@ -137,7 +132,7 @@ HOW: Final = (
         "Rank by",
         "choice",
         "time",
-        choices=(("time", "step time"), ("cost", "dollars"), ("memory", "memory headroom")),
+        choices=(("time", "step time"), ("cost", "cost"), ("memory", "memory headroom")),
     ),
 )
 AXES: Final = (

@@ -1,4 +1,4 @@
-"""Answers as the planner gives them, from made-up numbers: what the gallery shows."""
+"""Sample planner answers for the component gallery."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from webui.charts import predicted_vs_measured
 from webui.planner import result_layout
 from webui.planner.charts import memory as plan_memory
 from webui.planner.charts.pipeline import pipeline
-from webui.planner.form import question
-from webui.planner.plan_link import key_of
+from webui.planner.form import parse_form
+from webui.planner.plan_link import plan_key
 from workers.contracts.catalog.units import GIB
 
 _AXES: Final = (
@@ -31,6 +31,7 @@ _AXES: Final = (
 
 
 def plan_answer(index: int, *, scale: float = 1.0) -> dict[str, Any]:
+    """Returns a sample answer line."""
     dp, tp, pp, zero, micro, recompute, schedule, step, held, bubble = _AXES[index]
     plan = {
         "dp": dp,
@@ -101,15 +102,15 @@ def plan_answer(index: int, *, scale: float = 1.0) -> dict[str, Any]:
 
 
 def search_answer(*, scale: float = 1.0) -> dict[str, Any]:
-    """As `orchestrator.planner.api.search`; a `scale` above 3 leaves nothing that fits."""
+    """Returns an answer like `orchestrator.planner.api.search`; no plan fits for `scale` > 3."""
     plans = [plan_answer(index, scale=scale) for index in range(len(_AXES))]
     fitting = [plan for plan in plans if plan["fits"]]
     advice = [
         {
-            "says": "recompute full would make dp8·z3 fit: 71.4 GiB",
+            "message": "recompute full would make dp8·z3 fit: 71.4 GiB",
             "changes": {"recompute": "full"},
         },
-        {"says": "2 nodes would make dp16·z3 fit: 61.0 GiB", "changes": {"nodes": 2}},
+        {"message": "2 nodes would make dp16·z3 fit: 61.0 GiB", "changes": {"nodes": 2}},
     ]
     return {
         "enumerated": 21_384,
@@ -128,13 +129,11 @@ def search_answer(*, scale: float = 1.0) -> dict[str, Any]:
 
 
 def gallery_context() -> dict[str, Any]:
-    """The planner's parts for the gallery: a table of plans, the chosen one, two compared, nothing
-    that fits.
-    """
-    found, asked = search_answer(), question(QueryDict())
+    """Returns the context of all planner components for the gallery."""
+    found, state = search_answer(), parse_form(QueryDict())
     plans, tokens = found["plans"], 1e12
     wanted = plans[2]
-    key = key_of(wanted["plan"])
+    key = plan_key(wanted["plan"])
     drawn = simulate(
         "zbv",
         2,
@@ -155,12 +154,12 @@ def gallery_context() -> dict[str, Any]:
         )
     ]
     return {
-        "asked": asked,
+        "form_state": state,
         "found": found,
         "rows": [
-            result_layout.row(rank, each, 0, asked, key) for rank, each in enumerate(plans, 1)
+            result_layout.row(rank, each, 0, state, key) for rank, each in enumerate(plans, 1)
         ],
-        "plan": result_layout.chosen(wanted, asked, tokens),
+        "plan": result_layout.chosen(wanted, state, tokens),
         "scatter": result_layout.drawn(plans, found["pareto"], key),
         "pipeline": pipeline(timeline(drawn, 8)),
         "comparison": {
@@ -171,8 +170,8 @@ def gallery_context() -> dict[str, Any]:
         },
         "advice": [
             {
-                "says": each["says"],
-                "query": asked.query(**{k: str(v) for k, v in each["changes"].items()}),
+                "text": each["message"],
+                "query": state.query(**{k: str(v) for k, v in each["changes"].items()}),
             }
             for each in none["advice"]
         ],

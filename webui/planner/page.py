@@ -1,7 +1,4 @@
-"""The planner's page: which plan to run, whether it fits, how fast it is and what it costs.
-
-Decides nothing itself.
-"""
+"""Views of the planner page: form, plan table and the selected plan."""
 
 from __future__ import annotations
 
@@ -16,26 +13,28 @@ from django.views.decorators.http import require_GET, require_POST
 from orchestrator.planner.store import selectors
 from webui.planner import form_fields, phrases, result_layout
 from webui.planner.charts import memory
-from webui.planner.form import MOST, Question, placed, question
+from webui.planner.form import MAX_PLANS, FormState, map_problems, parse_form
 from webui.planner.form_fields import OWN, PlannerField
-from webui.planner.pipeline_view import more_terms, pipeline_of
-from webui.planner.plan_link import key_of
-from webui.planner.queries import Asker, asker
+from webui.planner.pipeline_view import more_terms, pipeline_chart
+from webui.planner.plan_link import plan_key
+from webui.planner.queries import PlannerClient, planner_client
 from webui.views.access import PageRequest, page
 
-_MOST_FILE: Final = 4 * 2**20
-# the categories of training; a KV cache is serving's
-MEMORY_LEGEND: Final = tuple(each for each in memory.CATEGORIES if not each[0].startswith("kv"))
+_MAX_FILE_BYTES: Final = 4 * 2**20
+# training has no KV cache
+MEMORY_LEGEND: Final = tuple(
+    category for category in memory.CATEGORIES if not category[0].startswith("kv")
+)
 
 
 @page
 @require_GET
 def planner(request: PageRequest) -> HttpResponse:
-    """The whole page, answered: it says the same without scripts."""
-    asked = question(request.GET)
+    """The full page; it also works without scripts."""
+    state = parse_form(request.GET)
     context = {
-        **answered(asker(asked, request.user)),
-        **form(asked, request.user),
+        **result_context(planner_client(state, request.user)),
+        **form(state, request.user),
         "tab": "planner",
     }
     return render(request, "webui/planner/page.html", context)
@@ -44,93 +43,93 @@ def planner(request: PageRequest) -> HttpResponse:
 @page
 @require_GET
 def answer(request: PageRequest) -> HttpResponse:
-    """Headline and answer alone, for a page whose sliders move; `quick` while one is held."""
-    asked = question(request.GET)
+    """Headline and result for script updates; `quick` while a slider is dragged."""
+    state = parse_form(request.GET)
     return render(
         request,
         "webui/planner/answer.html",
-        answered(asker(asked, request.user, quick="quick" in request.GET)),
+        result_context(planner_client(state, request.user, quick="quick" in request.GET)),
     )
 
 
 @page
 @require_POST
 def shape(request: PageRequest) -> HttpResponse:
-    """A config.json from a file: back to the page with it in the link."""
-    given = request.FILES.get("file")
+    """Puts an uploaded config.json into the link and redirects to the page."""
+    file = request.FILES.get("file")
     text = ""
-    if given is not None and given.size is not None and given.size <= _MOST_FILE:
-        text = given.read().decode("utf-8", errors="replace").strip()
-    try:  # without its spaces it is a third shorter, and so is the link
+    if file is not None and file.size is not None and file.size <= _MAX_FILE_BYTES:
+        text = file.read().decode("utf-8", errors="replace").strip()
+    try:  # without spaces, the link is a third shorter
         text = json.dumps(json.loads(text), separators=(",", ":"))
     except (ValueError, RecursionError):
         text = text[:2000]
-    asked = question(QueryDict(request.POST.get("query", "")))
-    return redirect(f"{reverse('planner')}?{asked.query(model=OWN, shape=text)}")
+    state = parse_form(QueryDict(request.POST.get("query", "")))
+    return redirect(f"{reverse('planner')}?{state.query(model=OWN, shape=text)}")
 
 
-def answered(asker: Asker) -> dict[str, Any]:
-    """The template's words for headline and answer."""
-    asked = asker.question
+def result_context(planner: PlannerClient) -> dict[str, Any]:
+    """Returns the template context of headline and result."""
+    state = planner.state
     base: dict[str, Any] = {
-        "asked": asked,
+        "form_state": state,
         "memory_categories": MEMORY_LEGEND,
-        "query": asked.query(),
+        "query": state.query(),
         "tokens": None,
-        "calibration": asker.calibration_name,
+        "calibration": planner.calibration_name,
     }
-    if asked.problems:
+    if state.problems:
         return {
             **base,
-            "problems": asked.problems,
+            "problems": state.problems,
             "headline": "",
-            "rest": _unanswered(asked.problems),
+            "rest": _problem_summary(state.problems),
         }
-    found = asker.search()
-    if found.get("problems"):  # also where no plan is legal
-        problems = placed(found["problems"])
-        return {**base, "problems": problems, "headline": "", "rest": _unanswered(problems)}
-    tokens = asked.line()["workload"].get("tokens")
-    plans = found["plans"]
-    wanted, notes = _wanted(asker, plans, found.get("closest"))
-    table = asker.table(wanted["plan"]) if wanted else None
-    best = wanted is not None and bool(plans) and key_of(wanted["plan"]) == key_of(plans[0]["plan"])
+    result = planner.search()
+    if result.get("problems"):  # also if no plan is legal
+        problems = map_problems(result["problems"])
+        return {**base, "problems": problems, "headline": "", "rest": _problem_summary(problems)}
+    tokens = state.line()["workload"].get("tokens")
+    plans = result["plans"]
+    wanted, notes = _selected(planner, plans, result.get("closest"))
+    table = planner.table(wanted["plan"]) if wanted else None
+    key = plan_key(wanted["plan"]) if wanted else ""
+    best = bool(key) and bool(plans) and key == plan_key(plans[0]["plan"])
     headline, rest = phrases.headline(
-        found, wanted, best=best, tokens=tokens, objective=asked.objective
+        result, wanted, best=best, tokens=tokens, objective=state.objective
     )
-    key = key_of(wanted["plan"]) if wanted else ""
-    shown = result_layout.distinct(plans[: 3 * asked.top], asked.top)
+    shown = result_layout.distinct(plans[: 3 * state.top], state.top)
     rows = [
-        result_layout.row(rank, each, alike, asked, key)
+        result_layout.row(rank, each, alike, state, key)
         for rank, (each, alike) in enumerate(shown, 1)
     ]
     return {
         **base,
         "tokens": tokens,
         "problems": [],
-        "found": found,
+        "found": result,
         "headline": headline,
         "rest": rest,
         "notes": notes,
         "rows": rows,
-        "unlisted": [each for each in asked.compare if each not in {row["key"] for row in rows}],
-        "more": asked.query(top=min(MOST, asked.top * 4)) if _has_more(found, asked) else "",
-        "scatter": result_layout.drawn(plans, found.get("pareto", []), key),
-        "plan": result_layout.chosen(wanted, asked, tokens, more_terms(table)) if wanted else None,
-        "pipeline": pipeline_of(table, wanted["plan"]) if wanted and table is not None else None,
-        "advice": [_advice(asked, each) for each in found.get("advice", [])],
-        "rejected": sorted(found.get("rejected", {}).items(), key=lambda item: -item[1]),
-        "comparison": _comparison(asker, plans, tokens),
-        "query": asked.query(plan=asked.plan),
+        "unlisted": [each for each in state.compare if each not in {row["key"] for row in rows}],
+        "more": state.query(top=min(MAX_PLANS, state.top * 4)) if _has_more(result, state) else "",
+        "scatter": result_layout.drawn(plans, result.get("pareto", []), key),
+        "plan": result_layout.chosen(wanted, state, tokens, more_terms(table)) if wanted else None,
+        "pipeline": pipeline_chart(table, wanted["plan"]) if wanted and table is not None else None,
+        "advice": [_advice(state, each) for each in result.get("advice", [])],
+        "rejected": sorted(result.get("rejected", {}).items(), key=lambda item: -item[1]),
+        "comparison": _comparison(planner, plans, tokens),
+        "query": state.query(plan=state.plan),
     }
 
 
-def form(asked: Question, user: Any) -> dict[str, Any]:
-    """The fields with their values and what is wrong beside them."""
-    own = [(name, f"{name} · mine") for name in selectors.own_devices(user=user)]
+def form(state: FormState, user: Any) -> dict[str, Any]:
+    """Returns the template context of the form: fields, values and errors."""
+    own = [(name, f"{name} (mine)") for name in selectors.own_devices(user=user)]
 
     def items(fields: tuple[PlannerField, ...]) -> list[dict[str, Any]]:
-        return [_item(field, asked, own) for field in fields]
+        return [_item(field, state, own) for field in fields]
 
     axes = items(form_fields.AXES)
     return {
@@ -141,15 +140,15 @@ def form(asked: Question, user: Any) -> dict[str, Any]:
         "batch_fields": items(form_fields.BATCH),
         "how_fields": items(form_fields.HOW),
         "axis_fields": axes,
-        "own_model": asked.values["model"] == OWN,
-        "own_device": asked.values["device"] == OWN,
+        "own_model": state.values["model"] == OWN,
+        "own_device": state.values["device"] == OWN,
         "axes_open": any(item["value"] != item["field"].default for item in axes),
-        "links_open": any(asked.values[field.name] for field in form_fields.LINKS),
+        "links_open": any(state.values[field.name] for field in form_fields.LINKS),
     }
 
 
-def _item(field: PlannerField, asked: Question, own: list[tuple[str, str]]) -> dict[str, Any]:
-    value = asked.values[field.name]
+def _item(field: PlannerField, state: FormState, own: list[tuple[str, str]]) -> dict[str, Any]:
+    value = state.values[field.name]
     choices = list(field.choices)
     if field.name == "device":
         choices = [*own, *choices]
@@ -166,44 +165,44 @@ def _item(field: PlannerField, asked: Question, own: list[tuple[str, str]]) -> d
         "at": at,
         "stops": ",".join(map(str, field.slide)),
         "last": len(field.slide) - 1,
-        "errors": [item for item in asked.problems if item["field"] == field.name],
+        "errors": [item for item in state.problems if item["field"] == field.name],
     }
 
 
-def _wanted(
-    asker: Asker, plans: list[dict[str, Any]], closest: dict[str, Any] | None
+def _selected(
+    planner: PlannerClient, plans: list[dict[str, Any]], closest: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, list[str]]:
-    """The plan that the link names, else the best one, else the closest to fitting; and what is to
-    be said about it.
-    """
-    asked = asker.question
+    """Returns the selected plan with notes: the link's plan, else the best, else the closest."""
+    state = planner.state
     best = plans[0] if plans else closest
-    named = asked.plan_dict(asked.plan) if asked.plan else None
+    named = state.plan_dict(state.plan) if state.plan else None
     if named is None:
         return best, []
-    listed = next((each for each in plans if key_of(each["plan"]) == asked.plan), None)
+    listed = next((each for each in plans if plan_key(each["plan"]) == state.plan), None)
     if listed is not None:
         return listed, []
-    found = asker.estimate(named)
-    if found.get("ok"):
-        return found, [] if found.get("fits") or not plans else [
-            "The chosen plan does not fit; those of the table do."
+    answer = planner.estimate(named)
+    if answer.get("ok"):
+        return answer, [] if answer.get("fits") or not plans else [
+            "The selected plan does not fit. All plans in the table fit."
         ]
-    why = phrases.listed_problems(placed(found["problems"]))
-    return best, [f"The plan chosen before, {phrases.glyph(named)}, is not legal here: {why}"]
+    reason = phrases.listed_problems(map_problems(answer["problems"]))
+    return best, [
+        f"The previously selected plan {phrases.glyph(named)} is not valid here: {reason}"
+    ]
 
 
 def _comparison(
-    asker: Asker, plans: list[dict[str, Any]], tokens: float | None
+    planner: PlannerClient, plans: list[dict[str, Any]], tokens: float | None
 ) -> dict[str, Any] | None:
-    """Two plans beside each other, where the link names two that are legal."""
-    known = {key_of(each["plan"]): each for each in plans}
+    """Compares two plans if the link names two valid plans."""
+    known = {plan_key(each["plan"]): each for each in plans}
     answers = []
-    for key in asker.question.compare:
-        named = asker.question.plan_dict(key)
-        found = known.get(key) or (asker.estimate(named) if named else {})
-        if found.get("memory"):
-            answers.append(found)
+    for key in planner.state.compare:
+        named = planner.state.plan_dict(key)
+        answer = known.get(key) or (planner.estimate(named) if named else {})
+        if answer.get("memory"):
+            answers.append(answer)
     if len(answers) != 2:
         return None
     first, second = answers
@@ -211,33 +210,32 @@ def _comparison(
         "first": first["plan"],
         "second": second["plan"],
         "rows": result_layout.compared(first, second, tokens),
-        "clear": asker.question.query(compare=()),
+        "clear": planner.state.query(compare=()),
     }
 
 
-def _advice(asked: Question, each: Any) -> dict[str, Any]:
-    """A change that would make it fit, as a sentence and as a link that makes it."""
+def _advice(state: FormState, each: Any) -> dict[str, Any]:
+    """Returns a change that makes the model fit: its text and the link that applies it."""
     if isinstance(each, str):
-        return {"says": each, "query": ""}
-    told = (each.get("changes") or {}).items()
+        return {"text": each, "query": ""}
     changes = {
         name: "" if value is None else str(value)
-        for name, value in told
+        for name, value in (each.get("changes") or {}).items()
         if name in form_fields.FIELDS
     }
     return {
-        "says": str(each.get("says", "")),
-        "query": asked.query(**changes, plan="") if changes else "",
+        "text": str(each.get("message", "")),
+        "query": state.query(**changes, plan="") if changes else "",
     }
 
 
-def _has_more(found: dict[str, Any], asked: Question) -> bool:
-    return int(found.get("fit") or 0) > asked.top and asked.top < MOST
+def _has_more(result: dict[str, Any], state: FormState) -> bool:
+    return int(result.get("fit") or 0) > state.top and state.top < MAX_PLANS
 
 
-def _unanswered(problems: list[dict[str, str]]) -> str:
-    says, about = problems[0]["says"], form_fields.FIELDS.get(problems[0]["field"])
+def _problem_summary(problems: list[dict[str, str]]) -> str:
+    message, field = problems[0]["message"], form_fields.FIELDS.get(problems[0]["field"])
     more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
-    where = f"{about.label}: " if about and says[:1] in "-+.0123456789'" else ""
-    says = says if where else f"{says[:1].upper()}{says[1:]}"
-    return f"{where}{says.rstrip('.')}.{more}"
+    label = f"{field.label}: " if field and message[:1] in "-+.0123456789'" else ""
+    message = message if label else f"{message[:1].upper()}{message[1:]}"
+    return f"{label}{message.rstrip('.')}.{more}"

@@ -1,4 +1,4 @@
-"""The planner's answers in words: sentences, money, days, verdicts. Pure; knows no page."""
+"""Text of planner answers: headline, verdict, money, days and units."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from webui.presentation import formatting
 
-# of the capacity: it fits, and a longer sequence or a fragmented allocator may be too much
+# share of the capacity above which a plan counts as tight
 TIGHT: Final = 0.92
-# terms a person meets most, in words; the rest is said by its own name
-_TERMS: Final = {
+# labels of common terms; others are derived from the name
+_TERM_LABELS: Final = {
     "params_bytes": "parameters",
     "grads_bytes": "gradients",
     "optimizer_bytes": "optimizer states",
@@ -51,7 +51,7 @@ _SHARES: Final = frozenset({"mfu", "hfu", "occupancy"})
 
 
 def money(usd: Any) -> str:
-    """$840, $12,300, $1.24M."""
+    """Formats US dollars: $840, $12,300, $1.24M."""
     real = formatting.number(usd)
     if real is None:
         return formatting.DASH
@@ -61,7 +61,7 @@ def money(usd: Any) -> str:
 
 
 def days(value: Any) -> str:
-    """95 days, or hours and minutes below two."""
+    """Formats days; hours and minutes below two days."""
     real = formatting.number(value)
     if real is None:
         return formatting.DASH
@@ -73,13 +73,13 @@ def days(value: Any) -> str:
 
 
 def glyph(plan: Mapping[str, Any]) -> str:
-    """dp4·tp2·pp2·z1 bf16, as plain text."""
-    axes, rest = formatting.plan_words(plan)
+    """Returns the plan as plain text: dp4·tp2·pp2·z1 bf16."""
+    axes, rest = formatting.plan_parts(plan)
     return f"{'·'.join(axes)} {rest}".strip()
 
 
 def details(plan: Mapping[str, Any]) -> str:
-    """What the glyph leaves out: micro-batches, schedule."""
+    """Returns what the glyph omits: micro-batches, schedule, replicas, prefetch."""
     micro, dp = int(plan.get("micro_batch_size") or 1), int(plan.get("dp") or 1)
     rounds = max(1, int(plan.get("global_batch_size") or 1) // (micro * dp))
     parts = [f"micro-batch {micro} × {rounds:,}"]
@@ -87,14 +87,14 @@ def details(plan: Mapping[str, Any]) -> str:
         virtual = int(plan.get("virtual_stages") or 1)
         parts.append(str(plan.get("schedule", "1f1b")) + (f" × {virtual}" if virtual > 1 else ""))
     if int(plan.get("dp_replicate") or 1) > 1:
-        parts.append(f"{plan['dp_replicate']} copies")
+        parts.append(f"{plan['dp_replicate']} replicas")
     if plan.get("prefetch_layers") is not None:
         parts.append(f"prefetch {plan['prefetch_layers']}")
     return ", ".join(parts)
 
 
 def verdict(answer: Mapping[str, Any]) -> tuple[str, str]:
-    """`(fits | tight | too large, good | warn | bad)`."""
+    """Returns `(fits | tight | does not fit, good | warn | bad)`."""
     memory = answer.get("memory") or {}
     total, capacity = (
         formatting.number(memory.get("total_bytes")),
@@ -108,15 +108,15 @@ def verdict(answer: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def host(answer: Mapping[str, Any]) -> tuple[float, float | None]:
-    """`(bytes, capacity)` of host memory for a device; None where nobody told it."""
-    told = answer.get("host") or {}
-    return formatting.number(told.get("host_bytes")) or 0.0, formatting.number(
-        told.get("host_capacity_bytes")
+    """Returns `(bytes, capacity)` of host memory per device; capacity None if unknown."""
+    host_memory = answer.get("host") or {}
+    return formatting.number(host_memory.get("host_bytes")) or 0.0, formatting.number(
+        host_memory.get("host_capacity_bytes")
     )
 
 
 def room(memory: Mapping[str, Any]) -> str:
-    """62.1 of 80.0 GiB."""
+    """Returns used of available memory: 62.1 of 80.0 GiB."""
     total, capacity = (
         formatting.memory(memory.get("total_bytes")),
         formatting.memory(memory.get("capacity_bytes")),
@@ -127,33 +127,34 @@ def room(memory: Mapping[str, Any]) -> str:
 
 
 def total_usd(answer: Mapping[str, Any], tokens: float | None) -> float | None:
+    """Returns the cost of training on `tokens`; None if unknown."""
     each = formatting.number(answer.get("usd_per_billion_tokens"))
     return each * tokens / 1e9 if each is not None and tokens else None
 
 
 def headline(
-    found: Mapping[str, Any],
+    result: Mapping[str, Any],
     chosen: Mapping[str, Any] | None,
     *,
     best: bool,
     tokens: float | None,
     objective: str,
 ) -> tuple[str, str]:
-    """`(the plan, the rest of the sentence)`: which plan to run, whether it fits, how fast and for
-    how much.
-    """
+    """Returns `(plan, rest of the sentence)`: whether it fits, its speed and its cost."""
     if chosen is None:
-        legal = int(found.get("legal") or found.get("enumerated") or 0)
+        legal = int(result.get("legal") or result.get("enumerated") or 0)
         if not legal:
-            return "", "No plan is legal here: the fixed axes leave none."
-        return "", f"None of {formatting.count(legal, 'legal plan')} fits."
+            return "", "No plan is valid with these fixed axes."
+        return "", f"None of {formatting.count(legal, 'valid plan')} fits."
     memory, step = chosen["memory"], formatting.seconds(chosen["step_time_s"])
-    fit = int(found.get("fit") or 0)
-    says, mood = verdict(chosen)
-    held, has = host(chosen)
-    if mood == "bad" and has is not None and held > has:
-        away = f"it offloads {formatting.memory(held)} a device, the host has {formatting.memory(has)} for each"
-        return glyph(chosen["plan"]), f" does not fit: {away}."
+    fit = int(result.get("fit") or 0)
+    label, mood = verdict(chosen)
+    offloaded, host_capacity = host(chosen)
+    if mood == "bad" and host_capacity is not None and offloaded > host_capacity:
+        return glyph(chosen["plan"]), (
+            f" does not fit: it offloads {formatting.memory(offloaded)} per device, the host has "
+            f"only {formatting.memory(host_capacity)} per device."
+        )
     if mood == "bad":
         where = (
             f" on stage {memory.get('stage', 0)}"
@@ -163,7 +164,8 @@ def headline(
         closest = (
             ""
             if fit
-            else f"; it is the closest of {formatting.count(int(found.get('legal') or 0), 'legal plan')}"
+            else "; it is the closest of "
+            f"{formatting.count(int(result.get('legal') or 0), 'valid plan')}"
         )
         return glyph(chosen["plan"]), f" does not fit: it needs {room(memory)}{where}{closest}."
     superlative = {"time": "the fastest", "cost": "the cheapest", "memory": "the lightest"}.get(
@@ -180,11 +182,11 @@ def headline(
         if low and high and high > low
         else ""
     )
-    rest += f"{step} a step{within}, MFU {formatting.percent(chosen.get('mfu'))}, {room(memory)}"
-    rest += " (tight)" if says == "tight" else ""
+    rest += f"{step} per step{within}, MFU {formatting.percent(chosen.get('mfu'))}, {room(memory)}"
+    rest += " (tight)" if label == "tight" else ""
     rest += (
-        f" if the host holds {formatting.memory(held)} more for each"
-        if held and has is None
+        f" if the host has {formatting.memory(offloaded)} of free memory per device"
+        if offloaded and host_capacity is None
         else ""
     )
     if tokens and chosen.get("days") is not None:
@@ -195,19 +197,20 @@ def headline(
     return glyph(chosen["plan"]), rest + "."
 
 
-def term_words(name: str) -> str:
+def term_label(name: str) -> str:
+    """Returns the label of a term."""
     plain = name.removesuffix("_s").removesuffix("_bytes")
-    return _TERMS.get(name, plain.replace("_", " "))
+    return _TERM_LABELS.get(name, plain.replace("_", " "))
 
 
 def in_unit(value: Any, unit: str) -> str:
-    """A term's value as people read it; a list of stages by its ends."""
+    """Formats a term's value; long lists of stages are shortened."""
     if isinstance(value, list):
         if not value:
             return formatting.DASH
         shown = [in_unit(each, unit) for each in value]
         if len(set(shown)) == 1:
-            return f"{shown[0]} on each of {len(shown)}"
+            return f"{shown[0]} on all {len(shown)}"
         return (
             ", ".join(shown)
             if len(shown) <= 4
@@ -236,7 +239,7 @@ def in_unit(value: Any, unit: str) -> str:
 
 
 def shown(name: str, value: Any, unit: str) -> str:
-    """The same for a term of that name: shares have no unit, and are read as percent."""
+    """Formats a term's value; shares are shown as percent."""
     share = name in _SHARES or name.rpartition("_")[2] in ("fraction", "share", "efficiency")
     return (
         formatting.percent(value)
@@ -246,7 +249,7 @@ def shown(name: str, value: Any, unit: str) -> str:
 
 
 def prefixed(real: float, unit: str) -> str:
-    """312 TFLOP/s: four digits with a metric prefix."""
+    """Formats four digits with a metric prefix: 312 TFLOP/s."""
     for size, prefix in (
         (1e24, "Y"),
         (1e21, "Z"),
@@ -262,6 +265,9 @@ def prefixed(real: float, unit: str) -> str:
 
 
 def listed_problems(problems: Sequence[Mapping[str, str]]) -> str:
+    """Returns the first problem with its hint, and how many more there are."""
     first = problems[0]
     more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return f"{first['message']}{'; try ' + first['hint'] if first.get('hint') else ''}{more}."
+    return (
+        f"{first['message']}{' (try: ' + first['hint'] + ')' if first.get('hint') else ''}{more}."
+    )

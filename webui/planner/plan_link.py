@@ -1,7 +1,6 @@
-"""A plan as a short text that stands in a link, and back:
-`dp4.tp2.pp2.z1.sp.mb2.rc_selective.s_1f1b.bf16`.
+"""Plan keys: short text of a plan for links, such as `dp4.tp2.z1.sp.mb2.rc_selective.bf16`.
 
-Knows the plan's fields that a search may choose; the global batch stands in the link on its own.
+A key has the fields that a search may choose; the global batch size is a separate query value.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NUMBERS: Final = {
     "rep": "dp_replicate",
     "pre": "prefetch_layers",
 }
-_WORDS: Final = {
+_NAMES: Final = {
     "rc": "recompute",
     "s": "schedule",
     "off": "offload",
@@ -30,7 +29,7 @@ _WORDS: Final = {
     "gd": "grad_dtype",
 }
 _PRECISIONS: Final = ("fp32", "bf16", "fp16", "fp8")
-_USUAL: Final[dict[str, Any]] = {
+_DEFAULTS: Final[dict[str, Any]] = {
     **dict.fromkeys(_AXES, 1),
     "zero": 0,
     "micro_batch_size": 1,
@@ -42,27 +41,26 @@ _USUAL: Final[dict[str, Any]] = {
     "sequence_parallel": False,
     "precision": "fp32",
 }
-LONGEST: Final = 160
+MAX_KEY_CHARS: Final = 160
 
 
-def key_of(plan: Mapping[str, Any]) -> str:
-    """What is not usual, in a steady order; the same plan has the same text everywhere."""
-    parts = [f"{axis}{plan[axis]}" for axis in _AXES if _said(plan, axis)]
-    parts += [f"{short}{plan[name]}" for short, name in _NUMBERS.items() if _said(plan, name)]
+def plan_key(plan: Mapping[str, Any]) -> str:
+    """Returns the key: all non-default fields in fixed order."""
+    parts = [f"{axis}{plan[axis]}" for axis in _AXES if _differs(plan, axis)]
+    parts += [f"{short}{plan[name]}" for short, name in _NUMBERS.items() if _differs(plan, name)]
     parts += ["sp"] if plan.get("sequence_parallel") else []
-    parts += [f"{short}_{plan[name]}" for short, name in _WORDS.items() if _said(plan, name)]
+    parts += [f"{short}_{plan[name]}" for short, name in _NAMES.items() if _differs(plan, name)]
     if plan.get("stage_layers"):
         parts.append("l_" + "-".join(str(layers) for layers in plan["stage_layers"]))
     return ".".join([*parts, str(plan.get("precision") or "fp32")])
 
 
-def plan_of(key: str, *, global_batch_size: int) -> dict[str, Any] | None:
-    """The plan that the text stands for, all its fields given; None where it stands for none.
+def parse_plan_key(key: str, *, global_batch_size: int) -> dict[str, Any] | None:
+    """Parses a key into a full plan; returns None if the syntax is invalid.
 
-    Whether it is legal is not asked here: a field that no plan may have is left as it is, for the
-    planner to refuse.
+    Does not check the values: the planner rejects invalid plans.
     """
-    if not key or len(key) > LONGEST:
+    if not key or len(key) > MAX_KEY_CHARS:
         return None
     plan: dict[str, Any] = {"global_batch_size": global_batch_size}
     for part in key.split("."):
@@ -70,15 +68,15 @@ def plan_of(key: str, *, global_batch_size: int) -> dict[str, Any] | None:
             plan["sequence_parallel"] = True
         elif part in _PRECISIONS:
             plan["precision"] = part
-        elif found := re.fullmatch(r"l_(\d{1,4}(?:-\d{1,4})*)", part):
-            plan["stage_layers"] = [int(layers) for layers in found[1].split("-")]
-        elif found := re.fullmatch(r"([a-z]+)(\d{1,7})", part):
-            name = found[1] if found[1] in _AXES else _NUMBERS.get(found[1])
+        elif match := re.fullmatch(r"l_(\d{1,4}(?:-\d{1,4})*)", part):
+            plan["stage_layers"] = [int(layers) for layers in match[1].split("-")]
+        elif match := re.fullmatch(r"([a-z]+)(\d{1,7})", part):
+            name = match[1] if match[1] in _AXES else _NUMBERS.get(match[1])
             if name is None:
                 return None
-            plan[name] = int(found[2])
-        elif (found := re.fullmatch(r"([a-z]+)_([a-z0-9_]+)", part)) and found[1] in _WORDS:
-            plan[_WORDS[found[1]]] = found[2]
+            plan[name] = int(match[2])
+        elif (match := re.fullmatch(r"([a-z]+)_([a-z0-9_]+)", part)) and match[1] in _NAMES:
+            plan[_NAMES[match[1]]] = match[2]
         else:
             return None
     try:
@@ -87,5 +85,5 @@ def plan_of(key: str, *, global_batch_size: int) -> dict[str, Any] | None:
         return plan
 
 
-def _said(plan: Mapping[str, Any], name: str) -> bool:
-    return plan.get(name) not in (None, _USUAL.get(name))
+def _differs(plan: Mapping[str, Any], name: str) -> bool:
+    return plan.get(name) not in (None, _DEFAULTS.get(name))

@@ -1,7 +1,6 @@
-"""What the planner's page asks of the planner: a search, single plans, all terms of one plan.
-Remembers the newest.
+"""Cached planner calls of the planner page: search, estimate and term table.
 
-Knows the question of the page and the planner's doors; knows no markup.
+Does not depend on templates or requests.
 """
 
 from __future__ import annotations
@@ -14,15 +13,14 @@ from typing import Any, Final
 
 from orchestrator.planner import api, user_api
 from orchestrator.planner.answers import build_table
-from orchestrator.planner.calibration.result import Calibration
+from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.plan_request import BadRequest, ParseOptions
-from webui.planner.form import Question
+from webui.planner.form import FormState
 from workers.contracts.catalog.devices import DEVICES, Device
 
-_KEPT: Final = 64  # answers in memory; one of 100 plans is about 200 kB
-# what a search keeps to while a slider is held: a thirtieth of the plans, most often with the best
-# of all among them
-_QUICK: Final[dict[str, Any]] = {
+_CACHE_SIZE: Final = 64  # cached answers; 100 plans take about 200 kB
+# limits of a search while a slider is dragged: 1/30 of the plans, most often including the best
+_QUICK_LIMITS: Final[dict[str, Any]] = {
     "prefetch_layers": [None],
     "dp_replicate": [None],
     "offload": ["none", "optimizer"],
@@ -32,69 +30,68 @@ _QUICK: Final[dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Asker:
-    """A person's question with what its answer rests on: their own devices and the device's
-    calibration, as JSON.
-    """
+class PlannerClient:
+    """Planner calls for a form state, with the user's devices and calibration as JSON."""
 
-    question: Question
+    state: FormState
     devices: str
-    calibration: str  # empty: the catalogue's figures
+    calibration: str  # empty: catalogue values
     calibration_name: str = ""
     quick: bool = False
 
     def search(self) -> dict[str, Any]:
-        """The search's answer, plans in the objective's order; `{problems}` alone where it cannot
-        be asked.
-        """
-        found = self._search(self._few()) if self.quick else {}
-        return found if found.get("fit") else self._search({})
+        """Returns the search answer, best plan first; `{problems}` if the request is invalid."""
+        answer = self._search(self._quick_limits()) if self.quick else {}
+        return answer if answer.get("fit") else self._search({})
 
-    def _few(self) -> dict[str, Any]:
-        name = self.question.values["device"]
+    def _quick_limits(self) -> dict[str, Any]:
+        name = self.state.values["device"]
         on_cpu = (
             name == "cpu" or _devices(self.devices).get(name, DEVICES["h100-80g"]).kind == "cpu"
         )
-        return {key: value for key, value in _QUICK.items() if not (on_cpu and key == "offload")}
+        return {
+            key: value for key, value in _QUICK_LIMITS.items() if not (on_cpu and key == "offload")
+        }
 
     def _search(self, fix: Mapping[str, Any]) -> dict[str, Any]:
-        asked = self.question
-        fix = {**fix, **asked.fixed()}
+        state = self.state
+        fix = {**fix, **state.fixed()}
         request = {
-            **asked.line(),
+            **state.line(),
             "fix": fix,
-            "objective": asked.objective,
-            "top": min(200, 3 * asked.top),
+            "objective": state.objective,
+            "top": min(200, 3 * state.top),
         }
         return _searched(json.dumps(request, sort_keys=True), self.devices, self.calibration)
 
     def estimate(self, plan: Mapping[str, Any]) -> dict[str, Any]:
-        """One plan's answer line with its `plan`; `{ok: false, problems}` where it is not legal."""
-        found = _estimated(
-            json.dumps(self.question.line(plan), sort_keys=True), self.devices, self.calibration
+        """Returns the answer of one plan; `{ok: false, problems}` if it is not valid."""
+        answer = _estimated(
+            json.dumps(self.state.line(plan), sort_keys=True), self.devices, self.calibration
         )
-        return {**found, "plan": dict(plan)} if found.get("ok") else found
+        return {**answer, "plan": dict(plan)} if answer.get("ok") else answer
 
     def table(self, plan: Mapping[str, Any]) -> Any:
-        """All terms of one plan, for the trees under its numbers; None where it is not legal."""
-        asked = api.parse_line(self.question.line(plan), ParseOptions(_devices(self.devices)), None)
+        """Returns all terms of one plan; None if it is not valid."""
+        state = api.parse_line(self.state.line(plan), ParseOptions(_devices(self.devices)), None)
         return (
             None
-            if asked.request is None
-            else build_table([asked.request], _calibration(self.calibration))
+            if state.request is None
+            else build_table([state.request], _calibration(self.calibration))
         )
 
 
-def asker(question: Question, user: Any, *, quick: bool = False) -> Asker:
-    name, calibration = user_api.calibration_for(user=user, device=question.values["device"])
+def planner_client(state: FormState, user: Any, *, quick: bool = False) -> PlannerClient:
+    """Returns the planner calls for this form state and user."""
+    name, calibration = user_api.calibration_for(user=user, device=state.values["device"])
     own = {
         key: device.to_dict() for key, device in user_api.parse_options_for(user).devices.items()
     }
     document = json.dumps(calibration.to_dict(), sort_keys=True) if calibration else ""
-    return Asker(question, json.dumps(own, sort_keys=True), document, name or "", quick)
+    return PlannerClient(state, json.dumps(own, sort_keys=True), document, name or "", quick)
 
 
-@lru_cache(maxsize=_KEPT)
+@lru_cache(maxsize=_CACHE_SIZE)
 def _searched(text: str, devices: str, calibration: str) -> dict[str, Any]:
     try:
         return api.search(
@@ -107,7 +104,7 @@ def _searched(text: str, devices: str, calibration: str) -> dict[str, Any]:
         return {"problems": [item.model_dump(by_alias=True) for item in refused.problems]}
 
 
-@lru_cache(maxsize=4 * _KEPT)
+@lru_cache(maxsize=4 * _CACHE_SIZE)
 def _estimated(text: str, devices: str, calibration: str) -> dict[str, Any]:
     return api.estimate(
         [json.loads(text)],

@@ -1,6 +1,4 @@
-"""The planner's answers as its page shows them: rows, the chosen plan's parts, two plans beside
-each other. Pure.
-"""
+"""Template context of planner answers: table rows, the selected plan and comparisons."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from webui.planner import phrases
 from webui.planner.charts import communication, time
 from webui.planner.charts import memory as plan_memory
 from webui.planner.charts.scatter import Scatter, scatter
-from webui.planner.form import Question
-from webui.planner.plan_link import key_of
+from webui.planner.form import FormState
+from webui.planner.plan_link import plan_key
 from webui.presentation import formatting
 
 # tiles of the chosen plan: (name of the number, title, hue)
@@ -32,12 +30,12 @@ _PLAN_ROWS: Final = (
     ("cp", "context parallel"),
     ("ep", "expert parallel"),
     ("zero", "ZeRO stage"),
-    ("dp_replicate", "copies"),
+    ("dp_replicate", "replicas"),
     ("sequence_parallel", "sequence parallel"),
     ("micro_batch_size", "micro-batch"),
     ("recompute", "recompute"),
     ("schedule", "pipeline schedule"),
-    ("virtual_stages", "stages a device"),
+    ("virtual_stages", "stages per device"),
     ("offload", "offload"),
     ("precision", "precision"),
     ("prefetch_layers", "prefetched layers"),
@@ -45,16 +43,16 @@ _PLAN_ROWS: Final = (
 
 
 def row(
-    rank: int, answer: Mapping[str, Any], alike: int, question: Question, chosen: str
+    rank: int, answer: Mapping[str, Any], alike: int, state: FormState, chosen: str
 ) -> dict[str, Any]:
-    """One line of the table; `alike` more plans differ from it in prefetched layers alone."""
+    """Returns a table row; `alike` more plans differ only in prefetched layers."""
     plan, memory = answer["plan"], answer["memory"]
-    key, (held, _) = key_of(plan), phrases.host(answer)
+    key, (held, _) = plan_key(plan), phrases.host(answer)
     total, capacity = (
         formatting.number(memory.get("total_bytes")) or 0.0,
         formatting.number(memory.get("capacity_bytes")) or 0.0,
     )
-    says, mood = phrases.verdict(answer)
+    verdict, mood = phrases.verdict(answer)
     return {
         "rank": rank,
         "key": key,
@@ -62,17 +60,17 @@ def row(
         "details": phrases.details(plan),
         "alike": alike,
         "chosen": key == chosen,
-        "compared": key in question.compare,
-        "query": question.query(plan=key),
+        "compared": key in state.compare,
+        "query": state.query(plan=key),
         "fits": bool(answer.get("fits")),
-        "verdict": says,
+        "verdict": verdict,
         "mood": mood,
         "step_time": formatting.seconds(answer["step_time_s"], 4),
         "interval": spread(answer),
         "tokens": formatting.quantity(answer["tokens_per_s_per_device"]),
         "mfu": formatting.percent(answer["mfu"]),
-        "bar": plan_memory.pieces(memory, with_free=False),
-        "host": f"+ {formatting.memory(held)} of host" if held else "",
+        "bar": plan_memory.segments(memory, with_free=False),
+        "host": f"+ {formatting.memory(held)} host" if held else "",
         "memory": formatting.memory(total),
         "share": formatting.percent(total / capacity) if capacity else "",
         "cost": phrases.money(answer.get("usd_per_billion_tokens")),
@@ -81,17 +79,15 @@ def row(
 
 
 def distinct(plans: Sequence[Mapping[str, Any]], most: int) -> list[tuple[Mapping[str, Any], int]]:
-    """The first of each kind of plan, and how many like it follow: those that differ in prefetched
-    layers alone.
-    """
+    """Groups plans that differ only in prefetched layers: `(first, number of others)`."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for answer in plans:
-        kinds.setdefault(key_of({**answer["plan"], "prefetch_layers": None}), []).append(answer)
+        kinds.setdefault(plan_key({**answer["plan"], "prefetch_layers": None}), []).append(answer)
     return [(same[0], len(same) - 1) for same in list(kinds.values())[:most]]
 
 
 def interval(answer: Mapping[str, Any]) -> str:
-    """The 80% interval of the step's time."""
+    """Returns the 80% interval of the step time."""
     step = formatting.number(answer.get("step_time_s"))
     low, high = (
         formatting.number(answer.get("step_time_low_s")),
@@ -103,7 +99,7 @@ def interval(answer: Mapping[str, Any]) -> str:
 
 
 def spread(answer: Mapping[str, Any]) -> str:
-    """The same interval as shares of the step's time: −17% +21%."""
+    """Returns the 80% interval relative to the step time: −17% +21%."""
     step = formatting.number(answer.get("step_time_s"))
     low, high = (
         formatting.number(answer.get("step_time_low_s")),
@@ -115,9 +111,10 @@ def spread(answer: Mapping[str, Any]) -> str:
 
 
 def drawn(plans: Sequence[Mapping[str, Any]], pareto: Sequence[int], chosen: str) -> Scatter | None:
+    """Draws the plans as a scatter plot."""
     points = [
         {
-            "key": key_of(answer["plan"]),
+            "key": plan_key(answer["plan"]),
             "glyph": phrases.glyph(answer["plan"]),
             "step_time_s": answer["step_time_s"],
             "total_bytes": answer["memory"]["total_bytes"],
@@ -131,30 +128,28 @@ def drawn(plans: Sequence[Mapping[str, Any]], pareto: Sequence[int], chosen: str
 
 def chosen(
     answer: Mapping[str, Any],
-    question: Question,
+    state: FormState,
     tokens: float | None,
     terms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Everything of one plan but its pipeline; `terms` are those that an answer line has no place
-    for.
-    """
+    """Returns the context of the selected plan; `terms` are values that the answer line lacks."""
     plan, memory = answer["plan"], answer["memory"]
-    says, mood = phrases.verdict(answer)
-    key = key_of(plan)
+    verdict, mood = phrases.verdict(answer)
+    key = plan_key(plan)
     return {
         "plan": plan,
         "key": key,
         "details": phrases.details(plan),
-        "sentence": formatting.plan_sentence(plan),
-        "verdict": says,
+        "sentence": formatting.describe_plan(plan),
+        "verdict": verdict,
         "mood": mood,
-        "tiles": _tiles(answer, tokens, question, key),
+        "tiles": _tiles(answer, tokens, state, key),
         "treemap": plan_memory.treemap(memory),
-        "memory_says": plan_memory.summary(memory),
+        "memory_summary": plan_memory.summary(memory),
         "stages": plan_memory.stages(memory),
         "time": time.waterfall(answer),
         "comm": communication.kinds(answer.get("comm") or {}),
-        "comm_says": communication.summary(answer.get("comm") or {}),
+        "comm_summary": communication.summary(answer.get("comm") or {}),
         "calls": communication.calls(answer.get("collectives")),
         "notes": answer.get("notes") or [],
         "servers": communication.servers(
@@ -162,15 +157,15 @@ def chosen(
             (terms or {}).get("parameter_server_link_bytes", 0.0),
             int(plan.get("dp") or 1),
         ),
-        "query": question.query(plan=key),
-        "json": json.dumps({**question.line(plan), "answer": _plain(answer)}, indent=2),
-        "run": run_spec(question, plan),
+        "query": state.query(plan=key),
+        "json": json.dumps({**state.line(plan), "answer": _plain(answer)}, indent=2),
+        "run": run_spec(state, plan),
     }
 
 
-def run_spec(question: Question, plan: Mapping[str, Any]) -> str:
-    """The new-run form's spec of this plan, as JSON without spaces."""
-    line = question.line(plan)
+def run_spec(state: FormState, plan: Mapping[str, Any]) -> str:
+    """Returns the run spec of this plan for the new-run form, as compact JSON."""
+    line = state.line(plan)
     workload, device = line["workload"], line["cluster"]["device"]
     step_tokens = workload["seq_len"] * int(plan["global_batch_size"])
     steps = max(1, -(-int(workload["tokens"]) // step_tokens)) if workload.get("tokens") else 1000
@@ -206,12 +201,10 @@ def run_spec(question: Question, plan: Mapping[str, Any]) -> str:
 def compared(
     first: Mapping[str, Any], second: Mapping[str, Any], tokens: float | None
 ) -> list[dict[str, Any]]:
-    """`{name, first, second, change, mood}`: what of the plans differs, then the numbers that do,
-    with their ratio.
-    """
+    """Returns rows `{name, first, second, change, mood}`: plan fields, then numbers that differ."""
     rows: list[dict[str, Any]] = []
     for name, word in _PLAN_ROWS:
-        one, two = _told(first["plan"].get(name)), _told(second["plan"].get(name))
+        one, two = _plan_value(first["plan"].get(name)), _plan_value(second["plan"].get(name))
         if one != two:
             rows.append({"name": word, "first": one, "second": two, "change": "", "mood": ""})
     for word, get, show, less in _numbers(tokens):
@@ -225,7 +218,7 @@ def compared(
 
 
 def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
-    """(word, getter, how it is shown, whether less is better)."""
+    """Returns `(label, getter, formatter, whether less is better)` of each number."""
     listed: list[tuple[str, Any, Any, bool]] = [
         ("step time", lambda a: a["step_time_s"], formatting.seconds, True),
         *(
@@ -239,7 +232,7 @@ def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
             (part, lambda a, n=name: a["memory"].get(n), formatting.memory, True)
             for name, part, _ in plan_memory.CATEGORIES
         ),
-        ("host memory a device", lambda a: phrases.host(a)[0], formatting.memory, True),
+        ("host memory per device", lambda a: phrases.host(a)[0], formatting.memory, True),
         *(
             (
                 f"sent for {kind} parallel",
@@ -268,14 +261,14 @@ def _change(one: float, two: float, less: bool) -> dict[str, str]:
     return {"change": f"{share:+.1%}".replace("-", "−"), "mood": "good" if better else "bad"}
 
 
-def _told(value: Any) -> str:
+def _plan_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return "yes" if value else "no" if value is False else formatting.DASH
     return str(value)
 
 
 def _tiles(
-    answer: Mapping[str, Any], tokens: float | None, question: Question, key: str
+    answer: Mapping[str, Any], tokens: float | None, state: FormState, key: str
 ) -> list[dict[str, str]]:
     memory = answer["memory"]
     usd = phrases.total_usd(answer, tokens)
@@ -294,9 +287,9 @@ def _tiles(
         ),
         "usd_per_billion_tokens": (
             phrases.money(usd if usd is not None else answer.get("usd_per_billion_tokens")),
-            f"{phrases.money(answer.get('usd_per_billion_tokens'))} per G tokens"
+            f"{phrases.money(answer.get('usd_per_billion_tokens'))} per billion tokens"
             if usd
-            else "per G tokens",
+            else "per billion tokens",
         ),
     }
     return [
@@ -306,7 +299,7 @@ def _tiles(
             "hue": hue,
             "value": shown[name][0],
             "more": shown[name][1],
-            "query": question.query(plan=key, why=name),
+            "query": state.query(plan=key, why=name),
         }
         for name, title, hue in _TILES
         if not (name == "days" and answer.get("days") is None)

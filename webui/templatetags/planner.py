@@ -1,7 +1,4 @@
-"""Template filters of the planner's pages: labels of fields, thousands, ids.
-
-Knows words and markup.
-"""
+"""Template filters of the planner pages: field labels, numbers, ids and queries."""
 
 from __future__ import annotations
 
@@ -28,43 +25,45 @@ PAGES = (
 
 @register.filter
 def thousands(value: Any) -> str:
-    """1204 → 1,204; empty for what is no number."""
+    """Formats 1204 as 1,204; empty if it is not a number."""
     return f"{value:,.0f}" if isinstance(value, int | float) else ""
 
 
 @register.filter
 def field_label(name: str) -> str:
+    """Returns the label of a planner field."""
     return FIELDS[name].label if name in FIELDS else name
 
 
 @register.filter
 def shape_hidden(name: str, own_model: bool) -> bool:
-    """The shape's field stands only where the model is one's own."""
+    """Whether the model JSON field is hidden."""
     return name == "shape" and not own_model
 
 
 @register.filter
 def slugged(text: str) -> str:
-    """As an element's id."""
+    """Converts text to an element id."""
     return re.sub(r"[^a-z0-9_-]+", "-", text)
 
 
 @register.filter
 def seconds(value: Any) -> str:
+    """Formats seconds."""
     return formatting.seconds(value)
 
 
 @register.filter
 def as_query(query: Mapping[str, Any]) -> str:
-    """An example's state as a link's query; whole numbers without a dot."""
-    told = {
+    """Returns the query string of an example; integers without a decimal point."""
+    values = {
         name: f"{value:.0f}" if isinstance(value, float) and value == int(value) else value
         for name, value in query.items()
     }
-    return urlencode(told)
+    return urlencode(values)
 
 
 @register.simple_tag
 def planner_pages() -> list[tuple[str, str, str]]:
-    """`(name, title, address)` of the planner's pages."""
+    """Returns `(name, title, URL)` of the planner pages."""
     return [(name, title, reverse(name)) for name, title in PAGES]

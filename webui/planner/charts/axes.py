@@ -1,4 +1,4 @@
-"""Round ticks for the planner's charts, in the words of their unit. Pure."""
+"""Axes and round ticks of the planner's charts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,28 @@ from typing import Final
 from webui.presentation import formatting
 
 _SHORT: Final = (0.01, 0.1, 1.0, 3.0, 10.0)
-# of seconds, round
+# round numbers of seconds
 _LONG: Final = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0, 86400.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """`at` is a share of the axis, 0 to 100."""
+    """A labelled position on an axis; `at` in percent."""
 
     at: float
-    says: str
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
+    """A linear or logarithmic range of values."""
+
     low: float
     high: float
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Where the value stands, 0 to 100."""
+        """Returns the position of the value in percent."""
         if self.log:
             share = (math.log(value) - math.log(self.low)) / (
                 math.log(self.high) - math.log(self.low)
@@ -39,7 +41,7 @@ class Axis:
 
 
 def axis(values: list[float], *, zero: bool = False, log: bool = False) -> Axis:
-    """Spans the values with a little room; `zero` starts there."""
+    """Returns an axis over the values with a margin; `zero` makes it start at 0."""
     low, high = min(values), max(values)
     if log and low > 0:
         return Axis(low / 1.12, high * 1.12, True) if high > low else Axis(low / 2, high * 2, True)
@@ -48,25 +50,26 @@ def axis(values: list[float], *, zero: bool = False, log: bool = False) -> Axis:
 
 
 def ticks(over: Axis, unit: str, most: int = 5) -> list[Tick]:
-    """At most about `most` round values."""
+    """Returns about `most` round ticks at most."""
     if unit == "s" and over.log and over.high > 120:
         inside = [step for step in (*_SHORT, *_LONG) if over.low <= step <= over.high]
-        found = inside[:: max(1, -(-len(inside) // most))]
+        values = inside[:: max(1, -(-len(inside) // most))]
     elif unit == "s" and not over.log and over.high - over.low > 90:
         step = next((step for step in _LONG if (over.high - over.low) / step <= most), _LONG[-1])
-        found = [
+        values = [
             index * step for index in range(math.ceil(over.low / step), int(over.high / step) + 1)
         ]
     else:
-        found = (
+        values = (
             _log_values(over, most)
             if over.log
             else _values(over, most, 1024 if unit == "bytes" else 1000)
         )
-    return [Tick(over.at(value), says(value, unit)) for value in found]
+    return [Tick(over.at(value), format_tick(value, unit)) for value in values]
 
 
-def says(value: float, unit: str) -> str:
+def format_tick(value: float, unit: str) -> str:
+    """Formats a tick's value in its unit."""
     if unit == "bytes":
         return formatting.memory(value) if value else "0"
     if unit == "s":
@@ -92,8 +95,8 @@ def _values(over: Axis, most: int, base: int) -> list[float]:
 def _log_values(over: Axis, most: int) -> list[float]:
     first, last = math.floor(math.log10(over.low)), math.ceil(math.log10(over.high))
     for steps in ((1, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,)):
-        found = [nice * 10.0**power for power in range(first, last + 1) for nice in steps]
-        inside = [value for value in found if over.low <= value <= over.high]
+        values = [nice * 10.0**power for power in range(first, last + 1) for nice in steps]
+        inside = [value for value in values if over.low <= value <= over.high]
         if len(inside) <= most + 1:
             return inside
     return inside

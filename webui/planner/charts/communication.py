@@ -1,7 +1,6 @@
-"""What a device sends in a step, by kind of parallelism, and data parallel by ring beside a
-parameter server. Pure.
+"""Bytes that a device sends per step: by parallelism, by collective, and ring vs parameter server.
 
-Volumes count as the planner's: see `orchestrator/planner/README.md`, conventions.
+Conventions for the volumes: `orchestrator/planner/README.md`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from webui.presentation import formatting
 
 KINDS: Final = (
     ("dp_bytes", "data", "gradients and sharded weights"),
-    ("tp_bytes", "tensor", "activations of every layer"),
+    ("tp_bytes", "tensor", "activations of each layer"),
     ("pp_bytes", "pipeline", "activations between stages"),
     ("cp_bytes", "context", "keys and values around the ring"),
     ("ep_bytes", "expert", "tokens to their experts and back"),
@@ -23,15 +22,15 @@ CALLS: Final = (
     (
         "all_reduce_bytes",
         "all-reduce",
-        "by its buffer: gradients of copies, activations of tensor ranks",
+        "buffer size: gradients of replicas, activations of tensor ranks",
     ),
-    ("all_gather_bytes", "all-gather", "by its output: sharded weights, sequences of tensor ranks"),
+    ("all_gather_bytes", "all-gather", "output size: sharded weights, sequences of tensor ranks"),
     (
         "reduce_scatter_bytes",
         "reduce-scatter",
-        "by its input: sharded gradients, activations of tensor ranks",
+        "input size: sharded gradients, activations of tensor ranks",
     ),
-    ("broadcast_bytes", "broadcast", "by its tensor: weights that ZeRO 1 has updated"),
+    ("broadcast_bytes", "broadcast", "tensor size: weights updated by ZeRO 1"),
     ("all_to_all_bytes", "all-to-all", "tokens to their experts and back"),
     ("send_bytes", "send", "activations and their gradients between stages"),
 )
@@ -39,52 +38,59 @@ CALLS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
+    """One bar: a kind of traffic; `share` in percent of the largest."""
+
     name: str
-    word: str
-    what: str
+    label: str
+    description: str
     bytes: float
-    says: str
+    size: str
     share: float
 
 
 def kinds(comm: Mapping[str, Any]) -> list[Kind]:
-    """Every kind, those without traffic too: nothing is moved by a group of one."""
+    """Returns all kinds of parallelism, including those without traffic."""
     return _kinds(KINDS, comm)
 
 
 def calls(collectives: Mapping[str, Any] | None) -> list[Kind]:
-    """What the engine hands to each kind of collective; empty where that is not counted, or nothing
-    is sent.
-    """
-    found = _kinds(CALLS, collectives or {})
-    return found if any(kind.bytes for kind in found) else []
+    """Returns the bytes per collective; empty if they are not counted or all are zero."""
+    rows = _kinds(CALLS, collectives or {})
+    return rows if any(kind.bytes for kind in rows) else []
 
 
-def _kinds(known: tuple[tuple[str, str, str], ...], given: Mapping[str, Any]) -> list[Kind]:
-    held = {name: formatting.number(given.get(name)) or 0.0 for name, _, _ in known}
-    most = max(held.values()) or 1.0
+def _kinds(known: tuple[tuple[str, str, str], ...], values: Mapping[str, Any]) -> list[Kind]:
+    sizes = {name: formatting.number(values.get(name)) or 0.0 for name, _, _ in known}
+    most = max(sizes.values()) or 1.0
     return [
-        Kind(name, word, what, held[name], _size(held[name]), round(100 * held[name] / most, 2))
-        for name, word, what in known
+        Kind(
+            name,
+            label,
+            description,
+            sizes[name],
+            _size(sizes[name]),
+            round(100 * sizes[name] / most, 2),
+        )
+        for name, label, description in known
     ]
 
 
 def summary(comm: Mapping[str, Any]) -> str:
-    found = sorted((kind for kind in kinds(comm) if kind.bytes), key=lambda kind: -kind.bytes)
-    if not found:
-        return "Nothing leaves a device."
-    total = _size(sum(kind.bytes for kind in found))
+    """Returns the traffic by parallelism as one sentence."""
+    used = sorted((kind for kind in kinds(comm) if kind.bytes), key=lambda kind: -kind.bytes)
+    if not used:
+        return "No communication between devices."
+    total = _size(sum(kind.bytes for kind in used))
     return (
-        f"{total} a device and step: "
-        f"{formatting.listed([f'{kind.word} parallel {kind.says}' for kind in found])}."
+        f"{total} per device and step: "
+        f"{formatting.listed([f'{kind.label} parallel {kind.size}' for kind in used])}."
     )
 
 
 def servers(each: float, link: float, dp: int) -> list[Kind]:
-    """Gradients by ring all-reduce beside the textbooks' parameter server; empty without data
-    parallelism.
+    """Compares a ring all-reduce of the gradients with a parameter server; empty for dp = 1.
 
-    `each` is what a device moves in a step either way, `link` what passes the one server's link.
+    `each`: bytes per device and step in both cases; `link`: bytes over the server's link.
     """
     if dp < 2 or not each:
         return []
@@ -95,7 +101,7 @@ def servers(each: float, link: float, dp: int) -> list[Kind]:
             "twice the gradients, whatever the number of devices",
             each,
         ),
-        ("parameter_server_bytes", "server, a worker", "gradients up, parameters down", each),
+        ("parameter_server_bytes", "server, per worker", "gradients up, parameters down", each),
         (
             "parameter_server_link_bytes",
             "server, its link",
@@ -104,8 +110,8 @@ def servers(each: float, link: float, dp: int) -> list[Kind]:
         ),
     )
     return [
-        Kind(name, word, what, value, _size(value), round(100 * value / link, 2))
-        for name, word, what, value in rows
+        Kind(name, label, description, value, _size(value), round(100 * value / link, 2))
+        for name, label, description, value in rows
     ]
 
 

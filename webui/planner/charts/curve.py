@@ -1,6 +1,6 @@
-"""A curve of points that say what they are: throughput against latency over batch sizes. Pure.
+"""A curve of labelled points, such as throughput vs latency over batch sizes.
 
-Places are per cent of the drawing.
+Positions are in percent of the plot area.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from webui.planner.charts.axes import Tick, axis, ticks
 
 @dataclass(frozen=True, slots=True)
 class Spot:
+    """One point of the curve."""
+
     x: float
     y: float
-    says: str
+    label: str
     chosen: bool
 
 
@@ -32,11 +34,11 @@ class Curve:
 def curve(
     points: Sequence[tuple[float, float, str, bool]], *, x_unit: str, y_unit: str, log: bool = False
 ) -> Curve | None:
-    """`points` are `(x, y, words, chosen)` in the order they are joined; None for fewer than two."""
+    """Joins `points` `(x, y, label, chosen)` in order; None for fewer than two."""
     if len(points) < 2:
         return None
     over_x = axis([x for x, *_ in points], log=log)
     over_y = axis([y for _, y, *_ in points], zero=True)
-    spots = [Spot(over_x.at(x), over_y.at(y), says, chosen) for x, y, says, chosen in points]
+    spots = [Spot(over_x.at(x), over_y.at(y), label, chosen) for x, y, label, chosen in points]
     line = " ".join(f"{spot.x},{100 - spot.y:.3f}" for spot in spots)
     return Curve(spots, line, ticks(over_x, x_unit), ticks(over_y, y_unit, 4))

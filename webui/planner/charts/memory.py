@@ -1,8 +1,7 @@
-"""What holds a device's memory: a stacked bar, and a treemap laid out as squares as may be. Pure.
+"""A device's memory by category: stacked bar and squarified treemap.
 
 The treemap follows Bruls, Huizing and van Wijk, "Squarified Treemaps" (2000). Areas are shares of
-the capacity, or of
-the whole where it is larger than that.
+the capacity, or of the total if that is larger.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from webui.presentation import formatting
 
-# category → (word, colour of tokens.css); the order is the same everywhere
+# category → (label, color of tokens.css); all charts use this order
 CATEGORIES: Final = (
     ("params_bytes", "parameters", "mem-params"),
     ("grads_bytes", "gradients", "mem-grads"),
@@ -24,18 +23,18 @@ CATEGORIES: Final = (
     ("buffers_bytes", "buffers", "mem-buffers"),
     ("unattributed_bytes", "unattributed", "mem-other"),
 )
-_ASPECT: Final = 1.9  # width over height of the place the treemap is drawn in
+_ASPECT: Final = 1.9  # width over height of the treemap
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One category; `share` of the bar in per cent, the box in per cent of the place."""
+class Segment:
+    """One category; `share` and the box are in percent of the bar and of the treemap."""
 
     name: str
-    word: str
+    label: str
     hue: str
     bytes: float
-    says: str
+    size: str
     share: float
     of_total: str
     left: float = 0.0
@@ -44,71 +43,74 @@ class Piece:
     height: float = 0.0
 
     @property
-    def room(self) -> str:
-        """How much text the box can hold: all, name or none."""
-        wide = 4 + 1.55 * max(len(self.word), 8)  # per cent of a place some 480 px wide
+    def label_space(self) -> str:
+        """How much text fits into the box: all, name or none."""
+        wide = 4 + 1.55 * max(len(self.label), 8)  # percent of a box about 480 px wide
         if self.width < wide or self.height < 10:
             return "none"
         return "all" if self.height >= 17 else "name"
 
 
-def pieces(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Piece]:
-    """The categories that hold something, in their steady order, free memory last."""
-    held = [
-        (name, word, hue, formatting.number(memory.get(name)) or 0.0)
-        for name, word, hue in CATEGORIES
+def segments(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Segment]:
+    """Returns the non-empty categories in fixed order, free memory last."""
+    sizes = [
+        (name, label, hue, formatting.number(memory.get(name)) or 0.0)
+        for name, label, hue in CATEGORIES
     ]
-    total = sum(value for *_, value in held)
+    total = sum(value for *_, value in sizes)
     capacity = formatting.number(memory.get("capacity_bytes")) or 0.0
     free = max(0.0, capacity - (formatting.number(memory.get("total_bytes")) or total))
-    whole = max(capacity, total) or 1.0
-    found = [
-        _piece(name, word, hue, value, whole, total) for name, word, hue, value in held if value > 0
+    full = max(capacity, total) or 1.0
+    used = [
+        _segment(name, label, hue, value, full, total)
+        for name, label, hue, value in sizes
+        if value > 0
     ]
     if with_free and free > 0:
-        found.append(_piece("free", "free", "mem-free", free, whole, total + free))
-    return found
+        used.append(_segment("free", "free", "mem-free", free, full, total + free))
+    return used
 
 
-def _piece(name: str, word: str, hue: str, value: float, whole: float, total: float) -> Piece:
-    return Piece(
+def _segment(name: str, label: str, hue: str, value: float, full: float, total: float) -> Segment:
+    return Segment(
         name,
-        word,
+        label,
         hue,
         value,
         formatting.memory(value),
-        round(100 * value / whole, 3),
+        round(100 * value / full, 3),
         formatting.percent(value / total),
     )
 
 
-def treemap(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Piece]:
-    """The pieces with their boxes, in the steady order."""
-    found = pieces(memory, with_free=with_free)
-    boxes = squarified([piece.bytes for piece in found], 100 * _ASPECT, 100.0)
+def treemap(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Segment]:
+    """Returns the segments with their boxes, in fixed order."""
+    items = segments(memory, with_free=with_free)
+    boxes = squarify([segment.bytes for segment in items], 100 * _ASPECT, 100.0)
     return [
-        Piece(
-            piece.name,
-            piece.word,
-            piece.hue,
-            piece.bytes,
-            piece.says,
-            piece.share,
-            piece.of_total,
+        Segment(
+            segment.name,
+            segment.label,
+            segment.hue,
+            segment.bytes,
+            segment.size,
+            segment.share,
+            segment.of_total,
             round(left / _ASPECT, 3),
             round(top, 3),
             round(width / _ASPECT, 3),
             round(height, 3),
         )
-        for piece, (left, top, width, height) in zip(found, boxes, strict=True)
+        for segment, (left, top, width, height) in zip(items, boxes, strict=True)
     ]
 
 
-def squarified(
+def squarify(
     values: Sequence[float], width: float, height: float
 ) -> list[tuple[float, float, float, float]]:
-    """`(left, top, width, height)` of each value, its area in proportion; the order of the values
-    is kept.
+    """Returns `(left, top, width, height)` per value, in the order of the values.
+
+    Areas are proportional to the values.
     """
     order = sorted(range(len(values)), key=lambda index: -values[index])
     scale = width * height / (sum(values) or 1.0)
@@ -138,14 +140,14 @@ def squarified(
         else:
             top, height = top + thick, height - thick
         start = stop
-    placed = [(0.0, 0.0, 0.0, 0.0)] * len(values)
+    map_problems = [(0.0, 0.0, 0.0, 0.0)] * len(values)
     for index, box in zip(order, boxes, strict=True):
-        placed[index] = box
-    return placed
+        map_problems[index] = box
+    return map_problems
 
 
 def _worst(areas: Sequence[float], short: float) -> float:
-    """The largest ratio of sides in a row of these areas along a side of that length."""
+    """Returns the largest aspect ratio in a row of these areas along a side of length `short`."""
     total = sum(areas)
     if total <= 0 or min(areas) <= 0:
         return float("inf")
@@ -153,12 +155,10 @@ def _worst(areas: Sequence[float], short: float) -> float:
 
 
 def summary(memory: Mapping[str, Any]) -> str:
-    """The same in a sentence."""
-    found = [piece for piece in pieces(memory, with_free=False)]
+    """Returns the memory by category as one sentence."""
+    used = sorted(segments(memory, with_free=False), key=lambda segment: -segment.bytes)
     total, capacity = memory.get("total_bytes"), memory.get("capacity_bytes")
-    parts = formatting.listed(
-        [f"{piece.word} {piece.says}" for piece in sorted(found, key=lambda piece: -piece.bytes)]
-    )
+    parts = formatting.listed([f"{segment.label} {segment.size}" for segment in used])
     stage = memory.get("stage")
     where = (
         f" on stage {stage}"
@@ -169,7 +169,7 @@ def summary(memory: Mapping[str, Any]) -> str:
 
 
 def stages(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Per pipeline stage its bar against the capacity; empty for one stage."""
+    """Returns one bar per pipeline stage, relative to the capacity; empty for one stage."""
     totals = [
         formatting.number(value) or 0.0 for value in memory.get("per_stage_total_bytes") or []
     ]
@@ -181,7 +181,7 @@ def stages(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "stage": stage,
             "share": round(100 * total / full, 2),
-            "says": formatting.memory(total),
+            "size": formatting.memory(total),
             "over": bool(capacity and total > capacity),
             "worst": stage == memory.get("stage"),
         }

@@ -1,7 +1,6 @@
-"""A pipeline's step as rows of blocks, one row a device: forward, backward, weight gradient and the
-idle between. Pure.
+"""Pipeline timeline of one step: a row of forward, backward and weight-gradient blocks per device.
 
-Blocks of one kind and device are one path, so that thousands of them stay light.
+All blocks of one kind and device are one SVG path, so thousands of blocks stay cheap.
 """
 
 from __future__ import annotations
@@ -17,23 +16,21 @@ KINDS: Final = (
     ("F", "forward", "pipe-forward"),
     ("B", "backward", "pipe-backward"),
     ("W", "weight gradient", "pipe-weight"),
-    ("F&B", "forward beside backward", "pipe-both"),
+    ("F&B", "forward and backward", "pipe-both"),
     ("C", "communication", "pipe-comm"),
 )
 _HUES: Final = {kind: hue for kind, _, hue in KINDS}
-# idle beyond the ramps that is worth a word; what is drawn has fewer micro-batches
+# idle share beyond the bubble that is mentioned; the drawing has fewer micro-batches
 _UNEVEN: Final = 0.05
-_NAMED: Final = 8  # devices up to which a row is high enough for text
-NUMBERED: Final = 72  # blocks of a row up to which they carry their micro-batch
-_GAP: Final = 1.2  # between neighbours at most, in a row 1000 wide
+_NAMED: Final = 8  # rows are high enough for text up to this number of devices
+NUMBERED: Final = 72  # rows show micro-batch numbers up to this number of blocks
+_GAP: Final = 1.2  # largest gap between blocks, in a row 1000 wide
 _COMM_TOP: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`paths` are `(colour, d)` in a box of 1000 x 10; `labels` `(left, width, colour, text)` in
-    per cent.
-    """
+    """One device: `paths` are `(color, d)`, `labels` are `(left, width, color, text)` in %."""
 
     device: int
     paths: list[tuple[str, str]]
@@ -43,6 +40,8 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
+    """A drawn timeline with its legend and text."""
+
     rows: list[Row]
     legend: list[tuple[str, str]]
     ticks: list[Tick]
@@ -51,27 +50,27 @@ class Pipeline:
 
 
 def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipeline:
-    """From `orchestrator.planner.schedules.timeline`, with `of` micro-batches a step where fewer
-    are drawn.
+    """Draws a timeline of `orchestrator.planner.schedules.timeline`.
 
-    `end_s` ends the axis where two timelines are drawn to one scale.
+    `of` in it: micro-batches per step if fewer are drawn. `end_s`: end of the axis, to draw two
+    timelines to one scale.
     """
     rows, legend, over = timeline_rows(drawn, end_s=end_s)
-    shown, whole = int(drawn["drawn"]), int(drawn.get("of", drawn["micro_batches"]))
+    shown, total = int(drawn["drawn"]), int(drawn.get("of", drawn["micro_batches"]))
     bubble = float(drawn.get("predicted_bubble", drawn["bubble_fraction"]))
     uneven = float(drawn["bubble_fraction"]) - bubble > _UNEVEN
     summary = (
         f"{drawn['schedule']} over {formatting.count(int(drawn['devices']), 'device')} with "
-        f"{formatting.count(whole, 'micro-batch', 'micro-batches')} a step: its ramps are "
+        f"{formatting.count(total, 'micro-batch', 'micro-batches')} per step: the bubble is "
         f"{formatting.percent(bubble)} of it."
     )
     if uneven:
         summary += (
             f" Uneven stages leave devices idle {formatting.percent(drawn['bubble_fraction'])} "
-            "of what is drawn."
+            "of the time shown."
         )
     note = (
-        f"{shown} micro-batches are drawn; the middle of a step repeats." if shown < whole else ""
+        f"{shown} micro-batches are shown; the middle of a step repeats." if shown < total else ""
     )
     return Pipeline(rows, legend, over, summary, note)
 
@@ -79,7 +78,7 @@ def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipelin
 def timeline_rows(
     drawn: Mapping[str, Any], *, end_s: float | None
 ) -> tuple[list[Row], list[tuple[str, str]], list[Tick]]:
-    """Blocks, legend and ticks: the parts that a predicted and a measured timeline share."""
+    """Returns rows, legend and ticks; shared by predicted and measured timelines."""
     drawn_s = float(drawn["drawn_s"]) or 1.0
     end = max(end_s or 0.0, drawn_s)
     by_device: dict[int, list[Mapping[str, Any]]] = {
@@ -92,7 +91,7 @@ def timeline_rows(
         _row(device, blocks, end, drawn_s, len(by_device) <= _NAMED)
         for device, blocks in by_device.items()
     ]
-    legend = [(word, hue) for kind, word, hue in KINDS if kind in used]
+    legend = [(label, hue) for kind, label, hue in KINDS if kind in used]
     return rows, legend, ticks(Axis(0.0, end), "s", 5)
 
 
@@ -127,6 +126,6 @@ def _row(
 def _block(block: Mapping[str, Any], end: float) -> str:
     left, right = 1000 * block["start_s"] / end, 1000 * block["end_s"] / end
     width = max(right - left - min(_GAP, 0.12 * (right - left)), 0.3)
-    # waits lie under what they wait for
+    # communication is drawn below the blocks that wait for it
     top, high = (_COMM_TOP, 10 - _COMM_TOP) if block["kind"] == "C" else (0, 10)
     return f"M{left:.2f} {top}h{width:.2f}v{high}h-{width:.2f}z"

@@ -1,7 +1,6 @@
-"""Plans as points of step time against memory, with the Pareto front and the device's capacity.
-Pure.
+"""Scatter plot of plans: step time vs memory, with the Pareto front and the device's capacity.
 
-Places are per cent of the drawing, so that it follows any width.
+Positions are in percent of the plot area.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ _WIDE: Final = 8.0  # a range beyond this ratio is drawn on a logarithmic axis
 
 @dataclass(frozen=True, slots=True)
 class Point:
+    """One plan; `rank` from 0."""
+
     key: str
     rank: int
     x: float
@@ -25,7 +26,7 @@ class Point:
     pareto: bool
     fits: bool
     chosen: bool
-    says: str
+    label: str
     glyph: str
     time: str
     memory: str
@@ -33,16 +34,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """`front` is a polyline in a box of 100 x 100, y downwards; `capacity` where the device is
-    full, or None.
-    """
+    """`front` is a polyline in a 100 x 100 box; `capacity` is the y position of a full device."""
 
     points: list[Point]
     front: str
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     capacity: float | None
-    capacity_says: str
+    capacity_label: str
     log: bool
     summary: str
 
@@ -50,17 +49,18 @@ class Scatter:
 def scatter(
     plans: Sequence[Mapping[str, Any]], *, pareto: Sequence[int], chosen: str
 ) -> Scatter | None:
-    """`plans` are `{key, glyph, step_time_s, total_bytes, capacity_bytes, fits}` in rank order;
-    None without any.
+    """Draws `plans` `{key, glyph, step_time_s, total_bytes, capacity_bytes, fits}` in rank order.
+
+    Returns None without plans.
     """
     if not plans:
         return None
     times = [float(plan["step_time_s"]) for plan in plans]
-    held = [float(plan["total_bytes"]) for plan in plans]
+    sizes = [float(plan["total_bytes"]) for plan in plans]
     capacity = float(plans[0]["capacity_bytes"] or 0.0)
     log = max(times) > _WIDE * min(times)
     over_x = axis(times, log=log)
-    over_y = axis([*held, capacity] if capacity else held, zero=True)
+    over_y = axis([*sizes, capacity] if capacity else sizes, zero=True)
     on_front = set(pareto)
     points = [
         Point(
@@ -71,22 +71,23 @@ def scatter(
             rank in on_front,
             bool(plan["fits"]),
             plan["key"] == chosen,
-            f"{rank + 1}. {plan['glyph']}: {formatting.seconds(time)} a step, {formatting.memory(memory)}",
+            f"{rank + 1}. {plan['glyph']}: {formatting.seconds(time)} per step, "
+            f"{formatting.memory(memory)}",
             plan["glyph"],
             formatting.seconds(time, 4),
             formatting.memory(memory),
         )
-        for rank, (plan, time, memory) in enumerate(zip(plans, times, held, strict=True))
+        for rank, (plan, time, memory) in enumerate(zip(plans, times, sizes, strict=True))
     ]
     front = sorted(
         (point for point in points if point.pareto), key=lambda point: (point.x, -point.y)
     )
-    fastest, lightest = min(times), min(held)
+    fastest, lightest = min(times), min(sizes)
     summary = (
         f"{formatting.count(len(points), 'plan')}: {formatting.seconds(fastest)} to "
-        f"{formatting.seconds(max(times))} a step, "
-        f"{formatting.memory(lightest)} to {formatting.memory(max(held))}; "
-        f"{formatting.count(len(front), 'plan is', 'plans are')} best in some mix of both."
+        f"{formatting.seconds(max(times))} per step, "
+        f"{formatting.memory(lightest)} to {formatting.memory(max(sizes))}; "
+        f"{formatting.count(len(front), 'plan is', 'plans are')} Pareto-optimal."
     )
     return Scatter(
         points,
@@ -101,9 +102,7 @@ def scatter(
 
 
 def steps(front: Sequence[Point]) -> str:
-    """A staircase: between two plans of the front nothing is both faster and lighter than the
-    first.
-    """
+    """Returns the front as a staircase polyline."""
     path: list[str] = []
     for before, point in zip([None, *front], front, strict=False):
         if before is not None:

@@ -1,6 +1,4 @@
-"""A step's time as a waterfall: what it is made of, one after the other, and the interval it ends
-in. Pure.
-"""
+"""Waterfall chart of a step's time with its prediction interval."""
 
 from __future__ import annotations
 
@@ -22,13 +20,13 @@ PARTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """`left` and `width` in per cent of the axis."""
+    """One part of the step; `left` and `width` in percent of the axis."""
 
     name: str
-    word: str
+    label: str
     hue: str
     seconds: float
-    says: str
+    value: str
     share: str
     left: float
     width: float
@@ -36,6 +34,8 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
+    """The parts of a step's time, the total and its 80% interval."""
+
     bars: list[Bar]
     total: Bar
     low: float
@@ -46,19 +46,19 @@ class Waterfall:
 
 
 def waterfall(answer: Mapping[str, Any]) -> Waterfall | None:
-    """From an answer line; None where it has no time."""
+    """Draws an answer line; returns None if it has no step time."""
     step, time = formatting.number(answer.get("step_time_s")), answer.get("time") or {}
     if not step:
         return None
     low = formatting.number(answer.get("step_time_low_s")) or step
     high = formatting.number(answer.get("step_time_high_s")) or step
-    held = [
-        (name, word, hue, formatting.number(time.get(name)) or 0.0) for name, word, hue in PARTS
+    parts = [
+        (name, label, hue, formatting.number(time.get(name)) or 0.0) for name, label, hue in PARTS
     ]
-    over = Axis(0.0, 1.02 * max(high, step, sum(value for *_, value in held)))
+    over = Axis(0.0, 1.02 * max(high, step, sum(value for *_, value in parts)))
     bars, at = [], 0.0
-    for name, word, hue, value in held:
-        bars.append(_bar(name, word, hue, value, step, over, at))
+    for name, label, hue, value in parts:
+        bars.append(_bar(name, label, hue, value, step, over, at))
         at += value
     total = _bar("step_time_s", "step", "time", step, step, over, 0.0)
     interval = f"{formatting.seconds(low)} to {formatting.seconds(high)}" if high > low else ""
@@ -66,24 +66,24 @@ def waterfall(answer: Mapping[str, Any]) -> Waterfall | None:
         (bar for bar in bars if bar.seconds > 0.001 * step), key=lambda bar: -bar.seconds
     )
     summary = (
-        f"{formatting.seconds(step)} a step"
-        + (f", 80% likely within {interval}" if interval else "")
+        f"{formatting.seconds(step)} per step"
+        + (f", 80% interval {interval}" if interval else "")
         + ": "
     )
-    summary += formatting.listed([f"{bar.word} {bar.share}" for bar in largest]) + "."
+    summary += formatting.listed([f"{bar.label} {bar.share}" for bar in largest]) + "."
     return Waterfall(
         bars, total, over.at(low), over.at(high), interval, ticks(over, "s", 4), summary
     )
 
 
 def _bar(
-    name: str, word: str, hue: str, value: float, step: float, over: Axis, start: float
+    name: str, label: str, hue: str, value: float, step: float, over: Axis, start: float
 ) -> Bar:
     left = over.at(start)
     width = round(max(over.at(start + value) - left, 0.25 if value > 0 else 0.0), 3)
     return Bar(
         name,
-        word,
+        label,
         hue,
         value,
         formatting.seconds(value),

@@ -1,58 +1,58 @@
-/* The planner's page while one moves things: question → answer by the server, in order, stale ones dropped. The address
-   holds the whole state. Computes nothing: the same page answers without scripts. */
+/* Planner page: sends the form to the server on change, drops stale answers, keeps the state in the URL.
+   The page also works without scripts. */
 import { announce, toast } from "./page.js";
 
-const WAIT_MS = 60; // of quiet after the last move of a slider or key
+const WAIT_MS = 60; // debounce of sliders and keys
 const form = document.getElementById("planner-form");
 const dialog = document.getElementById("opened");
 document.documentElement.classList.add("scripted");
 
-let timer = 0, running = null, spoken = 0;
+let timer = 0, pending = null, announceTimer = 0;
 
-/* ---- question → answer ---- */
+/* ---- request and result ---- */
 
-function soon(wait = WAIT_MS, quick = false) {
+function schedule(wait = WAIT_MS, quick = false) {
   clearTimeout(timer);
-  timer = setTimeout(() => ask(query(), quick), wait);
+  timer = setTimeout(() => request(readForm(), quick), wait);
 }
 
-function query() {
-  const found = new URLSearchParams();
+function readForm() {
+  const params = new URLSearchParams();
   for (const [name, value] of new FormData(form)) {
     if (typeof value !== "string" || name === "csrfmiddlewaretoken") continue;
     if (name === "plan" && !value) continue;
-    found.append(name, value);
+    params.append(name, value);
   }
-  const top = new URLSearchParams(location.search).get("top"); // how many plans are shown stays
-  if (top) found.set("top", top);
-  return found;
+  const top = new URLSearchParams(location.search).get("top"); // keep the number of plans shown
+  if (top) params.set("top", top);
+  return params;
 }
 
-async function ask(asked = query(), quick = false) {
+async function request(params = readForm(), quick = false) {
   clearTimeout(timer);
-  if (quick) asked.set("quick", "1");
-  running?.abort();
-  const mine = (running = new AbortController());
+  if (quick) params.set("quick", "1");
+  pending?.abort();
+  const controller = (pending = new AbortController());
   const answer = document.getElementById("answer");
   answer.setAttribute("aria-busy", "true");
   try {
-    const response = await fetch(`${form.dataset.answer}?${asked}`, { signal: mine.signal, headers: { Accept: "text/html" } });
+    const response = await fetch(`${form.dataset.answer}?${params}`, { signal: controller.signal, headers: { Accept: "text/html" } });
     if (response.redirected) return location.reload(); // logged out meanwhile
     if (!response.ok) throw new Error(`The server answered ${response.status}.`);
     show(await response.text());
   } catch (error) {
     if (error.name === "AbortError") return;
-    toast(`${error.message} The numbers shown are those of before.`, "bad");
+    toast(`${error.message} The numbers shown are outdated.`, "bad");
   } finally {
-    if (running === mine) document.getElementById("answer").removeAttribute("aria-busy");
+    if (pending === controller) document.getElementById("answer").removeAttribute("aria-busy");
   }
 }
 
 function show(text) {
-  const held = document.activeElement?.closest("#answer") ? document.activeElement : null;
-  const place = held && (held.id ? `#${CSS.escape(held.id)}` : held.dataset.why ? `#answer [data-why="${held.dataset.why}"].${held.classList[0]}`
-    : held.matches("[name=compare]") ? `#answer [name=compare][value="${CSS.escape(held.value)}"]`
-      : held.dataset.plan ? `#answer .point[data-plan="${CSS.escape(held.dataset.plan)}"]` : held.dataset.keyOf ? `#answer tr[data-key-of="${CSS.escape(held.dataset.keyOf)}"]` : "");
+  const focused = document.activeElement?.closest("#answer") ? document.activeElement : null;
+  const place = focused && (focused.id ? `#${CSS.escape(focused.id)}` : focused.dataset.why ? `#answer [data-why="${focused.dataset.why}"].${focused.classList[0]}`
+    : focused.matches("[name=compare]") ? `#answer [name=compare][value="${CSS.escape(focused.value)}"]`
+      : focused.dataset.plan ? `#answer .point[data-plan="${CSS.escape(focused.dataset.plan)}"]` : focused.dataset.keyOf ? `#answer tr[data-key-of="${CSS.escape(focused.dataset.keyOf)}"]` : "");
   const open = [...document.querySelectorAll("#answer details[open] > summary")].map((node) => node.textContent.trim());
   const parts = new DOMParser().parseFromString(text, "text/html");
   for (const id of ["headline", "plan-actions", "answer"]) {
@@ -69,11 +69,11 @@ function show(text) {
   const state = document.getElementById("answer").dataset.query;
   if (state !== undefined) history.replaceState(null, "", `?${state}`);
   errors();
-  clearTimeout(spoken);
-  spoken = setTimeout(() => announce(document.getElementById("headline").textContent.trim()), 900);
+  clearTimeout(announceTimer);
+  announceTimer = setTimeout(() => announce(document.getElementById("headline").textContent.trim()), 900);
 }
 
-/** The server's problems beside their fields. */
+/** Shows the server's problems at their fields. */
 function errors() {
   for (const place of form.querySelectorAll("[data-errors]")) place.textContent = "";
   for (const control of form.querySelectorAll('[aria-invalid="true"]')) control.removeAttribute("aria-invalid");
@@ -81,11 +81,11 @@ function errors() {
     const place = form.querySelector(`[data-errors="${CSS.escape(item.dataset.problem)}"]`);
     const control = form.elements[item.dataset.problem];
     if (!place || !control) continue;
-    const said = Object.assign(document.createElement("span"), { className: "error", id: `e-${item.dataset.problem}` });
-    said.textContent = item.querySelector("span").textContent;
-    place.append(said);
+    const message = Object.assign(document.createElement("span"), { className: "error", id: `e-${item.dataset.problem}` });
+    message.textContent = item.querySelector("span").textContent;
+    place.append(message);
     control.setAttribute("aria-invalid", "true");
-    control.setAttribute("aria-describedby", said.id);
+    control.setAttribute("aria-describedby", message.id);
     control.closest("details:not([open])")?.setAttribute("open", "");
   }
 }
@@ -94,7 +94,7 @@ function errors() {
 
 const stops = (slider) => slider.dataset.stops.split(",").map(Number);
 
-function paint(slider) {
+function updateSlider(slider) {
   slider.style.setProperty("--done", `${(100 * slider.value) / (slider.max || 1)}%`);
   slider.setAttribute("aria-valuetext", form.elements[slider.dataset.for].value || "any");
 }
@@ -104,66 +104,66 @@ function toSlider(control) {
   if (!slider) return;
   const list = stops(slider), value = Number(control.value.replaceAll(",", "")) || 0;
   slider.value = list.reduce((best, stop, at) => (Math.abs(stop - value) < Math.abs(list[best] - value) ? at : best), 0);
-  paint(slider);
+  updateSlider(slider);
 }
 
-function own() {
+function updateCustomFields() {
   const model = form.elements.model.value === "own", device = form.elements.device.value === "own";
   form.querySelector('[data-field="shape"]').hidden = !model;
   for (const part of form.querySelectorAll("[data-own]")) part.hidden = !(part.dataset.own === "model" ? model : device);
 }
 
-function moved(event) {
+function onInput(event) {
   const control = event.target;
   if (control.id === "p-file") return;
   if (control.matches(".slider")) {
     const value = stops(control)[control.value];
     form.elements[control.dataset.for].value = value === 0 ? "" : String(value);
-    paint(control);
-    return soon(WAIT_MS, event.type === "input");
+    updateSlider(control);
+    return schedule(WAIT_MS, event.type === "input");
   }
   if (control.name === "compare") return;
   toSlider(control);
-  own();
-  soon(control.matches("textarea, input") ? 250 : WAIT_MS);
+  updateCustomFields();
+  schedule(control.matches("textarea, input") ? 250 : WAIT_MS);
 }
 
 async function file(event) {
   const [chosen] = event.target.files;
   if (!chosen) return;
-  if (chosen.size > 4 * 2 ** 20) return toast("That file is too large for a config.json.", "bad");
+  if (chosen.size > 4 * 2 ** 20) return toast("The file is too large for a config.json.", "bad");
   const text = await chosen.text();
   try {
     form.elements.shape.value = JSON.stringify(JSON.parse(text));
   } catch {
     form.elements.shape.value = text.slice(0, 2000);
   }
-  soon(0);
+  schedule(0);
 }
 
-/** A second box more than two lets the oldest go. */
-function comparing(event) {
+/** At most two boxes are checked: a third unchecks the oldest. */
+function onCompare(event) {
   if (event.target.name !== "compare") return;
-  // a plan that the table does not show at present is marked by a hidden field
+  // a compared plan outside of the table has a hidden field
   const on = [...document.querySelectorAll("#answer [name=compare]")].filter((box) => box.type === "hidden" || box.checked);
   const oldest = on.length > 2 && on.find((box) => box !== event.target);
   if (oldest?.type === "hidden") oldest.remove();
   else if (oldest) oldest.checked = false;
-  if (on.length !== 1) soon(0);
-  else announce("One plan is marked. Mark another to compare.");
+  if (on.length !== 1) schedule(0);
+  else announce("One plan selected. Select another to compare.");
 }
 
-/** Puts a link's whole state into the form. */
-function take(address) {
-  const asked = new URL(address, location.href).searchParams;
+/** Sets the form from a link. */
+function applyLink(address) {
+  const params = new URL(address, location.href).searchParams;
   for (const control of form.elements) {
     if (!control.name || control.type === "file" || control.name === "compare") continue;
-    if (asked.has(control.name)) control.value = asked.get(control.name);
+    if (params.has(control.name)) control.value = params.get(control.name);
     else if (control.name === "plan") control.value = "";
     if (control.name && !control.matches(".slider")) toSlider(control);
   }
-  own();
-  ask(asked);
+  updateCustomFields();
+  request(params);
 }
 
 /* ---- rows, links, dialog ---- */
@@ -175,10 +175,10 @@ function rows() {
 
 function choose(key) {
   form.elements.plan.value = key;
-  ask();
+  request();
 }
 
-function clicked(event) {
+function onClick(event) {
   if (event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
   const link = event.target.closest("a"), row = event.target.closest("tr[data-key-of]");
   if (link?.dataset.plan && form) {
@@ -186,7 +186,7 @@ function clicked(event) {
     choose(link.dataset.plan);
   } else if (link && "take" in link.dataset && form) {
     event.preventDefault();
-    take(link.href);
+    applyLink(link.href);
   } else if (link?.dataset.why && dialog) {
     event.preventDefault();
     openDialog(link.href, link.dataset.why);
@@ -194,8 +194,8 @@ function clicked(event) {
     event.preventDefault();
     openDialog(link.href, "", link.dataset.opens);
   } else if (event.target.closest("[data-copy-link]")) {
-    navigator.clipboard.writeText(location.href).then(() => toast("The link is copied; it holds the whole question.", "good"),
-      () => toast("The browser does not allow copying here: take the address from its bar.", "warn"));
+    navigator.clipboard.writeText(location.href).then(() => toast("Link copied.", "good"),
+      () => toast("The browser does not allow copying here. Copy the URL from the address bar.", "warn"));
   } else if (link?.closest(".problems") && link.hash) {
     const control = document.getElementById(link.hash.slice(1));
     if (!control) return;
@@ -205,23 +205,23 @@ function clicked(event) {
   } else if (row && !event.target.closest("a, button, input, label") && !getSelection().toString()) choose(row.dataset.keyOf);
 }
 
-let opened = null;
+let opener = null;
 
 async function openDialog(address, why, title) {
   const body = document.getElementById("opened-body"), head = document.getElementById("opened-title");
-  head.textContent = title ?? "What this number is made of";
+  head.textContent = title ?? "How this number is computed";
   body.innerHTML = '<div class="skeleton" style="height: 160px"></div>';
-  opened = document.activeElement;
+  opener = document.activeElement;
   for (const menu of document.querySelectorAll("details.menu[open]")) {
-    if (menu.contains(opened)) opened = menu.querySelector("summary");
+    if (menu.contains(opener)) opener = menu.querySelector("summary");
     menu.open = false;
   }
   if (!dialog.open) dialog.showModal();
   setWhy(why);
-  const found = await part(address, "whole");
-  if (!found) return dialog.close();
-  body.innerHTML = found;
-  if (why) head.textContent = `${body.querySelector(".why")?.dataset.word || "What this number is made of"}`;
+  const html = await part(address, "whole");
+  if (!html) return dialog.close();
+  body.innerHTML = html;
+  if (why) head.textContent = `${body.querySelector(".why")?.dataset.label || "How this number is computed"}`;
   body.focus();
 }
 
@@ -229,10 +229,10 @@ async function part(address, kind) {
   try {
     const response = await fetch(address, { headers: { "X-Part": kind } });
     if (response.ok && !response.redirected) return await response.text();
-    const words = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("main p");
-    toast(words?.textContent.trim() || `The server answered ${response.status}.`, "bad");
+    const text = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("main p");
+    toast(text?.textContent.trim() || `The server answered ${response.status}.`, "bad");
   } catch {
-    toast("The server cannot be reached; try again.", "bad");
+    toast("The server cannot be reached. Try again.", "bad");
   }
   return null;
 }
@@ -243,39 +243,39 @@ function setWhy(why) {
   history.replaceState(null, "", `?${now}`);
 }
 
-// a branch is asked for when it is opened
+// inputs are loaded when a branch is opened
 document.addEventListener("toggle", async (event) => {
   const branch = event.target;
   if (!branch.open || !branch.dataset?.deeper) return;
   const address = branch.dataset.deeper;
   delete branch.dataset.deeper;
-  const found = await part(address, "inner");
-  if (found) branch.querySelector(".why-inputs").innerHTML = found;
+  const html = await part(address, "inner");
+  if (html) branch.querySelector(".why-inputs").innerHTML = html;
 }, true);
 
-document.addEventListener("click", clicked);
+document.addEventListener("click", onClick);
 dialog?.addEventListener("close", () => {
   setWhy("");
-  opened?.focus?.({ preventScroll: true });
+  opener?.focus?.({ preventScroll: true });
 });
 
 if (form) {
-  form.addEventListener("input", moved);
-  form.addEventListener("change", (event) => { if (event.target.matches(".slider")) moved(event); }); // let go: all plans
+  form.addEventListener("input", onInput);
+  form.addEventListener("change", (event) => { if (event.target.matches(".slider")) onInput(event); }); // slider released: search all plans
   form.addEventListener("submit", (event) => {
     if (event.submitter?.hasAttribute("formaction")) return;
     event.preventDefault();
-    ask();
+    request();
   });
-  document.addEventListener("change", comparing);
+  document.addEventListener("change", onCompare);
   document.getElementById("p-file")?.addEventListener("change", file);
-  // the row under the pointer is lit in the scatter
+  // highlight the hovered row in the scatter plot
   document.addEventListener("pointerover", (event) => {
     const key = event.target.closest?.("tr[data-key-of]")?.dataset.keyOf;
     for (const point of document.querySelectorAll(".point.near")) point.classList.remove("near");
     if (key) document.querySelector(`.point[data-plan="${CSS.escape(key)}"]`)?.classList.add("near");
   });
-  for (const slider of form.querySelectorAll(".slider")) paint(slider);
+  for (const slider of form.querySelectorAll(".slider")) updateSlider(slider);
   rows();
   const why = new URLSearchParams(location.search).get("why");
   if (why) {
@@ -283,5 +283,5 @@ if (form) {
     const now = new URLSearchParams(location.search);
     openDialog(link?.href ?? `/planner/why/?${now}`, why);
   }
-  window.orrery = { ...window.orrery, planner: { ask, query } };
+  window.orrery = { ...window.orrery, planner: { request, readForm } };
 }

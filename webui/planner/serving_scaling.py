@@ -1,7 +1,4 @@
-"""The planner's smaller pages: serving, scaling laws, textbook examples.
-
-Each one question, answered by the planner.
-"""
+"""Views of the planner's serving, scaling-law and textbook-example pages."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from orchestrator.planner.store import selectors
 from orchestrator.planner.textbook_examples import EXAMPLES, Example
 from webui.planner import phrases
 from webui.planner.charts.curve import curve
-from webui.planner.form import read
+from webui.planner.form import parse_value
 from webui.planner.form_fields import FIELDS, PlannerField
 from webui.presentation import formatting
 from webui.views.access import PageRequest, page
@@ -36,18 +33,18 @@ _DEVICE: Final = F(
     wide=True,
 )
 SCALING: Final = (
-    F("parameters", "Parameters", "amount", "7G", "Empty where a budget is given.", most=1e18),
-    F("tokens", "Tokens", "amount", "", "Empty: 20 a parameter.", most=1e18),
+    F("parameters", "Parameters", "amount", "7G", "Empty if a budget is inputs.", most=1e18),
+    F("tokens", "Tokens", "amount", "", "Empty: 20 per parameter.", most=1e18),
     _DEVICE,
     F("devices", "Devices", "int", "64", most=2**31),
-    F("mfu", "MFU reached", "float", "0.4", "Of the datasheet's peak, 0 to 1.", least=1e-6, most=1),
-    F("tokens_per_parameter", "Tokens a parameter", "float", "20", least=1e-3, most=1e6),
+    F("mfu", "MFU", "float", "0.4", "Fraction of the datasheet peak, 0 to 1.", least=1e-6, most=1),
+    F("tokens_per_parameter", "Tokens per parameter", "float", "20", least=1e-3, most=1e6),
     F(
         "budget_days",
-        "Or: days to spend",
+        "Time budget (days)",
         "float",
         "",
-        "What can be trained in them.",
+        "Computes the largest model for it.",
         least=1e-6,
         most=1e6,
     ),
@@ -56,7 +53,7 @@ SCALING: Final = (
         "Recompute",
         "choice",
         "0",
-        choices=(("0", "nothing: 6 N D"), ("1", "all: 8 N D")),
+        choices=(("0", "none: 6 N D"), ("1", "full: 8 N D")),
     ),
 )
 SERVING: Final = (
@@ -65,9 +62,9 @@ SERVING: Final = (
     F("tp", "Tensor parallel", "int", "1", most=4096),
     F("pp", "Pipeline parallel", "int", "1", most=4096),
     F("replicas", "Replicas", "int", "1", most=2**20),
-    F("prompt_len", "Prompt", "int", "1024", "Tokens.", most=2**24),
-    F("output_len", "Output", "int", "256", "Tokens.", most=2**24),
-    F("batch", "Sequences in flight", "int", "", "Empty: as many as fit.", most=2**24),
+    F("prompt_len", "Prompt length", "int", "1024", "Tokens.", most=2**24),
+    F("output_len", "Output length", "int", "256", "Tokens.", most=2**24),
+    F("batch", "Batch size", "int", "", "Empty: as many as fit.", most=2**24),
     F(
         "quantize",
         "Weights",
@@ -88,28 +85,36 @@ SERVING: Final = (
         "bf16",
         choices=tuple((name, name) for name in ("fp32", "bf16", "fp16", "fp8", "int8")),
     ),
-    F("acceptance", "Draft acceptance", "float", "", "0 to 1; empty: no drafts.", least=0, most=1),
-    F("draft_cost", "Draft cost", "float", "0.05", "Of a step of the model.", least=1e-6, most=1),
+    F(
+        "acceptance",
+        "Draft acceptance",
+        "float",
+        "",
+        "0 to 1; empty: no speculative decoding.",
+        least=0,
+        most=1,
+    ),
+    F("draft_cost", "Draft cost", "float", "0.05", "Fraction of a model step.", least=1e-6, most=1),
 )
-_SERVED: Final = (
+_SERVING_TILES: Final = (
     ("ttft_s", "Time to first token", "time"),
     ("tpot_s", "Time per token", "time-2"),
-    ("tokens_per_s", "Tokens/s, all", "throughput"),
-    ("max_concurrency", "Most at once", "mfu"),
-    ("usd_per_million_tokens", "Per million tokens", "event"),
+    ("tokens_per_s", "Total tokens/s", "throughput"),
+    ("max_concurrency", "Max concurrency", "mfu"),
+    ("usd_per_million_tokens", "Cost per million tokens", "event"),
 )
-_SCALED: Final = (
-    ("total_flops", "Work", "mfu"),
+_SCALING_TILES: Final = (
+    ("total_flops", "Compute", "mfu"),
     ("days", "Time", "time"),
     ("usd", "Cost", "event"),
     ("energy_kwh", "Energy", "event"),
-    ("optimal_tokens", "Tokens for this size", "throughput"),
+    ("optimal_tokens", "Optimal tokens", "throughput"),
     ("expected_loss", "Expected loss", "loss"),
-    ("budget_parameters", "Parameters it buys", "mem-params"),
-    ("budget_tokens", "Tokens for them", "throughput"),
-    ("budget_flops", "Work it buys", "mfu"),
+    ("budget_parameters", "Budget: parameters", "mem-params"),
+    ("budget_tokens", "Budget: tokens", "throughput"),
+    ("budget_flops", "Budget: compute", "mfu"),
 )
-_HELD: Final = (
+_SERVING_MEMORY: Final = (
     ("weights_bytes_per_device", "weights", "mem-params"),
     ("kv", "KV cache", "mem-kv_cache"),
     ("activations_bytes", "activations", "mem-activations"),
@@ -120,18 +125,19 @@ _HELD: Final = (
 @page
 @require_GET
 def serving(request: PageRequest) -> HttpResponse:
-    values, given, problems = _asked(request, SERVING)
+    """The serving page: latency, throughput, memory and cost of a deployment."""
+    values, inputs, problems = _parse_fields(request, SERVING)
     answer: dict[str, Any] = {}
     if not problems:
-        devices = given["tp"] * given["pp"] * given["replicas"]
+        devices = inputs["tp"] * inputs["pp"] * inputs["replicas"]
         per_node = min(8, devices)
         cluster = {
-            "device": given["device"],
+            "device": inputs["device"],
             "nodes": -(-devices // per_node),
             "devices_per_node": per_node,
         }
         asked = {
-            name: value for name, value in given.items() if name != "device" and value is not None
+            name: value for name, value in inputs.items() if name != "device" and value is not None
         }
         try:
             answer = user_api.serving(
@@ -146,7 +152,7 @@ def serving(request: PageRequest) -> HttpResponse:
         **_context("planner-serving", SERVING, values, problems, request.user),
         **(_served(answer) if answer else {}),
         "headline": values["model"] if answer else "",
-        "rest": _serving_says(answer, given) if answer else _first(problems),
+        "rest": _serving_summary(answer, inputs) if answer else _first(problems),
     }
     return render(request, "webui/planner/serving.html", context)
 
@@ -154,25 +160,26 @@ def serving(request: PageRequest) -> HttpResponse:
 @page
 @require_GET
 def scaling(request: PageRequest) -> HttpResponse:
-    values, given, problems = _asked(request, SCALING)
+    """The scaling-law page: compute, time, cost and optimal sizes."""
+    values, inputs, problems = _parse_fields(request, SCALING)
     answer: dict[str, Any] = {}
     if not problems:
-        entry = selectors.own_devices(user=request.user).get(given["device"]) or DEVICES.get(
-            given["device"]
+        entry = selectors.own_devices(user=request.user).get(inputs["device"]) or DEVICES.get(
+            inputs["device"]
         )
         answer = (
-            _scaled(given, entry)
+            _scaled(inputs, entry)
             if entry
-            else {"ok": False, "problems": [_unknown_device(given["device"])]}
+            else {"ok": False, "problems": [_unknown_device(inputs["device"])]}
         )
         if not answer["ok"]:
             problems, answer = answer["problems"], {}
     context = {
         **_context("planner-scaling", SCALING, values, problems, request.user),
         "headline": "",
-        "tiles": _tiles(_SCALED, answer),
-        "rest": _scaling_says(answer, given) if answer else _first(problems),
-        "answered": bool(answer),
+        "tiles": _tiles(_SCALING_TILES, answer),
+        "rest": _scaling_summary(answer, inputs) if answer else _first(problems),
+        "result_context": bool(answer),
     }
     return render(request, "webui/planner/scaling.html", context)
 
@@ -180,12 +187,13 @@ def scaling(request: PageRequest) -> HttpResponse:
 @page
 @require_GET
 def examples(request: PageRequest) -> HttpResponse:
+    """The textbook-example page."""
     shown = [_example(each) for each in EXAMPLES]
     context = {
         "tab": "planner-examples",
         "examples": shown,
         "headline": "",
-        "rest": "What textbooks work out by hand, with what their simple formulas leave out.",
+        "rest": "Calculations from textbooks, and what their simple formulas omit.",
     }
     return render(request, "webui/planner/examples.html", context)
 
@@ -196,11 +204,11 @@ def _example(example: Example) -> dict[str, Any]:
         example.page
     ]
     rows = [
-        [{"says": _cell(cell), "number": isinstance(cell, int | float)} for cell in row]
+        [{"text": _cell(cell), "number": isinstance(cell, int | float)} for cell in row]
         for row in worked.rows
     ]
     heads = [
-        {"says": head, "number": bool(rows) and rows[0][at]["number"]}
+        {"text": head, "number": bool(rows) and rows[0][at]["number"]}
         for at, head in enumerate(worked.columns)
     ]
     return {"example": example, "worked": worked, "heads": heads, "rows": rows, "page": address}
@@ -214,24 +222,24 @@ def _cell(value: str | float) -> str:
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
 
 
-def _asked(
+def _parse_fields(
     request: PageRequest, fields: tuple[PlannerField, ...]
 ) -> tuple[dict[str, str], dict[str, Any], list[dict[str, str]]]:
-    """`(texts, values, problems)` of a small form."""
-    values, given, problems = {}, {}, []
+    """Parses a small form into `(texts, values, problems)`."""
+    values, inputs, problems = {}, {}, []
     sent = any(field.name in request.GET for field in fields)
     for field in fields:
-        # a form that was sent with an empty field means it; a bare address means the defaults
+        # an empty field of a submitted form stays empty; without a query, defaults apply
         text = request.GET.get(
             field.name, "" if sent and field.kind == "amount" else field.default
         ).strip()
         values[field.name] = text
         empty = not text and (field.kind in ("amount",) or not field.default)
-        value = None if empty else read(field, text)
+        value = None if empty else parse_value(field, text)
         if isinstance(value, dict):
             problems.append(value)
-        given[field.name] = value
-    return values, given, problems
+        inputs[field.name] = value
+    return values, inputs, problems
 
 
 def _context(
@@ -241,7 +249,7 @@ def _context(
     problems: list[dict[str, str]],
     user: Any,
 ) -> dict[str, Any]:
-    items, own = [], [(name, f"{name} · mine") for name in selectors.own_devices(user=user)]
+    items, own = [], [(name, f"{name} (mine)") for name in selectors.own_devices(user=user)]
     for field in fields:
         choices = list(field.choices)
         value = values[field.name]
@@ -273,18 +281,18 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
     bar = [
         {
-            "word": word,
+            "label": label,
             "hue": hue,
-            "says": formatting.memory(known[name]),
+            "size": formatting.memory(known[name]),
             "share": round(100 * known[name] / capacity, 2),
         }
-        for name, word, hue in _HELD
+        for name, label, hue in _SERVING_MEMORY
     ]
     points = [
         (
             1e3 * each["tpot_s"],
             each["tokens_per_s"],
-            f"{each['batch']} at once: {formatting.seconds(each['tpot_s'])} a token, "
+            f"batch {each['batch']}: {formatting.seconds(each['tpot_s'])} per token, "
             f"{formatting.quantity(each['tokens_per_s'])} tokens/s",
             each["batch"] == batch,
         )
@@ -292,20 +300,20 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
     ]
     speculative = answer.get("speculative")
     return {
-        "answered": True,
-        "tiles": _tiles(_SERVED, answer),
+        "result_context": True,
+        "tiles": _tiles(_SERVING_TILES, answer),
         "bar": bar,
         "fits": answer["fits"],
         "room": phrases.room(value),
-        "tries": answer.get("suggestions", []),
+        "suggestions": answer.get("suggestions", []),
         "notes": answer["notes"],
         "curve": answer["curve"],
-        "drawn": curve(points, x_unit="", y_unit=""),
+        "curve_chart": curve(points, x_unit="", y_unit=""),
         "memory_tiles": _tiles(
             (
-                ("kv_bytes_per_token", "KV cache a token", "mem-kv_cache"),
-                ("kv_bytes_per_sequence", "KV cache a sequence", "mem-kv_cache"),
-                ("crossover_batch", "Compute-bound from", "mfu"),
+                ("kv_bytes_per_token", "KV cache per token", "mem-kv_cache"),
+                ("kv_bytes_per_sequence", "KV cache per sequence", "mem-kv_cache"),
+                ("crossover_batch", "Compute-bound from batch", "mfu"),
             ),
             answer,
         ),
@@ -318,50 +326,53 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _serving_says(answer: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    devices = formatting.count(int(answer["devices"]), str(given["device"]), str(given["device"]))
+def _serving_summary(answer: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    devices = formatting.count(int(answer["devices"]), str(inputs["device"]), str(inputs["device"]))
     if not answer["fits"]:
         room = phrases.room({name: tree["value"] for name, tree in answer["memory"].items()})
         return f" does not fit {devices}: {room}."
     return (
-        f" on {devices} serves {int(answer['batch']):,} at once: the first token after "
-        f"{formatting.seconds(answer['ttft_s']['value'])}, then one every "
-        f"{formatting.seconds(answer['tpot_s']['value'])}, "
-        f"{formatting.quantity(answer['tokens_per_s']['value'])} tokens/s in all; it waits for "
+        f" on {devices} serves batches of {int(answer['batch']):,}: first token after "
+        f"{formatting.seconds(answer['ttft_s']['value'])}, then "
+        f"{formatting.seconds(answer['tpot_s']['value'])} per token, "
+        f"{formatting.quantity(answer['tokens_per_s']['value'])} tokens/s in total; bound by "
         f"{answer['bound']}."
     )
 
 
-def _scaling_says(answer: Mapping[str, Any], given: Mapping[str, Any]) -> str:
-    said = []
+def _scaling_summary(answer: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
+    sentences = []
     if "days" in answer:
         tokens = formatting.quantity(answer["tokens"])
-        said.append(
-            f"{formatting.quantity(given['parameters'])} parameters learn {tokens} tokens in "
-            f"{phrases.days(answer['days']['value'])} on {given['devices']:,} "
-            f"{given['device']} for "
+        sentences.append(
+            f"{formatting.quantity(inputs['parameters'])} parameters on {tokens} tokens train in "
+            f"{phrases.days(answer['days']['value'])} on {inputs['devices']:,} "
+            f"{inputs['device']} for "
             f"{phrases.money(answer['usd']['value'])}."
         )
     if "budget_parameters" in answer:
-        said.append(
-            f"{given['budget_days']:g} days of {given['devices']:,} {given['device']} train "
+        sentences.append(
+            f"{inputs['budget_days']:g} days of {inputs['devices']:,} {inputs['device']} train "
             f"{formatting.quantity(answer['budget_parameters']['value'])} parameters on "
             f"{formatting.quantity(answer['budget_tokens']['value'])} tokens."
         )
-    return " ".join(said)
+    return " ".join(sentences)
 
 
 def _tiles(
     names: tuple[tuple[str, str, str], ...], answer: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """One tile a number that the answer has: its value in words and one level of its formula."""
+    """Returns a tile per number of the answer: value, formula and inputs."""
     tiles = []
     for name, title, hue in names:
         tree = answer.get(name)
         if not isinstance(tree, dict):
             continue
         inputs = [
-            {"name": each["name"], "says": phrases.in_unit(each["value"], each["unit"])}
+            {
+                "name": phrases.term_label(each["name"]),
+                "value": phrases.in_unit(each["value"], each["unit"]),
+            }
             for each in tree["inputs"]
         ]
         tiles.append(
@@ -395,15 +406,15 @@ def _tile_value(name: str, tree: Mapping[str, Any]) -> str:
     return phrases.in_unit(value, tree["unit"])
 
 
-def _scaled(given: Mapping[str, Any], entry: Device) -> dict[str, Any]:
+def _scaled(inputs: Mapping[str, Any], entry: Device) -> dict[str, Any]:
     return scaled(
-        parameters=given["parameters"],
-        tokens=given["tokens"],
-        devices=given["devices"],
-        flops_per_device=given["mfu"] * entry.peak(entry.half) * 1e12,
-        budget_days=given["budget_days"],
-        tokens_per_parameter=given["tokens_per_parameter"],
-        recompute=given["recompute"] == "1",
+        parameters=inputs["parameters"],
+        tokens=inputs["tokens"],
+        devices=inputs["devices"],
+        flops_per_device=inputs["mfu"] * entry.peak(entry.half) * 1e12,
+        budget_days=inputs["budget_days"],
+        tokens_per_parameter=inputs["tokens_per_parameter"],
+        recompute=inputs["recompute"] == "1",
         usd_per_hour=entry.usd_per_hour,
         power_w=entry.power_w,
         explained=True,
@@ -412,12 +423,12 @@ def _scaled(given: Mapping[str, Any], entry: Device) -> dict[str, Any]:
 
 def _unknown_device(name: str) -> dict[str, str]:
     near = difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.3) or list(DEVICES)
-    says = f"{name[:60]!r} is neither in the device catalogue nor one of your own"
-    return {"field": "device", "message": says, "hint": ", ".join(near)}
+    message = f"{name[:60]!r} is neither in the device catalogue nor one of your devices"
+    return {"field": "device", "message": message, "hint": ", ".join(near)}
 
 
 def _first(problems: list[dict[str, str]]) -> str:
     if not problems:
         return ""
-    says = problems[0]["message"]
-    return f"{says[:1].upper()}{says[1:].rstrip('.')}."
+    message = problems[0]["message"]
+    return f"{message[:1].upper()}{message[1:].rstrip('.')}."

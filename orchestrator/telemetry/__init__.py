@@ -1,0 +1,1 @@
+"""Stores and reads metrics, events and logs of runs."""

@@ -1,11 +1,8 @@
-"""Series in packed chunks, the newest points of each writer, its cursor, and log chunks. Packing is
-in `chunks`.
+"""Tables of packed series, each writer's tail and cursor, and log chunks; see `packing.chunks`.
 
-A point is first appended to its writer's tail, all metrics of a rank together, one row a tick. Once
-256 have gathered
-they move into one chunk per metric. So a point is written to a chunk once, and a tick costs rows
-per rank, not per
-metric: 64 ranks x 30 metrics are 64 small rows a tick instead of 1920.
+A point is first appended to its writer's tail, all metrics of a rank together, one row per tick.
+Every 256 points move to one chunk per metric. So a point is written to a chunk once, and a tick
+costs rows per rank, not per metric: 64 ranks × 30 metrics are 64 small rows instead of 1920.
 """
 
 from __future__ import annotations
@@ -17,9 +14,7 @@ from orchestrator.runs.models import Run
 
 
 class Series(models.Model):
-    """One metric of one rank of one attempt, as far as it lies in chunks; newer points are in the
-    writer's tail.
-    """
+    """The chunks of one metric of one rank and attempt; the writer's tail has newer points."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="series", db_index=False)
     attempt = models.PositiveIntegerField()
@@ -27,7 +22,7 @@ class Series(models.Model):
     name = models.CharField(max_length=120)
     points = models.BigIntegerField(default=0)
     chunks = models.PositiveIntegerField(default=0)  # rows at level 0
-    # points in the last chunk while it has room, else 0
+    # points in the last chunk if it is not full, else 0
     open = models.PositiveIntegerField(default=0)
     last_seq = models.BigIntegerField(default=0)
     first_step = models.BigIntegerField(default=0)
@@ -47,12 +42,10 @@ class Series(models.Model):
 
 
 class Chunk(models.Model):
-    """Level 0: up to 256 points. Level n: the summaries of 256 full chunks of level n-1, written
-    once.
+    """Level 0: up to 256 points. Level n: the summaries of 256 full chunks of level n-1.
 
-    `summary` is the chunk's own line in the level above (`pyramid`), so that it can be read without
-    the data. Data
-    that retention has thinned away is empty.
+    `summary` is the chunk's row in the level above (`pyramid`), readable without the data.
+    Retention empties `data`.
     """
 
     series = models.ForeignKey(
@@ -74,16 +67,14 @@ class Chunk(models.Model):
 
 
 class Cursor(models.Model):
-    """What has arrived from one writer, as ranges of its own numbers: a repeat is dropped, a late
-    one accepted.
-    """
+    """Sequence numbers that have arrived from one writer: repeats are dropped, gaps can fill."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="cursors", db_index=False)
     attempt = models.PositiveIntegerField()
     rank = models.IntegerField()
     stream = models.CharField(max_length=8)  # points | events | logs
-    # the two below are JSON read by this room alone and rewritten every tick; as text no database
-    # parses them again
+    # the next two are JSON that only this package reads and every tick rewrites; stored as text,
+    # which databases do not parse
     ranges = models.TextField(default="[]")  # [[first, last], ...], merged and ascending
     latest = models.TextField(default="{}")  # name → [step, value], of points
     last_seq = models.BigIntegerField(default=0)
@@ -101,9 +92,7 @@ class Cursor(models.Model):
 
 
 class Tail(models.Model):
-    """Newest points of one writer, all metrics, not yet in chunks: a few rows in order of arrival
-    (`store`).
-    """
+    """Newest points of one writer, all metrics, not in chunks yet; rows in order of arrival."""
 
     cursor = models.ForeignKey(Cursor, on_delete=models.CASCADE, related_name="tail")
     count = models.PositiveIntegerField()
@@ -114,13 +103,13 @@ class Tail(models.Model):
 
 
 class LogChunk(models.Model):
-    """Consecutive lines of one rank, joined by newlines; `first_seq` numbers the first of them."""
+    """Consecutive lines of one rank, joined by newlines; `first_seq` numbers the first."""
 
     run = models.ForeignKey(
         Run, on_delete=models.CASCADE, related_name="log_chunks", db_index=False
     )
     attempt = models.PositiveIntegerField()
-    rank = models.IntegerField()  # -1: the supervisor's own words
+    rank = models.IntegerField()  # -1: the supervisor
     first_seq = models.BigIntegerField()
     lines = models.PositiveIntegerField()
     time = models.DateTimeField(default=timezone.now)

@@ -1,7 +1,7 @@
-"""What a training run measured, in the planner's words, and where it missed its prediction.
+"""Comparison of a training run's measurements with its prediction.
 
-Reads curves and memory of one attempt; knows no formula. A miss becomes an event, once an attempt
-and metric.
+Reads curves and memory of one attempt. A miss becomes one event per attempt and metric. Does not
+depend on the planner's formulas.
 """
 
 from __future__ import annotations
@@ -22,17 +22,15 @@ from workers.contracts.catalog.metrics import metric_unit
 
 MISS: Final = 0.10  # of the prediction
 WARM_UP: Final = 5  # first steps of an attempt, which allocate, compile and load
-ENOUGH: Final = 10  # logged steps behind them that a median is taken of
-EARLY: Final = 30  # steps after which a running attempt is judged for the first time
-_LONG: Final = 400  # newest steps that are looked at
-_SMALL: Final = 2**20  # bytes that nobody plans with
+ENOUGH: Final = 10  # logged steps after the warm-up that a median requires
+EARLY: Final = 30  # steps after which a running attempt is compared for the first time
+_NEWEST: Final = 400  # steps that the medians cover
+_SMALL: Final = 2**20  # bytes; smaller differences in memory are no miss
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians over the attempt's newest steps without its first ones; memory of the rank that holds
-    most.
-    """
+    """Medians over the attempt's newest steps after the warm-up; memory of the fullest rank."""
 
     step_time_s: float
     tokens_per_s: float
@@ -44,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One predicted number beside the measured one; `ratio` is measured over predicted."""
+    """One predicted number and the measured one."""
 
     metric: str
     predicted: float
@@ -52,14 +50,17 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
+        """Measured over predicted."""
         return self.measured / self.predicted
 
     @property
     def missed(self) -> bool:
+        """Whether the ratio differs from 1 by more than `MISS`."""
         small = self.metric.startswith("memory/") and abs(self.measured - self.predicted) < _SMALL
         return abs(self.ratio - 1) > MISS and not small
 
     def to_dict(self) -> dict[str, Any]:
+        """Data for pages and events."""
         return {
             "metric": self.metric,
             "unit": metric_unit(self.metric),
@@ -71,7 +72,7 @@ class Comparison:
 
 
 def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
-    """None while the attempt (default: the newest) has logged too few steps for a median."""
+    """Measure an attempt (default: the newest); None while it has too few steps for a median."""
     number = run.attempt_number if attempt is None else attempt
     rows = list(
         Cursor.objects.filter(run=run, attempt=number, stream="points").values_list(
@@ -82,83 +83,76 @@ def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
         return None
     last = max(step for _, step, _ in rows)
 
-    def lately(name: str) -> list[float]:
-        found = series(run=run, name=name, attempt=number, points=5000, from_=last - _LONG)
-        first = found.x[0] if found.x and found.total_points < _LONG else 0
+    def newest(name: str) -> list[float]:
+        curve = series(run=run, name=name, attempt=number, points=5000, from_=last - _NEWEST)
+        first = curve.x[0] if curve.x and curve.total_points < _NEWEST else 0
         return [
             y
-            for step, y in zip(found.x, found.y, strict=True)
+            for step, y in zip(curve.x, curve.y, strict=True)
             if step >= first + WARM_UP and y == y and y > 0
         ]
 
-    times = lately("step_time_s")
+    times = newest("step_time_s")
     if len(times) < ENOUGH:
         return None
-    rates, shares = lately("tokens_per_s"), lately("mfu")
+    rates, mfus, bubbles = newest("tokens_per_s"), newest("mfu"), newest("pipeline/bubble_fraction")
     return Measured(
         step_time_s=median(times),
         tokens_per_s=median(rates) if rates else 0.0,
-        mfu=median(shares) if shares else None,
-        bubble_fraction=median(bubbles)
-        if (bubbles := lately("pipeline/bubble_fraction"))
-        else None,
+        mfu=median(mfus) if mfus else None,
+        bubble_fraction=median(bubbles) if bubbles else None,
         memory=_memory(json.loads(latest) for _, _, latest in rows),
         steps=len(times),
     )
 
 
 def comparisons(*, run: Run, attempt: int | None = None) -> list[Comparison]:
-    """Predicted beside measured, where both are known: time, throughput, MFU, bubbles, memory by
-    category.
-    """
-    document, found = run.prediction, measured(run=run, attempt=attempt)
-    return list(_compared(document, found)) if document and found else []
+    """Predicted vs measured time, throughput, MFU, bubbles and memory, if both are known."""
+    prediction, actual = run.prediction, measured(run=run, attempt=attempt)
+    return list(_compare(prediction, actual)) if prediction and actual else []
 
 
-def misses_tell(*, run: Run, attempt: int, exit_class: str = "") -> int:
-    """Writes a `prediction_missed` event for each number that is more than a tenth off; returns how
-    many are new.
-    """
-    # whose steps are of many plans, the prediction is of one
+def misses_record(*, run: Run, attempt: int, exit_class: str = "") -> int:
+    """Record `prediction_missed` for each number off by more than a tenth; returns the new ones."""
+    # a benchmark's steps belong to many plans, its prediction to one
     if not run.prediction or run.kind == "benchmark":
         return 0
-    found = [
-        each
-        for each in comparisons(run=run, attempt=attempt)
-        if each.missed and each.metric != "mfu"
-    ]
-    told = [
-        {key: each.to_dict()[key] for key in ("metric", "predicted", "measured", "ratio")}
-        for each in found
+    misses: list[dict[str, Any]] = [
+        {
+            "metric": item.metric,
+            "predicted": item.predicted,
+            "measured": item.measured,
+            "ratio": item.ratio,
+        }
+        for item in comparisons(run=run, attempt=attempt)
+        if item.missed and item.metric != "mfu"
     ]
     if exit_class == "out_of_memory" and run.prediction.get("fits"):
-        needs, has = (run.prediction["memory"][name] for name in ("total_bytes", "capacity_bytes"))
-        told.append(
+        memory = run.prediction["memory"]
+        misses.append(
             {
                 "metric": "fits",
-                "predicted": needs,
-                "measured": has,
+                "predicted": memory["total_bytes"],
+                "measured": memory["capacity_bytes"],
                 "ratio": None,
                 "out_of_memory": True,
             }
         )
     calibration = run.prediction.get("calibration")
-    new = [
+    events = [
         runs.NewEvent(
             type="prediction_missed",
             data={**data, "calibration": calibration},
             attempt=attempt,
             origin=f"prediction/{attempt}/{data['metric']}",
         )
-        for data in told
+        for data in misses
     ]
-    return len(runs.events_record(run=run, events=new))
+    return len(runs.events_record(run=run, events=events))
 
 
 def measurement_lines(*, run: Run) -> list[dict[str, Any]] | str:
-    """The run's measurement lines: one of a training run, one for each variant of a benchmark; or
-    why there is none.
-    """
+    """The run's calibration measurements, one per variant of a benchmark, or why it has none."""
     if run.kind == "benchmark" and run.ended is not None:
         return benchmark_lines(run=run)
     line = measurement_line(run=run)
@@ -166,62 +160,58 @@ def measurement_lines(*, run: Run) -> list[dict[str, Any]] | str:
 
 
 def measurement_line(*, run: Run) -> dict[str, Any] | str:
-    """The run as a measurement line to calibrate with, or why it is none, in a sentence."""
-    document = run.prediction
-    if run.kind not in ("train", "benchmark") or not document or run.plan is None:
-        return f"run {run.pk} has no prediction to be measured against"
+    """The run as a measurement line for calibration, or a message why it is not usable."""
+    prediction = run.prediction
+    if run.kind not in ("train", "benchmark") or not prediction or run.plan is None:
+        return f"run {run.pk} has no prediction to compare with"
     if run.ended is None:
-        return f"run {run.pk} is {run.state}; wait for its end"
+        return f"run {run.pk} is {run.state}; wait until it has ended"
     spec = RunSpec.from_dict(run.spec)
     assert spec.train is not None and spec.shape is not None
     line = {
         "id": f"run-{run.pk}",
         "model": spec.shape.to_dict(),
         "plan": run.plan,
-        "cluster": document["cluster"],
+        "cluster": prediction["cluster"],
         "workload": {"seq_len": spec.train.seq_len},
-        "framework": document["framework"],
+        "framework": prediction["framework"],
         "source": f"run {run.pk}",
     }
     if (run.exit or {}).get("class") == "out_of_memory":
         return {**line, "measured": {"out_of_memory": True}}
-    found = measured(run=run)
-    if found is None:
+    actual = measured(run=run)
+    if actual is None:
         return f"run {run.pk} logged fewer than {WARM_UP + ENOUGH} steps"
-    numbers: dict[str, Any] = {"step_time_s": found.step_time_s}
-    if document["device"] != "cpu" and "memory/allocated_bytes" in found.memory:
-        numbers["peak_bytes"] = found.memory["memory/allocated_bytes"]
+    numbers: dict[str, Any] = {"step_time_s": actual.step_time_s}
+    if prediction["device"] != "cpu" and "memory/allocated_bytes" in actual.memory:
+        numbers["peak_bytes"] = actual.memory["memory/allocated_bytes"]
     return {**line, "measured": numbers}
 
 
-def _compared(document: dict[str, Any], found: Measured) -> Iterator[Comparison]:
-    memory = document.get("memory") or {}
+def _compare(prediction: dict[str, Any], actual: Measured) -> Iterator[Comparison]:
     pairs: list[tuple[str, Any, float | None]] = [
-        ("step_time_s", document.get("step_time_s"), found.step_time_s),
-        ("tokens_per_s", document.get("tokens_per_s"), found.tokens_per_s),
-        ("mfu", document.get("mfu"), found.mfu),
-        ("pipeline/bubble_fraction", document.get("bubble_fraction"), found.bubble_fraction),
+        ("step_time_s", prediction.get("step_time_s"), actual.step_time_s),
+        ("tokens_per_s", prediction.get("tokens_per_s"), actual.tokens_per_s),
+        ("mfu", prediction.get("mfu"), actual.mfu),
+        ("pipeline/bubble_fraction", prediction.get("bubble_fraction"), actual.bubble_fraction),
     ]
-    # a metric's is the largest of all ranks too
-    for part, size in (document.get("largest_bytes") or {}).items():
-        pairs.append((f"memory/{part}_bytes", size, found.memory.get(f"memory/{part}_bytes")))
-    if document.get("device") != "cpu":  # on a CPU a process holds Python and its libraries as well
-        pairs.append(
-            (
-                "memory/allocated_bytes",
-                memory.get("total_bytes"),
-                found.memory.get("memory/allocated_bytes"),
-            )
-        )
-    for metric, predicted, seen in pairs:
-        if predicted and seen:
-            yield Comparison(metric, float(predicted), float(seen))
+    # predicted and measured are both the largest of all ranks
+    for part, size in (prediction.get("largest_bytes") or {}).items():
+        pairs.append((f"memory/{part}_bytes", size, actual.memory.get(f"memory/{part}_bytes")))
+    if prediction.get("device") != "cpu":  # a process on a CPU also holds Python and its libraries
+        allocated = "memory/allocated_bytes"
+        total = (prediction.get("memory") or {}).get("total_bytes")
+        pairs.append((allocated, total, actual.memory.get(allocated)))
+    for metric, predicted, value in pairs:
+        if predicted and value:
+            yield Comparison(metric, float(predicted), float(value))
 
 
 def _memory(latest: Iterator[dict[str, Any]]) -> dict[str, float]:
-    found: dict[str, float] = {}
+    """The largest of all ranks' newest values, by metric."""
+    largest: dict[str, float] = {}
     for values in latest:
         for name, (_, value) in values.items():
             if name.startswith("memory/") and isinstance(value, int | float):
-                found[name] = max(found.get(name, 0.0), float(value))
-    return found
+                largest[name] = max(largest.get(name, 0.0), float(value))
+    return largest

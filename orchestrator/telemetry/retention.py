@@ -1,7 +1,6 @@
-"""What is not kept for ever: live frames, logs of ended runs, and the single points of old series.
+"""Deletes old live frames and logs of ended runs, and the single points of old series.
 
-Thinning empties a chunk's data and keeps its summary, so charts keep every spike; only exports lose
-detail.
+Thinning empties a chunk's data but not its summary: charts show every spike, exports lose detail.
 """
 
 from __future__ import annotations
@@ -22,30 +21,31 @@ from orchestrator.telemetry.models import Chunk, LogChunk
 log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 60.0
-_BATCH: Final = 2000  # rows a transaction: one SQLite writer must not keep the others waiting
+_BATCH: Final = 2000  # rows per transaction, so that SQLite's other writers do not wait long
 
 
 @dataclass(frozen=True, slots=True)
-class Retained:
+class RetentionResult:
+    """Numbers of rows that one pass deleted or thinned."""
+
     frames: int
     log_chunks: int
     chunks: int
 
 
-def retain(*, now: datetime) -> Retained:
-    """Deletes and thins what the settings no longer keep; tells how many rows each.
-
-    Safe to call at any time.
-    """
+def retain(*, now: datetime) -> RetentionResult:
+    """Delete and thin what exceeds the retention settings. Safe to call at any time."""
     env = settings.ENV
-    return Retained(
-        frames=live.prune(before=now - timedelta(seconds=env.retain_frames_s)),
-        log_chunks=_logs(now - timedelta(days=env.retain_logs_days)) if env.retain_logs_days else 0,
-        chunks=_thin(now - timedelta(days=env.retain_series_days)) if env.retain_series_days else 0,
-    )
+    log_chunks = chunks = 0
+    frames = live.prune(before=now - timedelta(seconds=env.retain_frames_s))
+    if env.retain_logs_days:
+        log_chunks = _delete_logs(now - timedelta(days=env.retain_logs_days))
+    if env.retain_series_days:
+        chunks = _thin_series(now - timedelta(days=env.retain_series_days))
+    return RetentionResult(frames, log_chunks, chunks)
 
 
-def _logs(before: datetime) -> int:
+def _delete_logs(before: datetime) -> int:
     deleted = 0
     old = LogChunk.objects.filter(time__lt=before, run__ended__lt=before)
     while ids := list(old.order_by("time").values_list("id", flat=True)[:_BATCH]):
@@ -53,8 +53,8 @@ def _logs(before: datetime) -> int:
     return deleted
 
 
-def _thin(before: datetime) -> int:
-    """Full chunks only, of runs that have ended: an open chunk is still extended from its data."""
+def _thin_series(before: datetime) -> int:
+    """Thin full chunks of ended runs; an open chunk is still extended from its data."""
     thinned = 0
     while ids := list(
         Chunk.objects.filter(
@@ -67,15 +67,13 @@ def _thin(before: datetime) -> int:
     return thinned
 
 
-def keep_house(stop: threading.Event) -> None:
-    """Retains once a minute until `stop`; a thread of its own beside ingest, so that a long pass
-    delays no point.
-    """
+def retention_loop(stop: threading.Event) -> None:
+    """Apply retention once a minute until `stop`, in a thread so that ingest does not wait."""
     while not stop.is_set():
         try:
             retain(now=clock.now())
             accounts.idempotent_purge(now=clock.now())
         except DatabaseError as error:
-            log.warning("Old data stays a minute longer: %s", error)
+            log.warning("Retention failed and is retried in a minute: %s", error)
         connection.close()
         stop.wait(_EVERY_S)

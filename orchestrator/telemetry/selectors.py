@@ -1,8 +1,6 @@
-"""What pages and the API read: curves for charts, raw points, newest values, sparklines, memory,
-logs.
+"""Reads for pages and the API: charts, raw points, newest values, sparklines, memory and logs.
 
-Knows what a person asks for; levels and merging are below (`read`, `merge`). Who may look is
-decided by the caller.
+`reading` implements levels and merging. Does not check permissions; callers do.
 """
 
 from __future__ import annotations
@@ -24,13 +22,12 @@ from orchestrator.telemetry.packing.reduce import reduce
 from orchestrator.telemetry.reading.index import SeriesEntry, series_index
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
-from orchestrator.telemetry.reading.merge import given_up, merge
+from orchestrator.telemetry.reading.merge import merge, rewound_steps
 from orchestrator.telemetry.reading.newest import (
     latest,
     latest_by_rank,
     logs_newest,
     memory_by_rank,
-    progress_of,
 )
 from orchestrator.telemetry.reading.sparklines import sparkline
 from workers.contracts.catalog.counts import flops_per_token
@@ -46,7 +43,6 @@ __all__ = [
     "logs",
     "logs_newest",
     "memory_by_rank",
-    "progress_of",
     "run_flops_per_token",
     "series",
     "series_index",
@@ -56,19 +52,17 @@ __all__ = [
 ]
 
 Axis = Literal["step", "tokens", "time", "flops"]
-MOST_POINTS: Final = 5000
-_EXACT_CHUNKS = 128  # up to so many chunks (32,768 points) are always read whole, 4 ms
+MAX_POINTS: Final = 5000
+_EXACT_CHUNKS = 128  # up to this many chunks (32,768 points) are read completely, 4 ms
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesAnswer:
-    """A metric for a chart: `x` in the axis's unit (steps, tokens, Unix seconds, FLOPs), `y` in
-    `unit`.
+    """A metric for a chart: `x` in steps, tokens, Unix seconds or FLOPs, `y` in `unit`.
 
-    `low` and `high`, where points were left out, are the extremes of each point's bucket; every
-    extreme is itself among
-    the points. `total_points` counts what the selection holds, `last_seq` is the newest point's
-    number in its attempt.
+    If points were omitted, `low` and `high` are the extremes of each point's bucket; the points
+    include every extreme. `total_points` counts the selected points, `last_seq` is the newest
+    point's number in its attempt.
     """
 
     name: str
@@ -84,7 +78,7 @@ class SeriesAnswer:
     last_seq: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The REST answer; numbers that are not finite are still floats here."""
+        """Data of the REST response; non-finite numbers are still floats."""
         band = {} if self.low is None else {"low": self.low, "high": self.high}
         return {
             "name": self.name,
@@ -112,30 +106,29 @@ def series(
     to: float | None = None,
     after_seq: int | None = None,
 ) -> SeriesAnswer:
-    """A metric with at most `points` (1 to 5000) points, every spike kept; `from_` and `to` are on
-    the axis `x`.
+    """A metric with at most `points` (1 to 5000) points, including every spike.
 
-    Without `rank` one point per step: the lowest rank that has it, the newest attempt wins. A run
-    without such points
-    answers with empty lists. Raises Refusal where FLOPs are asked of a run that names no model.
+    `from_` and `to` are in the unit of axis `x`. Without `rank` there is one point per step: the
+    newest attempt wins, then the lowest rank. Without points the lists are empty. Raises Refusal
+    for FLOPs of a run that names no model.
     """
-    points = min(max(points, 1), MOST_POINTS)
+    points = min(max(points, 1), MAX_POINTS)
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
-    found = sources(run.id, name, rank=rank, attempt=attempt)
-    # an attempt that is asked for is shown as it was
+    ordered = sources(run.id, name, rank=rank, attempt=attempt)
+    # a requested attempt is shown without later rewinds
     rewinds = run.rewinds if attempt is None else ()
-    merged = merge(found, window, enough=max(_EXACT_CHUNKS, points // 2), rewinds=rewinds)
+    merged = merge(ordered, window, enough=max(_EXACT_CHUNKS, points // 2), rewinds=rewinds)
     places, y = _places(merged.points, x, per_token)
     reduced = reduce(places, y, points)
-    whole = x in ("step", "tokens")
+    integer_axis = x in ("step", "tokens")
     return SeriesAnswer(
         name=name,
         unit=metric_unit(name),
         rank=rank if rank is not None else merged.rank,
         attempt=merged.attempt,
         axis=x,
-        x=reduced.x.astype(np.int64).tolist() if whole else reduced.x.tolist(),
+        x=reduced.x.astype(np.int64).tolist() if integer_axis else reduced.x.tolist(),
         y=reduced.y.tolist(),
         low=None if reduced.low is None else reduced.low.tolist(),
         high=None if reduced.high is None else reduced.high.tolist(),
@@ -155,36 +148,34 @@ def series_raw(
     after_seq: int | None = None,
     x: Axis = "step",
 ) -> Iterator[tuple[int, int, int, int, int, float, float]]:
-    """Every point `(attempt, rank, seq, step, tokens, time, value)`, chunk by chunk, oldest attempt
-    first.
+    """Every point `(attempt, rank, seq, step, tokens, time, value)`, oldest attempt first.
 
-    The same choice per step as `series`; steps that a newer attempt or a lower rank has too are
-    left out.
+    Selects one point per step as `series` does. Reads chunk by chunk.
     """
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
-    found = sources(run.id, name, rank=rank, attempt=attempt)
+    ordered = sources(run.id, name, rank=rank, attempt=attempt)
     if after_seq is not None:
-        found = [source for source in found if source.attempt == found[0].attempt]
-    taken = np.zeros(0, np.int64)
+        ordered = [source for source in ordered if source.attempt == ordered[0].attempt]
+    covered = np.zeros(0, np.int64)
     steps_above = []
-    for source in found:  # by falling precedence
-        steps_above.append(taken)
-        if source is not found[-1]:
-            taken = np.union1d(
-                taken, np.concatenate([curve.step for curve in iterate(source, Window())])
+    for source in ordered:  # by descending precedence
+        steps_above.append(covered)
+        if source is not ordered[-1]:
+            covered = np.union1d(
+                covered, np.concatenate([curve.step for curve in iterate(source, Window())])
             )
     rewinds = run.rewinds if attempt is None else ()
-    for source, above in zip(reversed(found), reversed(steps_above), strict=True):
-        for curve in iterate(source, replace(window, without=given_up(source, rewinds))):
-            kept = curve.take(~np.isin(curve.step, above)) if len(above) else curve
-            columns = (*kept.axes.tolist(), kept.time.tolist(), kept.y.tolist())
+    for source, above in zip(reversed(ordered), reversed(steps_above), strict=True):
+        for curve in iterate(source, replace(window, without=rewound_steps(source, rewinds))):
+            own = curve.take(~np.isin(curve.step, above)) if len(above) else curve
+            columns = (*own.axes.tolist(), own.time.tolist(), own.y.tolist())
             for row in zip(*columns, strict=True):
                 yield (source.attempt, source.rank, *row)
 
 
 def series_names(*, run: Run) -> list[str]:
-    """The metrics that any rank of any attempt has logged, by name."""
+    """Names of all metrics of the run, sorted."""
     writers = Cursor.objects.filter(run=run, stream="points").values_list("latest", flat=True)
     return sorted({name for latest in writers for name in json.loads(latest)})
 
@@ -199,7 +190,7 @@ def _window(
 
 
 def _places(curve: Curve, x: Axis, per_token: float) -> tuple[Floats, Floats]:
-    """Points by their place on the axis: `(x, y)`."""
+    """Points sorted by their place on the axis: `(x, y)`."""
     if x == "step":
         return curve.step.astype(np.float64), curve.y
     places = curve.time if x == "time" else curve.axes[2] * per_token
@@ -210,11 +201,11 @@ def _places(curve: Curve, x: Axis, per_token: float) -> tuple[Floats, Floats]:
 
 
 def run_flops_per_token(run: Run) -> float:
-    """Model FLOPs of one token of this run's training."""
+    """Model FLOPs per token of this run. Raises Refusal if the spec names no model."""
     spec = RunSpec.from_dict(run.spec)
     shape = spec.shape if "model" in run.spec else None
     if spec.kind == "train" and spec.train is not None and (shape := spec.shape) is not None:
         return flops_per_token(shape, spec.train.seq_len)
     if shape is not None:
         return flops_per_token(shape, shape.max_seq_len)
-    raise invalid("x", "flops needs a model, and this run's spec names none", "tokens")
+    raise invalid("x", "the axis flops requires a model; this run's spec names none", "tokens")

@@ -1,4 +1,4 @@
 """Points as arrays and bytes: chunks, summaries, reduction, number ranges.
 
-Pure; no database, no Django.
+Pure: does not depend on a database or Django.
 """

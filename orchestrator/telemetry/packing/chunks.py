@@ -1,7 +1,6 @@
-"""Packing of points: a block is what one rank sent (all its metrics), a curve is one metric; both
-to bytes and back.
+"""Blocks (all metrics of one rank) and curves (one metric), packed to bytes and back.
 
-Lossless. Knows arrays and bytes, no database.
+Lossless. Does not depend on a database.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Mask = npt.NDArray[np.bool_]
 
 CHUNK = 256  # points in a full chunk, and summaries in one of a level above
 
-# a step that lacks a metric, told apart from a real NaN by the NaN's payload; copies and slices
-# keep the bits
+# marks a step without the metric; its payload differs from that of a real NaN, and copies and
+# slices preserve the bits
 _MISSING_BITS = np.int64(0x7FF8_0000_4D49_5353)
 MISSING: np.float64 = np.array([_MISSING_BITS]).view(np.float64)[0]
 
@@ -35,9 +34,7 @@ _ZLIB_LEVEL = 1
 
 @dataclass(frozen=True, slots=True)
 class _Points:
-    """What points have besides their values: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix
-    seconds.
-    """
+    """Positions of points: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds."""
 
     axes: Ints
     time: Floats
@@ -47,13 +44,15 @@ class _Points:
 
     @property
     def seq(self) -> Ints:
-        found: Ints = self.axes[0]
-        return found
+        """[n] sequence numbers."""
+        seq: Ints = self.axes[0]
+        return seq
 
     @property
     def step(self) -> Ints:
-        found: Ints = self.axes[1]
-        return found
+        """[n] steps."""
+        step: Ints = self.axes[1]
+        return step
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +68,38 @@ class Block(_Points):
 
 @dataclass(frozen=True, slots=True)
 class Curve(_Points):
-    """Points of one metric: `axes` [3, n]: seq, step, tokens; `time` [n] in Unix seconds; `y` [n]."""
+    """Points of one metric: `axes` [3, n]: seq, step, tokens; `time` [n] Unix seconds; `y` [n]."""
 
     y: Floats
 
     def take(self, keep: Mask | Ints) -> Curve:
+        """The points of a mask, or at indices."""
         return Curve(self.axes[:, keep], self.time[keep], self.y[keep])
 
     def sorted(self) -> Curve:
-        """By step, then by number."""
+        """Sorted by step, then by seq."""
         if len(self) < 2 or bool(np.all(self.step[1:] > self.step[:-1])):
             return self
         return self.take(np.lexsort((self.seq, self.step)))
 
     def once(self) -> Curve:
-        """Sorted, each number once."""
+        """Sorted, without points of equal step and seq."""
         curve = self.sorted()
-        again = (curve.step[1:] == curve.step[:-1]) & (curve.seq[1:] == curve.seq[:-1])
-        return curve.take(np.concatenate(([True], ~again))) if again.any() else curve
+        repeated = (curve.step[1:] == curve.step[:-1]) & (curve.seq[1:] == curve.seq[:-1])
+        return curve.take(np.concatenate(([True], ~repeated))) if repeated.any() else curve
 
 
 EMPTY = Curve(np.zeros((3, 0), np.int64), np.zeros(0), np.zeros(0))
 
 
 def missing(values: Floats) -> Mask:
-    """Where a step lacks the metric."""
-    found: Mask = np.ascontiguousarray(values).view(np.int64) == _MISSING_BITS
-    return found
+    """Mask of the steps without the metric, in the shape of `values`."""
+    mask: Mask = np.ascontiguousarray(values).view(np.int64) == _MISSING_BITS
+    return mask
 
 
-def block_of(batch: PointBatch) -> Block:
+def batch_to_block(batch: PointBatch) -> Block:
+    """Convert a batch; None becomes `MISSING`."""
     axes = np.array((batch.seq, batch.step, batch.tokens), np.int64).reshape(3, -1)
     values = np.empty((len(batch.values), axes.shape[1]))
     for row, column in zip(values, batch.values.values(), strict=True):
@@ -110,11 +111,12 @@ def block_of(batch: PointBatch) -> Block:
 
 
 def select(block: Block, keep: Mask | Ints | slice) -> Block:
+    """The points of a mask, at indices or in a slice."""
     return Block(block.axes[:, keep], block.time[keep], block.names, block.values[:, keep])
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
-    """One block in the order given; a metric that some of them lack is missing there."""
+    """Concatenate blocks; a metric that a block lacks is `MISSING` there."""
     if len(blocks) == 1:
         return blocks[0]
     names = blocks[0].names
@@ -132,17 +134,18 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
     return Block(axes, np.concatenate([block.time for block in blocks]), names, values)
 
 
-def curve_of(block: Block, name: str) -> Curve:
-    """The metric's points, without the steps that lack it."""
+def metric_curve(block: Block, name: str) -> Curve:
+    """The metric's points, without the steps that do not have it."""
     if name not in block.names:
         return EMPTY
     y = block.values[block.names.index(name)]
-    gone = missing(y)
+    absent = missing(y)
     curve = Curve(block.axes, block.time, y)
-    return curve.take(~gone) if gone.any() else curve
+    return curve.take(~absent) if absent.any() else curve
 
 
 def join_curves(curves: Sequence[Curve]) -> Curve:
+    """Concatenate curves."""
     if len(curves) == 1:
         return curves[0]
     if not curves:
@@ -155,7 +158,7 @@ def join_curves(curves: Sequence[Curve]) -> Curve:
 
 
 def pack_block(block: Block) -> bytes:
-    """Plain arrays: a tail row is rewritten until it is full, so it must be cheap, not small."""
+    """Pack as plain arrays: a tail row is rewritten until full, so speed matters, not size."""
     names = json.dumps(block.names, separators=(",", ":")).encode()
     head = _BLOCK_HEAD.pack(len(block), len(names))
     return b"".join(
@@ -164,6 +167,7 @@ def pack_block(block: Block) -> bytes:
 
 
 def unpack_block(data: bytes | memoryview) -> Block:
+    """Inverse of `pack_block`."""
     data = bytes(data)
     count, size = _BLOCK_HEAD.unpack_from(data)
     at = _BLOCK_HEAD.size + size
@@ -177,25 +181,24 @@ def unpack_block(data: bytes | memoryview) -> Block:
 
 
 def pack_axes(axes: Ints, time: Floats) -> bytes:
-    """Packed seq, step, tokens and time; metrics of one rank share them, so they are packed once
-    for all.
-    """
+    """Packed seq, step, tokens and time, shared by all metrics of a rank."""
     columns = np.empty((4, len(time)), np.int64)
     columns[:3] = axes
-    # bit patterns of positive floats ascend with them, so their differences are small and exact
+    # bit patterns of positive floats are ordered as they are, so differences are small and exact
     columns[3] = time.view(np.int64)
     columns[:, 1:] -= columns[:, :-1].copy()
-    return zlib.compress(_shuffled(columns), _ZLIB_LEVEL)
+    return zlib.compress(_shuffle(columns), _ZLIB_LEVEL)
 
 
 def pack_curve(curve: Curve, axes: bytes | None = None) -> bytes:
-    """A chunk's bytes: integers and times delta-coded, all columns byte-shuffled, zlib level 1."""
+    """A chunk's bytes: integers and times delta-encoded, columns byte-shuffled, zlib level 1."""
     axes = pack_axes(curve.axes, np.ascontiguousarray(curve.time)) if axes is None else axes
-    values = zlib.compress(_shuffled(np.ascontiguousarray(curve.y)), _ZLIB_LEVEL)
+    values = zlib.compress(_shuffle(np.ascontiguousarray(curve.y)), _ZLIB_LEVEL)
     return _CURVE_HEAD.pack(len(curve), len(axes)) + axes + values
 
 
 def unpack_curve(data: bytes | memoryview) -> Curve:
+    """Inverse of `pack_curve`."""
     count, size = _CURVE_HEAD.unpack_from(data)
     at = _CURVE_HEAD.size
     raw = np.frombuffer(zlib.decompress(data[at : at + size]), np.uint8)
@@ -209,8 +212,6 @@ def unpack_curve(data: bytes | memoryview) -> Curve:
     return Curve(columns[:3], columns[3].view(np.float64), y.reshape(count))
 
 
-def _shuffled(array: npt.NDArray[np.generic]) -> bytes:
-    """First bytes of all numbers, then second bytes, ...: equal exponents and leading zeros lie
-    together for zlib.
-    """
+def _shuffle(array: npt.NDArray[np.generic]) -> bytes:
+    """Byte shuffle: all first bytes, then all second bytes, …, which zlib compresses better."""
     return array.reshape(-1).view(np.uint8).reshape(-1, 8).T.tobytes()

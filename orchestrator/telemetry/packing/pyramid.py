@@ -1,9 +1,7 @@
-"""Summaries of up to 256 points, or of 256 summaries: what a chart needs to show every spike of a
-long series.
+"""Summaries of up to 256 points or summaries, from which charts show every spike of a long series.
 
-A summary is one row of `WIDTH` float64. Numbers that are not finite are counted apart and their
-places kept, so that
-they can be marked; they enter neither minimum, maximum nor mean. Knows arrays only.
+A summary is one row of `WIDTH` float64. Non-finite values are counted separately with their places
+for markers; minimum, maximum and mean exclude them. Pure NumPy.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import numpy as np
 from orchestrator.telemetry.packing.chunks import EMPTY, Curve, Floats, Mask
 
 COUNT: Final = 0  # points
-BAD: Final = 1  # of them not finite
+BAD: Final = 1  # non-finite points
 LOW: Final = 2
 HIGH: Final = 3
 MEAN: Final = 4
@@ -26,24 +24,24 @@ _PLACES: Final = 7
 
 # axes, in the order of their blocks of six columns
 AXES: Final = ("seq", "step", "tokens", "time")
-# what each block holds: the smallest and largest place, those of the extremes, those of the outer
-# non-finite points
+# columns of each block: smallest and largest place, places of the extremes, places of the first and
+# last non-finite point
 FROM, TO, AT_LOW, AT_HIGH, AT_BAD, AT_LAST_BAD = range(6)
 WIDTH: Final = _PLACES + 6 * len(AXES)
 
 
 def place(axis: int, what: int) -> int:
-    """Column of one place, e.g. `place(1, AT_LOW)`: the step of the minimum."""
+    """Column index of a place, e.g. `place(1, AT_LOW)`: the step of the minimum."""
     return _PLACES + 6 * axis + what
 
 
 def summarise(curve: Curve) -> Floats:
-    """`[WIDTH]` of a curve of at least one point, in order."""
-    found: Floats = summarise_rows(axes_of(curve), curve.y[None, :])[0]
-    return found
+    """`[WIDTH]` summary of an ordered curve of at least one point."""
+    summary: Floats = summarise_rows(curve_axes(curve), curve.y[None, :])[0]
+    return summary
 
 
-def axes_of(curve: Curve) -> Floats:
+def curve_axes(curve: Curve) -> Floats:
     """`[4, n]` places on all axes."""
     axes = np.empty((len(AXES), len(curve)))
     axes[:3] = curve.axes
@@ -52,9 +50,7 @@ def axes_of(curve: Curve) -> Floats:
 
 
 def summarise_rows(axes: Floats, values: Floats) -> Floats:
-    """`[m, WIDTH]` of m curves that share their places: `axes` [4, n], `values` [m, n], n at least
-    1.
-    """
+    """`[m, WIDTH]` of m curves with shared places: `axes` [4, n], `values` [m, n], n at least 1."""
     rows = np.arange(len(values))
     good = np.isfinite(values)
     bad = values.shape[1] - good.sum(axis=1)
@@ -65,66 +61,67 @@ def summarise_rows(axes: Floats, values: Floats) -> Floats:
             mean = np.where(good, values, 0.0).sum(axis=1) / (values.shape[1] - bad)
     else:
         at_low, at_high, mean = values.argmin(axis=1), values.argmax(axis=1), values.mean(axis=1)
-    found = np.empty((len(values), WIDTH))
-    found[:, COUNT] = values.shape[1]
-    found[:, BAD] = bad
-    found[:, LOW], found[:, HIGH], found[:, MEAN] = (
+    summary = np.empty((len(values), WIDTH))
+    summary[:, COUNT] = values.shape[1]
+    summary[:, BAD] = bad
+    summary[:, LOW], summary[:, HIGH], summary[:, MEAN] = (
         values[rows, at_low],
         values[rows, at_high],
         mean,
     )
-    found[:, FIRST], found[:, LAST] = values[:, 0], values[:, -1]
+    summary[:, FIRST], summary[:, LAST] = values[:, 0], values[:, -1]
     first_bad, last_bad = (
         (~good).argmax(axis=1),
         values.shape[1] - 1 - (~good)[:, ::-1].argmax(axis=1),
     )
     for axis, places in enumerate(axes):
-        found[:, place(axis, FROM)], found[:, place(axis, TO)] = places.min(), places.max()
-        found[:, place(axis, AT_LOW)], found[:, place(axis, AT_HIGH)] = (
+        summary[:, place(axis, FROM)], summary[:, place(axis, TO)] = places.min(), places.max()
+        summary[:, place(axis, AT_LOW)], summary[:, place(axis, AT_HIGH)] = (
             places[at_low],
             places[at_high],
         )
-        found[:, place(axis, AT_BAD)] = np.where(bad > 0, places[first_bad], np.nan)
-        found[:, place(axis, AT_LAST_BAD)] = np.where(bad > 0, places[last_bad], np.nan)
-    whole = bad == values.shape[1]
-    if whole.any():
-        found[whole, LOW : MEAN + 1] = np.nan
-    return found
+        summary[:, place(axis, AT_BAD)] = np.where(bad > 0, places[first_bad], np.nan)
+        summary[:, place(axis, AT_LAST_BAD)] = np.where(bad > 0, places[last_bad], np.nan)
+    all_bad = bad == values.shape[1]
+    if all_bad.any():
+        summary[all_bad, LOW : MEAN + 1] = np.nan
+    return summary
 
 
 def merge(summaries: Floats) -> Floats:
-    """One summary `[WIDTH]` of several `[k, WIDTH]`, in order."""
-    found = np.empty(WIDTH)
+    """One summary `[WIDTH]` of `[k, WIDTH]` ordered summaries."""
+    summary = np.empty(WIDTH)
     good = summaries[:, COUNT] - summaries[:, BAD]
-    found[COUNT], found[BAD] = summaries[:, COUNT].sum(), summaries[:, BAD].sum()
+    summary[COUNT], summary[BAD] = summaries[:, COUNT].sum(), summaries[:, BAD].sum()
     some = good > 0
     low = int(np.where(some, summaries[:, LOW], np.inf).argmin())
     high = int(np.where(some, summaries[:, HIGH], -np.inf).argmax())
-    found[LOW], found[HIGH] = summaries[low, LOW], summaries[high, HIGH]
-    found[MEAN] = (
+    summary[LOW], summary[HIGH] = summaries[low, LOW], summaries[high, HIGH]
+    summary[MEAN] = (
         (np.where(some, summaries[:, MEAN], 0.0) * good).sum() / good.sum()
         if some.any()
         else np.nan
     )
-    found[FIRST], found[LAST] = summaries[0, FIRST], summaries[-1, LAST]
+    summary[FIRST], summary[LAST] = summaries[0, FIRST], summaries[-1, LAST]
     bad = np.flatnonzero(summaries[:, BAD] > 0)
     for axis in range(len(AXES)):
-        found[place(axis, FROM)] = summaries[:, place(axis, FROM)].min()
-        found[place(axis, TO)] = summaries[:, place(axis, TO)].max()
-        found[place(axis, AT_LOW)] = summaries[low, place(axis, AT_LOW)]
-        found[place(axis, AT_HIGH)] = summaries[high, place(axis, AT_HIGH)]
-        found[place(axis, AT_BAD)] = summaries[bad[0], place(axis, AT_BAD)] if len(bad) else np.nan
-        found[place(axis, AT_LAST_BAD)] = (
+        summary[place(axis, FROM)] = summaries[:, place(axis, FROM)].min()
+        summary[place(axis, TO)] = summaries[:, place(axis, TO)].max()
+        summary[place(axis, AT_LOW)] = summaries[low, place(axis, AT_LOW)]
+        summary[place(axis, AT_HIGH)] = summaries[high, place(axis, AT_HIGH)]
+        summary[place(axis, AT_BAD)] = (
+            summaries[bad[0], place(axis, AT_BAD)] if len(bad) else np.nan
+        )
+        summary[place(axis, AT_LAST_BAD)] = (
             summaries[bad[-1], place(axis, AT_LAST_BAD)] if len(bad) else np.nan
         )
-    return found
+    return summary
 
 
 def marks(summaries: Floats) -> Curve:
-    """The points that stand for the summaries: first, minimum, maximum, last, and the outer
-    non-finite ones as NaN.
+    """Points that represent the summaries: first, minimum, maximum, last; NaN for non-finite.
 
-    Every extreme of every summary is among them with its true place; they are sorted by step.
+    Contains every summary's extremes at their true places, sorted by step.
     """
     if not len(summaries):
         return EMPTY
@@ -144,17 +141,18 @@ def marks(summaries: Floats) -> Curve:
         np.concatenate([summaries[keep, place(axis, what)] for _, what, keep in taken])
         for axis in range(4)
     ]
-    # once: the first point of a chunk may also be its minimum
+    # the first point of a chunk may also be its minimum
     return Curve(np.array(axes[:3]).astype(np.int64), axes[3], y).once()
 
 
 def pack(summaries: Floats) -> bytes:
+    """Compress `[k, WIDTH]`."""
     return zlib.compress(
         np.ascontiguousarray(summaries).view(np.uint8).reshape(-1, 8).T.tobytes(), 1
     )
 
 
 def unpack(data: bytes | memoryview) -> Floats:
-    """`[k, WIDTH]`"""
+    """Inverse of `pack`: `[k, WIDTH]`."""
     raw = np.frombuffer(zlib.decompress(data), np.uint8).reshape(8, -1)
     return raw.T.copy().view(np.float64).reshape(-1, WIDTH)

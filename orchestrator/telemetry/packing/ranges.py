@@ -1,6 +1,6 @@
-"""Which of a writer's numbers have arrived, as merged ascending ranges [[first, last], ...].
+"""Sequence numbers that have arrived, as merged ascending ranges [[first, last], ...].
 
-Pure.
+Pure functions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Ranges = list[list[int]]
 
 
 def unknown(ranges: Ranges, seqs: Ints) -> Mask:
-    """Which of the numbers have not arrived before; a number that stands there twice is new once."""
-    if len(seqs) and _ascends(seqs) and (not ranges or int(seqs[0]) > ranges[-1][1]):
+    """Mask of the numbers that have not arrived before; a duplicate is new only once."""
+    if len(seqs) and _ascending(seqs) and (not ranges or int(seqs[0]) > ranges[-1][1]):
         return np.ones(len(seqs), np.bool_)
     new = np.zeros(len(seqs), np.bool_)
     new[np.unique(seqs, return_index=True)[1]] = True
@@ -26,38 +26,36 @@ def unknown(ranges: Ranges, seqs: Ints) -> Mask:
 
 
 def add(ranges: Ranges, seqs: Ints) -> Ranges:
-    """The ranges with these numbers too."""
+    """The ranges extended by these numbers."""
     if not len(seqs):
         return ranges
     first, last = int(seqs[0]), int(seqs[-1])
-    if last - first + 1 == len(seqs) and _ascends(seqs):
+    if last - first + 1 == len(seqs) and _ascending(seqs):
         if ranges and first == ranges[-1][1] + 1:
             return [*ranges[:-1], [ranges[-1][0], last]]
-        found = [[first, last]]
+        added = [[first, last]]
     else:
         ordered = np.unique(seqs)
-        cuts = np.flatnonzero(np.diff(ordered) > 1)
-        starts, ends = [0, *(cuts + 1).tolist()], [*cuts.tolist(), len(ordered) - 1]
-        found = [[int(ordered[a]), int(ordered[b])] for a, b in zip(starts, ends, strict=True)]
-    return _merged([*ranges, *found])
+        gaps = np.flatnonzero(np.diff(ordered) > 1)
+        starts, ends = [0, *(gaps + 1).tolist()], [*gaps.tolist(), len(ordered) - 1]
+        added = [[int(ordered[a]), int(ordered[b])] for a, b in zip(starts, ends, strict=True)]
+    return _merged([*ranges, *added])
 
 
 def complete_to(ranges: Ranges) -> int:
-    """The number up to which nothing is missing, 0 when nothing has arrived: what a writer need not
-    send again.
-    """
+    """The last number of the first range: the writer need not resend up to here; 0 if empty."""
     return ranges[0][1] if ranges else 0
 
 
-def _ascends(seqs: Ints) -> bool:
+def _ascending(seqs: Ints) -> bool:
     return len(seqs) < 2 or bool(np.all(seqs[1:] > seqs[:-1]))
 
 
 def _merged(ranges: Iterable[list[int]]) -> Ranges:
-    found: Ranges = []
+    merged: Ranges = []
     for first, last in sorted(ranges):
-        if found and first <= found[-1][1] + 1:
-            found[-1] = [found[-1][0], max(found[-1][1], last)]
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = [merged[-1][0], max(merged[-1][1], last)]
         else:
-            found.append([first, last])
-    return found
+            merged.append([first, last])
+    return merged

@@ -1,12 +1,8 @@
-"""Fewer points for a chart, with every spike and every mark of a non-finite number kept. Pure
-NumPy.
+"""Reduces a chart's points and preserves every spike and non-finite marker. Pure NumPy.
 
-Each bucket of equal width on the axis keeps its smallest and its largest point, so whatever stood
-out still does. Of
-two spikes in one bucket that keeps one; so an eighth of the points goes to those that jump farthest
-from the line
-between their neighbours. (Every-k-th-point methods lose spikes; largest-triangle ones take 20 times
-as long.)
+Each bucket of equal width on the axis keeps its minimum and maximum. Two spikes in one bucket would
+lose one, so an eighth of the points goes to those farthest from the line between their neighbours.
+(Every-k-th-point methods lose spikes; largest-triangle methods take 20 times as long.)
 """
 
 from __future__ import annotations
@@ -17,15 +13,13 @@ import numpy as np
 
 from orchestrator.telemetry.packing.chunks import Floats, Ints, Mask
 
-# fewer points than this have no buckets: the extremes, the ends and a mark, in this order
-LEAST = 8
+# below this number of points there are no buckets: extremes, ends and a marker, in this order
+MIN_BUCKETED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """`x`, `y` [n] are points as logged; `low`, `high` [n] their bucket's extremes, None where all
-    points are kept.
-    """
+    """Logged points `x`, `y` [n]; `low`, `high` [n] are their bucket's extremes, None if exact."""
 
     x: Floats
     y: Floats
@@ -34,16 +28,16 @@ class Reduced:
 
 
 def reduce(x: Floats, y: Floats, points: int) -> Reduced:
-    """At most `points` of the points, which must be sorted by `x`.
+    """Select at most `points` points; `x` must be sorted.
 
-    At most a quarter of them are non-finite marks.
+    At most a quarter of them are non-finite markers.
     """
     if len(x) <= points:
         return Reduced(x, y, None, None)
     finite = np.isfinite(y)
     good, bad = np.flatnonzero(finite), np.flatnonzero(~finite)
-    if points < LEAST:
-        return _fewest(x, y, good, bad, points)
+    if points < MIN_BUCKETED:
+        return _extremes(x, y, good, bad, points)
     if len(bad) > points // 4:
         bad = bad[_starts(_buckets(x[bad], points // 4))]
     if not len(good):
@@ -53,7 +47,7 @@ def reduce(x: Floats, y: Floats, points: int) -> Reduced:
     starts = _starts(ids)
     lows, highs = np.minimum.reduceat(y[good], starts), np.maximum.reduceat(y[good], starts)
     ids = _ranks(ids)
-    kept = np.concatenate(
+    chosen = np.concatenate(
         (
             [good[0], good[-1]],
             good[_first_hits(y[good] == lows[ids], ids)],
@@ -62,51 +56,51 @@ def reduce(x: Floats, y: Floats, points: int) -> Reduced:
             bad,
         )
     )
-    kept = np.unique(kept)
-    # a mark takes the band of the finite point before it
-    bucket = ids[np.clip(np.searchsorted(good, kept, side="right") - 1, 0, None)]
-    return Reduced(x[kept], y[kept], lows[bucket], highs[bucket])
+    chosen = np.unique(chosen)
+    # a marker has the band of the finite point before it
+    bucket = ids[np.clip(np.searchsorted(good, chosen, side="right") - 1, 0, None)]
+    return Reduced(x[chosen], y[chosen], lows[bucket], highs[bucket])
 
 
-def _fewest(x: Floats, y: Floats, good: Ints, bad: Ints, points: int) -> Reduced:
-    """Highest, lowest, last, first, first mark: as many of them as asked for, at least one."""
+def _extremes(x: Floats, y: Floats, good: Ints, bad: Ints, points: int) -> Reduced:
+    """The first `points` of highest, lowest, last, first, first marker; at least one."""
     wanted = [int(good[np.argmax(y[good])]), int(good[np.argmin(y[good])])] if len(good) else []
     wanted += [len(y) - 1, 0, *(int(at) for at in bad[:1])]
-    kept = np.sort(np.array(list(dict.fromkeys(wanted))[: max(points, 1)], dtype=np.int64))
+    chosen = np.sort(np.array(list(dict.fromkeys(wanted))[: max(points, 1)], dtype=np.int64))
     low, high = (float(y[good].min()), float(y[good].max())) if len(good) else (np.nan, np.nan)
-    return Reduced(x[kept], y[kept], np.full(len(kept), low), np.full(len(kept), high))
+    return Reduced(x[chosen], y[chosen], np.full(len(chosen), low), np.full(len(chosen), high))
 
 
 def _buckets(x: Floats, count: int) -> Ints:
-    """The bucket of each place: equal widths from the first to the last."""
+    """The bucket of each place; buckets have equal width from the first to the last place."""
     count = max(count, 1)
     width = x[-1] - x[0]
     if not width > 0:
         return np.zeros(len(x), np.int64)
-    found: Ints = np.minimum(((x - x[0]) * (count / width)).astype(np.int64), count - 1)
-    return found
+    ids: Ints = np.minimum(((x - x[0]) * (count / width)).astype(np.int64), count - 1)
+    return ids
 
 
 def _starts(ids: Ints) -> Ints:
-    """Where each bucket begins; `ids` ascends."""
+    """Index of the first point of each bucket; `ids` ascends."""
     return np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
 
 
 def _ranks(ids: Ints) -> Ints:
-    """Buckets renumbered without holes."""
+    """Buckets renumbered without gaps."""
     ranks: Ints = np.concatenate(([0], np.cumsum(ids[1:] != ids[:-1])))
     return ranks
 
 
 def _first_hits(hit: Mask, ids: Ints) -> Ints:
     """Index of the first hit in each bucket."""
-    found = np.flatnonzero(hit)
-    hits: Ints = found[_starts(ids[found])]
+    indices = np.flatnonzero(hit)
+    hits: Ints = indices[_starts(ids[indices])]
     return hits
 
 
 def _farthest_jumps(y: Floats, count: int) -> Ints:
-    """Indices of the points farthest from the middle of their two neighbours."""
+    """Indices of the points farthest from the mean of their two neighbours."""
     if len(y) < count + 3:
         return np.arange(0)
     jump = np.abs(y[1:-1] - (y[:-2] + y[2:]) / 2)

@@ -1,1 +1,1 @@
-"""From rows to curves, lines and newest values, as `selectors` hands them out."""
+"""Reads rows back as curves, log lines and newest values, for `selectors`."""

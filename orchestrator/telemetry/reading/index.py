@@ -1,6 +1,6 @@
-"""The metrics that a run has: who has logged each, and how many points there are.
+"""Lists a run's metrics with their ranks, attempts and numbers of points.
 
-Reads no point of a chunk.
+Does not read the points of chunks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from workers.contracts.catalog.metrics import metric_unit
 
 @dataclass(slots=True)
 class SeriesEntry:
-    """One metric over all ranks and attempts that have it; `points` counts those of every one of
-    them.
-    """
+    """One metric; `points` counts all ranks and attempts."""
 
     name: str
     unit: str
@@ -30,6 +28,7 @@ class SeriesEntry:
     points: int = 0
 
     def to_dict(self) -> dict[str, Any]:
+        """JSON data for the API."""
         return {
             "name": self.name,
             "unit": self.unit,
@@ -40,27 +39,27 @@ class SeriesEntry:
 
 
 def series_index(*, run: Run) -> list[SeriesEntry]:
-    """By name, in three queries."""
-    found: dict[str, SeriesEntry] = {}
+    """All metrics of the run, sorted by name; three queries."""
+    entries: dict[str, SeriesEntry] = {}
     writers = Cursor.objects.filter(run=run, stream="points").values_list(
         "attempt", "rank", "latest"
     )
     for attempt, rank, latest in writers:
         for name in json.loads(latest):
-            entry = found.setdefault(name, SeriesEntry(name, metric_unit(name)))
+            entry = entries.setdefault(name, SeriesEntry(name, metric_unit(name)))
             entry.ranks.add(rank)
             entry.attempts.add(attempt)
     in_chunks = (
         Series.objects.filter(run=run).order_by().values_list("name").annotate(Sum("points"))
     )
     for name, points in in_chunks:
-        if name in found:
-            found[name].points += points
+        if name in entries:
+            entries[name].points += points
     for data in Tail.objects.filter(cursor__run=run).values_list("data", flat=True):
         block = unpack_block(data)
         for name, count in zip(
             block.names, (~missing(block.values)).sum(axis=1).tolist(), strict=True
         ):
-            if name in found:
-                found[name].points += count
-    return [found[name] for name in sorted(found)]
+            if name in entries:
+                entries[name].points += count
+    return [entries[name] for name in sorted(entries)]

@@ -1,8 +1,7 @@
-"""Reading one metric back: which writers have it, and as many of its points as a chart or an export
-needs.
+"""Reads one metric of each writer, with as many points as a chart or an export needs.
 
-Knows levels, windows and tails; does not know which attempt or rank wins (`merge`) nor who may
-look.
+Handles levels, windows and tails. Does not choose between attempts and ranks (`merge`) and does not
+check permissions.
 """
 
 from __future__ import annotations
@@ -21,24 +20,22 @@ from orchestrator.telemetry.packing.chunks import (
     Curve,
     Floats,
     Mask,
-    curve_of,
     join_curves,
+    metric_curve,
     unpack_block,
     unpack_curve,
 )
 
 Bytes = bytes | memoryview
 
-_FETCH = 512  # chunks a query
-# chunks opened for their large range: a summary shows one spike up and one down, they may hold more
+_FETCH = 512  # chunks per query
+# chunks read for their large range: a summary shows only one spike up and one down
 _WIDEST = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which points are wanted: `axis` is an index into `pyramid.AXES`; `without` are ranges of
-    steps, ends included.
-    """
+    """Selects points; `axis` indexes `pyramid.AXES`, `without` are inclusive ranges of steps."""
 
     axis: int = 1
     low: float = -math.inf
@@ -47,7 +44,8 @@ class Window:
     without: tuple[tuple[int, int], ...] = ()
 
     @property
-    def whole(self) -> bool:
+    def unbounded(self) -> bool:
+        """Whether the window selects every point."""
         return (
             self.low == -math.inf
             and self.high == math.inf
@@ -56,8 +54,8 @@ class Window:
         )
 
     def points(self, curve: Curve) -> Curve:
-        """The wanted ones of these points."""
-        if self.whole or not len(curve):
+        """The points of the curve inside the window."""
+        if self.unbounded or not len(curve):
             return curve
         place = curve.time if self.axis == 3 else curve.axes[self.axis]
         keep: Mask = (place >= self.low) & (place <= self.high)
@@ -68,7 +66,7 @@ class Window:
         return curve.take(keep)
 
     def summaries(self, rows: Floats) -> tuple[Mask, Mask]:
-        """Which of these summaries lie wholly inside, and which at least partly."""
+        """Masks of the summaries that lie completely inside, and of those that overlap."""
         low, high = (
             rows[:, pyramid.place(self.axis, pyramid.FROM)],
             rows[:, pyramid.place(self.axis, pyramid.TO)],
@@ -90,7 +88,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One metric of one writer: its chunks, and its newest points that are not in chunks yet."""
+    """One metric of one writer: its chunks and its newest points, which are not in chunks yet."""
 
     attempt: int
     rank: int
@@ -99,10 +97,12 @@ class Source:
 
     @property
     def total(self) -> int:
+        """Number of points."""
         return (self.series.points if self.series else 0) + len(self.tail)
 
     @property
     def last_seq(self) -> int:
+        """The newest point's sequence number."""
         in_chunks = self.series.last_seq if self.series else 0
         return max(in_chunks, int(self.tail.seq.max())) if len(self.tail) else in_chunks
 
@@ -121,7 +121,7 @@ class Source:
 
 @dataclass(slots=True)
 class Part:
-    """What was read of a source. Not `exact`: some of the points stand for the 256 around them."""
+    """Points read from a source; unless `exact`, some represent the 256 points around them."""
 
     points: Curve
     total: int
@@ -131,35 +131,37 @@ class Part:
 def sources(
     run_id: int, name: str, *, rank: int | None = None, attempt: int | None = None
 ) -> list[Source]:
-    """All writers that have the metric, newest attempt first, then by rank. Three queries."""
+    """All writers of the metric, newest attempt first, then by rank; three queries."""
     writers = Cursor.objects.filter(run_id=run_id, stream="points")
     rows = Series.objects.filter(run_id=run_id, name=name)
     if rank is not None:
         writers, rows = writers.filter(rank=rank), rows.filter(rank=rank)
     if attempt is not None:
         writers, rows = writers.filter(attempt=attempt), rows.filter(attempt=attempt)
-    marked = json.dumps(name)
-    having = {
-        cursor: (of_attempt, of_rank)
-        for cursor, of_attempt, of_rank, latest in writers.values_list(
+    quoted = json.dumps(name)
+    with_metric = {
+        cursor: (writer_attempt, writer_rank)
+        for cursor, writer_attempt, writer_rank, latest in writers.values_list(
             "id", "attempt", "rank", "latest"
         )
-        if marked in latest
+        if quoted in latest
     }
-    # tails before series: what moves into a chunk in between is then seen twice, never missed;
-    # `load` drops the double
+    # reads tails before series: points that move to a chunk meanwhile appear twice, and `load`
+    # drops the duplicates
     tails: dict[tuple[int, int], list[Curve]] = {}
     for cursor, data in (
-        Tail.objects.filter(cursor_id__in=having).order_by("id").values_list("cursor_id", "data")
+        Tail.objects.filter(cursor_id__in=with_metric)
+        .order_by("id")
+        .values_list("cursor_id", "data")
     ):
-        tails.setdefault(having[cursor], []).append(curve_of(unpack_block(data), name))
+        tails.setdefault(with_metric[cursor], []).append(metric_curve(unpack_block(data), name))
     by_writer = {(row.attempt, row.rank): row for row in rows}
-    found = []
+    result = []
     for key in sorted({*by_writer, *tails}, key=lambda key: (-key[0], key[1])):
         series, tail = by_writer.get(key), join_curves(tails.get(key, []))
         if series is not None or len(tail):
-            found.append(Source(*key, series, tail))
-    return found
+            result.append(Source(*key, series, tail))
+    return result
 
 
 @dataclass(slots=True)
@@ -172,27 +174,27 @@ class _Node:
 
 
 def load(source: Source, window: Window, *, enough: int) -> Part:
-    """The source's wanted points by step: exact where they lie in fewer than `enough` chunks, else
-    by summaries.
+    """The source's points in the window by step: exact if in fewer than `enough` chunks.
 
-    Summaries that a window's edge cuts through are opened, so totals are exact whatever the level.
+    Otherwise by summaries; those at the window's edges are replaced by their points, so totals are
+    always exact.
     """
-    read, marked, behind_marks, exact = [window.points(source.tail)], [], 0, True
+    read, marks, represented, exact = [window.points(source.tail)], [], 0, True
     nodes = _top(source.series) if source.series and source.series.chunks else []
     while nodes:
-        wanted = []
+        overlaps = []
         for node in nodes:
             inside, touched = window.summaries(node.rows)
-            wanted.append((node, inside, touched))
-        open_all = sum(int(touched.sum()) for _, _, touched in wanted) < enough
+            overlaps.append((node, inside, touched))
+        open_all = sum(int(touched.sum()) for _, _, touched in overlaps) < enough
         nodes = []
-        for node, inside, touched in wanted:
+        for node, inside, touched in overlaps:
             opened = touched if open_all else touched & (~inside | _widest(node))
-            kept = touched & ~opened
-            if kept.any():
+            summarised = touched & ~opened
+            if summarised.any():
                 exact = False
-                behind_marks += int(node.rows[kept, pyramid.COUNT].sum())
-                marked.append(pyramid.marks(node.rows[kept]))
+                represented += int(node.rows[summarised, pyramid.COUNT].sum())
+                marks.append(pyramid.marks(node.rows[summarised]))
             if not opened.any():
                 continue
             if node.level == 0:
@@ -200,42 +202,42 @@ def load(source: Source, window: Window, *, enough: int) -> Part:
                     points = window.points(curve)
                     if thinned:
                         exact = False
-                        behind_marks += count if len(points) == len(curve) else len(points)
-                    (marked if thinned else read).append(points)
+                        represented += count if len(points) == len(curve) else len(points)
+                    (marks if thinned else read).append(points)
             else:
                 nodes.append(_children(source, node, opened))
     points = join_curves(read).once()
-    return Part(join_curves([points, *marked]).sorted(), len(points) + behind_marks, exact)
+    return Part(join_curves([points, *marks]).sorted(), len(points) + represented, exact)
 
 
 def iterate(source: Source, window: Window) -> Iterator[Curve]:
-    """All wanted points, a few hundred chunks at a time, in order of arrival."""
+    """All points in the window in order of arrival, a few hundred chunks at a time."""
     if source.series and source.series.chunks:
         for start in range(0, source.series.chunks, _FETCH):
             rows = _rows(source, 0, start, start + _FETCH - 1)
-            curves = [_opened(data, summary) for _, summary, data in rows]
+            curves = [_unpack_or_marks(data, summary) for _, summary, data in rows]
             yield window.points(join_curves(curves))
     yield window.points(source.tail)
 
 
 def _widest(node: _Node) -> Mask:
     """The level-0 chunks with the largest range between minimum and maximum."""
-    found = np.zeros(len(node.rows), np.bool_)
+    mask = np.zeros(len(node.rows), np.bool_)
     if node.level == 0:
         span = np.nan_to_num(node.rows[:, pyramid.HIGH] - node.rows[:, pyramid.LOW], nan=-1.0)
-        found[np.argsort(span)[-_WIDEST:]] = True
-    return found
+        mask[np.argsort(span)[-_WIDEST:]] = True
+    return mask
 
 
 def _top(series: Series) -> list[_Node]:
-    """Everything in chunks, each point under exactly one node, by the highest levels there are."""
+    """Nodes of the highest levels that cover each point in chunks exactly once."""
     counts = [series.chunks]
     full = series.chunks - (1 if series.open else 0)
     while full >= CHUNK:
         full //= CHUNK
         counts.append(full)
     counts.append(0)
-    found = []
+    nodes = []
     for level in range(len(counts) - 1):
         start = counts[level + 1] * CHUNK
         rows = Chunk.objects.filter(
@@ -246,12 +248,12 @@ def _top(series: Series) -> list[_Node]:
             stacked = np.frombuffer(b"".join(bytes(summary) for _, summary in pairs)).reshape(
                 -1, pyramid.WIDTH
             )
-            found.append(_Node(level, [index for index, _ in pairs], stacked))
-    return found[::-1]
+            nodes.append(_Node(level, [index for index, _ in pairs], stacked))
+    return nodes[::-1]
 
 
 def _children(source: Source, node: _Node, opened: Mask) -> _Node:
-    """The summaries one level down."""
+    """The opened nodes' summaries one level down."""
     child = _Node(node.level - 1)
     chosen = [index for index, wanted in zip(node.index, opened, strict=True) if wanted]
     rows = []
@@ -263,12 +265,12 @@ def _children(source: Source, node: _Node, opened: Mask) -> _Node:
 
 
 def _curves(source: Source, node: _Node, opened: Mask) -> Iterator[tuple[Curve, int, bool]]:
-    """Points of level-0 chunks, how many the chunk has, and whether only its summary is left."""
+    """Points of level-0 chunks, the chunk's number of points, and whether it is thinned."""
     chosen = [index for index, wanted in zip(node.index, opened, strict=True) if wanted]
     for start in range(0, len(chosen), _FETCH):
         part = chosen[start : start + _FETCH]
         for _, summary, data in _rows(source, 0, part[0], part[-1], only=set(part)):
-            curve = _opened(data, summary)
+            curve = _unpack_or_marks(data, summary)
             yield curve, int(np.frombuffer(summary)[pyramid.COUNT]), not data
 
 
@@ -284,5 +286,5 @@ def _rows(
     return list(rows.order_by("index").values_list("index", "summary", "data"))
 
 
-def _opened(data: Bytes, summary: Bytes) -> Curve:
+def _unpack_or_marks(data: Bytes, summary: Bytes) -> Curve:
     return unpack_curve(data) if data else pyramid.marks(np.frombuffer(summary)[None, :])

@@ -1,7 +1,6 @@
-"""Log lines: stored as numbered chunks a rank, read by rank, after a number, and by a text they
-contain.
+"""Reads log lines by rank, after a cursor, and by contained text.
 
-Does not fold equal lines of several ranks; each line carries its rank so that a page can.
+Does not group equal lines of several ranks; pages do.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from datetime import datetime
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import LogChunk
 
-_FETCH = 64  # chunks a query
+_FETCH = 64  # chunks per query
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line; `cursor` names its place among the run's lines, to ask for what follows it."""
+    """One line; `cursor` is its place among the run's lines, for reading the lines after it."""
 
     attempt: int
     rank: int  # -1: the supervisor
@@ -36,17 +35,16 @@ def logs(
     after: str | None = None,
     limit: int = 200,
 ) -> list[LogLine]:
-    """Up to `limit` lines in order of arrival, those that contain `q` (without regard to case);
-    `after` is a `cursor`.
+    """Up to `limit` lines in order of arrival that contain `q`, ignoring case.
 
-    ValueError when `after` is not one.
+    `after` is a line's `cursor`; raises ValueError if it is not one.
     """
-    found: list[LogLine] = []
-    for line in _lines(run, rank, q or "", *_place(after)):
-        found.append(line)
-        if len(found) == limit:
+    result: list[LogLine] = []
+    for line in _lines(run, rank, q or "", *_parse_cursor(after)):
+        result.append(line)
+        if len(result) == limit:
             break
-    return found
+    return result
 
 
 def _lines(run: Run, rank: int | None, q: str, chunk: int, skip: int) -> Iterator[LogLine]:
@@ -78,13 +76,13 @@ def _lines(run: Run, rank: int | None, q: str, chunk: int, skip: int) -> Iterato
         start = batch[-1].id + 1
 
 
-def _place(after: str | None) -> tuple[int, int]:
-    """`(chunk id, line within it)`; lines up to and with it are skipped."""
+def _parse_cursor(after: str | None) -> tuple[int, int]:
+    """`(chunk id, line within it)` of the last line to skip."""
     if not after:
         return 0, -1
     chunk, _, line = after.partition(".")
     if not (chunk.isdigit() and line.isdigit()):
         raise ValueError(
-            f"after={after!r} is not a place in the logs; use the cursor of the last line you have."
+            f"after={after!r} is not a log cursor; use the cursor of the last line that you read."
         )
     return int(chunk), int(line)

@@ -1,9 +1,7 @@
-"""One curve out of several attempts and ranks: per step the newest attempt wins, and in it the
-lowest rank.
+"""Merges attempts and ranks into one curve: per step the newest attempt, then the lowest rank.
 
-Short metrics are merged step by step. Of long ones a writer owns the whole range of steps that it
-covers, so that
-nothing below it has to be read.
+Short metrics are merged step by step. In long ones a writer owns the full range of steps that it
+covers, so writers of lower precedence are not read there.
 """
 
 from __future__ import annotations
@@ -16,18 +14,14 @@ import numpy as np
 from orchestrator.telemetry.packing.chunks import EMPTY, Curve, Ints, join_curves
 from orchestrator.telemetry.reading.levels import Source, Window, load
 
-_STEP_BY_STEP = 20_000  # points of all writers together: some 80 chunks, 2 ms
-
-
+_STEP_BY_STEP = 20_000  # points of all writers together: about 80 chunks, 2 ms
 LAST_STEP = 2**62
-Rewinds = Sequence[Sequence[int]]  # [[newest attempt by then, step it went back to], …]
+Rewinds = Sequence[Sequence[int]]  # [[newest attempt at that time, step it resumed from], …]
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """`points` by step; `total` counts those they stand for; `last_seq` is the newest attempt's
-    newest number.
-    """
+    """`points` by step represent `total` points; `last_seq` is the newest attempt's."""
 
     points: Curve
     total: int
@@ -37,11 +31,10 @@ class Merged:
 
 
 def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewinds = ()) -> Merged:
-    """`sources` come by falling precedence; of what was given up by `rewinds` nothing shows.
+    """Merge `sources`, ordered by precedence, without the steps that `rewinds` discarded.
 
-    `after_seq` counts within the newest attempt: older ones have been seen, unless it is beyond all
-    of the newest
-    attempt's numbers and so belongs to an older one.
+    `after_seq` belongs to the newest attempt, so older attempts are omitted, unless it exceeds all
+    of the newest attempt's numbers and so belongs to an older one.
     """
     if not sources:
         return Merged(EMPTY, 0, 0)
@@ -55,22 +48,24 @@ def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewind
             return replace(
                 merge(sources, window, enough=enough, rewinds=rewinds), last_seq=last_seq
             )
-    one_by_one = sum(source.total for source in sources) <= _STEP_BY_STEP
+    step_by_step = sum(source.total for source in sources) <= _STEP_BY_STEP
     parts: list[Curve] = []
-    exact = one_by_one
+    exact = step_by_step
     owned: list[tuple[int, int]] = []
     total = 0
     for source in sources:
         first, last = source.steps
-        if any(low <= first and last <= high for low, high in owned) and not one_by_one:
+        if any(low <= first and last <= high for low, high in owned) and not step_by_step:
             continue
         part = load(
-            source, replace(window, without=(*owned, *given_up(source, rewinds))), enough=enough
+            source,
+            replace(window, without=(*owned, *rewound_steps(source, rewinds))),
+            enough=enough,
         )
         total += part.total
         parts.append(part.points)
         exact = exact and part.exact
-        if not (one_by_one and part.exact) or _gapless(part.points, first, last):
+        if not (step_by_step and part.exact) or _gapless(part.points, first, last):
             owned.append((first, last))
     points = join_curves(parts)
     if exact:
@@ -81,8 +76,8 @@ def merge(sources: list[Source], window: Window, *, enough: int, rewinds: Rewind
     return Merged(points, total, last_seq, newest, sources[0].rank)
 
 
-def given_up(source: Source, rewinds: Rewinds) -> tuple[tuple[int, int], ...]:
-    """Ranges of steps of this attempt that a rewind went back before."""
+def rewound_steps(source: Source, rewinds: Rewinds) -> tuple[tuple[int, int], ...]:
+    """Ranges of this attempt's steps that a rewind discarded."""
     steps = [step for attempt, step in rewinds if source.attempt <= attempt]
     return ((min(steps) + 1, LAST_STEP),) if steps else ()
 
@@ -92,5 +87,5 @@ def _gapless(points: Curve, first: int, last: int) -> bool:
 
 
 def _first_of_each_step(step: Ints) -> Ints:
-    """Indices, by step, of the first point that has it."""
+    """Indices of the first point of each step, ordered by step."""
     return np.unique(step, return_index=True)[1]

@@ -1,6 +1,6 @@
-"""Small curves of one metric for a page of runs, in four queries whatever the number of runs.
+"""Sparklines of one metric for a page of runs, in four queries for any number of runs.
 
-Knows nothing of charts: at most so many values a run, its extremes among them.
+Returns a limited number of values per run, including its extremes. Does not draw.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from orchestrator.telemetry.packing import pyramid
 from orchestrator.telemetry.packing.chunks import (
     CHUNK,
     Curve,
-    curve_of,
     join_curves,
+    metric_curve,
     unpack_block,
     unpack_curve,
 )
@@ -26,12 +26,13 @@ from orchestrator.telemetry.packing.reduce import reduce
 
 Bytes = bytes | memoryview
 
-_SHORT: Final = 4  # chunks: a shorter series is read whole, a longer one by its summaries
+_SHORT: Final = 4  # chunks; longer series are read by their summaries
 
 
 def sparkline(*, run_ids: Iterable[int], name: str, points: int = 40) -> dict[int, list[float]]:
-    """`{run: [value, ...]}`, finite values by step, for the runs that have the metric: newest
-    attempt, lowest rank.
+    """`{run: [value, ...]}`: finite values by step of the newest attempt's lowest rank.
+
+    Omits runs without the metric.
     """
     wanted = list(run_ids)
     best = _writers(wanted, name)
@@ -48,20 +49,22 @@ def sparkline(*, run_ids: Iterable[int], name: str, points: int = 40) -> dict[in
         else:
             curve = unpack_curve(data) if data else pyramid.marks(np.frombuffer(summary)[None, :])
         curves.setdefault(series[series_id], []).append(curve)
-    run_of = {cursor: run_id for run_id, (_, _, cursor) in best.items()}
+    run_by_cursor = {cursor: run_id for run_id, (_, _, cursor) in best.items()}
     tails = (
-        Tail.objects.filter(cursor_id__in=run_of).order_by("id").values_list("cursor_id", "data")
+        Tail.objects.filter(cursor_id__in=run_by_cursor)
+        .order_by("id")
+        .values_list("cursor_id", "data")
     )
     for cursor, data in tails:
-        curves.setdefault(run_of[cursor], []).append(curve_of(unpack_block(data), name))
+        curves.setdefault(run_by_cursor[cursor], []).append(metric_curve(unpack_block(data), name))
     return {run_id: _values(join_curves(parts), points) for run_id, parts in curves.items()}
 
 
 def _writers(run_ids: list[int], name: str) -> dict[int, tuple[int, int, int]]:
     """`{run: (attempt, rank, cursor)}` of the writer to draw."""
-    marked = json.dumps(name)
+    quoted = json.dumps(name)
     best: dict[int, tuple[int, int, int]] = {}
-    rows = Cursor.objects.filter(run_id__in=run_ids, stream="points", latest__contains=marked)
+    rows = Cursor.objects.filter(run_id__in=run_ids, stream="points", latest__contains=quoted)
     rows = rows.order_by("-attempt", "rank")
     for run_id, attempt, rank, cursor in rows.values_list("run_id", "attempt", "rank", "id"):
         best.setdefault(run_id, (attempt, rank, cursor))
@@ -69,15 +72,13 @@ def _writers(run_ids: list[int], name: str) -> dict[int, tuple[int, int, int]]:
 
 
 def _chunks(series: list[int]) -> list[tuple[int, int, Bytes, Bytes]]:
-    """Rows `(series, level, data, summary)` that cover each series: whole if it is short, else by
-    summaries.
+    """Rows `(series, level, data, summary)` that cover each series; long ones by summaries.
 
-    A level-1 row stands for 256 chunks; the chunks after the last such row are taken one by one,
-    without their data.
+    A level-1 row covers 256 chunks; later chunks are read one by one, without their data.
     """
     short = Q(series__chunks__lte=_SHORT, level=0)
     rows = Chunk.objects.filter(Q(series_id__in=series) & (short | Q(level=1)))
-    found: list[tuple[int, int, Bytes, Bytes]] = list(
+    covering: list[tuple[int, int, Bytes, Bytes]] = list(
         rows.order_by("series_id", "index").values_list("series_id", "level", "data", "summary")
     )
     full = F("series__chunks") - Case(When(series__open__gt=0, then=1), default=0)
@@ -86,7 +87,7 @@ def _chunks(series: list[int]) -> list[tuple[int, int, Bytes, Bytes]]:
         series_id__in=series, level=0, series__chunks__gt=_SHORT, index__gte=full
     )
     summaries = rest.order_by("series_id", "index").values_list("series_id", "summary")
-    return found + [(series_id, 0, b"", summary) for series_id, summary in summaries]
+    return covering + [(series_id, 0, b"", summary) for series_id, summary in summaries]
 
 
 def _values(curve: Curve, points: int) -> list[float]:

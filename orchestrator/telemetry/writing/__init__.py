@@ -1,1 +1,1 @@
-"""From what came in to rows and live frames, inside the transaction of `services`."""
+"""Writes decoded telemetry as rows and live frames, inside the transaction of `services`."""

@@ -1,9 +1,7 @@
-"""From blocks of a writer to one chunk a metric, and from 256 full chunks to a row of the level
-above.
+"""Packs writers' blocks into one chunk per metric, and 256 full chunks into a row one level up.
 
-A full chunk is written once. Only a metric with gaps (validation loss) has an open chunk, extended
-once in 256 points
-of its writer. Runs inside the caller's transaction.
+A full chunk is written once. Only a metric with gaps (validation loss) has an open chunk, which is
+extended once per 256 points of its writer. Runs inside the caller's transaction.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from orchestrator.telemetry.packing.chunks import (
     Block,
     Curve,
     Floats,
-    curve_of,
     join_curves,
+    metric_curve,
     missing,
     pack_axes,
     pack_curve,
@@ -34,58 +32,57 @@ from orchestrator.telemetry.writing.cursors import Writer
 
 _EXTEND = "UPDATE telemetry_chunk SET last_time = %s, summary = %s, data = %s WHERE id = %s"
 _SERIES = (
-    "UPDATE telemetry_series SET points = %s, chunks = %s, open = %s, last_seq = %s, first_step = "
-    "%s, last_step = %s,"
-    " last_time = %s, non_finite = %s, ordered = %s WHERE id = %s"
+    "UPDATE telemetry_series SET points = %s, chunks = %s, open = %s, last_seq = %s, "
+    "first_step = %s, last_step = %s, last_time = %s, non_finite = %s, ordered = %s WHERE id = %s"
 )
-_CHUNK_ROWS = 200  # rows an INSERT
+_CHUNK_ROWS = 200  # rows per INSERT
 
 
 @dataclass(slots=True)
-class _Work:
-    """Rows to write, gathered over all metrics."""
+class _PendingRows:
+    """Rows to write, collected over all metrics."""
 
     new: list[Chunk] = field(default_factory=list)
     extended: list[tuple[Any, ...]] = field(default_factory=list)
-    # with the number of full chunks before
+    # with the number of full chunks before this call
     series: list[tuple[Series, int]] = field(default_factory=list)
 
 
 def compact(blocks: list[tuple[Writer, Block]]) -> None:
-    """Puts blocks of whole multiples of 256 points into chunks."""
-    series = _series_of(blocks)
+    """Pack blocks into chunks; each block's length is a multiple of 256."""
+    series = _get_series(blocks)
     open_chunks = _open_chunks([row for row in series.values() if row.open])
-    work = _Work()
+    pending = _PendingRows()
     for writer, block in blocks:
         order = np.argsort(block.step, kind="stable")
         block = block if np.array_equal(order, np.arange(len(block))) else select(block, order)
         gaps: list[bool] = np.any(missing(block.values), axis=1).tolist()
         aligned = []
         for row, name in enumerate(block.names):
-            one = series[writer, name]
-            if gaps[row] or one.open:
-                curve = curve_of(block, name)
+            entry = series[writer, name]
+            if gaps[row] or entry.open:
+                curve = metric_curve(block, name)
                 if len(curve):
-                    _extend(work, one, open_chunks.get(one.id), curve)
+                    _extend(pending, entry, open_chunks.get(entry.id), curve)
             else:
-                aligned.append((row, one))
+                aligned.append((row, entry))
         if aligned:
-            _fill(work, block, aligned)
-    _write(work)
+            _fill(pending, block, aligned)
+    _write(pending)
 
 
-def _series_of(blocks: list[tuple[Writer, Block]]) -> dict[tuple[Writer, str], Series]:
+def _get_series(blocks: list[tuple[Writer, Block]]) -> dict[tuple[Writer, str], Series]:
     wanted = {(writer, name) for writer, block in blocks for name in block.names}
     rows = Series.objects.filter(
         run_id__in={writer.run_id for writer, _ in blocks},
         attempt__in={writer.attempt for writer, _ in blocks},
         rank__in={writer.rank for writer, _ in blocks},
     )
-    found = {(Writer(row.run_id, row.attempt, row.rank), row.name): row for row in rows}
-    new = [Series(**writer._asdict(), name=name) for writer, name in sorted(wanted - found.keys())]
+    series = {(Writer(row.run_id, row.attempt, row.rank), row.name): row for row in rows}
+    new = [Series(**writer._asdict(), name=name) for writer, name in sorted(wanted - series.keys())]
     for row in Series.objects.bulk_create(new):
-        found[Writer(row.run_id, row.attempt, row.rank), row.name] = row
-    return found
+        series[Writer(row.run_id, row.attempt, row.rank), row.name] = row
+    return series
 
 
 def _open_chunks(series: list[Series]) -> dict[int, Chunk]:
@@ -93,12 +90,10 @@ def _open_chunks(series: list[Series]) -> dict[int, Chunk]:
     return {row.series_id: row for row in rows}
 
 
-def _fill(work: _Work, block: Block, aligned: list[tuple[int, Series]]) -> None:
-    """Full chunks of metrics that every point has: summaries for all at once, their axes packed
-    once.
-    """
+def _fill(pending: _PendingRows, block: Block, aligned: list[tuple[int, Series]]) -> None:
+    """Add full chunks of metrics that every point has; packs their shared axes once."""
     values = block.values[[row for row, _ in aligned]]
-    whole = Curve(block.axes, block.time, values[0])
+    full = Curve(block.axes, block.time, values[0])
     for start in range(0, len(block), CHUNK):
         part = slice(start, start + CHUNK)
         axes, time = block.axes[:, part], np.ascontiguousarray(block.time[part])
@@ -110,7 +105,7 @@ def _fill(work: _Work, block: Block, aligned: list[tuple[int, Series]]) -> None:
         for number, (_, series) in enumerate(aligned):
             data = pack_curve(Curve(axes, time, values[number, part]), packed)
             index = series.chunks + start // CHUNK
-            work.new.append(
+            pending.new.append(
                 Chunk(
                     series=series,
                     index=index,
@@ -121,15 +116,15 @@ def _fill(work: _Work, block: Block, aligned: list[tuple[int, Series]]) -> None:
             )
     bad = (~np.isfinite(values)).sum(axis=1).tolist()
     for number, (_, series) in enumerate(aligned):
-        work.series.append((series, series.chunks))
-        _note(series, whole, bad[number])
+        pending.series.append((series, series.chunks))
+        _update_series(series, full, bad[number])
         series.chunks += len(block) // CHUNK
 
 
-def _extend(work: _Work, series: Series, last: Chunk | None, curve: Curve) -> None:
-    """Onto the open chunk, and on into new ones; the last of them may stay open."""
-    work.series.append((series, series.chunks - (1 if series.open else 0)))
-    _note(series, curve, int((~np.isfinite(curve.y)).sum()))
+def _extend(pending: _PendingRows, series: Series, last: Chunk | None, curve: Curve) -> None:
+    """Extend the open chunk and add new ones; the last may stay open."""
+    pending.series.append((series, series.chunks - (1 if series.open else 0)))
+    _update_series(series, curve, int((~np.isfinite(curve.y)).sum()))
     if last is not None:
         curve = join_curves([unpack_curve(last.data), curve])
         series.chunks -= 1
@@ -137,9 +132,9 @@ def _extend(work: _Work, series: Series, last: Chunk | None, curve: Curve) -> No
         part = curve.take(np.arange(start, min(start + CHUNK, len(curve))))
         row = (float(part.time.max()), pyramid.summarise(part).tobytes(), pack_curve(part))
         if last is not None and start == 0:
-            work.extended.append((*row, last.id))
+            pending.extended.append((*row, last.id))
         else:
-            work.new.append(
+            pending.new.append(
                 Chunk(
                     series=series,
                     index=series.chunks,
@@ -152,14 +147,14 @@ def _extend(work: _Work, series: Series, last: Chunk | None, curve: Curve) -> No
     series.open = len(curve) % CHUNK
 
 
-def _note(series: Series, curve: Curve, bad: int) -> None:
-    """The series' own numbers, with these points too."""
+def _update_series(series: Series, curve: Curve, bad: int) -> None:
+    """Include these points, `bad` of them not finite, in the series' totals."""
     step = curve.step
     first, last = int(step.min()), int(step.max())
-    ascends = bool(np.all(step[1:] > step[:-1])) and (
+    ascending = bool(np.all(step[1:] > step[:-1])) and (
         not series.points or int(step[0]) > series.last_step
     )
-    series.ordered = series.ordered and ascends
+    series.ordered = series.ordered and ascending
     series.first_step = min(series.first_step, first) if series.points else first
     series.last_step = max(series.last_step, last) if series.points else last
     series.last_seq = max(series.last_seq, int(curve.seq.max()))
@@ -168,8 +163,8 @@ def _note(series: Series, curve: Curve, bad: int) -> None:
     series.non_finite += bad
 
 
-def _write(work: _Work) -> None:
-    Chunk.objects.bulk_create(work.new, batch_size=_CHUNK_ROWS)
+def _write(pending: _PendingRows) -> None:
+    Chunk.objects.bulk_create(pending.new, batch_size=_CHUNK_ROWS)
     rows: list[tuple[Any, ...]] = [
         (
             row.points,
@@ -183,19 +178,19 @@ def _write(work: _Work) -> None:
             row.ordered,
             row.id,
         )
-        for row, _ in work.series
+        for row, _ in pending.series
     ]
     with connection.cursor() as sql:
-        if work.extended:
-            sql.executemany(_EXTEND, work.extended)
+        if pending.extended:
+            sql.executemany(_EXTEND, pending.extended)
         if rows:
             sql.executemany(_SERIES, rows)
-    for series, before in work.series:
-        _raise_levels(series, before, series.chunks - (1 if series.open else 0))
+    for series, before in pending.series:
+        _add_levels(series, before, series.chunks - (1 if series.open else 0))
 
 
-def _raise_levels(series: Series, before: int, after: int) -> None:
-    """Writes the rows above, for each 256 chunks that have become full."""
+def _add_levels(series: Series, before: int, after: int) -> None:
+    """Write the rows of the levels above, one per 256 chunks that became full."""
     level = 1
     while after // CHUNK > before // CHUNK:
         before, after = before // CHUNK, after // CHUNK

@@ -1,6 +1,6 @@
-"""The cursors of many writers, read and written back in a few statements a tick.
+"""Cursors of many writers, read and written back in a few statements per tick.
 
-Knows rows, not points: `store` decides what is new.
+Does not decide which points are new; `points` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from orchestrator.telemetry.packing.ranges import Ranges
 
 
 class Writer(NamedTuple):
-    """Who numbered what arrived; ascending order is the order of locks."""
+    """The rank that numbered the data; locks are taken in ascending order."""
 
     run_id: int
     attempt: int
@@ -27,34 +27,34 @@ class Writer(NamedTuple):
 # one prepared statement for all rows: Django's bulk_update builds a CASE of every field and row
 _UPDATE = (
     "UPDATE telemetry_cursor SET ranges = %s, latest = %s, last_seq = %s, last_step = %s, "
-    "last_time = %s,"
-    " tail_points = %s WHERE id = %s"
+    "last_time = %s, tail_points = %s WHERE id = %s"
 )
 
 
 def lock_runs(run_ids: Collection[int]) -> dict[int, Run]:
-    """Locks the runs by ascending id until the transaction ends; those that exist.
+    """Lock the runs that exist, by ascending id, until the transaction ends.
 
-    Everything that a tick writes hangs on these rows, so two ingest processes meet here and nowhere
-    else.
+    All rows that a tick writes belong to these runs, so this lock alone serializes two ingest
+    processes.
     """
     rows = Run.objects.select_for_update(no_key=True).filter(id__in=run_ids).order_by("id")
     return {row.id: row for row in rows}
 
 
-def cursors_of(writers: Collection[Writer], stream: str) -> dict[Writer, Cursor]:
-    """Their cursors, made where they are new. The runs are locked."""
-    found = _existing(writers, stream)
+def get_cursors(writers: Collection[Writer], stream: str) -> dict[Writer, Cursor]:
+    """Get or create the writers' cursors. The runs must be locked."""
+    cursors = _existing(writers, stream)
     new = [
         Cursor(run_id=writer.run_id, attempt=writer.attempt, rank=writer.rank, stream=stream)
-        for writer in sorted(set(writers) - found.keys())
+        for writer in sorted(set(writers) - cursors.keys())
     ]
     for cursor in Cursor.objects.bulk_create(new):
-        found[Writer(cursor.run_id, cursor.attempt, cursor.rank)] = cursor
-    return found
+        cursors[Writer(cursor.run_id, cursor.attempt, cursor.rank)] = cursor
+    return cursors
 
 
 def cursors_save(cursors: Collection[Cursor]) -> None:
+    """Write all fields that a tick changes."""
     if not cursors:
         return
     rows: list[tuple[Any, ...]] = [
@@ -73,7 +73,8 @@ def cursors_save(cursors: Collection[Cursor]) -> None:
         sql.executemany(_UPDATE, rows)
 
 
-def ranges_of(cursor: Cursor) -> Ranges:
+def parse_ranges(cursor: Cursor) -> Ranges:
+    """The cursor's number ranges."""
     ranges: Ranges = json.loads(cursor.ranges)
     return ranges
 
@@ -85,5 +86,5 @@ def _existing(writers: Collection[Writer], stream: str) -> dict[Writer, Cursor]:
         run_id__in={writer.run_id for writer in wanted},
         attempt__in={writer.attempt for writer in wanted},
     )
-    found = {Writer(row.run_id, row.attempt, row.rank): row for row in rows}
-    return {writer: row for writer, row in found.items() if writer in wanted}
+    cursors = {Writer(row.run_id, row.attempt, row.rank): row for row in rows}
+    return {writer: row for writer, row in cursors.items() if writer in wanted}

@@ -1,4 +1,4 @@
-"""The way of a rank's events into a run's history: each once, in order, checkpoints noted as such.
+"""Stores ranks' events in the run's history, each once and in order, and records checkpoints.
 
 Runs inside the caller's transaction with the runs locked.
 """
@@ -15,12 +15,14 @@ from orchestrator.common.clock import from_unix
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.packing import ranges
-from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
+from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
 from workers.contracts.wire.points import RunEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvents:
+    """Counts of new and known events; all numbers up to `complete_to` have arrived."""
+
     writer: Writer
     new: int
     known: int
@@ -28,21 +30,21 @@ class StoredEvents:
 
 
 def events_write(
-    found: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]
+    runs_by_id: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]
 ) -> list[StoredEvents]:
-    """Records the events that have not arrived before."""
+    """Record the events that have not arrived before."""
     parts: dict[Writer, list[RunEvent]] = {}
     for writer, events in incoming:
         parts.setdefault(writer, []).extend(events)
-    cursors = cursors_of(parts.keys(), "events")
+    cursors = get_cursors(parts.keys(), "events")
     stored, changed = [], []
     for writer in sorted(parts):
         cursor, events = cursors[writer], sorted(parts[writer], key=lambda event: event.seq)
-        known = ranges_of(cursor)
+        known = parse_ranges(cursor)
         seqs = np.array([event.seq for event in events], np.int64)
         fresh = ranges.unknown(known, seqs)
         for i in np.flatnonzero(fresh):
-            _record(found[writer.run_id], writer, events[i])
+            _record(runs_by_id[writer.run_id], writer, events[i])
         if fresh.any():
             known = ranges.add(known, seqs[fresh])
             cursor.ranges = json.dumps(known, separators=(",", ":"))

@@ -1,6 +1,6 @@
-"""The way of log lines into the database: each line of a writer once, in chunks as they came.
+"""Stores log lines: each line of a writer once, in chunks as they arrived.
 
-Runs inside the caller's transaction with the runs locked. Reading is in `logs`.
+Runs inside the caller's transaction with the runs locked. `reading.logs` reads them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from orchestrator.common import live
 from orchestrator.common.clock import from_unix
 from orchestrator.telemetry.models import LogChunk
 from orchestrator.telemetry.packing import ranges
-from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
+from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
 
-LONGEST_LINE: Final = 16_384  # characters; a progress bar without line ends would grow for ever
+MAX_LINE: Final = 16_384  # characters; a progress bar without line ends would grow without limit
 _FRAME_LINES: Final = 200
-_MOST_LIVE_LINES: Final = 1000  # of a rank in one tick; the rest is read from the log itself
+_MAX_LIVE_LINES: Final = 1000  # per rank and tick; the log itself has the rest
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Consecutive lines, the first numbered `first_seq`; `time` in Unix seconds is the newest
-    one's.
-    """
+    """Consecutive lines; `first_seq` numbers the first, `time` (Unix seconds) is the last's."""
 
     first_seq: int
     time: float
@@ -36,6 +34,8 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class StoredLines:
+    """New lines of one writer; all numbers up to `complete_to` have arrived."""
+
     writer: Writer
     new: list[tuple[int, str]]  # (number, text)
     known: int
@@ -43,15 +43,15 @@ class StoredLines:
 
 
 def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
-    """Stores the lines that have not arrived before."""
+    """Store the lines that have not arrived before."""
     parts: dict[Writer, list[Lines]] = {}
     for writer, lines in incoming:
         parts.setdefault(writer, []).append(lines)
-    cursors = cursors_of(parts.keys(), "logs")
+    cursors = get_cursors(parts.keys(), "logs")
     stored, chunks, changed = [], [], []
     for writer in sorted(parts):
         cursor = cursors[writer]
-        known = ranges_of(cursor)
+        known = parse_ranges(cursor)
         new: list[tuple[int, str]] = []
         repeated = 0
         for part in parts[writer]:
@@ -59,7 +59,7 @@ def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
             fresh = ranges.unknown(known, seqs)
             known = ranges.add(known, seqs[fresh])
             repeated += int((~fresh).sum())
-            for first, texts in _runs(
+            for first, texts in _consecutive(
                 seqs[fresh].tolist(), [part.lines[i] for i in np.flatnonzero(fresh)]
             ):
                 new += list(enumerate(texts, first))
@@ -85,13 +85,11 @@ def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
     return stored
 
 
-def log_frames(stored: Iterable[StoredLines]) -> list[live.New]:
-    """`log` frames for the runs' topics; `skipped` tells how many lines before them were too many
-    to send.
-    """
+def log_frames(stored: Iterable[StoredLines]) -> list[live.NewFrame]:
+    """`log` frames for the runs' topics; `skipped` counts the earlier lines that are not sent."""
     frames = []
     for item in stored:
-        lines = item.new[-_MOST_LIVE_LINES:]
+        lines = item.new[-_MAX_LIVE_LINES:]
         skipped = len(item.new) - len(lines)
         for start in range(0, len(lines), _FRAME_LINES):
             body: dict[str, Any] = {
@@ -101,26 +99,20 @@ def log_frames(stored: Iterable[StoredLines]) -> list[live.New]:
             }
             if skipped and start == 0:
                 body["skipped"] = skipped
-            frames.append(live.New(f"run:{item.writer.run_id}", "log", body))
+            frames.append(live.NewFrame(f"run:{item.writer.run_id}", "log", body))
     return frames
 
 
 def clean(text: str) -> str:
-    """One line as both databases can keep it: no line ends, no zero bytes, no halves of characters,
-    not endless.
-    """
+    """The line as both databases can store it: no line ends, zero bytes or lone surrogates."""
     text = (
-        text[:LONGEST_LINE]
-        .replace("\r\n", "\n")
-        .rstrip("\n")
-        .replace("\n", "⏎")
-        .replace("\x00", "�")
+        text[:MAX_LINE].replace("\r\n", "\n").rstrip("\n").replace("\n", "⏎").replace("\x00", "�")
     )
     return text.encode("utf-8", "replace").decode()
 
 
-def _runs(seqs: list[int], texts: list[str]) -> Iterable[tuple[int, list[str]]]:
-    """Consecutive stretches `(first number, cleaned texts)`."""
+def _consecutive(seqs: list[int], texts: list[str]) -> Iterable[tuple[int, list[str]]]:
+    """Split into runs of consecutive numbers `(first number, cleaned texts)`."""
     start = 0
     for i in range(1, len(seqs) + 1) if seqs else ():
         if i == len(seqs) or seqs[i] != seqs[i - 1] + 1:

@@ -1,4 +1,4 @@
-"""A run that is watched, and a short way to make its points."""
+"""An external run and a factory of its points."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from workers.contracts.wire.points import PointBatch
 
 @pytest.fixture
 def run(owner: User) -> Run:
+    """An external run."""
     return factories.external_run(owner)
 
 
 @pytest.fixture
 def batch(run: Run) -> Callable[..., PointBatch]:
+    """`batch_of` for the fixture's run."""
     return lambda seqs, **more: batch_of(run, seqs, **more)
 
 
@@ -46,5 +48,5 @@ def batch_of(
         step=at,
         tokens=[step * 100 for step in at],
         time=[1000.0 + step for step in at],
-        values={name: [of(step) for step in at] for name, of in values.items()},
+        values={name: [value(step) for step in at] for name, value in values.items()},
     )

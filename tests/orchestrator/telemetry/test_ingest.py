@@ -1,6 +1,4 @@
-"""The ingest loop on a real Redis: what is sealed by the right node is stored once and
-acknowledged, whatever dies.
-"""
+"""The ingest loop on a real Redis stores verified entries once, despite crashes."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from django.db import OperationalError
 
 from orchestrator.accounts.models import User
 from orchestrator.common import live
-from orchestrator.common import redis as ours
+from orchestrator.common import redis as common_redis
 from orchestrator.fleet.models import Node
 from orchestrator.fleet.selectors import node_secret
 from orchestrator.runs.models import Attempt, Checkpoint, RunEvent
@@ -34,7 +32,7 @@ pytestmark = pytest.mark.django_db
 
 
 class Supervisor:
-    """Sends what one attempt's ranks log, as a node's supervisor does."""
+    """Sends data of one attempt's ranks, as a node's supervisor does."""
 
     def __init__(self, on: Node, attempt: Attempt) -> None:
         self.on, self.attempt, self.run = on, attempt, attempt.run
@@ -62,25 +60,25 @@ class Supervisor:
         self.put({wire.FIELD_NODE: node or self.on.name, wire.FIELD_MESSAGE: sealed})
 
     def put(self, fields: dict[Any, Any]) -> None:
-        ours.client().xadd(wire.TELEMETRY, fields)
+        common_redis.client().xadd(wire.TELEMETRY, fields)
 
     def points(self, seqs: range, **more: Any) -> dict[str, Any]:
         batch = batch_of(self.run, seqs, attempt=self.attempt.number, **more)
         return {"stream": "points", "rank": batch.rank, "batch": batch.to_dict()}
 
     def event(self, seq: int, type: str, **data: Any) -> dict[str, Any]:
-        told = {
+        common = {
             "run": str(self.run.pk),
             "attempt": self.attempt.number,
             "rank": 0,
             "seq": seq,
             "time": 1000.0,
         }
-        return {"stream": "events", "rank": 0, "events": [{**told, "type": type, "data": data}]}
+        return {"stream": "events", "rank": 0, "events": [{**common, "type": type, "data": data}]}
 
     def acked(self) -> dict[str, int]:
-        found: Any = ours.client().hgetall(wire.acked_key(self.attempt.pk))
-        return {name.decode(): int(number) for name, number in found.items()}
+        acks: Any = common_redis.client().hgetall(wire.acked_key(self.attempt.pk))
+        return {name.decode(): int(number) for name, number in acks.items()}
 
     def steps(self) -> list[int]:
         return [row[3] for row in selectors.series_raw(run=self.run, name="loss", rank=0)]
@@ -92,7 +90,9 @@ def supervisor(owner: User, live_redis: str) -> Supervisor:
     return Supervisor(on, factories.running(factories.run(owner, devices=2), on))
 
 
-def test_points_events_and_logs_are_stored_told_and_acknowledged(supervisor: Supervisor) -> None:
+def test_points_events_and_logs_are_stored_and_acknowledged(
+    supervisor: Supervisor,
+) -> None:
     saved = supervisor.event(
         1, "checkpoint_saved", step=2, path="checkpoints/step-2", bytes=10, tokens=200
     )
@@ -108,18 +108,18 @@ def test_points_events_and_logs_are_stored_told_and_acknowledged(supervisor: Sup
     assert Ingest().tick() == 2
     assert supervisor.steps() == [1, 2, 3]
     assert supervisor.acked() == {"points/0": 3, "points/1": 3, "events/0": 1, "logs/-1": 2}
-    assert ours.client().ttl(wire.acked_key(supervisor.attempt.pk)) > 0
+    assert common_redis.client().ttl(wire.acked_key(supervisor.attempt.pk)) > 0
     assert Checkpoint.objects.get(run=supervisor.run).step == 2
     assert [line.text for line in selectors.logs(run=supervisor.run, q="2.5")] == ["loss is 2.5"]
     types = [
         json.loads(text)["type"] for _, text in live.frames_after(f"run:{supervisor.run.pk}", 0)
     ]
     assert sorted({"points", "event", "log"} & set(types)) == ["event", "log", "points"]
-    assert types.count("points") == 1  # the lowest rank speaks
-    assert ours.client().xlen(wire.TELEMETRY) == 0
+    assert types.count("points") == 1  # from the lowest rank
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
 
 
-def test_repeats_are_dropped_and_holes_are_not_acknowledged(supervisor: Supervisor) -> None:
+def test_repeats_are_dropped_and_gaps_are_not_acknowledged(supervisor: Supervisor) -> None:
     ingest = Ingest()
     event = supervisor.event(1, "straggler", rank=1)
     supervisor.send(supervisor.points(range(1, 11)), event)
@@ -133,7 +133,7 @@ def test_repeats_are_dropped_and_holes_are_not_acknowledged(supervisor: Supervis
     assert RunEvent.objects.filter(run=supervisor.run, type="straggler").count() == 1
 
 
-def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(
+def test_unauthorized_entries_are_dropped_and_others_stored(
     supervisor: Supervisor, owner: User
 ) -> None:
     other = factories.node(devices=1)
@@ -141,34 +141,34 @@ def test_what_a_node_may_not_say_is_dropped_and_the_rest_goes_on(
     points = supervisor.points(range(1, 3))
     supervisor.put({"x": b"y"})
     supervisor.put({wire.FIELD_NODE: supervisor.on.name, wire.FIELD_MESSAGE: b"\xff\xfe"})
-    supervisor.send(points, node="nobody")
+    supervisor.send(points, node="unknown")
     supervisor.send(points, secret=b"guessed" * 5)
-    # its own seal, another's attempt
+    # sealed with its own secret, for another node's attempt
     supervisor.send(points, secret=node_secret(other), node=other.name)
     supervisor.send(points, fence="0" * 8)
     supervisor.send(points, attempt_id="999999")
     supervisor.send({**points, "rank": 1})
     supervisor.send({"stream": "points", "rank": 0, "batch": {**points["batch"], "step": [1]}})
-    supervisor.send({"stream": "gossip"})
+    supervisor.send({"stream": "unknown"})
     foreign.send(foreign.points(range(1, 6)))
     ingest = Ingest()
     assert ingest.tick() == 11
-    assert ingest.opener.dropped.total() == 10
+    assert ingest.decoder.dropped.total() == 10
     assert (supervisor.steps(), foreign.steps()) == ([], [1, 2, 3, 4, 5])
-    assert ours.client().xpending(wire.TELEMETRY, wire.TELEMETRY_GROUP)["pending"] == 0
+    assert common_redis.client().xpending(wire.TELEMETRY, wire.TELEMETRY_GROUP)["pending"] == 0
 
 
-def test_an_entry_that_the_database_refuses_does_not_take_others_along(
+def test_an_entry_that_the_database_refuses_is_dropped_alone(
     supervisor: Supervisor,
 ) -> None:
     supervisor.send(supervisor.points(range(1, 3)))
     broken = supervisor.event(1, "hang")
-    broken["events"][0]["time"] = 1e30  # no such year
+    broken["events"][0]["time"] = 1e30  # beyond the last year
     supervisor.send(supervisor.points(range(3, 5)), broken)
     supervisor.send(supervisor.points(range(5, 7)))
     ingest = Ingest()
     ingest.tick()
-    assert ingest.opener.dropped == {"refused": 1}
+    assert ingest.decoder.dropped == {"refused": 1}
     assert supervisor.steps() == [1, 2, 5, 6]
 
 
@@ -181,16 +181,16 @@ def test_a_failed_commit_is_read_again(
     supervisor.send(supervisor.points(range(1, 6)))
     ingest = Ingest()
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "news_store", refuse)
+        patched.setattr(loop, "incoming_store", refuse)
         with pytest.raises(OperationalError):
             ingest.tick()
     assert (supervisor.steps(), supervisor.acked()) == ([], {})
-    ingest._looked = 0.0  # as `run` does after a failure
+    ingest._claimed_at = 0.0  # as `run` does after a failure
     ingest.tick()
     assert (supervisor.steps(), supervisor.acked()) == ([1, 2, 3, 4, 5], {"points/0": 5})
 
 
-def test_a_dead_consumers_entries_are_taken_over(
+def test_a_dead_consumers_entries_are_claimed(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_DEAD_MS", 50)
@@ -202,33 +202,36 @@ def test_a_dead_consumers_entries_are_taken_over(
     time.sleep(0.1)
     living.tick()
     assert sorted(supervisor.steps()) == list(range(1, 9))
-    living._looked = 0.0
+    living._claimed_at = 0.0
     time.sleep(0.1)
     living.tick()
     names = [
-        one["name"] for one in ours.client().xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
+        consumer["name"]
+        for consumer in common_redis.client().xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
     ]
     assert names == [b"living"]
 
 
 @pytest.fixture
-def mortal_redis(tmp_path_factory: pytest.TempPathFactory, settings: Any) -> Iterator[RedisServer]:
+def killable_redis(
+    tmp_path_factory: pytest.TempPathFactory, settings: Any
+) -> Iterator[RedisServer]:
     import shutil
     import tempfile
 
     directory = Path(tempfile.mkdtemp(prefix="orrery-redis-"))
     server = RedisServer(directory).start()
     settings.REDIS_URL = server.url
-    ours.reset()
+    common_redis.reset()
     yield server
     server.stop()
-    ours.reset()
+    common_redis.reset()
     shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_loop_outlives_a_redis_that_loses_everything(
-    owner: User, mortal_redis: RedisServer
+def test_the_loop_continues_after_redis_loses_its_data(
+    owner: User, killable_redis: RedisServer
 ) -> None:
     on = factories.node(devices=1)
     supervisor = Supervisor(on, factories.running(factories.run(owner), on))
@@ -238,9 +241,9 @@ def test_the_loop_outlives_a_redis_that_loses_everything(
     try:
         supervisor.send(supervisor.points(range(1, 4)))
         _until(lambda: supervisor.acked().get("points/0") == 3)
-        mortal_redis.kill()
+        killable_redis.kill()
         time.sleep(0.3)
-        mortal_redis.start()  # empty: stream, group and acknowledgements are gone
+        killable_redis.start()  # empty: no stream, group or acknowledgements
         _until(lambda: supervisor.send(supervisor.points(range(1, 8))) is None)
         _until(lambda: supervisor.acked().get("points/0") == 7)
     finally:
@@ -266,26 +269,26 @@ def _until(done: Any) -> None:
                 return
         except redis.RedisError:
             pass
-        assert time.monotonic() < deadline, "it never came"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
 
 
-def test_a_running_attempt_is_held_against_its_prediction_after_some_steps(
+def test_a_running_attempt_is_compared_with_its_prediction_after_some_steps(
     supervisor: Supervisor,
 ) -> None:
     ingest, predicted = Ingest(), supervisor.run.prediction
     slow = {"step_time_s": lambda step: 3 * predicted["step_time_s"], "loss": float}
-    told = RunEvent.objects.filter(run=supervisor.run, type="prediction_missed")
+    misses = RunEvent.objects.filter(run=supervisor.run, type="prediction_missed")
     for steps in (range(1, 3), range(3, 29)):
         supervisor.send(supervisor.points(steps, **slow))
         ingest.tick()
-    assert not told.exists()
+    assert not misses.exists()
     supervisor.send(supervisor.points(range(29, 40), **slow))
     ingest.tick()
-    event = told.get()
+    event = misses.get()
     assert (event.data["metric"], event.attempt) == ("step_time_s", 1) and event.data[
         "ratio"
     ] == pytest.approx(3)
     supervisor.send(supervisor.points(range(40, 120), **slow))
     ingest.tick()
-    assert told.count() == 1
+    assert misses.count() == 1

@@ -1,4 +1,4 @@
-"""Log lines: each once, found by rank, place and text, whatever they contain."""
+"""Log lines with any content are stored once and read by rank, cursor and text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def texts(run: Run, **choice: object) -> list[str]:
     return [line.text for line in selectors.logs(run=run, **choice)]  # type: ignore[arg-type]
 
 
-def test_lines_come_once_in_order(run: Run) -> None:
+def test_lines_are_stored_once_in_order(run: Run) -> None:
     store(run, 0, 0, "one", "two")
     stored = store(run, 0, 1, "two", "three")
     assert (stored.known, stored.complete_to) == (1, 2)
@@ -47,7 +47,7 @@ def test_search_ignores_case_and_finds_lines_not_chunks(run: Run) -> None:
     assert texts(run, q="_") == []
 
 
-def test_odd_lines_are_kept_as_far_as_text_goes(run: Run) -> None:
+def test_invalid_characters_are_replaced_and_long_lines_truncated(run: Run) -> None:
     store(run, 0, 0, "zero \x00 byte", "half \ud83d of one", "x" * 100_000, "")
     first, second, third, fourth = texts(run)
     assert first == "zero � byte"
@@ -56,12 +56,12 @@ def test_odd_lines_are_kept_as_far_as_text_goes(run: Run) -> None:
     assert fourth == ""
 
 
-def test_a_wrong_place_is_refused_in_words(run: Run) -> None:
-    with pytest.raises(ValueError, match="not a place in the logs"):
+def test_a_wrong_cursor_is_refused(run: Run) -> None:
+    with pytest.raises(ValueError, match="not a log cursor"):
         selectors.logs(run=run, after="yesterday")
 
 
-def test_live_lines_are_cut_to_the_newest(run: Run) -> None:
+def test_live_frames_have_only_the_newest_lines(run: Run) -> None:
     store(run, 0, 0, *map(str, range(1500)))
     frames = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
     logs = [frame for frame in frames if frame["type"] == "log"]

@@ -1,6 +1,4 @@
-"""Predicted beside measured: what is compared, which misses are told, once, and what a run teaches
-the planner.
-"""
+"""Comparison of predicted and measured numbers, recorded misses, and measurements to calibrate."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from orchestrator.planner.request_parsing import parse_line
 from orchestrator.runs import selectors, services
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.reports import attempt_end
-from orchestrator.telemetry.outcome import comparisons, measured, measurement_line, misses_tell
+from orchestrator.telemetry.outcome import comparisons, measured, measurement_line, misses_record
 from orchestrator.telemetry.services import points_store
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
@@ -23,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def run(owner: User) -> Run:
-    """On two ranks."""
+    """A running run on two ranks."""
     made = factories.run(owner, devices=2)
     factories.running(made, factories.node("n1"))
     return made
@@ -32,20 +30,20 @@ def run(owner: User) -> Run:
 def log(
     run: Run, *, steps: int = 20, slower: float = 1.0, params: float = 1.0, ranks: int = 2
 ) -> None:
-    told = run.prediction
-    memory = told["memory"]
+    prediction = run.prediction
+    memory = prediction["memory"]
     for rank in range(ranks):
         weights = memory["params_bytes"] * params - rank
         points = batch_of(
             run,
             range(1, steps + 1),
             rank=rank,
-            step_time_s=lambda step: told["step_time_s"] * (slower if step > 5 else 50.0),
-            tokens_per_s=lambda step: told["tokens_per_s"] / slower,
+            step_time_s=lambda step: prediction["step_time_s"] * (slower if step > 5 else 50.0),
+            tokens_per_s=lambda step: prediction["tokens_per_s"] / slower,
             mfu=lambda step: 0.5,
             **{
-                "memory/params_bytes": lambda step, held=weights: held,
-                "memory/activations_bytes": lambda step: told["largest_bytes"]["activations"],
+                "memory/params_bytes": lambda step, size=weights: size,
+                "memory/activations_bytes": lambda step: prediction["largest_bytes"]["activations"],
                 "memory/allocated_bytes": lambda step: 7e8,
             },
         )
@@ -59,44 +57,46 @@ def missed(run: Run) -> dict[str, Any]:
     }
 
 
-def test_a_run_as_predicted_is_no_news(run: Run) -> None:
+def test_a_run_as_predicted_records_no_miss(run: Run) -> None:
     log(run, slower=1.05)
-    found = {each.metric: each for each in comparisons(run=run)}
-    assert found["step_time_s"].ratio == pytest.approx(1.05) and found[
+    by_metric = {item.metric: item for item in comparisons(run=run)}
+    assert by_metric["step_time_s"].ratio == pytest.approx(1.05) and by_metric[
         "tokens_per_s"
     ].ratio == pytest.approx(1 / 1.05)
-    assert found["memory/params_bytes"].ratio == found["memory/activations_bytes"].ratio == 1
-    assert "memory/allocated_bytes" not in found, (
-        "a process on a CPU holds Python and its libraries too"
+    assert (
+        by_metric["memory/params_bytes"].ratio == by_metric["memory/activations_bytes"].ratio == 1
     )
-    assert misses_tell(run=run, attempt=1) == 0 and not missed(run)
+    assert "memory/allocated_bytes" not in by_metric, (
+        "a process on a CPU also holds Python and its libraries"
+    )
+    assert misses_record(run=run, attempt=1) == 0 and not missed(run)
 
 
-def test_a_miss_is_told_once_an_attempt(run: Run) -> None:
+def test_a_miss_is_recorded_once_per_attempt(run: Run) -> None:
     log(run, slower=1.5, params=2.0)
     attempt = run.attempts.get()
     attempt_end.node_exited(
         attempt, node="n1", report={"class": "ok", "reason": "done", "time": 1.0}
     )
-    told = missed(run)
-    assert set(told) == {"step_time_s", "tokens_per_s", "memory/params_bytes"}
-    step = told["step_time_s"]
+    misses = missed(run)
+    assert set(misses) == {"step_time_s", "tokens_per_s", "memory/params_bytes"}
+    step = misses["step_time_s"]
     assert set(step) == {"metric", "predicted", "measured", "ratio", "calibration"}
     assert (
         step["ratio"] == pytest.approx(1.5) == pytest.approx(step["measured"] / step["predicted"])
     )
-    assert misses_tell(run=run, attempt=1) == 0 and len(missed(run)) == 3
+    assert misses_record(run=run, attempt=1) == 0 and len(missed(run)) == 3
 
 
 def test_running_out_of_memory_against_the_prediction_is_a_miss(run: Run) -> None:
-    assert misses_tell(run=run, attempt=1, exit_class="out_of_memory") == 1
+    assert misses_record(run=run, attempt=1, exit_class="out_of_memory") == 1
     assert missed(run)["fits"]["out_of_memory"] is True
 
 
-def test_too_few_steps_say_nothing(run: Run) -> None:
+def test_too_few_steps_are_not_compared(run: Run) -> None:
     log(run, steps=12)
     assert measured(run=run) is None and comparisons(run=run) == []
-    assert misses_tell(run=run, attempt=1) == 0
+    assert misses_record(run=run, attempt=1) == 0
 
 
 def test_an_ended_run_is_a_measurement(run: Run) -> None:
@@ -110,11 +110,11 @@ def test_an_ended_run_is_a_measurement(run: Run) -> None:
     assert isinstance(line, dict) and line["measured"]["step_time_s"] == pytest.approx(
         1.5 * run.prediction["step_time_s"]
     )
-    asked = parse_line(line)
+    parsed = parse_line(line)
     assert (
-        asked.request is not None
-        and asked.request.plan.dp == 2
-        and asked.request.framework.name == "orrery"
+        parsed.request is not None
+        and parsed.request.plan.dp == 2
+        and parsed.request.framework.name == "orrery"
     )
     assert isinstance(
         measurement_line(

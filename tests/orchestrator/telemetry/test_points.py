@@ -1,6 +1,4 @@
-"""Points in by the service, curves out by the selectors: nothing lost, nothing doubled, whatever
-the order.
-"""
+"""Points stored by the service come back from the selectors once each, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def store(run: Run, *batches: PointBatch, attempt: int = 1) -> list[services.Sto
     return services.points_store(run=run, attempt=attempt, batches=batches)
 
 
-def test_a_metric_comes_back_as_it_was_logged(run: Run, batch: Batch) -> None:
+def test_a_metric_is_read_as_it_was_logged(run: Run, batch: Batch) -> None:
     store(run, batch([1, 2, 3], loss=lambda step: 5.5 - step))
     assert selectors.series(run=run, name="loss").to_dict() == {
         "name": "loss",
@@ -49,7 +47,7 @@ def test_a_metric_comes_back_as_it_was_logged(run: Run, batch: Batch) -> None:
     assert selectors.series_names(run=run) == ["loss"]
 
 
-def test_a_metric_that_nobody_logged_is_empty(run: Run) -> None:
+def test_a_metric_without_points_is_empty(run: Run) -> None:
     answer = selectors.series(run=run, name="loss")
     assert (answer.x, answer.y, answer.total_points, answer.last_seq) == ([], [], 0, 0)
     assert list(selectors.series_raw(run=run, name="loss")) == []
@@ -57,12 +55,10 @@ def test_a_metric_that_nobody_logged_is_empty(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_order_with_repeats_gives_each_point_once(run: Run, seed: int) -> None:
-    """Batches cut at random, shuffled, a third of them sent twice: as after lost connections and
-    killed processes.
-    """
+    """Random batches, shuffled, a third sent twice, as after lost connections and crashes."""
     draw = random.Random(seed)
-    cuts = sorted(draw.sample(range(2, 1500), 60))
-    parts = [range(a, b) for a, b in zip([1, *cuts], [*cuts, 1501], strict=True)]
+    splits = sorted(draw.sample(range(2, 1500), 60))
+    parts = [range(a, b) for a, b in zip([1, *splits], [*splits, 1501], strict=True)]
     sent = [*parts, *draw.sample(parts, 20)]
     if seed:
         draw.shuffle(sent)
@@ -90,9 +86,14 @@ def test_per_step_the_newest_attempt_wins_and_then_the_lowest_rank(run: Run) -> 
     for attempt in (1, 2, 3):
         for rank in (2, 1, 0):
             steps = sorted(draw.sample(range(1, 60), 25))
-            told = float(attempt * 10 + rank)
+            value = float(attempt * 10 + rank)
             points = batch_of(
-                run, range(1, 26), steps=steps, rank=rank, attempt=attempt, loss=lambda _, y=told: y
+                run,
+                range(1, 26),
+                steps=steps,
+                rank=rank,
+                attempt=attempt,
+                loss=lambda _, v=value: v,
             )
             store(run, points, attempt=attempt)
             for step in steps:
@@ -106,7 +107,7 @@ def test_per_step_the_newest_attempt_wins_and_then_the_lowest_rank(run: Run) -> 
     assert (set(only.y), only.total_points, only.rank) == ({21.0}, 25, 1)
 
 
-def test_what_follows_a_number_and_windows(run: Run, batch: Batch) -> None:
+def test_points_after_a_number_and_in_windows(run: Run, batch: Batch) -> None:
     store(run, batch(range(1, 701)))
     after = selectors.series(run=run, name="loss", after_seq=690)
     assert (after.x, after.total_points, after.last_seq) == (list(range(691, 701)), 10, 700)
@@ -122,10 +123,8 @@ def test_what_follows_a_number_and_windows(run: Run, batch: Batch) -> None:
     assert selectors.series(run=run, name="loss", after_seq=700).total_points == 700
 
 
-def test_a_long_metric_keeps_every_spike_and_mark(run: Run) -> None:
-    """70,000 points lie in 273 chunks and one row of summaries; 5,000 are already fewer than asked
-    for elsewhere.
-    """
+def test_a_long_metric_preserves_every_spike_and_marker(run: Run) -> None:
+    """70,000 points fill 273 chunks and one row of summaries."""
     count = 70_000
     draw = np.random.default_rng(3)
     y = 2 + draw.normal(size=count) * 0.01
@@ -178,7 +177,6 @@ def test_newest_values_memory_and_sparklines(run: Run, owner: User) -> None:
     assert selectors.memory_by_rank(run=run) == {
         rank: {"params": 64.0, "grads": 32.0} for rank in (0, 1)
     }
-    assert selectors.progress_of(run_ids=[run.pk]) == {run.pk: {"step": 2, "time": 1002.0}}
     silent, other = factories.external_run(owner), factories.external_run(owner)
     store(
         other,
@@ -205,7 +203,7 @@ def test_flops_are_tokens_times_the_models_flops(owner: User, run: Run) -> None:
     assert refused.value.status == 422
 
 
-def test_a_tick_tells_the_page_and_everybody(run: Run) -> None:
+def test_points_are_published_to_the_run_and_the_fleet(run: Run) -> None:
     store(
         run,
         batch_of(run, [1, 2], loss=lambda step: math.nan if step == 2 else 1.0),
@@ -218,8 +216,8 @@ def test_a_tick_tells_the_page_and_everybody(run: Run) -> None:
         0,
         {"loss": [[1, 1.0], [2, "NaN"]]},
     )
-    told = [json.loads(text) for _, text in live.frames_after("fleet", 0)]
-    (progress,) = [frame for frame in told if frame["type"] == "progress"]
+    frames = [json.loads(text) for _, text in live.frames_after("fleet", 0)]
+    (progress,) = [frame for frame in frames if frame["type"] == "progress"]
     assert (progress["run"], progress["summary"]["step"], progress["summary"]["loss"]) == (
         str(run.pk),
         2,
@@ -230,8 +228,8 @@ def test_a_tick_tells_the_page_and_everybody(run: Run) -> None:
     assert run.last_seen is not None
 
 
-def test_frames_of_a_long_backlog_are_cut_and_an_import_is_told_in_outline(run: Run) -> None:
-    def steps_told() -> list[list[int]]:
+def test_frames_of_a_backlog_are_split_and_those_of_an_import_are_reduced(run: Run) -> None:
+    def published_steps() -> list[list[int]]:
         frames: list[Any] = [json.loads(text) for _, text in live.frames_after(f"run:{run.pk}", 0)]
         return [
             [step for step, _ in frame["values"]["loss"]]
@@ -240,7 +238,7 @@ def test_frames_of_a_long_backlog_are_cut_and_an_import_is_told_in_outline(run: 
         ]
 
     store(run, batch_of(run, range(1, 601)))
-    assert [step for steps in steps_told() for step in steps] == list(range(1, 601))
-    assert max(map(len, steps_told())) <= 256
+    assert [step for steps in published_steps() for step in steps] == list(range(1, 601))
+    assert max(map(len, published_steps())) <= 256
     store(run, batch_of(run, range(601, 9001)))
-    assert len(steps_told()[-1]) <= 512
+    assert len(published_steps()[-1]) <= 512

@@ -1,4 +1,4 @@
-"""What is not kept: thinned series keep their spikes, and only what has ended is touched."""
+"""Thinned series preserve their spikes; only data of ended runs is deleted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from orchestrator.common import clock
-from orchestrator.config.env import Env
+from orchestrator.config.env_settings import Env
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import selectors, services

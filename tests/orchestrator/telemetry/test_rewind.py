@@ -1,4 +1,4 @@
-"""After a rewind, what was given up no longer shows; an attempt that is asked for shows as it was."""
+"""After a rewind, charts omit the discarded steps, unless an attempt is requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.contracts.wire.points import PointBatch
 pytestmark = pytest.mark.django_db
 
 
-def told(run: Run, attempt: int, steps: range, loss: float) -> None:
+def store(run: Run, attempt: int, steps: range, loss: float) -> None:
     batch = PointBatch(
         run=str(run.pk),
         attempt=attempt,
@@ -27,15 +27,15 @@ def told(run: Run, attempt: int, steps: range, loss: float) -> None:
     services.points_store(run=run, attempt=attempt, batches=[batch])
 
 
-def test_points_after_the_step_are_given_up(owner: User) -> None:
+def test_points_after_the_step_are_omitted(owner: User) -> None:
     run = factories.run(owner)
-    told(run, 1, range(1, 101), 1.0)
+    store(run, 1, range(1, 101), 1.0)
     run.rewinds = [[1, 40]]
     run.save()
     assert selectors.series(run=run, name="loss").x == list(range(1, 41))
-    told(run, 2, range(41, 61), 2.0)
-    found = selectors.series(run=run, name="loss")
-    assert (found.x, found.y[39:41], found.total_points) == (list(range(1, 61)), [1.0, 2.0], 60)
+    store(run, 2, range(41, 61), 2.0)
+    answer = selectors.series(run=run, name="loss")
+    assert (answer.x, answer.y[39:41], answer.total_points) == (list(range(1, 61)), [1.0, 2.0], 60)
     raw = list(selectors.series_raw(run=run, name="loss"))
     assert [row[3] for row in raw] == list(range(1, 61)) and {row[0] for row in raw} == {1, 2}
     assert selectors.series(run=run, name="loss", attempt=1).x == list(range(1, 101))

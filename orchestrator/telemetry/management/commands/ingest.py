@@ -1,4 +1,4 @@
-"""`manage.py ingest`: points, events and logs from Redis into the database, until INT or TERM."""
+"""`manage.py ingest`: stores points, events and logs from Redis until SIGINT or SIGTERM."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from orchestrator.telemetry.ingest import Ingest
-from orchestrator.telemetry.retention import keep_house
+from orchestrator.telemetry.retention import retention_loop
 
 log = logging.getLogger(__name__)
 
 
 class Command(BaseCommand):
+    """Runs the ingest loop, and retention in a thread."""
+
     help = (
         "Reads telemetry from Redis into the database. Several may run; each entry is stored once."
     )
-    requires_system_checks: list[str] = []  # `manage.py check` is for that; a start loads no pages
+    requires_system_checks: list[str] = []  # `manage.py check` runs them; this starts faster
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Run until a signal arrives."""
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
         ingest = Ingest(stop=stop)
-        log.info("ingest %s reads", ingest.name)
-        house = threading.Thread(target=keep_house, args=(stop,), name="retention")
-        house.start()
+        log.info("Ingest %s started", ingest.name)
+        retention = threading.Thread(target=retention_loop, args=(stop,), name="retention")
+        retention.start()
         try:
             ingest.run()
         finally:
             stop.set()
-            house.join()
-        log.info("ingest %s stops after %d ticks", ingest.name, ingest.ticks)
+            retention.join()
+        log.info("Ingest %s stopped after %d ticks", ingest.name, ingest.ticks)

@@ -1,4 +1,4 @@
-"""Packing loses nothing: not a bit of a time, not a NaN, not the difference between NaN and none."""
+"""Packing is lossless, including bits of times, NaN, and missing values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from orchestrator.telemetry.packing.chunks import (
     Curve,
-    block_of,
-    curve_of,
+    batch_to_block,
     join_blocks,
+    metric_curve,
     pack_block,
     pack_curve,
     unpack_block,
@@ -47,18 +47,20 @@ def batch(steps: list[int], **values: list[float | None]) -> PointBatch:
 
 
 def test_a_missing_value_is_not_a_nan() -> None:
-    one = block_of(batch([1, 2, 3], loss=[1.0, float("nan"), 3.0], val_loss=[None, 2.0, None]))
-    two = block_of(batch([4], lr=[0.1], loss=[4.0]))
+    one = batch_to_block(
+        batch([1, 2, 3], loss=[1.0, float("nan"), 3.0], val_loss=[None, 2.0, None])
+    )
+    two = batch_to_block(batch([4], lr=[0.1], loss=[4.0]))
     block = unpack_block(pack_block(join_blocks([one, two])))
-    assert curve_of(block, "loss").step.tolist() == [1, 2, 3, 4]
-    assert np.isnan(curve_of(block, "loss").y[1])
-    assert curve_of(block, "val_loss").step.tolist() == [2]
-    assert curve_of(block, "lr").y.tolist() == [0.1]
-    assert len(curve_of(block, "unknown")) == 0
+    assert metric_curve(block, "loss").step.tolist() == [1, 2, 3, 4]
+    assert np.isnan(metric_curve(block, "loss").y[1])
+    assert metric_curve(block, "val_loss").step.tolist() == [2]
+    assert metric_curve(block, "lr").y.tolist() == [0.1]
+    assert len(metric_curve(block, "unknown")) == 0
 
 
 def test_a_dense_chunk_is_small() -> None:
-    """Noise costs its 8 bytes, constants and axes next to nothing."""
+    """Constant values and regular axes compress well."""
     count = np.arange(1, 257)
     axes, time = (
         np.array([count, count, count * 4096]),

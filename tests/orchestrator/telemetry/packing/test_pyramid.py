@@ -1,6 +1,4 @@
-"""Summaries: the same whether made of points or of summaries, and with every extreme at its true
-place.
-"""
+"""Summaries of points equal merged summaries, with every extreme at its true place."""
 
 from __future__ import annotations
 
@@ -25,27 +23,27 @@ def values(seed: int, bad: float) -> np.ndarray:  # type: ignore[type-arg]
 
 @pytest.mark.parametrize("bad", [0.0, 0.02, 1.0])
 def test_summaries_of_summaries_are_summaries_of_points(bad: float) -> None:
-    whole = curve(values(1, bad))
-    parts = [pyramid.summarise(whole.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
+    full = curve(values(1, bad))
+    parts = [pyramid.summarise(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
     merged = pyramid.unpack(pyramid.pack(pyramid.merge(np.array(parts))[None, :]))[0]
-    assert np.allclose(merged, pyramid.summarise(whole), rtol=1e-12, equal_nan=True)
+    assert np.allclose(merged, pyramid.summarise(full), rtol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [0.0, 0.02, 1.0])
 def test_marks_are_points_of_the_curve_and_hold_its_extremes(bad: float) -> None:
-    whole = curve(values(2, bad))
+    full = curve(values(2, bad))
     rows = np.array(
-        [pyramid.summarise(whole.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
+        [pyramid.summarise(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
     )
     marks = pyramid.marks(rows)
     at = marks.seq - 1
-    assert np.array_equal(whole.step[at], marks.step)
-    assert np.array_equal(whole.time[at], marks.time)
+    assert np.array_equal(full.step[at], marks.step)
+    assert np.array_equal(full.time[at], marks.time)
     finite = np.isfinite(marks.y)
-    assert np.array_equal(whole.y[at][finite], marks.y[finite])
-    assert np.isnan(whole.y[at][~finite]).all()
+    assert np.array_equal(full.y[at][finite], marks.y[finite])
+    assert np.isnan(full.y[at][~finite]).all()
     for start in range(0, 1024, 256):
-        part = whole.y[start : start + 256]
+        part = full.y[start : start + 256]
         here = marks.y[(at >= start) & (at < start + 256)]
         assert np.isnan(here).any() == np.isnan(part).any()
         if not np.isnan(part).all():

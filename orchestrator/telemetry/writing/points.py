@@ -1,7 +1,6 @@
-"""The way of points into the database: what is new, onto its writer's tail, and on into chunks once
-256 are there.
+"""Stores new points in their writer's tail and moves them into chunks once there are 256.
 
-Runs inside the caller's transaction with the runs locked. Knows nothing of streams, envelopes or
+Runs inside the caller's transaction with the runs locked. Does not depend on streams, envelopes or
 live frames.
 """
 
@@ -27,10 +26,10 @@ from orchestrator.telemetry.packing.chunks import (
     unpack_block,
 )
 from orchestrator.telemetry.writing.compact import compact
-from orchestrator.telemetry.writing.cursors import Writer, cursors_of, cursors_save, ranges_of
+from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
 from workers.contracts.wire.points import encode_number
 
-# points; a row with fewer is extended in place, so a writer's tail stays a handful of rows
+# points; a row with fewer is extended in place, so a writer's tail has few rows
 TAIL_ROW: Final = 32
 
 _EXTEND = "UPDATE telemetry_tail SET count = %s, data = %s WHERE id = %s"
@@ -38,74 +37,72 @@ _EXTEND = "UPDATE telemetry_tail SET count = %s, data = %s WHERE id = %s"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of one writer's points: the new ones, how many were known, and up to where
-    nothing is missing.
-    """
+    """One writer's new points; all numbers up to `complete_to` have arrived."""
 
     writer: Writer
     new: Block
-    known: int
+    known: int  # points that had arrived before
     complete_to: int
     latest: dict[str, tuple[int, float | str]]  # metric → newest (step, value)
-    first: bool  # nothing had come from this writer before
+    first: bool  # no earlier points of this writer
 
 
 def points_write(incoming: Iterable[tuple[Writer, Block]]) -> list[Stored]:
-    """Stores what has not arrived before; one row or two a writer, whatever the number of metrics."""
+    """Store points that have not arrived before; one or two rows per writer for all metrics."""
     blocks: dict[Writer, list[Block]] = {}
     for writer, block in incoming:
         blocks.setdefault(writer, []).append(block)
-    cursors = cursors_of(blocks.keys(), "points")
+    cursors = get_cursors(blocks.keys(), "points")
     stored: list[Stored] = []
     for writer in sorted(blocks):
-        stored.append(_sifted(writer, cursors[writer], join_blocks(blocks[writer])))
+        stored.append(_select_new(writer, cursors[writer], join_blocks(blocks[writer])))
     fresh = [(item, cursors[item.writer]) for item in stored if len(item.new)]
     long = [(item, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) >= CHUNK]
     _append(
         [(item.new, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) < CHUNK]
     )
-    _move([(item, cursor) for item, cursor in long])
+    _move_to_chunks(long)
     cursors_save([cursor for _, cursor in fresh])
     return stored
 
 
-def _sifted(writer: Writer, cursor: Cursor, block: Block) -> Stored:
-    """The block without what is known; the cursor takes note of the rest."""
-    known = ranges_of(cursor)
+def _select_new(writer: Writer, cursor: Cursor, block: Block) -> Stored:
+    """Select the points that are not known yet and record them in the cursor."""
+    known = parse_ranges(cursor)
     first = not known
     new = ranges.unknown(known, block.seq)
     latest: dict[str, tuple[int, float | str]] = json.loads(cursor.latest)
-    sifted = block if new.all() else select(block, new)
-    if len(sifted):
-        known = ranges.add(known, sifted.seq)
-        _note_latest(latest, sifted)
+    new_points = block if new.all() else select(block, new)
+    if len(new_points):
+        known = ranges.add(known, new_points.seq)
+        _record_latest(latest, new_points)
         cursor.ranges = json.dumps(known, separators=(",", ":"))
         cursor.latest = json.dumps(latest, separators=(",", ":"))
-        cursor.last_seq = max(cursor.last_seq, int(sifted.seq.max()))
-        cursor.last_step = max(cursor.last_step, int(sifted.step.max()))
-        cursor.last_time = max(cursor.last_time, float(sifted.time.max()))
+        cursor.last_seq = max(cursor.last_seq, int(new_points.seq.max()))
+        cursor.last_step = max(cursor.last_step, int(new_points.step.max()))
+        cursor.last_time = max(cursor.last_time, float(new_points.time.max()))
     return Stored(
-        writer, sifted, len(block) - len(sifted), ranges.complete_to(known), latest, first
+        writer, new_points, len(block) - len(new_points), ranges.complete_to(known), latest, first
     )
 
 
-def _note_latest(latest: dict[str, tuple[int, float | str]], block: Block) -> None:
+def _record_latest(latest: dict[str, tuple[int, float | str]], block: Block) -> None:
     """Each metric's value at its highest step."""
     order = np.argsort(block.step, kind="stable")
     steps = block.step[order]
-    gone = missing(block.values[:, order])
-    newest = gone.shape[1] - 1 - (~gone)[:, ::-1].argmax(axis=1)
+    absent = missing(block.values[:, order])
+    newest = absent.shape[1] - 1 - (~absent)[:, ::-1].argmax(axis=1)
     values = block.values[np.arange(len(block.names)), order[newest]].tolist()
-    nowhere: list[bool] = np.all(gone, axis=1).tolist()
-    for name, value, step, none in zip(
-        block.names, values, steps[newest].tolist(), nowhere, strict=True
+    never: list[bool] = np.all(absent, axis=1).tolist()
+    for name, value, step, is_absent in zip(
+        block.names, values, steps[newest].tolist(), never, strict=True
     ):
-        if not none and (name not in latest or latest[name][0] <= step):
+        if not is_absent and (name not in latest or latest[name][0] <= step):
             latest[name] = (step, encode_number(value))
 
 
 def _append(tails: list[tuple[Block, Cursor]]) -> None:
-    """Onto each writer's open tail row, or into a new one."""
+    """Append to each writer's open tail row, or to a new row."""
     if not tails:
         return
     rows = Tail.objects.filter(cursor_id__in=[cursor.id for _, cursor in tails], count__lt=TAIL_ROW)
@@ -125,10 +122,8 @@ def _append(tails: list[tuple[Block, Cursor]]) -> None:
             sql.executemany(_EXTEND, extended)
 
 
-def _move(long: list[tuple[Stored, Cursor]]) -> None:
-    """Whole multiples of 256 points go from tail and newcomers into chunks, the rest stays as one
-    tail row.
-    """
+def _move_to_chunks(long: list[tuple[Stored, Cursor]]) -> None:
+    """Move multiples of 256 points into chunks; the rest becomes one tail row."""
     if not long:
         return
     tails: dict[int, list[Block]] = {cursor.id: [] for _, cursor in long}
@@ -140,11 +135,11 @@ def _move(long: list[tuple[Stored, Cursor]]) -> None:
     full, rest = [], []
     for item, cursor in long:
         block = join_blocks([*tails[cursor.id], item.new])
-        cut = len(block) - len(block) % CHUNK
-        full.append((item.writer, select(block, slice(0, cut))))
-        cursor.tail_points = len(block) - cut
+        split = len(block) - len(block) % CHUNK
+        full.append((item.writer, select(block, slice(0, split))))
+        cursor.tail_points = len(block) - split
         if cursor.tail_points:
-            remaining = select(block, slice(cut, None))
+            remaining = select(block, slice(split, None))
             rest.append(Tail(cursor_id=cursor.id, count=len(remaining), data=pack_block(remaining)))
     Tail.objects.bulk_create(rest)
     compact(full)

@@ -1,6 +1,4 @@
-"""Beside ingest, what is old goes by itself: frames past their hour, idempotency keys past their
-day.
-"""
+"""The retention thread deletes frames after an hour and idempotency keys after a day."""
 
 from __future__ import annotations
 
@@ -14,12 +12,12 @@ from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import IdempotencyKey
 from orchestrator.common import clock, live
 from orchestrator.common.models import Frame
-from orchestrator.telemetry.retention import keep_house
+from orchestrator.telemetry.retention import retention_loop
 from tests import factories
 
 
 @pytest.mark.django_db(transaction=True)
-def test_old_frames_and_keys_go_and_new_ones_stay() -> None:
+def test_old_frames_and_keys_are_deleted_and_new_ones_stay() -> None:
     ada = factories.user("ada")
     for key in ("old", "new"):
         live.append("fleet", "queue", {"key": key})
@@ -28,13 +26,13 @@ def test_old_frames_and_keys_go_and_new_ones_stay() -> None:
     Frame.objects.filter(text__contains="old").update(created=yesterday)
     IdempotencyKey.objects.filter(key="old").update(created=yesterday)
     stop = threading.Event()
-    house = threading.Thread(target=keep_house, args=(stop,))
-    house.start()
+    worker = threading.Thread(target=retention_loop, args=(stop,))
+    worker.start()
     deadline = time.monotonic() + 90
     while IdempotencyKey.objects.count() > 1 and time.monotonic() < deadline:
         time.sleep(0.02)
     stop.set()
-    house.join(90)
-    assert not house.is_alive()
+    worker.join(90)
+    assert not worker.is_alive()
     assert IdempotencyKey.objects.get().key == "new"
     assert "new" in Frame.objects.get().text

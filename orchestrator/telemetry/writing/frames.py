@@ -1,8 +1,6 @@
-"""What a tick's points say to live pages: one `points` frame a run and rank, and the run's headline
-numbers.
+"""Live frames of a tick's points, one per run and rank, and the run's headline numbers.
 
-Only the lowest rank that has a metric is sent, as charts draw it; the other ranks are read on
-demand.
+Sends a metric only from the lowest rank that has it, which charts draw; pages request other ranks.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ import numpy as np
 from orchestrator.common import live
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.packing.chunks import CHUNK, Block, curve_of, select
+from orchestrator.telemetry.packing.chunks import CHUNK, Block, metric_curve, select
 from orchestrator.telemetry.packing.reduce import reduce
-from orchestrator.telemetry.writing.store import Stored
+from orchestrator.telemetry.writing.points import Stored
 
-_MANY: Final = 2048  # steps of one rank in one tick: an import or a long backlog, told in outline
-_OUTLINE: Final = 512  # points a metric
-_REMEMBERED: Final = 1000  # attempts
+_REDUCE_ABOVE: Final = 2048  # steps of one rank in one tick: an import or a long backlog
+_REDUCED: Final = 512  # points per metric
+_CACHED: Final = 1000  # attempts
 
 HEADLINE: Final = (
     "loss",
@@ -40,23 +38,22 @@ HEADLINE: Final = (
 )
 
 
-class Owners:
-    """Which rank speaks for which metric of an attempt: the lowest that has it.
+class MetricOwners:
+    """The rank that publishes each metric of an attempt: the lowest that has it.
 
-    Remembered by one ingest process.
+    Cached per ingest process.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[int, int], dict[str, int]] = OrderedDict()
 
     def names(self, item: Stored) -> list[str]:
-        """The metrics of these points that their writer speaks for.
+        """The metrics of these points that their writer publishes.
 
-        A rank above 0 that is heard for the first time, and before rank 0, does not yet: rank 0 is
-        on its way.
+        A rank above 0 whose first points arrive before rank 0's publishes none yet.
         """
         run_id, attempt, rank = item.writer
-        owners = self._of(run_id, attempt)
+        owners = self._get(run_id, attempt)
         if rank and item.first and 0 not in owners.values():
             return []
         for name in item.new.names:
@@ -64,50 +61,52 @@ class Owners:
                 owners[name] = rank
         return [name for name in item.new.names if owners[name] == rank]
 
-    def _of(self, run_id: int, attempt: int) -> dict[str, int]:
+    def _get(self, run_id: int, attempt: int) -> dict[str, int]:
         key = (run_id, attempt)
         if key not in self._known:
             self._known[key] = _stored_owners(run_id, attempt)
-            if len(self._known) > _REMEMBERED:
+            if len(self._known) > _CACHED:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
         return self._known[key]
 
 
 def _stored_owners(run_id: int, attempt: int) -> dict[str, int]:
-    """From earlier ticks: ranks whose first points come with this one are not asked yet."""
-    found: dict[str, int] = {}
+    """Metrics that rank 0 logged in earlier ticks."""
+    owners: dict[str, int] = {}
     rows = Cursor.objects.filter(run_id=run_id, attempt=attempt, stream="points", rank=0)
     for latest in rows.values_list("latest", flat=True):
-        found.update(dict.fromkeys(json.loads(latest), 0))
-    return found
+        owners.update(dict.fromkeys(json.loads(latest), 0))
+    return owners
 
 
-def points_frames(stored: Collection[Stored], owners: Owners) -> list[live.New]:
-    """Frames for the runs' topics, by run, attempt and rank."""
+def points_frames(stored: Collection[Stored], owners: MetricOwners) -> list[live.NewFrame]:
+    """`points` frames for the runs' topics, ordered by run, attempt and rank."""
     frames = []
     for item in sorted(stored, key=lambda item: item.writer):
         names = owners.names(item) if len(item.new) else []
         if not names:
             continue
-        outline = len(item.new) > _MANY
-        size = len(item.new) if outline else CHUNK
+        reduced = len(item.new) > _REDUCE_ABOVE
+        size = len(item.new) if reduced else CHUNK
         for start in range(0, len(item.new), size):
             part = select(item.new, slice(start, start + size))
             frames.append(
-                live.New(f"run:{item.writer.run_id}", "points", _body(item, part, names, outline))
+                live.NewFrame(
+                    f"run:{item.writer.run_id}", "points", _body(item, part, names, reduced)
+                )
             )
     return frames
 
 
-def _body(item: Stored, block: Block, names: list[str], outline: bool) -> dict[str, Any]:
+def _body(item: Stored, block: Block, names: list[str], reduced: bool) -> dict[str, Any]:
     values = {}
     for name in names:
-        curve = curve_of(block, name).sorted()
+        curve = metric_curve(block, name).sorted()
         steps, y = curve.step.tolist(), curve.y.tolist()
-        if outline:
-            reduced = reduce(curve.step.astype(np.float64), curve.y, _OUTLINE)
-            steps, y = reduced.x.astype(np.int64).tolist(), reduced.y.tolist()
+        if reduced:
+            short = reduce(curve.step.astype(np.float64), curve.y, _REDUCED)
+            steps, y = short.x.astype(np.int64).tolist(), short.y.tolist()
         if steps:
             values[name] = list(zip(steps, y, strict=True))
     body: dict[str, Any] = {
@@ -118,21 +117,19 @@ def _body(item: Stored, block: Block, names: list[str], outline: bool) -> dict[s
         "time": float(block.time.max()),
         "last_seq": int(block.seq.max()),
     }
-    if outline:
+    if reduced:
         body["reduced"] = True
     return body
 
 
-def summary_of(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
-    """The run's headline numbers, from its newest attempt's lowest rank among these; None where
-    nothing is new.
-    """
+def run_summary(run: Run, stored: Collection[Stored]) -> dict[str, Any] | None:
+    """The run's headline numbers, from the lowest rank of its newest attempt; None if unchanged."""
     fresh = [item for item in stored if len(item.new) and item.writer.attempt >= run.attempt_number]
     if not fresh:
         return None
     item = min(fresh, key=lambda item: (-item.writer.attempt, item.writer.rank))
     step, tokens = int(item.new.step.max()), int(item.new.axes[2].max())
-    # a benchmark's are those of all its variants, counted when it was submitted
+    # for a benchmark: the steps of all its variants, counted at submission
     steps = ((run.spec or {}).get("train") or {}).get("steps") or (run.summary or {}).get("steps")
     summary: dict[str, Any] = {
         **(run.summary or {}),

@@ -1,8 +1,7 @@
-"""From stream entries to news: opens envelopes with their node's secret, checks that the node runs
-that attempt.
+"""Decodes stream entries: opens envelopes with the node's secret and checks the node's attempt.
 
-Whoever can write to Redis can write to the stream; only what a node sealed about an attempt placed
-on it comes through.
+Any Redis client can write to the stream, so only data that a node sealed for an attempt placed on
+it is accepted.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from orchestrator.fleet.selectors import node_named, node_secret
 from orchestrator.runs.models import Attempt
-from orchestrator.telemetry.packing.chunks import block_of
-from orchestrator.telemetry.services import News
+from orchestrator.telemetry.packing.chunks import batch_to_block
 from orchestrator.telemetry.writing.cursors import Writer
+from orchestrator.telemetry.writing.incoming import Incoming
 from orchestrator.telemetry.writing.lines import Lines
 from workers.contracts.base import Contract
 from workers.contracts.wire import names
@@ -27,23 +26,29 @@ from workers.contracts.wire.points import PointBatch, RunEvent, Time
 
 log = logging.getLogger(__name__)
 
-# a node's secret changes when it joins anew; attempts are never placed anew
+# a node's secret changes when it joins again; an attempt's placement never changes
 _CACHED_S: Final = 30.0
 
 
 class PointsPart(Contract):
+    """Points of one rank."""
+
     stream: Literal["points"]
     rank: int
     batch: PointBatch
 
 
 class EventsPart(Contract):
+    """Events of one rank."""
+
     stream: Literal["events"]
     rank: int
     events: list[RunEvent]
 
 
 class LogsPart(Contract):
+    """Consecutive log lines of one rank, or of the supervisor (-1)."""
+
     stream: Literal["logs"]
     rank: int
     first_seq: Annotated[int, Field(ge=0)]
@@ -64,8 +69,8 @@ class Telemetry(Contract):
 _BODY: TypeAdapter[Telemetry] = TypeAdapter(Telemetry)
 
 
-class Dropped(ValueError):
-    """An entry that will never be readable; `code` is what it is counted under."""
+class EntryRejected(ValueError):
+    """An entry that can never be stored; `code` is the key under which it is counted."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -86,78 +91,80 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Opener:
-    """Opens entries, remembering secrets and attempts for a while, and counts what it had to drop."""
+class EntryDecoder:
+    """Decodes entries with cached secrets and attempts, and counts dropped entries."""
 
     dropped: Counter[str] = field(default_factory=Counter)
     _secrets: dict[str, tuple[float, bytes]] = field(default_factory=dict)
     _attempts: dict[str, tuple[int, int, str, frozenset[str]]] = field(default_factory=dict)
 
-    def news(self, entries: list[Entry], now: float) -> tuple[News, dict[Writer, str]]:
-        """What the entries say, and each writer's attempt id.
+    def decode(self, entries: list[Entry], now: float) -> tuple[Incoming, dict[Writer, str]]:
+        """The entries' data, and each writer's attempt id. Drops unreadable entries.
 
-        What cannot be read is logged, counted and left out.
+        `now` is in Unix seconds.
         """
-        news, attempt_of = News(), {}
+        incoming, attempt_ids = Incoming(), {}
         for entry in entries:
             try:
-                attempt_of.update(self._add(news, entry, now))
-            except Dropped as error:
+                attempt_ids.update(self._add(incoming, entry, now))
+            except EntryRejected as error:
                 self.drop(entry, error.code, str(error))
-        return news, attempt_of
+        return incoming, attempt_ids
 
     def drop(self, entry: Entry, code: str, why: str) -> None:
+        """Count and log an entry that is dropped."""
         self.dropped[code] += 1
         total = self.dropped.total()
         log.warning(
             "telemetry entry %s dropped (%s, %d so far): %s", entry.id.decode(), code, total, why
         )
 
-    def _add(self, news: News, entry: Entry, now: float) -> dict[Writer, str]:
+    def _add(self, incoming: Incoming, entry: Entry, now: float) -> dict[Writer, str]:
         node = entry.fields.get(names.FIELD_NODE.encode(), b"").decode("utf-8", "replace")
-        told = self._open(entry, node, now)
-        run_id, attempt, fence, nodes = self._attempt(told.attempt_id)
-        if (told.run, told.attempt, told.fence) != (
+        body = self._open(entry, node, now)
+        run_id, attempt, fence, nodes = self._attempt(body.attempt_id)
+        if (body.run, body.attempt, body.fence) != (
             str(run_id),
             attempt,
             fence,
         ) or node not in nodes:
-            raise Dropped(
-                "stranger",
-                f"node {node!r} speaks for attempt {told.attempt_id}, which is not placed on it",
+            raise EntryRejected(
+                "wrong node",
+                f"node {node!r} sent data of attempt {body.attempt_id}, which is not placed on it",
             )
         writers = {}
-        for part in told.batches:
+        for part in body.batches:
             writer = Writer(run_id, attempt, part.rank)
-            writers[writer] = told.attempt_id
+            writers[writer] = body.attempt_id
             if isinstance(part, PointsPart):
                 if part.rank < 0 or part.rank != part.batch.rank:
-                    raise Dropped(
-                        "malformed", f"points of rank {part.batch.rank} come as rank {part.rank}'s"
+                    raise EntryRejected(
+                        "malformed",
+                        f"a part of rank {part.rank} has points of rank {part.batch.rank}",
                     )
-                news.points.append((writer, block_of(part.batch)))
+                incoming.points.append((writer, batch_to_block(part.batch)))
             elif isinstance(part, EventsPart):
-                news.events.append((writer, part.events))
+                incoming.events.append((writer, part.events))
             elif part.lines:
-                news.lines.append((writer, Lines(part.first_seq, part.time, part.lines)))
+                incoming.lines.append((writer, Lines(part.first_seq, part.time, part.lines)))
         return writers
 
     def _open(self, entry: Entry, node: str, now: float) -> Telemetry:
         message = entry.fields.get(names.FIELD_MESSAGE.encode())
         if message is None:
-            raise Dropped("malformed", f"it has no field {names.FIELD_MESSAGE!r}")
+            raise EntryRejected("malformed", f"the field {names.FIELD_MESSAGE!r} is missing")
         try:
-            # valid when it was written; how long it lay here while nobody read does not matter
+            # checked at the time of writing: time spent in the stream does not expire it
             body: dict[str, Any] = open_envelope(
                 self._secret(node, now), message, kind=names.KIND_TELEMETRY, now=entry.written
             )
         except EnvelopeError as error:
             self._secrets.pop(node, None)
-            raise Dropped(error.code, f"from node {node!r}: {error}") from None
+            raise EntryRejected(error.code, f"from node {node!r}: {error}") from None
         try:
             return _BODY.validate_python(body)
         except ValidationError as error:
-            raise Dropped(
+            raise EntryRejected(
                 "malformed", f"from node {node!r}: {error.errors(include_url=False)[:1]}"
             ) from None
 
@@ -166,11 +173,11 @@ class Opener:
         if known is None or known[0] < now:
             node = node_named(name)
             if node is None:
-                raise Dropped("unknown node", f"no node is called {name!r}")
+                raise EntryRejected("unknown node", f"no node is named {name!r}")
             try:
                 known = self._secrets[name] = (now + _CACHED_S, node_secret(node))
             except ValueError as error:
-                raise Dropped("unknown node", str(error)) from None
+                raise EntryRejected("unknown node", str(error)) from None
         return known[1]
 
     def _attempt(self, attempt_id: str) -> tuple[int, int, str, frozenset[str]]:
@@ -182,7 +189,7 @@ class Opener:
                 else None
             )
             if row is None:
-                raise Dropped("unknown attempt", f"there is no attempt {attempt_id!r}")
+                raise EntryRejected("unknown attempt", f"there is no attempt {attempt_id!r}")
             nodes = frozenset(str(share["node"]) for share in row.placement)
             if len(self._attempts) > 10_000:
                 self._attempts.clear()

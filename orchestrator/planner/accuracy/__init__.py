@@ -1,5 +1,4 @@
-"""How far predictions lie from measured runs: splits, measures and the rows of
-docs/planner-accuracy.md.
+"""Accuracy of predictions against measured runs: splits, errors, rows of docs/planner-accuracy.md.
 
-Reads measurement files by path and keeps none of them. Predicts and fits nothing itself.
+Reads measurement files by path.
 """

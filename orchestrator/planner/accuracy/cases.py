@@ -1,7 +1,6 @@
-"""The tests against published runs, a row each: what is calibrated, what is held out, what is to be
-reached.
+"""Accuracy tests against published runs: calibrating runs, held-out runs, goal of each row.
 
-Knows the files by name; a file that is not there leaves its rows out.
+Rows of missing measurement files are omitted.
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report. `reached` and `to_reach` in `unit`; `most`: the figure is an upper
-    bound, else a lower.
+    """One line of the report.
 
-    `below`, where given, is a second bound from above. `peer` is the best other tool and its
-    figure, `detail` the span
-    over seeds or each part left out.
+    `reached` and `goal` are in `unit`; `upper`: the goal is an upper bound, else a lower one.
+    `below` is an additional upper bound. `peer` is the best other tool and its value, `detail` the
+    range over seeds or the value of each left-out part.
     """
 
     test: str
     case: str
     runs: int
     reached: float
-    to_reach: float | None
+    goal: float | None
     unit: str = "%"
-    most: bool = True
+    upper: bool = True
     peer: str = ""
     detail: str = ""
     below: float | None = None
 
     @property
     def passed(self) -> bool | None:
-        if self.to_reach is None:
+        """Whether the goal is reached; None without a goal."""
+        if self.goal is None:
             return None
         if self.below is not None and self.reached > self.below:
             return False
-        return self.reached <= self.to_reach if self.most else self.reached >= self.to_reach
+        return self.reached <= self.goal if self.upper else self.reached >= self.goal
 
 
 def read_file(path: Path) -> list[Pair]:
@@ -60,7 +59,7 @@ def read_file(path: Path) -> list[Pair]:
 
 
 def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
-    """All rows for which there are files in the directory."""
+    """All rows whose measurement files exist in the directory."""
     runs = {
         name: read_file(directory / f"{name}.jsonl")
         for name in FILES
@@ -80,14 +79,14 @@ def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
 
 def _uncalibrated(name: str, pairs: list[Pair]) -> Row:
     predicted, times = predict_times(pairs)
-    least = {"korthikanti": 3.0, "b200": 5.0}.get(name, 15.0)
+    goal = {"korthikanti": 3.0, "b200": 5.0}.get(name, 15.0)
     peer = {"korthikanti": "Calculon 3.65", "b200": "SimuMax 5.62"}.get(name, "prototype 34 to 40")
     return Row(
         "step time, no calibration",
         name,
         len(pairs),
         measures.mean_error(predicted, times),
-        least,
+        goal,
         peer=peer,
     )
 
@@ -110,17 +109,17 @@ def _vtrain(pairs: list[Pair], seeds: Sequence[int]) -> Iterator[Row]:
     yield from _ranking("vtrain, many nodes", many_nodes)
 
 
-def _held_out(case: str, splits: Sequence[Split], to_reach: float, peer: str) -> Iterator[Row]:
+def _held_out(case: str, splits: Sequence[Split], goal: float, peer: str) -> Iterator[Row]:
     errors, covered, widths = [], [], []
     for split in splits:
-        found = predict_held_out(split.calibrating, split.held_out)
-        errors.append(measures.mean_error(found.predicted, found.measured))
-        covered.append(measures.coverage(found.low, found.high, found.measured))
-        widths.append(measures.median_width(found.low, found.high, found.predicted))
+        prediction = predict_held_out(split.calibrating, split.held_out)
+        errors.append(measures.mean_error(prediction.predicted, prediction.measured))
+        covered.append(measures.coverage(prediction.low, prediction.high, prediction.measured))
+        widths.append(measures.median_width(prediction.low, prediction.high, prediction.predicted))
     runs, seeds = len(splits[0].held_out), f"{len(splits)} seeds"
     span = f"{seeds}, {min(errors):.1f} to {max(errors):.1f}"
     yield Row(
-        "step time, held out", case, runs, float(np.mean(errors)), to_reach, peer=peer, detail=span
+        "step time, held out", case, runs, float(np.mean(errors)), goal, peer=peer, detail=span
     )
     share = float(np.mean(covered))
     span = f"{seeds}, {min(covered):.0f} to {max(covered):.0f}"
@@ -130,7 +129,7 @@ def _held_out(case: str, splits: Sequence[Split], to_reach: float, peer: str) ->
         runs,
         share,
         75.0,
-        most=False,
+        upper=False,
         peer="none",
         detail=span,
         below=85.0,
@@ -147,27 +146,25 @@ def _held_out(case: str, splits: Sequence[Split], to_reach: float, peer: str) ->
 
 
 def _left_out(
-    what: str, pairs: list[Pair], key: Callable[[Pair], int | str], to_reach: float, peer: str
+    what: str, pairs: list[Pair], key: Callable[[Pair], int | str], goal: float, peer: str
 ) -> Row:
-    told, errors = [], []
+    details, errors = [], []
     for split in leave_one_out(pairs, key):
         errors.append(measures.mean_error(*predict_times(split.held_out, fit(split.calibrating))))
-        told.append(f"{split.name}: {errors[-1]:.1f}")
+        details.append(f"{split.name}: {errors[-1]:.1f}")
     return Row(
         f"step time, one {what} left out",
         "vtrain",
         len(pairs),
         float(np.mean(errors)),
-        to_reach,
+        goal,
         peer=peer,
-        detail="; ".join(told),
+        detail="; ".join(details),
     )
 
 
 def _ranking(case: str, splits: Sequence[Split]) -> Iterator[Row]:
-    """Groups: plans of one model and batch on one cluster, of all runs, those that calibrate among
-    them.
-    """
+    """Ranking errors; regret is over plans of one model and batch on one cluster, all runs."""
     lost, ranks = [], []
     for split in splits:
         pairs = [*split.calibrating, *split.held_out]
@@ -220,15 +217,15 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
             peer="none",
             detail=f"{len(seeds)} seeds, {min(errors):.1f} to {max(errors):.1f}",
         )
-    ended = [pair for name in ("b200", "bloom") for pair in runs.get(name, [])]
-    if ended:
-        table, _, failed = memory(ended)
-        found = measures.verdicts(table.column("fits").astype(bool), failed)
+    finished = [pair for name in ("b200", "bloom") for pair in runs.get(name, [])]
+    if finished:
+        table, _, failed = memory(finished)
+        counts = measures.fit_errors(table.column("fits").astype(bool), failed)
         yield Row(
             'false "fits"',
             "b200, bloom, no calibration",
-            found.out_of_memory,
-            found.false_fits,
+            counts.out_of_memory,
+            counts.false_fits,
             0,
             "runs",
             peer="none",
@@ -236,8 +233,8 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
         yield Row(
             "false refusals",
             "b200, bloom, no calibration",
-            found.ran,
-            100 * found.false_refusals / max(found.ran, 1),
+            counts.ran,
+            100 * counts.false_refusals / max(counts.ran, 1),
             5.0,
             peer="none",
         )

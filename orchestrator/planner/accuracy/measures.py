@@ -1,6 +1,6 @@
-"""Errors of predictions against measurements: of size, of rank, of intervals, of verdicts.
+"""Errors of predictions: relative error, ranking, interval coverage, wrong `fits`.
 
-Arrays in, numbers out.
+Does not depend on runs or the model.
 """
 
 from __future__ import annotations
@@ -31,30 +31,29 @@ def median_width(low: Floats, high: Floats, predicted: Floats) -> float:
 
 
 def regret(predicted: Floats, measured: Floats, groups: Sequence[Hashable]) -> Floats:
-    """Of each group of two or more plans: how much longer the plan predicted best took than the
-    best, in percent.
+    """Regret of each group of two or more plans, in percent.
+
+    The additional time of the plan predicted best over the plan that is best.
     """
     rows: dict[Any, list[int]] = {}
     for row, group in enumerate(groups):
         rows.setdefault(group, []).append(row)
-    found = []
-    for each in rows.values():
-        if len(each) > 1:
-            chosen = each[int(predicted[each].argmin())]
-            found.append(100 * (measured[chosen] / measured[each].min() - 1))
-    return np.array(found)
+    regrets = []
+    for members in rows.values():
+        if len(members) > 1:
+            chosen = members[int(predicted[members].argmin())]
+            regrets.append(100 * (measured[chosen] / measured[members].min() - 1))
+    return np.array(regrets)
 
 
 def spearman(predicted: Floats, measured: Floats) -> float:
-    """Correlation of ranks; equal values share their mean rank."""
+    """Rank correlation; equal values share their mean rank."""
     return float(np.corrcoef(_ranks(predicted), _ranks(measured))[0, 1])
 
 
 @dataclass(frozen=True)
-class Verdicts:
-    """Of runs whose end is known: how many `fits` were wrong, and what share of those that ran was
-    refused.
-    """
+class FitErrors:
+    """Counts of runs by outcome, of wrong `fits` and of wrong refusals."""
 
     ran: int
     out_of_memory: int
@@ -62,8 +61,9 @@ class Verdicts:
     false_refusals: int
 
 
-def verdicts(fits: NDArray[np.bool_], out_of_memory: NDArray[np.bool_]) -> Verdicts:
-    return Verdicts(
+def fit_errors(fits: NDArray[np.bool_], out_of_memory: NDArray[np.bool_]) -> FitErrors:
+    """Compares predicted `fits` with runs that ran out of memory."""
+    return FitErrors(
         int((~out_of_memory).sum()),
         int(out_of_memory.sum()),
         int((fits & out_of_memory).sum()),

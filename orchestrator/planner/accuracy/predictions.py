@@ -1,6 +1,6 @@
-"""Predictions of measured runs beside what was measured, with or without a calibration.
+"""Predictions of measured runs and their measurements, with or without a calibration.
 
-Judges nothing.
+Does not compute errors.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Predicted:
 
 
 def timed(pairs: Sequence[Pair]) -> list[Pair]:
-    """Those whose time was measured, without what they say of memory."""
+    """Runs with a measured time, without their memory measurements."""
     return [
         (
             request,
@@ -55,6 +55,7 @@ def timed(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def predict(pairs: Sequence[Pair], calibration: Calibration | None = None) -> Predicted:
+    """Predicted times, intervals and measured times."""
     requests = [request for request, _ in pairs]
     table = table_of(requests, columns_for(requests, calibration))
     low, high = bounds(table, requests, calibration)
@@ -71,15 +72,14 @@ def predict_times(
 
 
 def predict_held_out(calibrating: Sequence[Pair], held_out: Sequence[Pair]) -> Predicted:
+    """Predictions of held-out runs with a calibration from the others."""
     return predict(held_out, fit(calibrating))
 
 
 def memory(
     pairs: Sequence[Pair], calibration: Calibration | None = None
 ) -> tuple[Table, Floats, NDArray[np.bool_]]:
-    """The plans' table with every stage, measured peak bytes (nan where none), and which ran out of
-    memory.
-    """
+    """The table with every stage, measured peak bytes (nan if none), and out-of-memory runs."""
     requests = [request for request, _ in pairs]
     return (
         table_of(requests, columns_for(requests, calibration)),

@@ -1,4 +1,7 @@
-"""Which runs calibrate and which are held out. Knows no error and no formula."""
+"""Splits of runs into calibrating and held-out ones.
+
+Does not depend on errors or formulas.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from orchestrator.planner.calibration.measurements import Pair
 
 @dataclass(frozen=True)
 class Split:
-    """`name` tells the seed or what was left out."""
+    """Calibrating and held-out runs; `name` is the seed or the left-out value."""
 
     name: str
     calibrating: list[Pair]
@@ -20,7 +23,7 @@ class Split:
 
 
 def random_splits(pairs: Sequence[Pair], calibrating: int, seeds: Sequence[int]) -> Iterator[Split]:
-    """A number of runs drawn without replacement, the rest held out, for each seed."""
+    """For each seed, `calibrating` runs drawn without replacement; the rest is held out."""
     for seed in seeds:
         order = np.random.default_rng(seed).permutation(len(pairs))
         chosen = [pairs[row] for row in order]
@@ -28,7 +31,7 @@ def random_splits(pairs: Sequence[Pair], calibrating: int, seeds: Sequence[int])
 
 
 def leave_one_out(pairs: Sequence[Pair], key: Callable[[Pair], Hashable]) -> Iterator[Split]:
-    """All runs that share one value of `key` held out, all others calibrating, for each value."""
+    """For each value of `key`, its runs held out and all others calibrating."""
     for value in sorted({key(pair) for pair in pairs}, key=str):
         yield Split(
             str(value),

@@ -1,7 +1,6 @@
-"""Pipeline schedules: what each device runs, how long a step lasts, how much is in flight.
+"""Pipeline schedules: operations of each device, step time, micro-batches in flight.
 
-`orders` what runs in which order · `program` and `simulate` when, by events · `steady` long steps
-from short ones ·
-`closed` the same as formulas · `columns` for many plans at once · `inflight` activations held ·
-`timeline` for drawing.
+`orders` lists operations, `program` and `simulate` run them as events, `steady` extrapolates long
+steps, `closed` has formulas, `columns` evaluates many plans, `inflight` counts saved activations,
+`timeline` prepares drawings.
 """

@@ -1,10 +1,8 @@
-"""How long a step of a pipeline lasts, as formulas: each the longest of a few chains of operations
-that may bind.
+"""Closed forms of a pipeline's step time: each is the longest of a few chains of operations.
 
-Knows NumPy columns of one schedule, on two devices or more. A chain's length is linear in the stage
-times; counting
-the operations of the event simulator's longest chains gave the numbers here, and tests hold the two
-together.
+Rows of one schedule on two devices or more. The length of a chain is linear in the stage times; the
+coefficients count operations in the longest chains of the event simulator, and tests compare the
+two.
 """
 
 from __future__ import annotations
@@ -25,11 +23,9 @@ class Columns:
     """Rows of one schedule: p devices, v stages on each, m micro-batches, and seconds.
 
     `f`, `b`, `w`: forward, input gradient and weight gradient of one regular stage, of which a
-    pipeline has p * v.
-    `xf`, `xb`, `xw`: what the first stage takes more (embedding), `yf`, `yb`, `yw`: the last one
-    (logits, loss). `h`:
-    from a stage to the next one on another device. `o`: what a forward beside a backward saves
-    (dualpipev).
+    pipeline has p * v. `xf`, `xb`, `xw`: extra time of the first stage (embedding); `yf`, `yb`,
+    `yw`: of the last one (logits, loss). `h`: transfer to a stage on another device. `o`: time
+    saved when a forward overlaps with a backward (dualpipev).
     """
 
     p: Ints
@@ -49,22 +45,22 @@ class Columns:
 
     @property
     def t(self) -> Floats:
-        """All of a regular stage's work on one micro-batch; `x` and `y` likewise for the extra
-        work.
-        """
+        """Work of a regular stage on one micro-batch."""
         return self.f + self.b + self.w
 
     @property
     def x(self) -> Floats:
+        """Extra work of the first stage on one micro-batch."""
         return self.xf + self.xb + self.xw
 
     @property
     def y(self) -> Floats:
+        """Extra work of the last stage on one micro-batch."""
         return self.yf + self.yb + self.yw
 
 
 def busy_s(c: Columns, schedule: str) -> Floats:
-    """Mean time in operations over the devices; in dualpipev counted less what its pairs save."""
+    """Mean busy time of the devices; in dualpipev minus what its pairs save."""
     work = c.m * (c.v * c.t + (c.x + c.y) / c.p)
     if schedule == "dualpipev":
         work = work - c.o * (2 * (c.m - 2 * c.p) + c.p + 1 + (c.p - 1) / 2 - 1 / c.p)
@@ -72,15 +68,14 @@ def busy_s(c: Columns, schedule: str) -> Floats:
 
 
 def naive(c: Columns) -> Floats:
-    """Exact. A micro-batch passes all stages and comes back before the next one starts."""
+    """Exact. A micro-batch passes all stages and returns before the next one starts."""
     return _longest(c.m * (c.p * c.t + c.x + c.y + 2 * (c.p - 1) * c.h))
 
 
 def gpipe(c: Columns) -> Floats:
-    """Exact. Both halves are flow shops of equal jobs: one traversal, then the slowest stage m - 1
-    times.
+    """Exact. Even stages: m(F + B) + (p - 1)(F + B) (arXiv 1811.06965).
 
-    Even stages: m(F + B) + (p - 1)(F + B) (arXiv 1811.06965).
+    Both halves are flow shops of equal jobs: one traversal, then the slowest stage m - 1 times.
     """
     forward = c.p * c.f + c.xf + c.yf + (c.m - 1) * (c.f + np.maximum(c.xf, c.yf))
     back, x, y = c.b + c.w, c.xb + c.xw, c.yb + c.yw
@@ -91,9 +86,9 @@ def gpipe(c: Columns) -> Floats:
 def one_forward_one_backward(c: Columns) -> Floats:
     """Exact. Even stages: m(F + B) + (p - 1)(F + B) (arXiv 2104.04473, section 2.2.1).
 
-    A chain goes down and up once, then spends the other m - 1 micro-batches at the first stage, at
-    the last one, or, p
-    micro-batches a time, on further ways down and up, each of which pays 2(p - 1) hops.
+    A chain traverses the pipeline down and up once, then spends the other m - 1 micro-batches at
+    the first stage, at the last one, or, p micro-batches at a time, on further round trips, each
+    with 2(p - 1) hops.
     """
     n, back = c.p - 1, c.b + c.w
     xb, t, few = c.xb + c.xw, c.t, np.maximum(c.p - c.m, 0)
@@ -114,11 +109,10 @@ def one_forward_one_backward(c: Columns) -> Floats:
 
 
 def pipedream(c: Columns) -> Floats:
-    """Exact. m micro-batches of a run that never flushes: the slowest cycle, m times (arXiv
-    1806.03377).
+    """Exact. The slowest cycle, m times, of a run that never flushes (arXiv 1806.03377).
 
-    A cycle is one stage's forward and backward, or p ways down and up at once, which pay 2(p - 1)
-    hops per p.
+    A cycle is one stage's forward and backward, or p concurrent round trips with 2(p - 1) hops per
+    p.
     """
     n = c.p - 1
     several = _longest(
@@ -132,18 +126,17 @@ def pipedream(c: Columns) -> Floats:
 
 
 def interleaved(c: Columns) -> Floats:
-    """Even stages without hops exact: m v (F + B) + (p - 1)(F + B), F and B a chunk's (arXiv
-    2104.04473, 2.2.2).
+    """Even stages without hops exact: m v (F + B) + (p - 1)(F + B), with F and B of a chunk.
 
-    With fewer micro-batches than devices each of the v - 1 turns to the next chunk waits for the
-    way through all of
-    them. Uneven ends and hops: a bound from below, or near it.
+    Source: arXiv 2104.04473, 2.2.2. With fewer micro-batches than devices each of the v - 1 changes
+    to the next chunk waits for a traversal of all devices. Uneven ends and hops: a lower bound, or
+    close to it.
     """
     n, p, m = c.p - 1, c.p, c.m
     back, x_back = c.b + c.w, c.xb + c.xw
     few = np.maximum(p - m, 0) * (c.v - 1)
     rounds = m // p * (m % p == 0)
-    # hops longer than the work of a turn hold up every round
+    # hops longer than the work of a turn delay every round
     around = p * (c.v - 1) * np.maximum(rounds - 1, 0) * np.maximum(c.h - c.f, 0.0)
     there_and_back = n * rounds // 2 * np.maximum(2 * c.h - c.f - back, 0.0)
     base = (n + few) * c.t + 2 * n * c.h + (c.v - 2) * (_turn(c, c.f) + _turn(c, back))
@@ -160,12 +153,11 @@ def interleaved(c: Columns) -> Floats:
 
 
 def zb1p(c: Columns) -> Floats:
-    """Even stages without hops, m >= p, exact: the bubble is (p - 1) max(F, B, F + B - W) of a
-    chunk's times.
+    """Exact for even stages without hops and m >= p: the bubble is (p - 1) max(F, B, F + B - W).
 
-    B is the input gradient alone; where W is the shortest it is (p - 1)(F + B - W), the ZB1P of
-    arXiv 2401.10241
-    (its table 2), independent of v. Uneven ends and hops: a bound from below, or near it.
+    Times are those of a chunk, B is the input gradient only; if W is the shortest, the bubble is (p
+    - 1)(F + B - W), the ZB1P of arXiv 2401.10241 (its table 2), independent of v. Uneven ends and
+    hops: a lower bound, or close to it.
     """
     n, p, m, h = c.p - 1, c.p, c.m, c.h
     held, turn, x_back = _held(c), _turn(c, c.f), c.xb + c.xw
@@ -173,11 +165,9 @@ def zb1p(c: Columns) -> Floats:
     around = (c.v - 2) * turn
     stay = _longest(p * x_back - np.maximum(2 * p - 1 - held, 0) * c.yw, held * x_back - n * c.yw)
     into = around + c.xf + _turn(c, c.f, c.xf)
-    # hops bind on the way from either end to the other and back, one way less where there is one
-    # round
+    # hops bind on round trips between the ends, one trip less with a single round
     ways = (c.v - 1) * turn - np.where(m < 2 * p, 2 * h, 0.0)
-    # where hops outlast the weight gradients meant to fill them, every round waits on its way
-    # around
+    # if hops take longer than the weight gradients that fill them, every round waits
     way = n * c.v * (m // p) + c.v - 2
     back_again = np.where(m >= 2 * p, (c.v - 1) * p * np.maximum(c.w - h, 0.0), -c.w)
     waits = (
@@ -210,13 +200,11 @@ def zb1p(c: Columns) -> Floats:
 
 
 def zbv(c: Columns) -> Floats:
-    """Even stages without hops, m >= 2p - 1, exact; for F = B = W the bubble is (p - 1) F of a
-    chunk.
+    """Exact for even stages without hops and m >= 2p - 1; for F = B = W the bubble is (p - 1) F.
 
-    It is zero in arXiv 2401.10241 only as long as steps may overlap; here a step ends when its last
-    device ends. First
-    and last stage share device 0, which is never idle once they weigh enough. Uneven ends and hops:
-    near it.
+    F is that of a chunk. In arXiv 2401.10241 the bubble is zero if steps overlap; here a step ends
+    when its last device ends. First and last stage share device 0, which is never idle if they are
+    heavy enough. Uneven ends and hops: approximate.
     """
     n, p, m, e = c.p - 1, c.p, c.m, c.x + c.y
     f, b, w, h = c.f, c.b, c.w, c.h
@@ -224,7 +212,7 @@ def zbv(c: Columns) -> Floats:
     start = c.xf + 2 * n * np.maximum(c.xf - h, 0.0)
     up = start + c.yf + c.yb
     late = 2 * n * np.maximum(h - c.xf, 0.0)
-    # by what a hop outlasts the work meant to hide it
+    # excess of a hop over the work that hides it
     slow = np.maximum(h - np.minimum(f, b) - w, 0.0)
     chains = _longest(
         b + (n - 1) * w + 3 * n * h + up,
@@ -254,25 +242,23 @@ def zbv(c: Columns) -> Floats:
 
 
 def dualpipev(c: Columns) -> Floats:
-    """Even stages without hops, m >= 2p, exact; its pairs run F and B + W one after the other, less
-    `o` a pair.
+    """Exact for even stages without hops and m >= 2p; a pair takes F and B + W minus `o`.
 
-    The (p/2 - 1)(F&B + B - 3W) of arXiv 2412.19437 counts what pairs save as given. Layers are
-    placed once (see
-    `orders.device_of_stage`). Uneven ends and hops: near it.
+    The (p/2 - 1)(F&B + B - 3W) of arXiv 2412.19437 does not count what pairs save. Layers are
+    placed once (see `orders.device_of_stage`). Uneven ends and hops: approximate.
     """
     n, p, m, e = c.p - 1, c.p, c.m, c.x + c.y
     f, b, w, h = c.f, c.b, c.w, c.h
     x_back = c.xb + c.xw
     steady = m - 2 * p
     trips, rest = np.divmod(steady, p)
-    # on the way: pairs of all devices in turn, or of device 0 alone
+    # pairs of all devices in turn, or of device 0 alone
     fill = (
         np.maximum(2 * (n * trips + rest) * h + trips * e, steady * e)
         - (2 * steady + 3 * p - 2) * c.o
     )
     fill = fill + c.xf + 2 * n * np.maximum(c.xf - h, 0.0) + x_back + c.y
-    # at device 0, which hardly waits
+    # at device 0, which rarely waits
     first = m * e + 2 * n * np.maximum(h - c.xf, 0.0) - (2 * steady + p + 1) * c.o
     down, up = n * (x_back + c.y), c.yf + c.yb
     chains = _longest(
@@ -298,18 +284,15 @@ def dualpipev(c: Columns) -> Floats:
 
 
 def _held(c: Columns) -> Ints:
-    """Micro-batches of a round: about as many as there are devices, fewer only where the step has
-    fewer.
-    """
+    """Micro-batches of a round: about as many as devices, fewer if the step has fewer."""
     return np.asarray(c.m // np.maximum(1, c.m // c.p))
 
 
 def _turn(c: Columns, work: Floats, extra: Floats | float = 0.0) -> Floats:
-    """What a round takes from chunk to chunk, beyond `work` for each of its micro-batches or of the
-    p devices.
+    """Time of a round between chunks, beyond `work` per micro-batch or device.
 
-    Either its micro-batches are run at the first stage, all but one with its `extra`, or one goes
-    once around.
+    Either the first stage runs all micro-batches, all but one with its `extra`, or one micro-batch
+    passes all devices.
     """
     held = _held(c)
     stay = (held - 1) * extra - np.maximum(c.p - held, 0) * work
@@ -324,7 +307,7 @@ def _sum(*terms: Floats) -> Floats:
     return np.asarray(sum(terms), np.float64)
 
 
-# schedule -> formula, and the fewest micro-batches (times p, plus) from which on it holds
+# schedule -> formula, and the minimum of micro-batches (times p, plus) for which it holds
 FORMULAS: dict[str, tuple[Callable[[Columns], Floats], tuple[int, int]]] = {
     "naive": (naive, (0, 1)),
     "gpipe": (gpipe, (0, 1)),

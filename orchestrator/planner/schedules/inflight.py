@@ -1,6 +1,6 @@
-"""How many micro-batches' activations each device of a pipeline holds at its worst moment.
+"""Micro-batches whose activations each device of a pipeline holds at its peak.
 
-Knows counts only; bytes per micro-batch are the memory terms' business.
+Does not depend on bytes per micro-batch.
 """
 
 from __future__ import annotations
@@ -23,25 +23,21 @@ def in_flight(
     micro_batches: ArrayLike,
     device: ArrayLike,
 ) -> Floats:
-    """Largest number of micro-batches held on `device` (0-based), in whole devices: a chunk is 1 /
-    virtual_stages.
+    """Largest number of micro-batches held on `device` (0-based), in full devices.
 
-    `schedule` holds indices into `SCHEDULES`; all arguments broadcast. A micro-batch is held from
-    its forward to the
-    end of its weight gradient. These are the peaks of the orders that torch runs. With m a multiple
-    of p: interleaved
-    1F1B holds p(1 + (p - 1)/(pv)) on device 0 (arXiv 2205.05198, section 5) and less further down;
-    zb1p and zbv p on
+    A chunk counts 1 / virtual_stages. `schedule` holds indices into `SCHEDULES`; all arguments
+    broadcast. A micro-batch is held from its forward to the end of its weight gradient. These are
+    the peaks of the orders that torch runs. With m a multiple of p: interleaved 1F1B holds p(1 + (p
+    - 1)/(pv)) on device 0 (arXiv 2205.05198, section 5) and less on later ones; zb1p and zbv p on
     every device (2401.10241); dualpipev p + 1/2, with every parameter placed once (the p + 1 with
-    two copies is
-    DualPipe's, 2412.19437). pipedream holds p - device whatever the size of a step, as nothing is
-    flushed.
+    two copies is DualPipe's, 2412.19437). pipedream holds p - device for any size of a step,
+    because it never flushes.
     """
     code, p, v, m, at = (
         np.asarray(a, np.float64) for a in (schedule, pp, virtual_stages, micro_batches, device)
     )
     out = np.zeros(np.broadcast_shapes(code.shape, p.shape, v.shape, m.shape, at.shape))
-    # a column of a few schedules: each formula over all rows costs less than picking its own
+    # few schedules per column: a formula over all rows is faster than selecting its rows
     for index, name in enumerate(SCHEDULES):
         rows = code == index
         if rows.any():
@@ -50,9 +46,7 @@ def in_flight(
 
 
 def weight_versions(pp: ArrayLike, device: ArrayLike) -> NDArray[np.int64]:
-    """Versions of the weights that pipedream's stashing keeps on a device: p - device, one a
-    micro-batch in flight.
-    """
+    """Weight versions that pipedream stores: p - device, one per micro-batch in flight."""
     return np.asarray(pp, np.int64) - np.asarray(device, np.int64)
 
 

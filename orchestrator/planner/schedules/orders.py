@@ -1,6 +1,6 @@
-"""Which operations each device of a pipeline runs, in order, for every schedule of a plan.
+"""Operations of each device of a pipeline, in order, for every schedule.
 
-Knows micro-batches and stages; nothing of time, memory or tensors.
+Does not depend on time, memory or tensors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from workers.contracts.specs.plan import INTERLEAVED, V_SHAPED, Schedule
 
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
 
-# F forward, B full backward, I input gradient, W weight gradient, FB a forward beside a full
-# backward
+# F forward, B full backward, I input gradient, W weight gradient, FB a forward overlapped with a
+# full backward
 Kind = Literal["F", "B", "I", "W", "FB"]
 
 
 class Operation(NamedTuple):
-    """One computation on one device; the last two fields are the backward half of an `FB`, else -1."""
+    """One computation on one device.
+
+    The last two fields are the backward half of an `FB`, else -1.
+    """
 
     kind: Kind
     stage: int
@@ -33,21 +36,20 @@ Order = list[Operation]
 
 
 def device_of_stage(schedule: str, pp: int, stage: int) -> int:
-    """The device of a stage: folded once (stage i and 2·pp-1-i together) for V schedules, else
-    round after round.
+    """The device of a stage.
 
-    Folding moves layers, it copies none: `dualpipev` is DualPipe cut in half, each device holds 2
-    of the 2·pp stages
-    and the model's parameters once (arXiv 2412.19437; the original DualPipe keeps two copies on the
-    same devices).
+    V schedules are folded once (stages i and 2·pp-1-i together), others assign stages round robin.
+    Folding moves layers without copies: `dualpipev` is one half of DualPipe, each device holds 2 of
+    the 2·pp stages and the model's parameters once (arXiv 2412.19437; the original DualPipe has two
+    copies on the same devices).
     """
     return 2 * pp - 1 - stage if schedule in V_SHAPED and stage >= pp else stage % pp
 
 
 @lru_cache(maxsize=256)
 def problem_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> str | None:
-    """Why this pipeline cannot be run, as a sentence; None where it can."""
-    what = (
+    """Message on why this pipeline cannot run; None if it can."""
+    pipeline = (
         f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} micro-batches"
     )
     if schedule not in SCHEDULES:
@@ -58,43 +60,43 @@ def problem_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) 
         ("micro-batches", micro_batches),
     ):
         if count < 1:
-            return f"{what}: {name} is {count}, wanted is at least 1"
+            return f"{pipeline}: {name} is {count}, must be at least 1"
     if schedule in V_SHAPED and virtual_stages != 2:
-        return f"{what}: it folds the pipeline in two, virtual_stages must be 2"
+        return f"{pipeline}: it folds the pipeline in two, virtual_stages must be 2"
     if schedule in INTERLEAVED and virtual_stages < 2:
-        return f"{what}: virtual_stages must be at least 2; one stage a device is schedule 1f1b"
+        return (
+            f"{pipeline}: virtual_stages must be at least 2; one stage per device is schedule 1f1b"
+        )
     if schedule not in V_SHAPED | INTERLEAVED and virtual_stages != 1:
         return (
-            f"{what}: one stage a device, virtual_stages must be 1; several are schedule "
+            f"{pipeline}: it has one stage per device, virtual_stages must be 1; several are "
+            "schedule "
             "interleaved_1f1b"
         )
     if schedule in INTERLEAVED and micro_batches % _rounds(pp, micro_batches):
         return (
-            f"{what}: micro-batches must divide into {_rounds(pp, micro_batches)} equal "
+            f"{pipeline}: micro-batches must divide into {_rounds(pp, micro_batches)} equal "
             "rounds; try a multiple of pp"
         )
     if schedule == "dualpipev" and micro_batches < 2 * pp:
-        return f"{what}: at least 2 x pp = {2 * pp} micro-batches are needed; try schedule zbv"
+        return f"{pipeline}: at least 2 x pp = {2 * pp} micro-batches are needed; try schedule zbv"
     return None
 
 
 def check(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> None:
-    """Raise ValueError with what is wrong and what to try where this pipeline cannot be run."""
+    """Raises ValueError with the problem and a hint if this pipeline cannot run."""
     if problem := problem_of(schedule, pp, virtual_stages, micro_batches):
         raise ValueError(problem)
 
 
 def device_orders(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> list[Order]:
-    """Operations of each of the `pp` devices, in the order it runs them.
+    """Operations of each of the `pp` devices in execution order.
 
-    They are the orders of torch.distributed.pipelining 2.13 where it has the schedule: GPipe (arXiv
-    1811.06965), 1F1B
-    and interleaved 1F1B (2104.04473), `zb1p` its interleaved zero bubble and `zbv` (2401.10241),
-    `dualpipev`
-    (2412.19437). `naive` finishes a micro-batch before it starts the next one. `pipedream`
-    (1806.03377) runs 1F1B's
-    order without ever flushing; this is its start. Raises ValueError for a pipeline that cannot be
-    run.
+    They are the orders of torch.distributed.pipelining 2.13 if it has the schedule: GPipe (arXiv
+    1811.06965), 1F1B and interleaved 1F1B (2104.04473), `zb1p` its interleaved zero bubble and
+    `zbv` (2401.10241), `dualpipev` (2412.19437). `naive` finishes a micro-batch before it starts
+    the next one. `pipedream` (1806.03377) runs the order of 1F1B without flushing; this is its
+    start. Raises ValueError for a pipeline that cannot run.
     """
     check(schedule, pp, virtual_stages, micro_batches)
     return [
@@ -127,8 +129,8 @@ def _one_forward_one_backward(pp: int, v: int, m: int, device: int) -> Iterator[
 
 
 def _interleaved(pp: int, v: int, m: int, device: int, split: bool = False) -> Iterator[Operation]:
-    """Chunks take turns, one round of micro-batches each; `split` lags weight gradients by the
-    device's number.
+    """Chunks alternate, one round of micro-batches each; `split` delays weight gradients by
+    the index of the device.
     """
     per_round = m // _rounds(pp, m)
     forwards = ((chunk * pp + device, mb) for chunk, mb in _turns(range(v), per_round, m))
@@ -160,7 +162,7 @@ def _zb1p(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
 
 
 def _zbv(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
-    """Planned for at least 2·pp-1 micro-batches; what a smaller batch lacks is left out."""
+    """The order of at least 2·pp-1 micro-batches, without those that a smaller batch lacks."""
     down, up = device, 2 * pp - 1 - device
     planned = max(m, 2 * pp - 1)
     count = _Counter(down, up)
@@ -220,7 +222,7 @@ def _dualpipev(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
         yield weights.popleft()
         yield count("F", up)
     for turn in range(m - 2 * pp + device + 1):
-        # at the fold the first pair is run apart, which starts the way back earlier
+        # the last device runs its first pair separately, so that the backward starts earlier
         if turn == 0 and after == 0:
             yield count("F", down)
             yield count("I", up)._replace(kind="B")
@@ -230,7 +232,7 @@ def _dualpipev(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
     for _ in range(after):
         yield count("I", up)._replace(kind="B")
         yield pair(up, down)
-    # in the second half weight gradients wait, to fill the end
+    # in the second half weight gradients are delayed to fill the end
     for turn in range(2 * (device + 1)):
         stage = down if turn % 2 else up
         yield input_gradient(stage) if turn > device else count("I", stage)._replace(kind="B")
@@ -242,7 +244,7 @@ def _dualpipev(pp: int, v: int, m: int, device: int) -> Iterator[Operation]:
 
 
 class _Counter:
-    """Gives each (kind, stage) its micro-batches 0, 1, 2, …"""
+    """Numbers the micro-batches of each (kind, stage): 0, 1, 2, …"""
 
     def __init__(self, *stages: int) -> None:
         self.of: dict[tuple[Kind, int], int] = {

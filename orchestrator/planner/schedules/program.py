@@ -1,8 +1,6 @@
-"""A pipeline's operations with what each waits for, laid out so that NumPy runs many of them at
-once.
+"""A pipeline's operations and their dependencies, arranged for NumPy.
 
-Knows structure only: the same program serves any times. Built once per (schedule, pp, virtual
-stages, micro-batches).
+Does not depend on times. Built once per (schedule, pp, virtual stages, micro-batches).
 """
 
 from __future__ import annotations
@@ -19,24 +17,21 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 KINDS: tuple[Kind, ...] = ("F", "B", "I", "W", "FB")
-_MOST = 1_000_000  # forwards of a program: some 5 s to lay out, 0.5 GB
+_MAX_FORWARDS = 1_000_000  # forwards of a program: about 5 s to build, 0.5 GB
 _ROW = {kind: row for row, kind in enumerate(KINDS)}
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Operation i runs `micro_batch[i]` on `device[i]`; `row[i]` is kind (in `KINDS`) x stages +
-    stage.
+    """Operation i runs `micro_batch[i]` on `device[i]`; `row[i]` is kind index x stages + stage.
 
-    It starts when all of `waits_for[:, i]` have ended: the operation before it on its device, what
-    its forward needs,
-    what its backward needs (the number of operations stands for none); the last two plus the time
-    of `hops[:, i]`, the
-    number of the boundary crossed (`stages` where none is). Operations of one level wait for
-    earlier levels only.
+    Kinds are those of `KINDS`. An operation starts when all of `waits_for[:, i]` have ended: the
+    operation before it on its device, the input of its forward, the input of its backward (the
+    number of operations stands for none); the last two plus the time of `hops[:, i]`, the index of
+    the crossed boundary (`stages` if none). Operations of one level wait for earlier levels only.
     `backward_micro_batch[i]` is that of an `FB`, whose backward stage is stages - 1 - stage. `peak`
-    is the largest
-    number of forwards held per device, each from its start to the end of its weight gradient.
+    is the largest number of forwards held per device, each from its start to the end of its weight
+    gradient.
     """
 
     pp: int
@@ -53,16 +48,16 @@ class Program:
 
 @lru_cache(maxsize=128)
 def program(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> Program:
-    """The program of a pipeline; ValueError where it cannot be run or has too many operations to be
-    laid out.
+    """The program of a pipeline.
+
+    Raises ValueError if it cannot run or has too many operations.
     """
     check(schedule, pp, virtual_stages, micro_batches)
-    if pp * virtual_stages * micro_batches > _MOST:
+    if pp * virtual_stages * micro_batches > _MAX_FORWARDS:
         raise ValueError(
             f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} "
-            "micro-batches is too long to "
-            f"be simulated (over {_MOST} forwards); try fewer micro-batches, its closed form "
-            "needs none"
+            f"micro-batches is too long to simulate (over {_MAX_FORWARDS} forwards); try fewer "
+            "micro-batches or the closed form"
         )
     orders = device_orders(schedule, pp, virtual_stages, micro_batches)
     stages, none = pp * virtual_stages, sum(map(len, orders))
@@ -158,32 +153,31 @@ def _peaks(orders: list[Order]) -> Ints:
 
 
 def duration_rows(forward: Floats, backward: Floats, weight: Floats, overlap: Floats) -> Floats:
-    """Durations [5 * stages, cases] by `Program.row`, from times [stages, cases] and the seconds an
-    `FB` saves [cases].
+    """Durations [5 * stages, cases] by `Program.row`.
 
-    A full backward takes backward + weight. In an `FB` stage s runs beside stage 2·pp-1-s; it lasts
-    at least as long as
-    the longer of the two.
+    Times are [stages, cases], `overlap` the seconds that an `FB` saves [cases]. A full backward
+    takes backward + weight. In an `FB` stage s overlaps with stage 2·pp-1-s; it takes at least as
+    long as the longer of the two.
     """
     both = backward + weight
-    beside = both[::-1]
-    pairs = np.maximum(forward + beside - overlap, np.maximum(forward, beside))
+    paired = both[::-1]
+    pairs = np.maximum(forward + paired - overlap, np.maximum(forward, paired))
     return np.concatenate([forward, both, backward, weight, pairs])
 
 
 def end_times(run: Program, rows: Floats, hop: Floats) -> Floats:
-    """When each operation ends, [operations + 1, cases] (the last row is time 0), starting at time
-    0.
+    """End of each operation [operations + 1, cases] from time 0; the last row is time 0.
 
     `rows` [5 * stages, cases] as from `duration_rows`; `hop` [stages + 1, cases], row s the time
-    from stage s to s + 1
-    or back, its last row 0.
+    between stages s and s + 1, its last row 0.
     """
     end = np.zeros((len(run.row) + 1, rows.shape[1]))
-    own, forth, back = run.waits_for
-    forth_hop, back_hop = run.hops
-    lasts = rows[run.row]
+    own, forward, backward = run.waits_for
+    forward_hop, backward_hop = run.hops
+    durations = rows[run.row]
     for at in run.levels:
-        start = np.maximum(end[forth[at]] + hop[forth_hop[at]], end[back[at]] + hop[back_hop[at]])
-        end[at] = np.maximum(start, end[own[at]]) + lasts[at]
+        arrived = np.maximum(
+            end[forward[at]] + hop[forward_hop[at]], end[backward[at]] + hop[backward_hop[at]]
+        )
+        end[at] = np.maximum(arrived, end[own[at]]) + durations[at]
     return end

@@ -1,7 +1,6 @@
-"""An event simulator of pipeline schedules: every operation of every device, when it starts and
-when it ends.
+"""An event simulator of pipeline schedules: start and end of every operation of every device.
 
-Knows given times only, not where they come from. Transfers take time but keep no device busy.
+Transfers take time but do not occupy a device. Does not depend on the origin of the times.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ Times = float | Sequence[float] | Floats
 
 
 class Event(NamedTuple):
-    """An operation in time.
+    """An operation with start and end.
 
     The last two fields name the backward half of an `FB`, else they are -1.
     """
@@ -45,22 +44,17 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What a pipeline did in one step.
+    """The simulation of one step.
 
     `busy_s` [pp] is each device's time in operations, `bubble_fraction` the idle share of all
-    devices' time,
-    1 - sum(busy) / (pp * makespan). `in_flight` [pp] is the largest number of micro-batches whose
-    activations a device
-    holds, each from its forward to the end of its weight gradient, in whole devices: a chunk counts
-    1 / virtual_stages.
+    devices' time, 1 - sum(busy) / (pp * makespan). `in_flight` [pp] is the largest number of micro-
+    batches whose activations a device holds, each from its forward to the end of its weight
+    gradient, in full devices: a chunk counts 1 / virtual_stages.
 
-    Of a step of very many operations the end is worked out from a shorter one, as exactly (see
-    `steady`), and only the
-    first `listed` micro-batches have events. A pipedream run never flushes: its makespan is what
-    `micro_batches` take
-    in the steady state, so its bubble is 0 where stages are balanced and hops are free; its events
-    are those of the
-    run's start.
+    The end of a step with very many operations is computed exactly from a shorter one (see
+    `steady`), and only the first `listed` micro-batches have events. A pipedream run never flushes:
+    its makespan is the time of `micro_batches` in the steady state, so its bubble is 0 if stages
+    are balanced and hops are free; its events are those of the start of the run.
     """
 
     schedule: str
@@ -77,18 +71,19 @@ class Simulation:
 
     @property
     def bubble_fraction(self) -> float:
+        """Idle share of all devices' time; 0 if nothing takes time."""
         total = self.pp * self.makespan_s
         return 1.0 - float(self.busy_s.sum()) / total if total else 0.0
 
     @cached_property
     def events(self) -> list[Event]:
         """The operations of the first `listed` micro-batches, by device, then time."""
-        run, found = self.run, []
+        run, events = self.run, []
         order = np.lexsort((self.ends_s, run.device))
         for i in order[run.micro_batch[order] < self.listed].tolist():
             kind, stage = divmod(int(run.row[i]), run.stages)
             pair = KINDS[kind] == "FB"
-            found.append(
+            events.append(
                 Event(
                     device=int(run.device[i]),
                     stage=stage,
@@ -100,7 +95,7 @@ class Simulation:
                     backward_micro_batch=int(run.backward_micro_batch[i]) if pair else -1,
                 )
             )
-        return found
+        return events
 
 
 def simulate(
@@ -115,20 +110,15 @@ def simulate(
     hop_s: Times = 0.0,
     overlap_s: float = 0.0,
 ) -> Simulation:
-    """Run a schedule's order; each operation starts when its device is free and its input has
-    arrived.
+    """Runs a schedule's order; an operation starts when its device is free and its input exists.
 
-    forward_s, backward_s (input gradient), weight_s (weight gradient): seconds per stage and
-    micro-batch, one for all
-    or one for each of the pp * virtual_stages stages; recomputation belongs to the backward.
-    Schedules that do not
-    split the backward take backward + weight in one. hop_s: from a stage to the next one, one for
-    all or one for each
-    of the stages - 1 boundaries; none is taken where both stages are on one device. overlap_s: what
-    dualpipev saves
-    when a forward runs beside a backward, at most the shorter of them. Raises ValueError for a
-    pipeline that cannot be
-    run or for wrong times.
+    forward_s, backward_s (input gradient), weight_s (weight gradient): seconds per stage and micro-
+    batch, one for all or one for each of the pp * virtual_stages stages; recomputation belongs to
+    the backward. Schedules that do not split the backward run backward + weight as one. hop_s:
+    transfer between adjacent stages, one for all or one for each of the stages - 1 boundaries; 0 if
+    both stages are on one device. overlap_s: what dualpipev saves when a forward overlaps with a
+    backward, at most the shorter of them. Raises ValueError for a pipeline that cannot run or for
+    invalid times.
     """
     check(schedule, pp, virtual_stages, micro_batches)
     short, period = shortened(schedule, pp, virtual_stages, micro_batches)
@@ -137,15 +127,15 @@ def simulate(
         return _endless(pp, micro_batches, min(short, micro_batches), *times)
     if short < micro_batches:
         part = _run(schedule, pp, virtual_stages, short, *times)
-        if found := repetition(schedule, virtual_stages, part.run, part.ends_s, period):
-            more, again = (micro_batches - short) // period, found[1]
-            repeated = np.bincount(part.run.device[again], part.lasts_s[again], pp)
+        if repeated := repetition(schedule, virtual_stages, part.run, part.ends_s, period):
+            more, again = (micro_batches - short) // period, repeated[1]
+            busy = np.bincount(part.run.device[again], part.lasts_s[again], pp)
             return replace(
                 part,
                 micro_batches=micro_batches,
                 listed=short - 3 * period,
-                makespan_s=part.makespan_s + more * found[0],
-                busy_s=part.busy_s + more * repeated,
+                makespan_s=part.makespan_s + more * repeated[0],
+                busy_s=part.busy_s + more * busy,
             )
     return _run(schedule, pp, virtual_stages, micro_batches, *times)
 
@@ -196,7 +186,7 @@ def _endless(
     hop_s: Times,
     overlap_s: float,
 ) -> Simulation:
-    """A pipedream run: its start from the events, its pace from the steady state."""
+    """A pipedream run: events of its start, time of the steady state."""
     start = _run("pipedream", pp, 1, short + pp, forward_s, backward_s, weight_s, hop_s, overlap_s)
     work = sum(_column("", times, pp)[:, 0] for times in (forward_s, backward_s, weight_s))
     pace = steady_period_s(np.asarray(work), _column("", hop_s, pp - 1)[:, 0])
@@ -206,28 +196,30 @@ def _endless(
 
 
 def steady_period_s(work_s: Floats, hop_s: Floats) -> float:
-    """Seconds per micro-batch of an endless 1F1B run, from each stage's work [p] and the hops
-    between stages [p - 1].
+    """Seconds per micro-batch of an endless 1F1B run.
 
-    Stages i..j hand j - i + 1 micro-batches down and up among them, each stage working on each and
-    each hop paid twice;
-    the slowest such round binds (the largest cycle mean of the order's dependencies).
+    From each stage's work [p] and the hops between stages [p - 1]. Stages i..j exchange j - i + 1
+    micro-batches, each stage working on each and each hop counted twice; the slowest such cycle
+    binds (the largest cycle mean of the order's dependencies).
     """
-    worked = np.concatenate([[0.0], np.cumsum(work_s)])
-    crossed = np.concatenate([[0.0], np.cumsum(2 * hop_s)])
+    work_sum = np.concatenate([[0.0], np.cumsum(work_s)])
+    hop_sum = np.concatenate([[0.0], np.cumsum(2 * hop_s)])
     low, high = np.triu_indices(len(work_s))
     return float(
-        ((worked[high + 1] - worked[low] + crossed[high] - crossed[low]) / (high - low + 1)).max()
+        (
+            (work_sum[high + 1] - work_sum[low] + hop_sum[high] - hop_sum[low]) / (high - low + 1)
+        ).max()
     )
 
 
 def _column(name: str, value: Times, length: int) -> Floats:
-    """`value` as [length, 1]; ValueError unless it is one or `length` finite numbers, none
-    negative.
+    """`value` as [length, 1].
+
+    Raises ValueError unless it is one or `length` finite numbers, none negative.
     """
     array = np.asarray(value, dtype=np.float64)
     if array.ndim > 1 or (array.ndim == 1 and array.size != length):
-        raise ValueError(f"{name} has shape {array.shape}, wanted is one number or {length}")
+        raise ValueError(f"{name} has shape {array.shape}, must be one number or {length}")
     if not np.isfinite(array).all() or (array < 0).any():
         raise ValueError(f"{name} must be finite and not negative, got {value}")
     return np.broadcast_to(array.reshape(-1, 1), (length, 1))

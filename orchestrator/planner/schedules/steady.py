@@ -1,8 +1,6 @@
-"""Long steps from short ones: once a pipeline repeats itself, more micro-batches only repeat it
-more often.
+"""Long steps from short ones: in the steady state more micro-batches only add repetitions.
 
-Knows programs and end times. Extrapolates only what it has seen repeat, so the answer is exact or
-none.
+Extrapolates only observed repetitions, so that the result is exact or None.
 """
 
 from __future__ import annotations
@@ -13,13 +11,14 @@ from orchestrator.planner.schedules.program import Floats, Ints, Program
 
 # per stage and micro-batch; an `FB` is half of two stages'
 SPLIT_OPERATIONS = {"zb1p": 3, "zbv": 3, "dualpipev": 1}
-_MANY = 60_000  # operations, a quarter of a second to lay out and run
-_SEEN = 3  # periods in a row that must be alike; nothing waits for what lies further back
+_MANY = 60_000  # operations: 0.25 s to build and run
+_SEEN = 3  # consecutive periods that must be equal; no operation waits for an earlier one
 
 
 def shortened(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> tuple[int, int]:
-    """(micro-batches to simulate, micro-batches of a period): the step itself where it is short or
-    never repeats.
+    """(Micro-batches to simulate, micro-batches per period).
+
+    The step itself if it is short or never repeats.
     """
     operations = pp * virtual_stages * micro_batches * SPLIT_OPERATIONS.get(schedule, 2)
     period = (
@@ -36,14 +35,11 @@ def shortened(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -
 def repetition(
     schedule: str, virtual_stages: int, run: Program, ends: Floats, period: int
 ) -> tuple[float, Ints] | None:
-    """Seconds that one more period of micro-batches takes, and the operations that it repeats; None
-    unless sure.
+    """Seconds per additional period of micro-batches, and the operations that it repeats.
 
-    Each device's order holds a stretch in which the same operations return `period` micro-batches
-    later. Where over the
-    last three periods of that stretch all of them, on all devices, also ended equally later,
-    everything that follows is
-    shifted alike by one more period.
+    None if not certain. Each device's order has a stretch in which the same operations return
+    `period` micro-batches later. If all of them, on all devices, also ended equally later over the
+    last three periods of that stretch, one more period shifts everything after it by the same time.
     """
     length = virtual_stages * period * SPLIT_OPERATIONS.get(schedule, 2)
     blocks, later = [], []

@@ -1,6 +1,6 @@
 """A pipeline's step as plain data for drawing: one row per operation.
 
-Knows numbers and names, nothing of charts.
+Does not depend on charts.
 """
 
 from __future__ import annotations
@@ -11,18 +11,14 @@ from orchestrator.planner.schedules.simulate import Simulation
 
 
 def timeline(simulation: Simulation, micro_batches: int = 16) -> dict[str, Any]:
-    """`{schedule, devices, virtual_stages, micro_batches, drawn, drawn_s, rows, makespan_s,
-    bubble_fraction}`.
+    """`{schedule, devices, virtual_stages, micro_batches, drawn, drawn_s, rows, …}`.
 
     Rows are those of the first `micro_batches` micro-batches, by device, then time: `{device,
-    stage, micro_batch, kind,
-    start_s, end_s}`, plain numbers and strings. `kind` is F, B or W; B is the input gradient where
-    a W of the same
-    stage and micro-batch follows, else the full backward. `F&B` is a forward beside a full backward
-    and names the
-    latter's `backward_stage` and `backward_micro_batch`. `makespan_s` and `bubble_fraction` are the
-    whole step's;
-    `drawn_s` ends the drawn part.
+    stage, micro_batch, kind, start_s, end_s}`, plain numbers and strings. `kind` is F, B or W; B is
+    the input gradient if a W of the same stage and micro-batch follows, else the full backward.
+    `F&B` is a forward overlapped with a full backward and names the latter's `backward_stage` and
+    `backward_micro_batch`. `makespan_s` and `bubble_fraction` are those of the full step; `drawn_s`
+    is the end of the drawn part.
     """
     kinds = {"F": "F", "B": "B", "I": "B", "W": "W", "FB": "F&B"}
     rows: list[dict[str, Any]] = []

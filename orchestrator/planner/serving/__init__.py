@@ -1,6 +1,6 @@
 """Serving: KV cache, time to first token, time per output token, throughput, concurrency.
 
-Knows no training.
+Does not depend on training.
 """
 
 from orchestrator.planner.serving.answer import serving

@@ -1,7 +1,6 @@
-"""Answers to serving questions: memory, latency, throughput, the curve over batch sizes,
-speculative decoding.
+"""Serving estimates: memory, latency, throughput by batch size, speculative decoding.
 
-Knows how answers look, not how terms are computed.
+Does not depend on how terms are computed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from orchestrator.planner.serving.terms import SERVING
 from workers.contracts.base import validation_problems
 from workers.contracts.catalog.units import GIB
 
-MOST_BATCH = 256  # of a default batch; a person may ask for more
+MAX_DEFAULT_BATCH = 256  # a request may set a larger batch
 NUMBERS = (
     "ttft_s",
     "tpot_s",
@@ -42,23 +41,22 @@ MEMORY = (
 )
 
 
-def serving(given: Mapping[str, Any], *, explained: bool = False) -> dict[str, Any]:
-    """`{ok, problems, fits, batch, ttft_s, tpot_s, tokens_per_s, …, memory {…}, speculative?, curve
-    [{batch, …}]}`.
+def serving(fields: Mapping[str, Any], *, explained: bool = False) -> dict[str, Any]:
+    """Answer `{ok, problems, fits, batch, ttft_s, …, memory, speculative?, curve}`.
 
-    Seconds, bytes, tokens/s of all replicas together. `explained`: each number is a tree of its
-    formula.
+    Seconds, bytes, tokens/s of all replicas together; `curve` is a list of `{batch, …}`.
+    `explained`: each number is the tree of its formula.
     """
     try:
-        request = ServingRequest.model_validate(dict(given))
+        request = ServingRequest.model_validate(dict(fields))
     except ValidationError as error:
-        return {"ok": False, "problems": [each.to_dict() for each in validation_problems(error)]}
+        return {"ok": False, "problems": [item.to_dict() for item in validation_problems(error)]}
     if problems := request.problems():
-        return {"ok": False, "problems": [each.to_dict() for each in problems]}
+        return {"ok": False, "problems": [item.to_dict() for item in problems]}
     columns = request.columns()
-    one = Table({**columns, "batch": request.replicas}, 1, SERVING)
-    concurrency = float(one["max_concurrency"])
-    batch = request.batch or int(max(request.replicas, min(concurrency, MOST_BATCH)))
+    minimal = Table({**columns, "batch": request.replicas}, 1, SERVING)
+    concurrency = float(minimal["max_concurrency"])
+    batch = request.batch or int(max(request.replicas, min(concurrency, MAX_DEFAULT_BATCH)))
     table = Table({**columns, "batch": float(batch)}, 1, SERVING)
 
     def shown(name: str) -> Any:
@@ -94,7 +92,7 @@ def _plain(name: str, value: Any) -> float | int:
 
 
 def _bound(table: Table) -> str:
-    """What a decode step waits for."""
+    """The bottleneck of a decode step."""
     parts = {
         "memory bandwidth": float(table["decode_memory_s"]),
         "compute": float(table["decode_compute_s"]),
@@ -107,52 +105,52 @@ def _bound(table: Table) -> str:
 def _curve(
     columns: dict[str, Any], request: ServingRequest, concurrency: float
 ) -> list[dict[str, Any]]:
-    """Throughput against latency over batch sizes, up to what fits."""
-    most = max(request.replicas, int(min(concurrency, 4096)))
-    steps = np.unique(np.geomspace(request.replicas, most, 16).round().astype(int))
+    """Throughput and latency over batch sizes, up to the largest that fits."""
+    max_batch = max(request.replicas, int(min(concurrency, 4096)))
+    steps = np.unique(np.geomspace(request.replicas, max_batch, 16).round().astype(int))
     table = Table({**columns, "batch": steps.astype(float)}, len(steps), SERVING)
     names = ("ttft_s", "tpot_s", "tokens_per_s", "total_bytes")
-    found = {name: table.column(name) for name in names}
+    values = {name: table.column(name) for name in names}
     return [
-        {"batch": int(batch), **{name: _plain(name, found[name][index]) for name in names}}
+        {"batch": int(batch), **{name: _plain(name, values[name][index]) for name in names}}
         for index, batch in enumerate(steps)
     ]
 
 
 def _speculative(table: Table, request: ServingRequest, explained: bool) -> dict[str, Any]:
     lengths = np.arange(1, 17) if request.draft_tokens is None else np.array([request.draft_tokens])
-    tried = table.with_columns({"draft_tokens": lengths.astype(float)})
-    speedups = np.atleast_1d(tried["speculative_speedup"])
+    candidates = table.with_columns({"draft_tokens": lengths.astype(float)})
+    speedups = np.atleast_1d(candidates["speculative_speedup"])
     best = float(lengths[int(speedups.argmax())])
     chosen = table.with_columns({"draft_tokens": best})
     names = ("accepted_per_step", "speculative_speedup", "speculative_tpot_s")
-    found = {
+    numbers = {
         name: explain(chosen, name).to_dict() if explained else float(chosen[name])
         for name in names
     }
-    return {"draft_tokens": int(best), "pays": bool(speedups.max() > 1), **found}
+    return {"draft_tokens": int(best), "pays": bool(speedups.max() > 1), **numbers}
 
 
 def _advice(request: ServingRequest, table: Table) -> list[str]:
-    """Single changes that make it fit, smallest first."""
+    """Single changes with which the request fits, smallest first."""
     weights, room = float(table["weights_bytes_per_device"]), float(table["kv_room_bytes"])
-    found = []
+    suggestions = []
     if room > float(table["kv_bytes_per_sequence_device"]):
-        found.append(f"batch {int(float(table['max_concurrency']))}")
+        suggestions.append(f"batch {int(float(table['max_concurrency']))}")
     for quantize in ("fp8", "int8", "int4"):
         smaller = request.model_copy(update={"quantize": quantize})
-        if smaller.columns()["weight_bytes_each"] < table["weight_bytes_each"] and _holds(smaller):
-            found.append(f"quantize {quantize}")
+        if smaller.columns()["weight_bytes_each"] < table["weight_bytes_each"] and _fits(smaller):
+            suggestions.append(f"quantize {quantize}")
             break
     for tp in (2, 4, 8, 16):
         wider = request.model_copy(update={"tp": request.tp * tp})
-        if not wider.problems() and _holds(wider):
-            found.append(f"tp {wider.tp}")
+        if not wider.problems() and _fits(wider):
+            suggestions.append(f"tp {wider.tp}")
             break
     gib = math.ceil(weights * request.tp * request.pp / GIB)
-    return found or [f"more or larger devices: the weights alone take {gib} GiB"]
+    return suggestions or [f"more or larger devices: the weights alone need {gib} GiB"]
 
 
-def _holds(request: ServingRequest) -> bool:
+def _fits(request: ServingRequest) -> bool:
     batch = float(request.batch or request.replicas)
     return bool(Table({**request.columns(), "batch": batch}, 1, SERVING)["fits"])

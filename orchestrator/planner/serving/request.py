@@ -1,5 +1,4 @@
-"""A serving question: model, devices, lengths, quantisation; checked, and turned into the columns
-of the terms.
+"""A serving request: model, devices, lengths, quantisation; its problems and input columns.
 
 Does not compute a prediction.
 """
@@ -24,9 +23,8 @@ from workers.contracts.specs.model import ModelSpec, Positive
 WEIGHT_BYTES = {"none": 2.0, "fp32": 4.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 2.5 / 128}
 KV_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0}
 
-# of a GPU: large matrix products reach 0.6 of the datasheet in prefill, streams 0.8 of HBM (13B on
-# A100-40G: 22 ms
-# measured over a floor of 16.7), CUDA graphs leave about 4 µs a layer; a CPU core has no launches
+# GPU: large matrix products reach 0.6 of the datasheet in prefill, streams 0.8 of HBM (13B on
+# A100-40G: 22 ms measured over a minimum of 16.7), CUDA graphs need about 4 µs per layer
 GPU_PROFILE = {
     "gemm_efficiency": 0.6,
     "bandwidth_efficiency": 0.8,
@@ -45,20 +43,18 @@ CPU_PROFILE = {
 }
 
 
-def _named(given: object) -> object:
-    return preset(given) if isinstance(given, str) else given
+def _named(value: object) -> object:
+    return preset(value) if isinstance(value, str) else value
 
 
 class ServingRequest(Contract):
-    """Lengths in tokens, `batch` sequences in flight over all `replicas` (default: as many as fit,
-    at most 256).
+    """A serving request.
 
-    `quantize` is of the weights, `kv_dtype` of the cache. `acceptance` is the chance that a draft
-    token is accepted,
-    `draft_cost` the time of one draft step over that of the model, `draft_tokens` how many are
-    drafted a step
-    (default: the number that pays most). `device` stands in the place of the cluster's: one that no
-    catalogue holds.
+    Lengths are in tokens; `batch` is the number of sequences in flight over all `replicas`
+    (default: as many as fit, at most 256). `quantize` applies to the weights, `kv_dtype` to the
+    cache. `acceptance` is the chance that a draft token is accepted, `draft_cost` the time of one
+    draft step over that of the model, `draft_tokens` how many are drafted per step (default: the
+    best number). `device` replaces the device of the cluster, if it is not in the catalogue.
     """
 
     model: Annotated[ModelSpec, BeforeValidator(_named, json_schema_input_type=str | ModelSpec)]
@@ -80,20 +76,22 @@ class ServingRequest(Contract):
 
     @property
     def entry(self) -> Device:
+        """The device's catalogue entry."""
         return self.device or self.cluster.entry
 
     @property
     def devices(self) -> int:
+        """Devices of all replicas."""
         return self.tp * self.pp * self.replicas
 
     def problems(self) -> list[Problem]:
-        """What makes the question unanswerable; empty when it is fine."""
-        found, model = [], self.model
+        """Problems of the request; empty if it is valid."""
+        problems, model = [], self.model
         if self.devices > self.cluster.devices:
             message = (
                 f"tp {self.tp} x pp {self.pp} x replicas {self.replicas} is {self.devices} devices"
             )
-            found.append(
+            problems.append(
                 problem(
                     "tp",
                     f"{message}, the cluster has {self.cluster.devices}",
@@ -103,45 +101,45 @@ class ServingRequest(Contract):
         heads = model.mfa.heads if model.mfa else model.heads
         if heads % self.tp:
             near = nearest_divisor(heads, self.tp)
-            found.append(
+            problems.append(
                 problem("tp", f"{heads} heads do not divide by tp {self.tp}", f"tp {near}")
             )
         elif model.attention == "softmax" and model.kv_heads % self.tp and self.tp % model.kv_heads:
             near = nearest_divisor(model.kv_heads, self.tp)
             message = f"{model.kv_heads} key-value heads neither divide by tp {self.tp} nor into it"
-            found.append(problem("tp", message, f"tp {near}"))
+            problems.append(problem("tp", message, f"tp {near}"))
         if self.pp > model.layers:
             message = f"{model.layers} layers are too few for pp {self.pp}"
-            found.append(problem("pp", message, f"pp {model.layers}"))
+            problems.append(problem("pp", message, f"pp {model.layers}"))
         if self.prompt_len + self.output_len > model.max_seq_len:
             message = (
                 f"{self.prompt_len} + {self.output_len} tokens exceed max_seq_len "
                 f"{model.max_seq_len} of {model.name}"
             )
-            found.append(
+            problems.append(
                 problem("prompt_len", message, f"{max(1, model.max_seq_len - self.output_len)}")
             )
-        return found
+        return problems
 
     @property
     def precision(self) -> str:
-        """What products are asked to run in: weights of int8 and int4 are widened to 16 bit first."""
+        """The precision of products; int8 and int4 weights are widened to 16 bit first."""
         return {"fp8": "fp8", "fp32": "fp32"}.get(self.quantize, self.entry.half)
 
     def notes(self) -> list[str]:
-        """What to know of the prediction."""
+        """Notes on the prediction."""
         used = self.entry.compute_precision(self.precision)
         if used == self.precision:
             return []
         message = (
-            f"{self.entry.name} does not multiply in {self.precision}: weights are kept in it and"
+            f"{self.entry.name} does not multiply in {self.precision}: weights are stored in it and"
         )
         return [
-            f"{message} products counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."
+            f"{message} products are counted at its {used} peak, {self.entry.peak(used):g} TFLOP/s."
         ]
 
     def columns(self) -> dict[str, Any]:
-        """Input columns of SERVING but for `batch`."""
+        """Input columns of SERVING except `batch`."""
         entry, cluster = self.entry, self.cluster
         profile = CPU_PROFILE if entry.kind == "cpu" else GPU_PROFILE
         sizes = model_columns(self.model)

@@ -1,8 +1,7 @@
-"""Terms of serving: weights, KV cache, prefill and decode rooflines, throughput, concurrency,
-speculative decoding.
+"""Serving terms: weights, KV cache, prefill and decode rooflines, throughput, speculative decoding.
 
-A registry of its own beside training's. Knows no queue: latencies are those of an engine that is
-never late.
+A separate registry from training. Does not model queues: latencies are those of an engine without
+waiting requests.
 """
 
 from __future__ import annotations
@@ -49,27 +48,35 @@ declare_inputs(
     "params_expert",
     "params_table",
 )
-declare_inputs("", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size")
-declare_inputs("B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each")
+declare_inputs(
+    "", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size"
+)
+declare_inputs(
+    "B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each"
+)
 declare_inputs("B", "device catalogue", "capacity_bytes")
 declare_inputs("FLOP/s", "device catalogue", "peak_flops")
-declare_inputs("B/s", "device catalogue or cluster", "memory_bandwidth", "tp_bandwidth", "pp_bandwidth")
+declare_inputs(
+    "B/s", "device catalogue or cluster", "memory_bandwidth", "tp_bandwidth", "pp_bandwidth"
+)
 declare_inputs("USD/h", "cluster", "usd_per_hour")
-declare_inputs("", "default profile", "gemm_efficiency", "bandwidth_efficiency", "memory_utilization")
+declare_inputs(
+    "", "default profile", "gemm_efficiency", "bandwidth_efficiency", "memory_utilization"
+)
 declare_inputs("s", "default profile", "launch_s_per_layer", "collective_latency_s")
 declare_inputs("B", "default profile", "reserved_bytes")
 declare_inputs("", "request: speculative decoding", "acceptance", "draft_tokens", "draft_cost")
 
-# --- memory
-# -----------------------------------------------------------------------------------------------------
+# --- memory ---
 
 
 @term(
     "B",
     "each · (all parameters - tables) + 2 · tables",
-    "weight-only quantisation keeps embedding and head in 16 bit",
+    "weight-only quantisation leaves embedding and head in 16 bit",
 )
 def weights_bytes(params_total: Any, params_table: Any, weight_bytes_each: Any) -> Any:
+    """Bytes of all weights."""
     return (
         weight_bytes_each * (params_total - params_table)
         + np.maximum(2.0, weight_bytes_each) * params_table
@@ -78,6 +85,7 @@ def weights_bytes(params_total: Any, params_table: Any, weight_bytes_each: Any) 
 
 @term("B", "weights / (tp · pp)", POPE)
 def weights_bytes_per_device(weights_bytes: Any, tp: Any, pp: Any) -> Any:
+    """Bytes of weights per device."""
     return weights_bytes / (tp * pp)
 
 
@@ -89,38 +97,44 @@ def weights_bytes_per_device(weights_bytes: Any, tp: Any, pp: Any) -> Any:
 def kv_elements_per_layer(
     is_mla: Any, is_mfa: Any, kv_heads: Any, head_dim: Any, kv_lora: Any, qk_rope: Any
 ) -> Any:
+    """KV cache elements per token and layer."""
     plain = np.where(is_mfa, 2 * head_dim, 2 * kv_heads * head_dim)
     return np.where(is_mla, kv_lora + qk_rope, plain)
 
 
 @term("B", "layers · elements · bytes each", VLLM)
 def kv_bytes_per_token(layers: Any, kv_elements_per_layer: Any, kv_bytes_each: Any) -> Any:
+    """KV cache bytes per token."""
     return layers * kv_elements_per_layer * kv_bytes_each
 
 
 @term(
     "",
     "MLA and MFA: 1; else min(tp, kv_heads)",
-    "the latent is on every rank; key-value heads are copied beyond tp",
+    "the latent is on every rank; key-value heads are replicated if tp exceeds them",
 )
 def kv_shards(is_mla: Any, is_mfa: Any, tp: Any, kv_heads: Any) -> Any:
+    """Tensor parallel shards of the KV cache."""
     return np.where((is_mla > 0) | (is_mfa > 0), 1, np.minimum(tp, kv_heads))
 
 
-@term("tokens", "min(prompt + output, window), in whole blocks", VLLM)
+@term("tokens", "min(prompt + output, window), in full blocks", VLLM)
 def kv_tokens_per_sequence(prompt_len: Any, output_len: Any, window: Any, block_size: Any) -> Any:
+    """Tokens per sequence in the KV cache."""
     tokens = prompt_len + output_len
-    kept = np.where(window > 0, np.minimum(tokens, window), tokens)
-    return np.ceil(kept / block_size) * block_size
+    cached = np.where(window > 0, np.minimum(tokens, window), tokens)
+    return np.ceil(cached / block_size) * block_size
 
 
 @term("B", "tokens · bytes per token", VLLM)
 def kv_bytes_per_sequence(kv_tokens_per_sequence: Any, kv_bytes_per_token: Any) -> Any:
+    """KV cache bytes per sequence."""
     return kv_tokens_per_sequence * kv_bytes_per_token
 
 
 @term("B", "bytes per sequence / (shards · pp)", VLLM)
 def kv_bytes_per_sequence_device(kv_bytes_per_sequence: Any, kv_shards: Any, pp: Any) -> Any:
+    """KV cache bytes per sequence and device."""
     return kv_bytes_per_sequence / (kv_shards * pp)
 
 
@@ -132,6 +146,7 @@ def kv_bytes_per_sequence_device(kv_bytes_per_sequence: Any, kv_shards: Any, pp:
 def activations_bytes(
     prompt_len: Any, hidden: Any, activation_bytes_each: Any, batch: Any, vocab: Any, tp: Any
 ) -> Any:
+    """Working set of one prefill, and logits."""
     return prompt_len * hidden * 8 * activation_bytes_each + batch * vocab * 4 / tp
 
 
@@ -143,6 +158,7 @@ def kv_room_bytes(
     activations_bytes: Any,
     reserved_bytes: Any,
 ) -> Any:
+    """Bytes available for the KV cache per device."""
     room = (
         capacity_bytes * memory_utilization
         - weights_bytes_per_device
@@ -154,6 +170,7 @@ def kv_room_bytes(
 
 @term("sequences", "⌊room / bytes per sequence and device⌋ · replicas", VLLM)
 def max_concurrency(kv_room_bytes: Any, kv_bytes_per_sequence_device: Any, replicas: Any) -> Any:
+    """Sequences that fit."""
     return np.floor(kv_room_bytes / kv_bytes_per_sequence_device) * replicas
 
 
@@ -165,6 +182,7 @@ def total_bytes(
     batch: Any,
     kv_bytes_per_sequence_device: Any,
 ) -> Any:
+    """Bytes per device at the batch."""
     return (
         weights_bytes_per_device
         + activations_bytes
@@ -173,13 +191,13 @@ def total_bytes(
     )
 
 
-@term("", "1 where total ≤ capacity · utilization", "")
+@term("", "1 if total ≤ capacity · utilization", "")
 def fits(total_bytes: Any, capacity_bytes: Any, memory_utilization: Any) -> Any:
+    """Whether the batch fits."""
     return np.asarray(total_bytes <= capacity_bytes * memory_utilization, float)
 
 
-# --- prefill
-# ----------------------------------------------------------------------------------------------------
+# --- prefill ---
 
 
 @term(
@@ -193,6 +211,7 @@ def prefill_flops(
     attention_width: Any,
     window: Any,
 ) -> Any:
+    """FLOPs of one prefill."""
     keys = np.where(window > 0, np.minimum(prompt_len, 2 * window), prompt_len)
     return (
         2 * (params_active - params_embedding) * prompt_len
@@ -202,6 +221,7 @@ def prefill_flops(
 
 @term("s", "FLOPs / (efficiency · peak · tp)", POPE)
 def prefill_compute_s(prefill_flops: Any, gemm_efficiency: Any, peak_flops: Any, tp: Any) -> Any:
+    """Compute seconds of one prefill."""
     return prefill_flops / (gemm_efficiency * peak_flops * tp)
 
 
@@ -209,6 +229,7 @@ def prefill_compute_s(prefill_flops: Any, gemm_efficiency: Any, peak_flops: Any,
 def prefill_weights_s(
     weights_bytes: Any, bandwidth_efficiency: Any, memory_bandwidth: Any, tp: Any
 ) -> Any:
+    """Seconds to read the weights in a prefill."""
     return weights_bytes / (bandwidth_efficiency * memory_bandwidth * tp)
 
 
@@ -228,6 +249,7 @@ def prefill_comm_s(
     pp_bandwidth: Any,
     collective_latency_s: Any,
 ) -> Any:
+    """Communication seconds of one prefill."""
     size = prompt_len * hidden * activation_bytes_each
     return _reduced_and_sent_s(
         size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s
@@ -242,6 +264,7 @@ def ttft_s(
     layers: Any,
     launch_s_per_layer: Any,
 ) -> Any:
+    """Time to first token."""
     return (
         np.maximum(prefill_compute_s, prefill_weights_s)
         + prefill_comm_s
@@ -249,24 +272,25 @@ def ttft_s(
     )
 
 
-# --- decode
-# -----------------------------------------------------------------------------------------------------
+# --- decode ---
 
 
 @term("sequences", "batch / replicas", "")
 def replica_batch(batch: Any, replicas: Any) -> Any:
+    """Sequences per replica."""
     return np.ceil(batch / replicas)
 
 
 @term("", "E · (1 - (1 - k/E)^batch)", "expected distinct experts under even routing")
 def experts_touched(experts: Any, top_k: Any, replica_batch: Any) -> Any:
+    """Expected distinct experts per layer and decode step."""
     count = np.maximum(experts, 1)
     return np.where(
         experts > 0, count * (1 - (1 - np.minimum(1, top_k / count)) ** replica_batch), 0.0
     )
 
 
-@term("B", "weights that one step reads: all but the token table and untouched experts", "")
+@term("B", "weights that one step reads: all but the token table and unused experts", "")
 def decode_weights_bytes(
     weights_bytes: Any,
     params_embedding: Any,
@@ -277,15 +301,17 @@ def decode_weights_bytes(
     moe_layers: Any,
     params_expert: Any,
 ) -> Any:
+    """Weight bytes read per decode step."""
     table = np.where(params_head > 0, params_embedding, 0) * np.maximum(2.0, weight_bytes_each)
     idle = moe_layers * (experts - experts_touched) * params_expert * weight_bytes_each
     return weights_bytes - table - idle
 
 
-@term("B", "replica batch · KV of a sequence half way through its output", "")
+@term("B", "replica batch · KV of a sequence in the middle of its output", "")
 def decode_kv_bytes(
     replica_batch: Any, prompt_len: Any, output_len: Any, window: Any, kv_bytes_per_token: Any
 ) -> Any:
+    """KV cache bytes read per decode step."""
     tokens = prompt_len + output_len / 2
     return (
         replica_batch
@@ -303,6 +329,7 @@ def decode_memory_s(
     bandwidth_efficiency: Any,
     memory_bandwidth: Any,
 ) -> Any:
+    """Seconds of memory traffic per decode step."""
     return (decode_weights_bytes / tp + decode_kv_bytes / kv_shards) / (
         bandwidth_efficiency * memory_bandwidth
     )
@@ -322,6 +349,7 @@ def decode_compute_s(
     peak_flops: Any,
     tp: Any,
 ) -> Any:
+    """Compute seconds per decode step."""
     used = params_active - np.where(params_head > 0, params_embedding, 0)
     flops = (
         2 * used + 4 * layers * attention_width * (prompt_len + output_len / 2)
@@ -341,6 +369,7 @@ def decode_comm_s(
     pp_bandwidth: Any,
     collective_latency_s: Any,
 ) -> Any:
+    """Communication seconds per decode step."""
     size = replica_batch * hidden * activation_bytes_each
     return _reduced_and_sent_s(
         size, layers, tp, pp, tp_bandwidth, pp_bandwidth, collective_latency_s
@@ -355,6 +384,7 @@ def tpot_s(
     layers: Any,
     launch_s_per_layer: Any,
 ) -> Any:
+    """Time per output token."""
     return (
         np.maximum(decode_memory_s, decode_compute_s) + decode_comm_s + layers * launch_s_per_layer
     )
@@ -362,16 +392,15 @@ def tpot_s(
 
 @term(
     "sequences",
-    "batch at which reading weights and multiplying take equally long: peak / bandwidth · bytes / "
-    "2",
+    "batch with equal times of reading weights and multiplying: peak / bandwidth · bytes / 2",
     "H100 bf16: 989e12 / 3.35e12 = 295",
 )
 def crossover_batch(peak_flops: Any, memory_bandwidth: Any, weight_bytes_each: Any) -> Any:
+    """Batch at which decode turns from memory to compute bound."""
     return peak_flops / memory_bandwidth * weight_bytes_each / 2
 
 
-# --- throughput and speculative decoding
-# ------------------------------------------------------------------------
+# --- throughput and speculative decoding ---
 
 
 @term(
@@ -380,11 +409,13 @@ def crossover_batch(peak_flops: Any, memory_bandwidth: Any, weight_bytes_each: A
     "prefills of a full batch delay decodes",
 )
 def tokens_per_s(batch: Any, output_len: Any, tpot_s: Any, ttft_s: Any, replica_batch: Any) -> Any:
+    """Output tokens per second of all replicas."""
     return batch * output_len / (output_len * tpot_s + replica_batch * ttft_s)
 
 
 @term("tokens/s", "tokens/s / (tp · pp · replicas)", "")
 def tokens_per_s_per_device(tokens_per_s: Any, tp: Any, pp: Any, replicas: Any) -> Any:
+    """Output tokens per second and device."""
     return tokens_per_s / (tp * pp * replicas)
 
 
@@ -392,29 +423,33 @@ def tokens_per_s_per_device(tokens_per_s: Any, tp: Any, pp: Any, replicas: Any) 
 def usd_per_million_tokens(
     tokens_per_s: Any, tp: Any, pp: Any, replicas: Any, usd_per_hour: Any
 ) -> Any:
+    """Cost per 10^6 output tokens."""
     return tp * pp * replicas * usd_per_hour / (tokens_per_s * 3600) * 1e6
 
 
 @term("tokens", "(1 - α^(γ+1)) / (1 - α)", f"{LEVIATHAN}, eq. 1")
 def accepted_per_step(acceptance: Any, draft_tokens: Any) -> Any:
-    whole = draft_tokens + 1.0
+    """Expected tokens per speculative step."""
+    tokens = draft_tokens + 1.0
     below = np.minimum(acceptance, 1 - 1e-9)
-    return np.where(acceptance >= 1, whole, (1 - below**whole) / (1 - below))
+    return np.where(acceptance >= 1, tokens, (1 - below**tokens) / (1 - below))
 
 
 @term("", "accepted / (γ · c + 1)", f"{LEVIATHAN}, theorem 3.8; while decoding is memory bound")
 def speculative_speedup(accepted_per_step: Any, draft_tokens: Any, draft_cost: Any) -> Any:
+    """Speed-up of speculative decoding."""
     return accepted_per_step / (draft_tokens * draft_cost + 1)
 
 
 @term("s", "TPOT / speed-up", LEVIATHAN)
 def speculative_tpot_s(tpot_s: Any, speculative_speedup: Any) -> Any:
+    """Time per output token with speculative decoding."""
     return tpot_s / speculative_speedup
 
 
 def _reduced_and_sent_s(
     size: Any, layers: Any, tp: Any, pp: Any, tp_bandwidth: Any, pp_bandwidth: Any, latency_s: Any
 ) -> Any:
-    """Two ring all-reduces a layer of `size` bytes, and a hop to the next stage for each boundary."""
+    """Two ring all-reduces of `size` bytes per layer, and a hop per stage boundary."""
     reduces = 2 * layers * (2 * (tp - 1) / tp * size / tp_bandwidth + latency_s) * (tp > 1)
     return reduces + (pp - 1) * (size / pp_bandwidth + latency_s)

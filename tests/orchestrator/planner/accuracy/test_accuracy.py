@@ -33,7 +33,7 @@ def test_measures():
     assert measures.spearman(np.array([1.0, 1, 2, 3]), np.array([3.0, 2, 1, 1])) == pytest.approx(
         -0.8888888, abs=1e-6
     )
-    found = measures.verdicts(
+    found = measures.fit_errors(
         np.array([True, True, False, False]), np.array([False, True, False, True])
     )
     assert (found.ran, found.out_of_memory, found.false_fits, found.false_refusals) == (2, 2, 1, 1)

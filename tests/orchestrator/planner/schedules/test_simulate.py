@@ -200,11 +200,11 @@ def test_timeline_draws_the_first_micro_batches_in_plain_numbers():
         ({"micro_batches": 0}, "micro-batches is 0"),
         ({"pp": 0}, "pp is 0"),
         ({"schedule": "dualpipev", "virtual_stages": 2, "micro_batches": 7}, "at least 2 x pp = 8"),
-        ({"forward_s": [1.0, 2.0]}, r"forward_s has shape \(2,\), wanted is one number or 4"),
+        ({"forward_s": [1.0, 2.0]}, r"forward_s has shape \(2,\), must be one number or 4"),
         ({"weight_s": -1.0}, "weight_s must be finite and not negative"),
         ({"hop_s": float("nan")}, "hop_s must be finite"),
         ({"hop_s": [0.1] * 4}, "one number or 3"),
-        ({"schedule": "gpipe", "micro_batches": 10**7}, "too long to be simulated"),
+        ({"schedule": "gpipe", "micro_batches": 10**7}, "too long to simulate"),
     ],
 )
 def test_wrong_input_is_refused_in_words(changes, message):

@@ -120,7 +120,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, fl
             {"axis": axis, "model": model, "plan": plan, "seq_len": 16}
             for axis, model, plan in CASES
         ]
-        by_rank = pool.call("tests.orchestrator.planner.model.communication.collective_program:counts", asked=asked)
+        by_rank = pool.call(
+            "tests.orchestrator.planner.model.communication.collective_program:counts", asked=asked
+        )
     finally:
         pool.close()
     return [list(found) for found in zip(*by_rank, strict=True)]

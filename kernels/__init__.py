@@ -16,13 +16,13 @@ from kernels.dispatch import BackendUnavailable, explain
 
 if TYPE_CHECKING:
     from kernels.cross_entropy import linear_cross_entropy
-    from kernels.decode import paged_attention, write_kv
     from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128
     from kernels.gated import swiglu
     from kernels.int4 import int4_matmul, pack_awq
     from kernels.mla import mla_decode
     from kernels.norm import layer_norm, rms_norm
     from kernels.optim import FusedAdamW, unscale_
+    from kernels.paged_kv import paged_attention, write_kv
     from kernels.rotary import apply_rope
 
 _WHERE = {
@@ -34,14 +34,14 @@ _WHERE = {
     "linear_cross_entropy": "cross_entropy",
     "mla_decode": "mla",
     "pack_awq": "int4",
-    "paged_attention": "decode",
+    "paged_attention": "paged_kv",
     "quantize_1x128": "fp8",
     "quantize_128x1": "fp8",
     "quantize_128x128": "fp8",
     "rms_norm": "norm",
     "swiglu": "gated",
     "unscale_": "optim",
-    "write_kv": "decode",
+    "write_kv": "paged_kv",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.config.env import Env, variable  # noqa: E402
+from orchestrator.config.env_settings import Env, variable  # noqa: E402
 
 HEAD = """\
 # Every setting of Orrery, with its default. Uncomment what you change.

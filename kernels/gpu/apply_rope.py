@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from kernels.decode import write_kv
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.gpu.comparison import nan_padded, values_and_gradients
+from kernels.paged_kv import write_kv
 from kernels.rotary import apply_rope, reference
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from kernels.decode import plan_pages, write_kv
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.mla import mla_decode
+from kernels.paged_kv import plan_pages, write_kv
 
 
 def random_latents(

@@ -159,12 +159,12 @@ CASES: Cases = [
     Check(
         "moe",
         "gate 8 of 256, 4 of 8 groups",
-        _check_gate(300, 256, 8, scoring="sigmoid", groups=8, groups_kept=4),
+        _check_gate(300, 256, 8, scoring="sigmoid", groups=8, top_k_groups=4),
     ),
     Check(
         "moe",
         "gate 6 of 160, 3 of 8 groups",
-        _check_gate(300, 160, 6, groups=8, groups_kept=3, scale=16.0),
+        _check_gate(300, 160, 6, groups=8, top_k_groups=3, scale=16.0),
     ),
     Bench(
         "moe", "grouped 64 experts x 512 rows, 2048 -> 1408", _grouped(64, 512, 2048, 1408), rank=4

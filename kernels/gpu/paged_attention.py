@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.decode import paged_attention, plan_pages, write_kv
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
+from kernels.paged_kv import paged_attention, plan_pages, write_kv
 
 
 @dataclass(frozen=True)

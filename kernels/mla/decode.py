@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime, tuning
-from kernels.decode.kernel import paged_attention_combine_kernel
-from kernels.decode.launch import choose_splits, combine_parts
-from kernels.decode.page_plan import PagePlan, plan_pages
-from kernels.decode.reference import paged_attention
-from kernels.decode.torch_gather import gather_attention
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.mla.kernel import mla_decode_kernel
+from kernels.paged_kv.kernel import paged_attention_combine_kernel
+from kernels.paged_kv.launch import choose_splits, combine_parts
+from kernels.paged_kv.page_plan import PagePlan, plan_pages
+from kernels.paged_kv.reference import paged_attention
+from kernels.paged_kv.torch_gather import gather_attention
 from kernels.shipped import ShippedKernel
 
 

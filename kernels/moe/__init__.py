@@ -2,8 +2,8 @@
 expert.
 """
 
-from kernels.moe.gate import moe_gate
 from kernels.moe.grouped import grouped_matmul
 from kernels.moe.permute import Permutation, moe_permute, moe_unpermute
+from kernels.moe.router import moe_gate
 
 __all__ = ["Permutation", "grouped_matmul", "moe_gate", "moe_permute", "moe_unpermute"]

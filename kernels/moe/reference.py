@@ -18,7 +18,7 @@ class GateOptions:
     top_k: int
     scoring: str
     groups: int
-    groups_kept: int
+    top_k_groups: int
     renormalise: bool
     scale: float
 
@@ -27,7 +27,7 @@ def gate(logits_TE: Tensor, options: GateOptions, bias_E: Tensor | None) -> tupl
     """Weights `[T, K]` fp32 (fp64 stays) and experts `[T, K]` int64, best first."""
     scores = compute_scores(logits_TE, options.scoring)
     ranking = scores.detach() if bias_E is None else scores.detach() + bias_E
-    if options.groups_kept < options.groups:
+    if options.top_k_groups < options.groups:
         ranking = mask_groups(ranking, options)
     chosen = ranking.topk(options.top_k, dim=-1).indices
     return compute_weights(scores, chosen, options), chosen
@@ -38,7 +38,7 @@ def mask_groups(ranking_TE: Tensor, options: GateOptions) -> Tensor:
     grouped = ranking_TE.unflatten(-1, (options.groups, -1))
     best = min(2 if options.scoring == "sigmoid" else 1, grouped.shape[-1])
     chosen_groups = (
-        grouped.topk(best, dim=-1).values.sum(-1).topk(options.groups_kept, dim=-1).indices
+        grouped.topk(best, dim=-1).values.sum(-1).topk(options.top_k_groups, dim=-1).indices
     )
     outside = torch.ones(grouped.shape[:-1], dtype=torch.bool, device=ranking_TE.device).scatter(
         -1, chosen_groups, False

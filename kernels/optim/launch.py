@@ -55,7 +55,7 @@ def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tens
 def step(
     work: list[ParameterUpdate], options: StepOptions, ticket: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Steps all parameters; (norm, skipped) fp32 [1]. The norm is None if it was not measured."""
+    """Steps all parameters; (norm, skipped) fp32 [1]. Without a measured norm it is None."""
     if options.grad_norm is not None:
         measurement = _Measurement(options.grad_norm.square().view(1), None)
     elif options.measured:

@@ -33,13 +33,13 @@ def unscale_kernel(
     CHUNK_TENSOR,
     CHUNK_PLACE,
     INV_SCALE,
-    FOUND,
+    NONFINITE,
     KIND: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk per program, in place; sets FOUND to 1 if a value is not finite."""
+    """One chunk per program, in place; sets NONFINITE to 1 if a value is not finite."""
     tensor = tl.load(CHUNK_TENSOR + tl.program_id(0))
     first = tl.load(CHUNK_PLACE + tl.program_id(0)).to(tl.int64) * CHUNK
     grad = load_pointer(GRADS, tensor, KIND, ALIGNED) + first
@@ -59,7 +59,7 @@ def unscale_kernel(
             bad |= (tl.abs(g) < float("inf")).to(tl.int32) ^ 1
             tl.store(grad + offset, (g * inv_scale).to(KIND), mask=offset < left)
     if tl.max(bad, 0) > 0:
-        tl.store(FOUND, 1.0)
+        tl.store(NONFINITE, 1.0)
 
 
 @jit
@@ -71,7 +71,7 @@ def gradient_norm_kernel(
     chunks,
     INV_SCALE,
     SQUARES,
-    FOUND,
+    NONFINITE,
     KIND: tl.constexpr,
     ALIGNED: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -104,7 +104,7 @@ def gradient_norm_kernel(
                 g *= inv_scale
                 squares += g * g
     tl.store(SQUARES + tl.program_id(0), tl.sum(squares, 0))
-    tl.store(FOUND + tl.program_id(0), tl.max(bad, 0).to(tl.float32))
+    tl.store(NONFINITE + tl.program_id(0), tl.max(bad, 0).to(tl.float32))
 
 
 @jit
@@ -182,7 +182,7 @@ def adamw_kernel(
     tensors,
     INV_SCALE,
     SQUARES,
-    FOUND,
+    NONFINITE,
     parts,
     FOUND_INF,
     NORM,
@@ -208,19 +208,19 @@ def adamw_kernel(
     """Chunks of all parameters, strided by the number of programs.
 
     TABLE [5, tensors]: parameters, gradients, both moments, step counts. HYPER [2, tensors]:
-    learning rates and weight decays. SQUARES and FOUND [parts] are the results of
+    learning rates and weight decays. SQUARES and NONFINITE [parts] are the results of
     `gradient_norm_kernel` (None: no clipping, no skipping), FOUND_INF a further flag. The program
     that finishes last increments the step counts, after all others have read them.
     """
     scale = 1.0
     if INV_SCALE is not None:
         scale = tl.load(INV_SCALE)
-    found = 0.0
+    nonfinite = 0.0
     if FOUND_INF is not None:
-        found = tl.load(FOUND_INF)
+        nonfinite = tl.load(FOUND_INF)
     part = tl.arange(0, BLOCK_PARTS)
-    if FOUND is not None:
-        found += tl.sum(tl.load(FOUND + part, mask=part < parts, other=0.0), 0)
+    if NONFINITE is not None:
+        nonfinite += tl.sum(tl.load(NONFINITE + part, mask=part < parts, other=0.0), 0)
     if SQUARES is not None:
         norm = tl.sqrt(tl.sum(tl.load(SQUARES + part, mask=part < parts, other=0.0), 0))
         if max_norm > 0:
@@ -228,8 +228,8 @@ def adamw_kernel(
         if tl.program_id(0) == 0:
             tl.store(NORM, norm)
     if tl.program_id(0) == 0:
-        tl.store(SKIPPED, tl.where(found > 0, 1.0, 0.0))
-    if found == 0:
+        tl.store(SKIPPED, tl.where(nonfinite > 0, 1.0, 0.0))
+    if nonfinite == 0:
         for chunk in range(tl.program_id(0), chunks, tl.num_programs(0)):
             tensor = tl.load(CHUNK_TENSOR + chunk)
             first = tl.load(CHUNK_PLACE + chunk).to(tl.int64) * CHUNK
@@ -299,7 +299,7 @@ def adamw_kernel(
     tl.debug_barrier()
     if tl.atomic_add(TICKET, 1) == tl.num_programs(0) - 1:
         tl.store(TICKET, 0)
-        if found == 0:
+        if nonfinite == 0:
             for start in range(0, tensors, BLOCK):
                 index = start + tl.arange(0, BLOCK)
                 at = tl.load(TABLE + 4 * tensors + index, mask=index < tensors, other=0)
@@ -323,7 +323,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
         "CHUNK_PLACE": "*i32",
     }
     floats = dict.fromkeys(
-        ("INV_SCALE", "SQUARES", "FOUND", "FOUND_INF", "NORM", "SKIPPED", "HYPER"), "*fp32"
+        ("INV_SCALE", "SQUARES", "NONFINITE", "FOUND_INF", "NORM", "SKIPPED", "HYPER"), "*fp32"
     )
     numbers = dict.fromkeys(
         (

@@ -11,9 +11,9 @@ from typing import Any, cast
 import torch
 
 from kernels import checks, runtime, tuning
-from kernels.decode.cache_write import write_kv
 from kernels.dispatch import Candidate, choose
 from kernels.operators import call_as_operator
+from kernels.paged_kv.cache_write import write_kv
 from kernels.rotary import reference
 from kernels.rotary.triton_rope import Cache, launch
 

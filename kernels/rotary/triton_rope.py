@@ -214,7 +214,7 @@ def launch(
     inverse: bool = False,
     cache: Cache | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(q', k') of q [T, H, D] and k [T, G, D] with contiguous rows; with a cache k' is None,
+    """(q', k') of q [T, H, D] and k [T, G, D] with contiguous rows; with a cache None replaces k',
     because the cache contains it.
     """
     (tokens, heads, dim), kv_heads, pairs = q.shape, k.shape[1], cos.shape[1]

@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from orchestrator.config import env as environment
+from orchestrator.config import env_settings as environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 ENV = environment.read()
@@ -87,7 +87,9 @@ if ENV.behind_https:
 
 USE_TZ = True
 TIME_ZONE = "UTC"
-LANGUAGE_CODE = "en-us"
+LANGUAGE_CODE = "en"
+USE_I18N = True
+LOCALE_PATHS = [BASE_DIR / "webui" / "locale"]
 
 STATIC_URL = "/static/"
 # The images run `manage.py collectstatic`, which compresses once; a checkout skips that step.

@@ -39,7 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said() -> Iterator[None]:
+def _no_records() -> Iterator[None]:
     clear_records()
     yield
     clear_records()
@@ -126,12 +126,12 @@ def test_short_types_lose_no_more_than_torch_does(
     full_options = {"causal": False, "window": None, "scale": None, "softcap": 0.0} | options
     spec = make_spec(32, *full_options.values())
     theirs = reference(*plain, spec)[0].to(dtype)
-    found = [ours, *_gradients(ours, None, tensors)]
+    actual = [ours, *_gradients(ours, None, tensors)]
     wide = [x.detach().double().requires_grad_() for x in tensors]
     true = [out, *_gradients(reference(*wide, spec)[0], None, wide)]
     rounded = [theirs, *(g.to(dtype) for g in _gradients(theirs.float(), None, plain))]
     assert gradients
-    for ours_, theirs_, true_ in zip(found, rounded, true, strict=True):
+    for ours_, theirs_, true_ in zip(actual, rounded, true, strict=True):
         lost, allowed = (ours_.double() - true_).abs().max(), (theirs_.double() - true_).abs().max()
         assert ours_.dtype == dtype
         assert lost <= 4 * allowed + 4 * torch.finfo(dtype).eps * true_.abs().max()
@@ -212,7 +212,7 @@ class _Peak(TorchDispatchMode):
         return out
 
 
-def _said() -> dict[str, object]:
+def _record() -> dict[str, object]:
     (record,) = kernels.explain()
     return record
 
@@ -232,16 +232,16 @@ def test_the_choice_is_recorded_with_its_reason(
     tensors = _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32)
     for _ in range(3):
         attention(*tensors, **options)
-    said = _said()
-    assert (said["op"], said["backend"], said["calls"]) == ("attention", backend, 3)
-    assert reason in str(said["reason"])
+    record = _record()
+    assert (record["op"], record["backend"], record["calls"]) == ("attention", backend, 3)
+    assert reason in str(record["reason"])
 
 
 def test_the_environment_forces_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32)
     monkeypatch.setenv("KERNELS_BACKEND", "attention=reference")
     attention(*tensors, causal=True)
-    assert _said()["backend"] == "reference"
+    assert _record()["backend"] == "reference"
     monkeypatch.setenv("KERNELS_BACKEND", "attention=cudnn")
     with pytest.raises((kernels.BackendUnavailable, ValueError), match="cudnn"):
         attention(*tensors)
@@ -253,7 +253,7 @@ def test_a_cached_call_behaves_as_the_first(
     q, k, v = (x.detach() for x in _tensors((1, 8, 8, 2, 2, 16, 16), torch.float32))
     first, again = (attention(q, k, v, causal=True, scale=1.0) for _ in range(2))
     torch.testing.assert_close(again, first, rtol=0, atol=0)
-    assert _said()["calls"] == 2
+    assert _record()["calls"] == 2
     for bad, error in (
         ({"causal": 1}, TypeError),
         ({"scale": True}, TypeError),
@@ -270,7 +270,7 @@ def test_a_cached_call_behaves_as_the_first(
     monkeypatch.setenv("KERNELS_BACKEND", "attention=reference")
     clear_records()
     attention(q, k, v, causal=True, scale=1.0)
-    assert _said()["backend"] == "reference"
+    assert _record()["backend"] == "reference"
 
 
 def _bad(**changes: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

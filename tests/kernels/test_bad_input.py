@@ -15,9 +15,9 @@ import torch
 
 import kernels
 from kernels import dispatch
-from kernels.decode import plan_pages
 from kernels.int8 import int8_matmul, quantize_int8
 from kernels.moe import grouped_matmul, moe_gate, moe_permute, moe_unpermute
+from kernels.paged_kv import plan_pages
 
 R, T = torch.randn, torch.tensor
 CACHE, TABLE, LENS = R(6, 4, 2, 16), T([[0, 1], [2, 5]]), T([8, 5])
@@ -78,7 +78,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # valid argumen
         },
     ),
     "paged_attention": (
-        kernels.paged_attention,
+        kernels.paged_kv,
         {
             "q": R(3, 4, 16),
             "k_cache": CACHE,
@@ -176,14 +176,14 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # valid argumen
     "quantize_int8": (quantize_int8, {"w": R(9, 70)}),
     "moe_gate": (
         moe_gate,
-        {"logits": R(2, 4), "bias": R(4), "top_k": 2, "groups": 2, "groups_kept": 1, "scale": 1.0},
+        {"logits": R(2, 4), "bias": R(4), "top_k": 2, "groups": 2, "top_k_groups": 1, "scale": 1.0},
     ),
     "moe_permute": (moe_permute, {"x": R(2, 4), "experts": T([[0], [1]]), "num_experts": 2}),
     "moe_unpermute": (moe_unpermute, {"y": R(2, 4), "permutation": SORTED, "weights": R(2, 1)}),
     "grouped_matmul": (grouped_matmul, {"x": R(3, 4), "w": R(2, 5, 4), "counts": T([1, 2])}),
 }
 FLAGS = ("causal", "return_lse")
-SAYS = {"gradient": r"grads\[1\]", "inv_scale": "inv_scale", "bias": "bias"}
+NAMES_IN_ERRORS = {"gradient": r"grads\[1\]", "inv_scale": "inv_scale", "bias": "bias"}
 
 
 def _spoilt(name: str, good: Any, alone: bool) -> dict[str, Any]:
@@ -210,9 +210,12 @@ def test_each_argument_is_checked_before_the_choice(name: str) -> None:
         for fault, bad in _spoilt(argument, value, alone).items():
             with pytest.raises((TypeError, ValueError)) as record:
                 call(**{**good, argument: bad})
-            words = str(record.value)
-            named = SAYS.get(argument, argument).replace("\\", "") in words or "is on meta" in words
-            assert named and words.endswith("."), f"{argument}, {fault}: {words}"
+            message = str(record.value)
+            named = (
+                NAMES_IN_ERRORS.get(argument, argument).replace("\\", "") in message
+                or "is on meta" in message
+            )
+            assert named and message.endswith("."), f"{argument}, {fault}: {message}"
             assert dispatch.explain() == [], (
                 f"{argument}, {fault}: refused after something was chosen"
             )
@@ -235,9 +238,7 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
         (partial(kernels.quantize_1x128, torch.ones(3, 0)), "must not be empty"),
         (partial(kernels.apply_rope, R(3, 0, 8), R(3, 1, 8), R(4, 4), R(4, 4)), "q has shape"),
         (
-            partial(
-                kernels.paged_attention, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_splits=300
-            ),
+            partial(kernels.paged_kv, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_splits=300),
             "in 1 to 256",
         ),
         (
@@ -269,13 +270,11 @@ def test_out_of_bounds_accesses_are_rejected(call: Callable[[], Any], message: s
 def test_a_plan_for_a_larger_cache_is_rejected() -> None:
     plan = plan_pages(TABLE, LENS, blocks=7, block_size=4)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
-        kernels.paged_attention(R(2, 4, 16), CACHE, CACHE, TABLE, LENS, plan=plan)
+        kernels.paged_kv(R(2, 4, 16), CACHE, CACHE, TABLE, LENS, plan=plan)
     random_latents = R(6, 4, 40)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
         kernels.mla_decode(
             R(2, 3, 32), R(2, 3, 8), random_latents, TABLE, LENS, scale=0.3, plan=plan
         )
     with pytest.raises(TypeError, match="scales must be a pair"):
-        kernels.paged_attention(
-            R(2, 4, 16), CACHE.char(), CACHE.char(), TABLE, LENS, scales=(R(6, 4, 2),)
-        )  # type: ignore[arg-type]
+        kernels.paged_kv(R(2, 4, 16), CACHE.char(), CACHE.char(), TABLE, LENS, scales=(R(6, 4, 2),))  # type: ignore[arg-type]

@@ -49,8 +49,8 @@ def test_awq_and_gptq_files_convert_to_the_same_weights() -> None:
         joined(codes.view(32, 8, 16).transpose(1, 2)), joined((zeros - 1).view(2, 2, 8)), scales
     )
     expected = (codes - zeros.repeat_interleave(128, 0)) * scales.repeat_interleave(128, 0)
-    for found in (awq, gptq):
-        torch.testing.assert_close(dequantize(*found, 128, 256, torch.float32), expected)
+    for packed in (awq, gptq):
+        torch.testing.assert_close(dequantize(*packed, 128, 256, torch.float32), expected)
     with pytest.raises(ValueError, match="a zero of 16"):
         from_gptq(torch.zeros(32, 16).int(), torch.full((2, 2), -1).int(), scales)
 

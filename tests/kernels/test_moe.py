@@ -38,13 +38,13 @@ def test_a_bias_changes_the_choice_and_not_the_weight() -> None:
 
 def test_experts_are_chosen_within_the_best_groups() -> None:
     logits = torch.tensor([[0.9, 0.0, 0.6, 0.5, 0.1, 0.7]]).logit(eps=1e-6)
-    for scoring, kept, expected in (
+    for scoring, top, expected in (
         ("sigmoid", 1, [2, 3]),
         ("softmax", 1, [0, 1]),
         ("sigmoid", 2, [0, 2]),
     ):
-        _, experts = moe_gate(logits, 2, scoring=scoring, groups=3, groups_kept=kept)
-        assert experts.tolist() == [expected], (scoring, kept)
+        _, experts = moe_gate(logits, 2, scoring=scoring, groups=3, top_k_groups=top)
+        assert experts.tolist() == [expected], (scoring, top)
 
 
 def test_sorted_rows_keep_token_order_and_dropped_ones_are_last() -> None:
@@ -71,12 +71,12 @@ def test_the_reason_for_the_reference_on_a_cpu_is_recorded() -> None:
         (lambda: moe_gate(torch.randn(2, 4), 5), ValueError, "top_k is 5"),
         (lambda: moe_gate(torch.randn(2, 4), 1, groups=3), ValueError, "groups is 3"),
         (
-            lambda: moe_gate(torch.randn(2, 4), 1, groups=2, groups_kept=3),
+            lambda: moe_gate(torch.randn(2, 4), 1, groups=2, top_k_groups=3),
             ValueError,
-            "groups_kept is 3",
+            "top_k_groups is 3",
         ),
         (
-            lambda: moe_gate(torch.randn(2, 4), 3, groups=2, groups_kept=1),
+            lambda: moe_gate(torch.randn(2, 4), 3, groups=2, top_k_groups=1),
             ValueError,
             "contain 2 experts",
         ),

@@ -26,16 +26,16 @@ def model() -> torch.nn.Module:
 def test_unscale_matches_torch() -> None:
     for backend in ("torch", "reference"):
         grads = [torch.full((3,), 4.0), torch.full((2, 2), 8.0, dtype=torch.bfloat16)]
-        found = torch.zeros(1)
-        unscale_(grads, torch.tensor([0.5]), found, backend=backend)
+        nonfinite = torch.zeros(1)
+        unscale_(grads, torch.tensor([0.5]), nonfinite, backend=backend)
         assert (
             grads[0].tolist() == [2, 2, 2]
             and grads[1].unique().tolist() == [4]
-            and found.item() == 0
+            and nonfinite.item() == 0
         )
         grads[0][1] = float("nan")
-        unscale_(grads, torch.tensor([0.5]), found, backend=backend)
-        assert found.item() == 1
+        unscale_(grads, torch.tensor([0.5]), nonfinite, backend=backend)
+        assert nonfinite.item() == 1
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
@@ -133,13 +133,13 @@ def test_sharded_parameters_step_with_a_given_norm(
 
 def test_bad_arguments_raise_errors_that_name_them() -> None:
     p = torch.ones(3, requires_grad=True)
-    scale, found = torch.ones(1), torch.zeros(1)
+    scale, nonfinite = torch.ones(1), torch.zeros(1)
     with pytest.raises(TypeError, match=r"grads\[1\] is int64"):
-        unscale_([torch.ones(2), torch.ones(2).long()], scale, found)
+        unscale_([torch.ones(2), torch.ones(2).long()], scale, nonfinite)
     with pytest.raises(ValueError, match=r"grads\[0\] is on meta"):
-        unscale_([torch.ones(2, device="meta")], scale, found)
+        unscale_([torch.ones(2, device="meta")], scale, nonfinite)
     with pytest.raises(ValueError, match="inv_scale has shape"):
-        unscale_([torch.ones(2)], torch.ones(2), found)
+        unscale_([torch.ones(2)], torch.ones(2), nonfinite)
     with pytest.raises(TypeError, match="found_inf is bool"):
         unscale_([torch.ones(2)], scale, torch.zeros(1, dtype=torch.bool))
     for change, message in (

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kernels import dispatch, explain, paged_attention, write_kv
-from kernels.decode import plan_pages
 from kernels.gpu.paged_attention import random_case
+from kernels.paged_kv import plan_pages
 from tests.kernels.compare import assert_close
 
 

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import panels
+from webui.charts import run_charts
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.tabs import predicted
@@ -20,20 +20,22 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     selected = request.GET.get("rank", "")
     rank = int(selected) if selected.isdecimal() and int(selected) in by_rank else None
     parts = [
-        part for part in panels.MEMORY_PARTS if any(values.get(part) for values in by_rank.values())
+        part
+        for part in run_charts.MEMORY_PARTS
+        if any(values.get(part) for values in by_rank.values())
     ]
     return {
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                panels.memory(facts.names, rank), facts.run.prediction
+                run_charts.memory(facts.names, rank), facts.run.prediction
             )
         ],
         "predicted": predicted.content(facts, memory=True),
         "ranks": sorted(by_rank),
         "rank": min(by_rank, default=0) if rank is None else rank,
         "parts": parts,
-        "part_titles": [panels.memory_title(part) for part in parts],
+        "part_titles": [run_charts.memory_title(part) for part in parts],
         "rows": rows(by_rank, parts),
         "offloaded": any(values.get("offloaded") for values in by_rank.values()),
         "source": facts.source(),

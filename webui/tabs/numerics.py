@@ -7,7 +7,7 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
-from webui.charts import panels
+from webui.charts import run_charts
 from webui.charts.numerics import summarize_numerics
 from webui.presentation import event_messages
 from webui.presentation.run_facts import Facts
@@ -23,7 +23,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     rows = runs.events_of(run=facts.run, types=EVENTS, limit=_READ, newest=True)
     events = [event_messages.event_message(row) for row in reversed(rows)]
     return {
-        "panels": [panel.to_dict() for panel in panels.numerics(facts.names)],
+        "panels": [panel.to_dict() for panel in run_charts.numerics(facts.names)],
         "summary": summarize_numerics(
             [(row.type, row.data) for row in rows],
             facts.latest,

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import measured_communication, measured_pipeline, panels
+from webui.charts import measured_communication, measured_pipeline, run_charts
 from webui.charts.spread import spread
 from webui.planner.charts.pipeline import pipeline
 from webui.planner.pipeline_view import timeline_of_run
@@ -28,7 +28,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                panels.performance(facts.names), facts.run.prediction
+                run_charts.performance(facts.names), facts.run.prediction
             )
         ],
         "predicted": predicted.content(facts, memory=False),

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from webui.charts import panels
+from webui.charts import run_charts
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.tabs import predicted, samples
@@ -51,12 +51,12 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                panels.summary(names, facts.run.kind), facts.run.prediction
+                run_charts.summary(names, facts.run.kind), facts.run.prediction
             )
         ],
-        "unshown": panels.unshown(names),
+        "unshown": run_charts.unshown(names),
         "samples": samples.expected(facts),
-        "source": {**facts.source(), "quiet": [*sorted(panels.ELSEWHERE), *panels.QUIET]},
+        "source": {**facts.source(), "quiet": [*sorted(run_charts.ELSEWHERE), *run_charts.QUIET]},
     }
 
 

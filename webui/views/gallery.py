@@ -11,7 +11,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 
-from webui.charts import devices, panels, week
+from webui.charts import devices, run_charts, week
 from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
@@ -27,14 +27,14 @@ NOW = datetime(2026, 1, 15, 14, 30, tzinfo=UTC)  # reproducible
 def gallery(request: HttpRequest) -> HttpResponse:
     """Show the gallery."""
     shown = [
-        *panels.summary([name for name in curves() if name != "odd"], "train"),
+        *run_charts.summary([name for name in curves() if name != "odd"], "train"),
         _non_finite(),
         _empty(),
-        *panels.system(["device/power_w"]),
-        panels.STEP_SPLIT,
-        panels.SENT,
-        panels.VIOLATION,
-        panels.OFFLOADED,
+        *run_charts.system(["device/power_w"]),
+        run_charts.STEP_SPLIT,
+        run_charts.SENT,
+        run_charts.VIOLATION,
+        run_charts.OFFLOADED,
     ]
     context = {
         "states": [str(state) for state in RunState],
@@ -117,7 +117,7 @@ def curves() -> dict[str, dict[str, Any]]:
         for step, wave in zip(steps, ripple, strict=True)
     ]
     values["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
-    for i, part in enumerate(panels.MEMORY_PARTS):
+    for i, part in enumerate(run_charts.MEMORY_PARTS):
         values[f"memory/{part}_bytes"] = [
             (2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple
         ]
@@ -139,14 +139,14 @@ def curves() -> dict[str, dict[str, Any]]:
     return series
 
 
-def _non_finite() -> panels.Panel:
-    return panels.Panel(
-        "odd", "Not finite", "", (panels.Line("odd", "marked on the axis", "loss"),)
+def _non_finite() -> run_charts.Panel:
+    return run_charts.Panel(
+        "odd", "Not finite", "", (run_charts.Line("odd", "marked on the axis", "loss"),)
     )
 
 
-def _empty() -> panels.Panel:
-    return panels.Panel("empty", "Empty", "", (panels.Line("never", "none", "loss"),))
+def _empty() -> run_charts.Panel:
+    return run_charts.Panel("empty", "Empty", "", (run_charts.Line("never", "none", "loss"),))
 
 
 def _marks() -> list[dict[str, Any]]:

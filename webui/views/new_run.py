@@ -15,7 +15,7 @@ from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors, services
 from orchestrator.runs.submission import weights
-from webui.forms import forecast, verdict
+from webui.forms import forecast, spec_summary
 from webui.forms.spec_fields import (
     ANSWERS,
     BODIES,
@@ -88,7 +88,7 @@ def new_run(request: PageRequest) -> HttpResponse:
         submitted = _submitted_spec(request)
         run = services.run_submit(
             owner=request.user,
-            name=verdict.run_name(name, submitted),
+            name=spec_summary.run_name(name, submitted),
             spec=submitted,
             experiment=experiment.strip() or None,
             force=bool(request.POST.get("force")),
@@ -110,7 +110,9 @@ def check(request: PageRequest) -> HttpResponse:
         spec = _submitted_spec(request)
     except Refusal as refusal:
         return render(
-            request, "webui/run_check.html", {"problems": verdict.with_field_ids(refusal.errors)}
+            request,
+            "webui/run_check.html",
+            {"problems": spec_summary.with_field_ids(refusal.errors)},
         )
     name, experiment = request.POST.get("name", ""), request.POST.get("experiment", "")
     return render(request, "webui/run_check.html", _verdict(request, name, experiment, spec))
@@ -189,8 +191,8 @@ def _verdict(
     forecasted = services.spec_preview(spec)
     problems = forecasted["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
-    size = verdict.summarize_spec(spec, problems, fleet_devices=fleet.capacity())
-    if (package := verdict.package(spec)) and not weights.package_here(package):
+    size = spec_summary.summarize_spec(spec, problems, fleet_devices=fleet.capacity())
+    if (package := spec_summary.package(spec)) and not weights.package_here(package):
         size["notes"].insert(
             0,
             _(
@@ -200,12 +202,12 @@ def _verdict(
             % {"package": package, "command": weights.FETCH},
         )
     return {
-        "problems": verdict.with_field_ids(problems),
+        "problems": spec_summary.with_field_ids(problems),
         **size,
         "forecast": forecast.describe(spec, forecasted),
         "forced": bool(request.POST.get("force")),
-        "curl": verdict.curl(url, name, experiment, spec),
-        "recorder": verdict.recorder_lines(request.build_absolute_uri("/"), name, experiment),
+        "curl": spec_summary.curl(url, name, experiment, spec),
+        "recorder": spec_summary.recorder_lines(request.build_absolute_uri("/"), name, experiment),
     }
 
 
@@ -218,7 +220,7 @@ def _context(
     refusal: Refusal | None = None,
 ) -> dict[str, Any]:
     values = values_of(spec)
-    errors = verdict.by_field(refusal.errors) if refusal else {}
+    errors = spec_summary.by_field(refusal.errors) if refusal else {}
     kind = values["kind"]
     kinds = (
         KIND.choices

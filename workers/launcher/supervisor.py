@@ -21,7 +21,7 @@ from workers.launcher import command, processes, rendezvous
 from workers.launcher.checkpoint_pin import pin_checkpoint
 from workers.launcher.exit_verdict import RankExit, Verdict, judge, rank_verdict
 from workers.launcher.hangs import hang_events
-from workers.launcher.hangs.rank_watch import RankWatch, is_stopped
+from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender

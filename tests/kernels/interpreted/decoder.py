@@ -20,7 +20,7 @@ from workers.training.loop.objective import uses_hidden_states
 from workers.training.optim.update import fused_adamw, update
 from workers.training.recompute import apply_recompute
 from workers.training.recompute.apply import recomputed_blocks
-from workers.training.recompute.auto import Kept, set_kept
+from workers.training.recompute.auto import RetainedOutputs, set_retained
 from workers.training.recompute.operators import Probe
 
 CPU = torch.device("cpu")
@@ -107,7 +107,10 @@ def test_experts_use_own_kernels_that_recomputation_sees(
     )
     launched = Mock(wraps=launch.forward)
     monkeypatch.setattr(launch, "forward", launched)
-    set_kept(block.forward, Kept("some", 0, 0.0, 0.0, tuple((item.name, item.nth) for item in own)))
+    set_retained(
+        block.forward,
+        RetainedOutputs("some", 0, 0.0, 0.0, tuple((item.name, item.nth) for item in own)),
+    )
     again = gradients(decoder, None, tokens)
     assert (
         all(torch.equal(ours[name], gradient) for name, gradient in again.items())
@@ -117,10 +120,10 @@ def test_experts_use_own_kernels_that_recomputation_sees(
 
 def test_norms_and_gates_return_fp8_directly() -> None:
     gradient, separate = [], []
-    for handed_on in (True, False):
+    for fuse_quantization in (True, False):
         dispatch.clear_records()
         decoder = built("llama", **SMALL)
-        apply_fp8(decoder, handed_on=handed_on)
+        apply_fp8(decoder, fuse_quantization=fuse_quantization)
         gradient.append(gradients(decoder, None, TOKENS))
         rounded = [row for row in explain() if row["op"] == "quantize_1x128"]
         assert {row["backend"] for row in rounded} == {"own"}

@@ -33,8 +33,8 @@ def test_a_layer_and_its_gradients(dtype: torch.dtype) -> None:
     "options",
     select(
         [
-            {"bias": torch.linspace(0, 1, 12), "groups": 3, "groups_kept": 2},
-            {"scoring": "sigmoid", "groups": 4, "groups_kept": 2},
+            {"bias": torch.linspace(0, 1, 12), "groups": 3, "top_k_groups": 2},
+            {"scoring": "sigmoid", "groups": 4, "top_k_groups": 2},
             {"bias": torch.linspace(0, 1, 12), "renormalise": True},
             {"scoring": "sigmoid", "scale": 2.5},
             {},

@@ -3,7 +3,7 @@
 Depends on pydantic and the standard library only.
 """
 
+from workers.contracts.huggingface.config_reader import read_config, read_json_object, read_model
 from workers.contracts.huggingface.fields import UnreadableConfig
-from workers.contracts.huggingface.reading import read_config, read_json_object, read_model
 
 __all__ = ["UnreadableConfig", "read_config", "read_json_object", "read_model"]

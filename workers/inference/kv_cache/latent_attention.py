@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import mla_decode
-from kernels.decode.torch_gather import gather_attention
+from kernels.paged_kv.torch_gather import gather_attention
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
 

@@ -13,7 +13,7 @@ from workers.contracts.wire.rank_progress import (
     diagnose_stall,
 )
 from workers.launcher.exit_verdict import Verdict
-from workers.launcher.hangs.rank_watch import Stall, StallOver, Straggler, event_fields
+from workers.launcher.hangs.hang_detector import Stall, StallOver, Straggler, event_fields
 
 
 def event(

@@ -31,7 +31,7 @@ def moe_gate(
     scoring: str = "softmax",
     bias: Tensor | None = None,
     groups: int = 1,
-    groups_kept: int | None = None,
+    top_k_groups: int | None = None,
     renormalise: bool = False,
     scale: float = 1.0,
     backend: str | None = None,
@@ -40,10 +40,10 @@ def moe_gate(
 
     scoring: "softmax" over the experts or "sigmoid" of each. bias `[E]` is added to the scores for
     the choice only (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: number of equal groups of
-    adjacent experts; experts are chosen from the `groups_kept` best groups (all by default), ranked
-    by their best expert, or under sigmoid by the sum of their best two (section 2.1.2 there; arXiv
-    2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before `scale`. Ties are
-    broken arbitrarily. Raises ValueError or TypeError.
+    adjacent experts; experts are chosen from the `top_k_groups` best groups (all by default),
+    ranked by their best expert, or under sigmoid by the sum of their best two (section 2.1.2 there;
+    arXiv 2405.04434, section 2.2.2). renormalise: a token's weights sum to one, before `scale`. Ties
+    are broken arbitrarily. Raises ValueError or TypeError.
     """
     checks.dtype_in("logits", logits, (*checks.FLOATS, torch.float64))
     checks.dims("logits", logits, 2)
@@ -51,8 +51,8 @@ def moe_gate(
     checks.one_of("scoring", scoring, SCORINGS)
     checks.integer("top_k", top_k, 1, experts)
     checks.integer("groups", groups)
-    if groups_kept is not None:
-        checks.integer("groups_kept", groups_kept, 1, groups)
+    if top_k_groups is not None:
+        checks.integer("top_k_groups", top_k_groups, 1, groups)
     if bias is not None:
         checks.dtype_in("bias", bias)
         checks.shape("bias", bias, (experts,), "experts")
@@ -62,7 +62,7 @@ def moe_gate(
         top_k,
         scoring,
         groups,
-        groups if groups_kept is None else groups_kept,
+        groups if top_k_groups is None else top_k_groups,
         renormalise,
         float(scale),
     )
@@ -92,10 +92,10 @@ def moe_gate(
 def _check_groups(options: GateOptions, experts: int) -> None:
     if experts % options.groups:
         raise ValueError(f"groups is {options.groups}; it must divide the {experts} experts.")
-    available = options.groups_kept * experts // options.groups
+    available = options.top_k_groups * experts // options.groups
     if options.top_k > available:
         raise ValueError(
-            f"top_k is {options.top_k}; {options.groups_kept} of {options.groups} groups contain "
+            f"top_k is {options.top_k}; {options.top_k_groups} of {options.groups} groups contain "
             f"{available} experts."
         )
 
@@ -149,7 +149,7 @@ def _launch(logits: Tensor, bias: Tensor | None, options: GateOptions) -> list[T
                 BIASED=bias is not None,
                 RENORMALISE=options.renormalise,
                 GROUPS=options.groups,
-                KEPT=options.groups_kept,
+                TOP_K_GROUPS=options.top_k_groups,
                 BEST=best,
                 BLOCK_G=next_power_of_2(options.groups),
             )
@@ -174,13 +174,11 @@ def moe_gate_kernel(
     BIASED: tl.constexpr,
     RENORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
-    KEPT: tl.constexpr,
+    TOP_K_GROUPS: tl.constexpr,
     BEST: tl.constexpr,
     BLOCK_G: tl.constexpr,
 ):
-    """BLOCK_T tokens: takes KEPT times the best group, by its BEST best experts, then K times the
-    best expert.
-    """
+    """BLOCK_T tokens: the TOP_K_GROUPS best groups, by their BEST best experts; then K experts."""
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     e = tl.arange(0, BLOCK_E)
     inside = (t < tokens)[:, None] & (e < experts)[None, :]
@@ -196,7 +194,7 @@ def moe_gate_kernel(
     if BIASED:
         ranking = scores + tl.load(BIAS + e, mask=e < experts, other=0.0).to(tl.float32)[None, :]
     ranking = tl.where((e < experts)[None, :], ranking, float("-inf"))
-    if KEPT < GROUPS:
+    if TOP_K_GROUPS < GROUPS:
         group = e // (experts // GROUPS)
         g = tl.arange(0, BLOCK_G)
         group_scores = tl.full([BLOCK_T, BLOCK_G], float("-inf"), tl.float32)
@@ -208,7 +206,7 @@ def moe_gate_kernel(
                 value += tl.max(tl.where(first, float("-inf"), within), 1)
             group_scores = tl.where((g == i)[None, :], value[:, None], group_scores)
         chosen_groups = tl.zeros([BLOCK_T, BLOCK_E], tl.int32)
-        for _ in tl.static_range(KEPT):
+        for _ in tl.static_range(TOP_K_GROUPS):
             best = tl.argmax(group_scores, 1)
             chosen_groups = tl.where(group[None, :] == best[:, None], 1, chosen_groups)
             group_scores = tl.where(g[None, :] == best[:, None], float("-inf"), group_scores)
@@ -247,7 +245,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
         constants |= {"SIGMOID": sigmoid, "BIASED": sigmoid, "RENORMALISE": True}
         constants |= {
             "GROUPS": groups,
-            "KEPT": max(1, groups // 2),
+            "TOP_K_GROUPS": max(1, groups // 2),
             "BEST": 1 + sigmoid,
             "BLOCK_G": groups,
         }

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.decode.paged import QUANTIZED_DTYPES
 from kernels.dispatch import Candidate, choose
 from kernels.jit import jit, next_power_of_2, tl
+from kernels.paged_kv.api import QUANTIZED_DTYPES
 from kernels.shipped import ShippedKernel
 
 MAX_VALUE = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.decode.launch import launch
-from kernels.decode.page_plan import PagePlan, plan_pages
-from kernels.decode.reference import paged_attention as reference
-from kernels.decode.torch_gather import gather_attention
 from kernels.dispatch import Candidate, choose
+from kernels.paged_kv.launch import launch
+from kernels.paged_kv.page_plan import PagePlan, plan_pages
+from kernels.paged_kv.reference import paged_attention as reference
+from kernels.paged_kv.torch_gather import gather_attention
 
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 

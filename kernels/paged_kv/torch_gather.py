@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.decode.page_plan import Group, PagePlan, visible_keys
+from kernels.paged_kv.page_plan import Group, PagePlan, visible_keys
 
 MAX_MASK_ELEMENTS = 1 << 22
 """Largest mask: a long prefill's queries are processed in chunks, so memory is linear in the

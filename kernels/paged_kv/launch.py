@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels import runtime, tuning
-from kernels.decode.kernel import paged_attention_combine_kernel, paged_attention_kernel
-from kernels.decode.page_plan import PagePlan
 from kernels.jit import UPCAST, cdiv, next_power_of_2
+from kernels.paged_kv.kernel import paged_attention_combine_kernel, paged_attention_kernel
+from kernels.paged_kv.page_plan import PagePlan
 from kernels.shipped import ShippedKernel
 
 MAX_SPLITS = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.contracts.huggingface import UnreadableConfig, read_config, read_json_object
-from workers.contracts.huggingface.reading import MAX_CONFIG_BYTES
+from workers.contracts.huggingface.config_reader import MAX_CONFIG_BYTES
 from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
 

@@ -5,8 +5,8 @@ writes.
 GPU, `torch_gather.py` elsewhere.
 """
 
-from kernels.decode.cache_write import write_kv
-from kernels.decode.page_plan import PagePlan, plan_pages
-from kernels.decode.paged import paged_attention
+from kernels.paged_kv.api import paged_attention
+from kernels.paged_kv.cache_write import write_kv
+from kernels.paged_kv.page_plan import PagePlan, plan_pages
 
 __all__ = ["PagePlan", "paged_attention", "plan_pages", "write_kv"]

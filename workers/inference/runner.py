@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from kernels.decode import plan_pages
+from kernels.paged_kv import plan_pages
 from workers.inference.cpu.matmul import use_onednn_layout
 from workers.inference.kv_cache.latent_attention import PagedLatentAttention
 from workers.inference.kv_cache.paged_cache import AttentionMetadata, PagedAttention, PagedCache

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from kernels.paged_attention import PagePlan
-from kernels.paged_attention.api import QUANTIZED_DTYPES
 from torch import Tensor
 
 from kernels import paged_attention, write_kv
+from kernels.paged_kv import PagePlan
+from kernels.paged_kv.api import QUANTIZED_DTYPES
 from workers.contracts.specs.model import ModelSpec
 from workers.models.layers.documents import Documents
 

@@ -66,7 +66,7 @@ def _attention_error(
     pairs = [(out, expected[:, positions])] + [
         (a.grad, b.grad[:, positions]) for a, b in zip(local, full, strict=True)
     ]
-    return [_error(actual, wanted) for actual, wanted in pairs]
+    return [_error(actual, needed) for actual, needed in pairs]
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:
@@ -107,11 +107,11 @@ def dropout_slopes(length: int, dropout: float) -> dict[str, float]:
         ones = ring_attend(
             point[0], point[1], torch.ones_like(point[2]), group=None, window=None, dropout=dropout
         )
-        sums = torch.stack(
+        save_sums = torch.stack(
             [slope.sum(), (total(1e-5, point) - total(-1e-5, point)) / 2e-5, ones.mean()]
         )
-    dist.all_reduce(sums)
-    by_gradients, by_differences, mean = sums.tolist()
+    dist.all_reduce(save_sums)
+    by_gradients, by_differences, mean = save_sums.tolist()
     return {
         "gradients": by_gradients,
         "differences": by_differences,

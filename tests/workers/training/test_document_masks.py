@@ -135,7 +135,7 @@ def test_masks_without_document_boundaries_are_refused(train, tmp_path):
     outcome = train(spec(data, DENSE | {"vocab": 2000}, {}), tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
     assert (
-        "data.document_masks: nothing tells where documents begin in a; try document_end"
+        "data.document_masks: document boundaries are unknown in a; try document_end"
         in outcome["reason"]
     )
 

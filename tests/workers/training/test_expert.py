@@ -141,10 +141,10 @@ def test_low_precision_follows_fp32(plan, reference, train, tmp_path):
 
 def test_resume_with_other_expert_sharding(reference, train, tmp_path):
     """Saved under ep 2, resumed under sharded dp 2, then under ep 2 with two sharded copies."""
-    keep = {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None}
+    settings = {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None}
     plans = [{"dp": 2, "ep": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}]
-    for part, plan in enumerate(plans, start=1):
-        result = train(spec("deepseek", plan, **{**keep, "steps": STEPS * part // 3}), tmp_path)
+    for attempt, plan in enumerate(plans, start=1):
+        result = train(spec("deepseek", plan, **settings, steps=STEPS * attempt // 3), tmp_path)
         assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     assert result.values("loss") == pytest.approx(reference["deepseek"].values("loss"), rel=1e-5)
 

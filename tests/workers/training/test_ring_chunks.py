@@ -17,20 +17,24 @@ def visibility_by_tiles(queries, keys, window, starts=(0,)):
     """How often each query sees each key, according to the tiles of two ranks."""
     visibility = torch.zeros(sum(map(len, queries)), sum(map(len, keys)), dtype=torch.int64)
     for tile in visible_tiles(queries, keys, window, starts):
-        part = visibility[tile.queries, tile.keys]
+        tile_visibility = visibility[tile.queries, tile.keys]
         distance = (
-            torch.arange(part.shape[0])[:, None] + tile.ahead - torch.arange(part.shape[1])[None, :]
+            torch.arange(tile_visibility.shape[0])[:, None]
+            + tile.ahead
+            - torch.arange(tile_visibility.shape[1])[None, :]
         )
         visible = {
-            "full": torch.ones_like(part, dtype=torch.bool),
+            "full": torch.ones_like(tile_visibility, dtype=torch.bool),
             "causal": distance >= 0,
             "window": (distance >= 0) & (distance < (window or 0)),
             "documents": (distance >= 0)
-            & same_document(range(part.shape[0]), range(part.shape[1]), tile.starts),
+            & same_document(
+                range(tile_visibility.shape[0]), range(tile_visibility.shape[1]), tile.starts
+            ),
         }[tile.kind]
-        assert tile.kind != "causal" or part.shape[0] == part.shape[1]
-        assert visible.any(1).all() and part.numel()
-        part += visible
+        assert tile.kind != "causal" or tile_visibility.shape[0] == tile_visibility.shape[1]
+        assert visible.any(1).all() and tile_visibility.numel()
+        tile_visibility += visible
     return visibility
 
 

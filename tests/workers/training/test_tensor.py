@@ -281,17 +281,15 @@ def test_16_bit_run_equals_one_process(precision, tolerance, train, tmp_path):
 @pytest.mark.parametrize("name", select(RUNS, [1]))
 def test_resume_under_other_degrees(name, reference, train, tmp_path):
     """Saved under tp 2 with sequence parallel, resumed under sharded dp 2, then tp 2 x dp 2."""
-    steps, keep = (
-        len(reference[name].points()),
-        {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None},
-    )
+    steps = len(reference[name].points())
+    settings = {"checkpoint": {"every_steps": 100, "keep": 2}, "eval": None}
     plans = [
         {"tp": 2, "sequence_parallel": True},
         {"dp": 2, "zero": 3},
         {"tp": 2, "dp": 2, "zero": 1},
     ]
-    for part, plan in enumerate(plans, start=1):
-        result = train(spec(name, plan, **keep, steps=steps * part // 3), tmp_path)
+    for attempt, plan in enumerate(plans, start=1):
+        result = train(spec(name, plan, **settings, steps=steps * attempt // 3), tmp_path)
         assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
     assert result.values("loss") == pytest.approx(reference[name].values("loss"), rel=1e-5)
 

@@ -42,8 +42,8 @@ def moe_gate(
     the choice only (DeepSeek-V3, arXiv 2412.19437, eq. 16). groups: number of equal groups of
     adjacent experts; experts are chosen from the `top_k_groups` best groups (all by default),
     ranked by their best expert, or under sigmoid by the sum of their best two (section 2.1.2 there;
-    arXiv 2405.04434, section 2.2.2). renormalise: weights of a token sum to one, before `scale`. Ties
-    are broken arbitrarily. Raises ValueError or TypeError.
+    arXiv 2405.04434, section 2.2.2). renormalise: weights of a token sum to one, before `scale`.
+    Ties are broken arbitrarily. Raises ValueError or TypeError.
     """
     checks.dtype_in("logits", logits, (*checks.FLOATS, torch.float64))
     checks.dims("logits", logits, 2)

@@ -82,7 +82,7 @@ class KernelOperations:
             scoring=moe.scoring,
             bias=bias_E,
             groups=moe.groups or 1,
-            groups_kept=moe.groups_per_token,
+            top_k_groups=moe.groups_per_token,
             renormalise=moe.renormalise,
             scale=moe.routed_scale,
         )

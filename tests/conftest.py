@@ -1,9 +1,6 @@
-"""What every test may ask for: three known people, clients, a clock that stands still, a real Redis
-server.
+"""Fixtures for all tests: five users, clients, a fake clock, a real Redis server.
 
-People: `owner` and `teammate` share a team, `stranger` looks at everything from outside it;
-`operator` and `admin`
-run the place.
+`owner` and `teammate` share a team; `stranger` is in no team; `operator` and `admin` administrate.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from orchestrator.accounts.models import User
 from tests import factories, order, tiers
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
 
-# no test measures time, on a busy machine an example takes as long as it takes
+# no test measures time; on a busy machine an example may take long
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
@@ -94,7 +91,7 @@ def admin(people: factories.People) -> User:
 
 @pytest.fixture
 def data_root(tmp_path: Path, settings: object) -> Path:
-    """A folder of its own that data paths may lie under."""
+    """An empty folder that is allowed as a data root."""
     root = tmp_path / "data"
     root.mkdir()
     settings.DATA_ROOTS = [root]  # type: ignore[attr-defined]
@@ -103,13 +100,13 @@ def data_root(tmp_path: Path, settings: object) -> Path:
 
 @pytest.fixture
 def live_redis(redis_url: str, settings: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:  # noqa: F811
-    """An empty real Redis that the control plane talks to for the length of the test; its URL."""
+    """URL of an empty real Redis that the control plane uses during the test."""
     from orchestrator.common import live
-    from orchestrator.common import redis as ours
+    from orchestrator.common import redis as redis_client
 
-    monkeypatch.setattr(live, "_silent_until", 0.0)  # an earlier test's Redis was away a moment ago
+    monkeypatch.setattr(live, "_silent_until", 0.0)  # an earlier test may have stopped Redis
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
-    ours.reset()
-    ours.client().flushall()
+    redis_client.reset()
+    redis_client.client().flushall()
     yield redis_url
-    ours.reset()
+    redis_client.reset()

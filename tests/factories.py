@@ -32,7 +32,7 @@ class People:
 
 
 def people() -> People:
-    made = People(
+    people = People(
         owner=user("owner"),
         teammate=user("teammate"),
         stranger=user("stranger", Role.VIEWER),
@@ -40,8 +40,8 @@ def people() -> People:
         admin=user("admin", Role.ADMIN),
     )
     team = Team.objects.create(name="lab")
-    team.members.add(made.owner, made.teammate)
-    return made
+    team.members.add(people.owner, people.teammate)
+    return people
 
 
 def user(username: str, role: Role = Role.SUBMITTER) -> User:
@@ -49,14 +49,14 @@ def user(username: str, role: Role = Role.SUBMITTER) -> User:
 
 
 def client_for(user: User, **more: Any) -> Client:
-    """A browser where this person is logged in."""
+    """A browser client with this user logged in."""
     client = Client(**more)
     client.force_login(user)
     return client
 
 
 def api(user: User, *, scopes: list[str] | None = None) -> Client:
-    """A program that sends a bearer token of this person with every request."""
+    """A client that sends a bearer token of this user with every request."""
     _, text = accounts.token_create(
         user=user, name=f"test {next(_numbers)}", scopes=scopes, by=user
     )
@@ -64,22 +64,23 @@ def api(user: User, *, scopes: list[str] | None = None) -> Client:
 
 
 def spec(**changes: Any) -> dict[str, Any]:
-    """A small training run; `devices` asks for that many data-parallel ranks, other names replace
-    spec fields.
+    """Spec of a small training run with `devices` data-parallel ranks.
+
+    Other keyword arguments replace spec fields.
     """
     devices = changes.pop("devices", 1)
     plan = {"dp": devices, "micro_batch_size": 2, "global_batch_size": 2 * devices}
-    made = {"kind": "train", "plan": plan, "train": {"steps": 20, "seq_len": 64}}
-    return {**made, **changes}
+    document = {"kind": "train", "plan": plan, "train": {"steps": 20, "seq_len": 64}}
+    return {**document, **changes}
 
 
 def run(owner: User, *, name: str = "", **changes: Any) -> Run:
-    """A queued run of that person; `changes` go into its spec as in `spec`."""
+    """A queued run of this user; `changes` go into its spec as in `spec`."""
     return runs.run_submit(owner=owner, name=name or f"run {next(_numbers)}", spec=spec(**changes))
 
 
 def external_run(owner: User, *, name: str = "") -> Run:
-    """A run that Orrery only watches: running from birth, attempt 1."""
+    """An external run, which Orrery only monitors: running, attempt 1."""
     return runs.run_submit(
         owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"}
     )
@@ -97,11 +98,11 @@ def node(
     """A node that has joined by a token and is up."""
     text = fleet.join_token_create(by=None, pool=pool)
     name = name or f"node-{next(_numbers)}"
-    described = inventory(
+    report = inventory(
         name, devices=devices, kind=kind, catalogue=catalogue, memory_bytes=memory_bytes
     )
-    request = envelope.join_request(text, name=described.name)
-    return fleet.node_joined(request=request, inventory=described)[0]
+    request = envelope.join_request(text, name=report.name)
+    return fleet.node_joined(request=request, inventory=report)[0]
 
 
 def inventory(
@@ -134,14 +135,14 @@ def _device(index: int, kind: str, catalogue: str, memory_bytes: int) -> DeviceI
 
 
 def placement(on: Node, devices: int = 1) -> list[dict[str, Any]]:
-    """The first `devices` of one node, as the scheduler writes it."""
+    """The first `devices` devices of one node, in the scheduler's format."""
     return [
         {"node": on.name, "address": on.address, "devices": list(range(devices)), "node_rank": 0}
     ]
 
 
 def running(run: Run, on: Node) -> Attempt:
-    """Takes a queued run to `running` on that node and returns its attempt."""
+    """Moves a queued run to `running` on the node and returns its attempt."""
     attempt = runs.attempt_create(run=run, placement=placement(on, run.devices), resume_from=None)
     assert attempt is not None, f"{run} is {run.state}, not queued"
     runs.attempt_launching(attempt=attempt)

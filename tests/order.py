@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-GROUP_INPUTS = "tests/flows/"
+FLOWS = "tests/flows/"
 FIRST = (
-    GROUP_INPUTS,
+    FLOWS,
     "tests/house/test_second_database.py",
     "tests/kernels/",
     "tests/workers/launcher/",
@@ -25,28 +25,23 @@ FIRST = (
 
 
 def place(nodeid: str) -> int:
-    """Where a test's file stands; files of one place keep the order that they are given in, which
-    is random.
-    """
+    """Position of a test's file. Files with the same position keep their order, which is random."""
     return next(
         (number for number, folder in enumerate(FIRST) if nodeid.startswith(folder)), len(FIRST)
     )
 
 
 def in_order(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests sorted by position."""
     return sorted(items, key=lambda item: place(item.nodeid))
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """xdist's `--dist loadfile` in the order of collection, with the flows as if they were one
-    file.
-    """
+    """xdist's `--dist loadfile` in order of collection; all flows count as one file."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         super().__init__(config, log)
-        config.option.loadscopereorder = False  # it would begin the files of many tests first
+        config.option.loadscopereorder = False  # do not start with the largest files
 
     def _split_scope(self, nodeid: str) -> str:
-        return (
-            GROUP_INPUTS if nodeid.startswith(GROUP_INPUTS) else str(super()._split_scope(nodeid))
-        )
+        return FLOWS if nodeid.startswith(FLOWS) else str(super()._split_scope(nodeid))

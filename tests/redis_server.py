@@ -1,4 +1,4 @@
-"""A real Valkey server for tests: `redis_url` starts one on a private socket, once a session.
+"""A real Valkey server for tests: `redis_url` starts one on a private socket, once per session.
 
 `RedisServer` can also be stopped, killed and started again on the same data, for tests of broken
 connections.
@@ -19,9 +19,7 @@ import redis
 
 
 class RedisServer:
-    """One server with its data in `directory`; `url` is a unix socket's and stays the same over
-    restarts.
-    """
+    """One server with its data in `directory`; `url` names a Unix socket and survives restarts."""
 
     def __init__(self, directory: Path, *, append_only: bool = False) -> None:
         self.directory = directory

@@ -23,7 +23,7 @@ def _clean() -> None:
 
 atexit.register(_clean)
 os.environ["ORRERY_HOME"] = str(_HOME)
-os.environ["ORRERY_SECRET_KEY"] = "the tests' own key, which signs nothing outside them"
+os.environ["ORRERY_SECRET_KEY"] = "only for tests"
 for _name in ("ORRERY_DATA_ROOTS", "REDIS_URL"):
     os.environ.pop(_name, None)
 
@@ -32,8 +32,8 @@ from orchestrator.config.settings import DATABASES  # noqa: E402
 
 (_HOME / "data").mkdir()
 (_HOME / "static").mkdir()  # whitenoise warns if it is missing
-# hashing a password is meant to be slow; nothing here depends on it
+# fast password hashing; real hashing is slow on purpose
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
-    # a file, so that threads and processes of a test meet the locks that they meet in life
+    # a file, so that threads and processes of a test meet the same locks as in production
     DATABASES["default"]["TEST"] = {"NAME": str(_HOME / "test.sqlite3")}

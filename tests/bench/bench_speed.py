@@ -31,7 +31,7 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.initialise import initialise
-from workers.training.data.opened import open_samples
+from workers.training.data.run_samples import open_samples
 from workers.training.setup.spec_loading import accept
 
 BATCH, SEQ_LEN = 4, 256

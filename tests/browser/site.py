@@ -115,7 +115,7 @@ class Site:
             return str(browser.cookies["sessionid"])
 
     def external(self, name: str = "watched") -> str:
-        """A run that only this test feeds."""
+        """A run that only this test writes to."""
         answer = self.client.post("runs", json={"name": name, "spec": {"kind": "external"}})
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
@@ -124,7 +124,7 @@ class Site:
         """Points of `count` steps; without values a loss that falls."""
         points = []
         for step in range(first, first + count):
-            given = values or {
+            logged = values or {
                 "loss": 5.0 / (1 + step / 50),
                 "tokens_per_s": 1000.0,
                 "grad_norm": 1.0,
@@ -138,18 +138,18 @@ class Site:
                 "time": time.time(),
                 "rank": rank,
             }
-            points.append({**point, "values": given})
+            points.append({**point, "values": logged})
         answer = self.client.post(f"runs/{run}/points", json={"points": points})
         assert answer.status_code == 200 and answer.json()["accepted"] == count, answer.text
 
-    def tell(self, run: str, type: str, **data: Any) -> None:
+    def send_event(self, run: str, type: str, **data: Any) -> None:
         key = f"{run}/events"
         self._seq[key] = self._seq.get(key, 0) + 1
         event = {"seq": self._seq[key], "type": type, "time": time.time(), "rank": 0, "data": data}
         answer = self.client.post(f"runs/{run}/events", json={"events": [event]})
         assert answer.status_code == 200, answer.text
 
-    def say(self, run: str, rank: int, first: int, *lines: str) -> None:
+    def send_log(self, run: str, rank: int, first: int, *lines: str) -> None:
         body = [
             {"rank": rank, "seq": first + i, "time": time.time(), "text": text}
             for i, text in enumerate(lines)

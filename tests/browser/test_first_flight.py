@@ -55,6 +55,6 @@ def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(
     expect(page.locator("#sentence")).to_contain_text(re.compile("Step|Finished"))
     expect(page.locator("#run-state")).to_have_text("finished", timeout=240_000)
     page.wait_for_function(f"{loss}.last.x === 150")
-    assert page.evaluate("window.marked"), "the page was loaded anew"
+    assert page.evaluate("window.marked"), "the page was reloaded"
     context.close()
     gate.close()

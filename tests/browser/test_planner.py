@@ -20,7 +20,10 @@ pytestmark = [
     pytest.mark.usefixtures("database_from_here"),
 ]
 
-START = "/planner/?model=llama3-8b&device=h100-80g&nodes=1&devices_per_node=8&seq_len=4096&global_batch_size=64&tokens=10G"
+START = (
+    "/planner/?model=llama3-8b&device=h100-80g&nodes=1&devices_per_node=8&seq_len=4096"
+    "&global_batch_size=64&tokens=10G"
+)
 PAGES = (
     "/planner/",
     "/planner/?model=llama3-405b&device=l40s-48g&offload=none",
@@ -109,14 +112,14 @@ def test_formulas_open_branch_by_branch_and_have_links(
         assert state(page)["why"] == ["step_time_s"]
         branch = dialog.locator("details.why").first
         branch.locator("summary").first.click()
-        expect(branch.locator("details.why").first).to_be_visible()  # asked for when it was opened
+        expect(branch.locator("details.why").first).to_be_visible()  # requested when it opens
         deeper = branch.locator("details.why").first
         deeper.locator("summary").first.click()
         expect(deeper.locator(".why-list, .why-body").first).to_be_visible()
         page.keyboard.press("Escape")
         expect(dialog).to_be_hidden()
         expect(tile).to_be_focused()
-        # told after both
+        # the address changes after both
         page.wait_for_function("!new URLSearchParams(location.search).has('why')")
         page.goto(f"{START}&plan={first_key(page)}&why=mfu")
         expect(page.locator("#opened")).to_contain_text("mfu =")
@@ -141,7 +144,7 @@ def test_two_marked_plans_are_compared(browser: Browser, live_server: Any, owner
         assert "compare" not in state(page)
 
 
-def test_a_wrong_value_is_said_beside_its_field_and_forgiven(
+def test_an_error_appears_at_its_field_and_disappears_with_a_valid_value(
     browser: Browser, live_server: Any, owner: Any
 ) -> None:
     with opened(browser, live_server, START) as page:
@@ -249,7 +252,9 @@ def test_nothing_is_wider_than_a_phone_and_nothing_jumps(
             )
             moved = page.evaluate(
                 """() => new Promise((done) => { let sum = 0;
-                new PerformanceObserver((list) => { for (const entry of list.getEntries()) sum += entry.value; })
-                  .observe({ type: "layout-shift", buffered: true }); setTimeout(() => done(sum), 250); })"""
+                new PerformanceObserver((list) => {
+                  for (const entry of list.getEntries()) sum += entry.value;
+                }).observe({ type: "layout-shift", buffered: true });
+                setTimeout(() => done(sum), 250); })"""
             )
             assert moved < 0.02, f"{address} moved by {moved}"

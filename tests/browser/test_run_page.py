@@ -36,7 +36,7 @@ def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None
     until_step(page, 40)
     drawn = """document.querySelector('[data-panel="loss"] .chart-plot').data?.[0].x.length"""
     page.wait_for_function(f"{drawn} === 40")
-    assert page.evaluate("window.marked"), "the page was loaded anew"
+    assert page.evaluate("window.marked"), "the page was reloaded"
     expect(page.locator("#sentence")).to_contain_text("Step 40")
     expect(page.locator('[data-metric="loss"] [data-value]')).to_have_text("2.778")
     label = page.locator('[data-panel="loss"] .chart-plot')
@@ -50,7 +50,7 @@ def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit)
     site.log(run, 1, 20)
     page = visit(f"/runs/{run}/")
     until_step(page, 20)
-    site.tell(run, "checkpoint_saved", step=10)
+    site.send_event(run, "checkpoint_saved", step=10)
     expect(page.locator("#run-events")).to_contain_text("Checkpoint saved at step 10")
     page.wait_for_function("orrery.charts.marks.length === 1")
     answer = site.client.post(
@@ -217,8 +217,8 @@ def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
     page = visit(f"/runs/{run}/?tab=logs")
     expect(page.locator("#log-empty")).to_contain_text("No log lines yet")
     page.wait_for_function("orrery.live.status === 'open'")
-    site.say(run, 0, 1, "loading", "<i>step</i> 1")
-    site.say(run, 1, 1, "loading")
+    site.send_log(run, 0, 1, "loading", "<i>step</i> 1")
+    site.send_log(run, 1, 1, "loading")
     expect(page.locator("#log li")).to_have_count(2)
     expect(page.locator("#log li").first).to_have_text("0–1loading")
     expect(page.locator("#log")).to_contain_text("<i>step</i> 1")
@@ -240,7 +240,7 @@ def test_a_phone_shows_everything_without_sideways_scrolling(
 ) -> None:
     run = site.external("a name that is longer than any phone is wide, and then some more of it")
     site.log(run, 1, 20)
-    site.say(run, 0, 1, "x" * 500)
+    site.send_log(run, 0, 1, "x" * 500)
     phone: dict[str, Any] = {
         "viewport": {"width": 390, "height": 844},
         "has_touch": True,

@@ -54,9 +54,9 @@ def test_every_file_is_in_the_readme() -> None:
 def test_training_on_one_process(name: str, tmp_path: Path) -> None:
     spec = EXAMPLES / f"{name}.json"
     run("-m", "workers.training.main", "--spec", str(spec), "--dir", str(tmp_path))
-    found = losses(tmp_path)
-    assert len(found) == json.loads(spec.read_text())["train"]["steps"]
-    assert found[-1] < found[0]
+    history = losses(tmp_path)
+    assert len(history) == json.loads(spec.read_text())["train"]["steps"]
+    assert history[-1] < history[0]
 
 
 @pytest.mark.parametrize(

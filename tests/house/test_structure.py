@@ -50,17 +50,17 @@ def test_packages_hold_few_files() -> None:
     assert not crowded, "\n".join(crowded)
 
 
-def test_every_package_says_what_it_holds() -> None:
-    """A README or, for a package of one idea, a docstring in `__init__.py`."""
-    silent = []
+def test_every_package_has_a_description() -> None:
+    """A README or, for a small package, a docstring in `__init__.py`."""
+    undocumented = []
     for name in PACKAGES:
         for init in (ROOT / name).rglob("__init__.py"):
             folder = init.parent
             if {"migrations", "management", "commands"} & set(folder.parts):
                 continue
             if not init.read_text().strip() and not (folder / "README.md").exists():
-                silent.append(str(folder.relative_to(ROOT)))
-    assert not silent, silent
+                undocumented.append(str(folder.relative_to(ROOT)))
+    assert not undocumented, undocumented
 
 
 def test_public_functions_have_docstrings() -> None:
@@ -73,7 +73,7 @@ def test_public_functions_have_docstrings() -> None:
 
 
 def test_formatting_is_left_to_the_formatter() -> None:
-    """`fmt: skip` is for a data table alone; there is one."""
+    """At most one data table uses `fmt: skip`."""
     skipping = [
         str(path.relative_to(ROOT))
         for name in (*PACKAGES, "tests", "tools")

@@ -56,7 +56,7 @@ def test_make_lists_itself() -> None:
 
 
 def test_every_setting_that_code_reads_is_known() -> None:
-    from orchestrator.config.env import OTHER_VARIABLES, Env, variable
+    from orchestrator.config.env_settings import OTHER_VARIABLES, Env, variable
 
     known = {variable(name) for name in Env.model_fields} | OTHER_VARIABLES
     for path in [

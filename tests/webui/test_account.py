@@ -42,7 +42,7 @@ def test_logging_in_leads_where_one_wanted_to_go_but_not_elsewhere(owner: User) 
 
 
 def test_a_wrong_login_does_not_reveal_which_part_is_wrong(owner: User) -> None:
-    answers = [log_in(Client(), "owner", "wrong"), log_in(Client(), "nobody", "wrong")]
+    answers = [log_in(Client(), "owner", "wrong"), log_in(Client(), "absent", "wrong")]
     for answer in answers:
         assert (
             answer.status_code == 403
@@ -53,7 +53,7 @@ def test_a_wrong_login_does_not_reveal_which_part_is_wrong(owner: User) -> None:
 
 @pytest.fixture
 def one_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The present one, however long the tries take."""
+    """Fixes the time window, however long the attempts take."""
     now = login_limit._window()
     monkeypatch.setattr(login_limit, "_window", lambda: now)
 
@@ -67,17 +67,17 @@ def test_too_many_wrong_passwords_block_the_login_for_a_while(owner: User, teamm
     assert closed.status_code == 429 and int(closed.headers["Retry-After"]) > 0
     assert "Wait" in closed.content.decode()
     assert log_in(Client(), "teammate").status_code == 302
-    # somebody else's failures elsewhere do not lock a person out
+    # failures from another address do not lock the user out
     assert log_in(Client(REMOTE_ADDR="10.1.2.3")).status_code == 302
 
 
 @pytest.mark.usefixtures("one_window")
 def test_the_counts_are_shared_by_all_web_processes(owner: User, live_redis: str) -> None:
-    # the Redis is everybody's: whoever logs in from here stays welcome
+    # all tests share this Redis, so the failures come from another address
     there = {"REMOTE_ADDR": "10.4.5.6"}
     for _ in range(login_limit.PER_NAME):
         log_in(Client(**there), password="wrong")
-    login_limit.forget()  # as another process would begin
+    login_limit.forget()  # like a new process
     assert log_in(Client(**there)).status_code == 429
 
 
@@ -166,7 +166,7 @@ def test_admins_add_people_and_set_roles(people: factories.People) -> None:
     newcomer.refresh_from_db()
     assert newcomer.role == "operator"
     assert client.post("/account/people/admin/role/", {"role": "viewer"}).status_code == 409
-    assert client.post("/account/people/nobody/role/", {"role": "viewer"}).status_code == 404
+    assert client.post("/account/people/absent/role/", {"role": "viewer"}).status_code == 404
     for person in (people.owner, people.operator):
         other = factories.client_for(person)
         assert other.get("/account/people/").status_code == 403

@@ -71,7 +71,7 @@ def test_metrics_and_problems_are_shown(owner: User) -> None:
     fleet.node_heartbeat(node=node, samples=[DeviceSample(index=0, **known)])
     page = page_of(owner, "/fleet/orion/")
     assert "50%" in page and "1 GiB of 4 GiB" in page and "310 W" in page and "61 °C" in page
-    assert "not Orrery" in page  # a process on a device that nobody holds
+    assert "not Orrery" in page  # a process on a device without a lease
     Node.objects.update(health="silent")
     assert "orion is silent" in page_of(owner, "/fleet/")
 

@@ -136,7 +136,7 @@ def test_a_serve_run_shows_chat_requests_and_blocks_then_its_snapshot(
         .json()["snapshot"]["state"]["used"]
         == 4
     )
-    # and where it could: what it told at its end stands
+    # after a clean end the final report is shown
     runs.event_record(
         run=run,
         type="served",

@@ -34,9 +34,9 @@ def test_each_waiting_run_shows_its_reason_and_strangers_see_none(people: factor
     page = client.get("/queue/").content.decode()
     assert order(client) == [first.pk, big.pk]
     assert "2 runs wait for 10 devices in total" in page
-    assert f'<a href="/runs/{busy.pk}/">run {busy.pk}</a> holds 2' in page
+    assert f'<a href="/runs/{busy.pk}/">Run {busy.pk}</a> holds 2' in page
     assert "unknown" in page
-    # a team mate's run is seen, its priority is not one's own to set
+    # a team mate sees the run but cannot set its priority
     assert page.count('name="priority"') == 1
     assert order(factories.client_for(people.stranger)) == []
 

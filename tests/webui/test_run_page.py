@@ -81,8 +81,7 @@ def test_a_long_run_costs_few_queries_and_a_small_page(
             origin=f"1/0/{step}",
         )
     lines = [
-        f"a line of some length that tells step {n} and little else, again and again"
-        for n in range(3000)
+        f"a line of some length with step {n} and little else, again and again" for n in range(3000)
     ]
     telemetry.logs_store(
         run=run,

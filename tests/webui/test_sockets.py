@@ -75,7 +75,7 @@ def append(topic: str, *numbers: int) -> None:
 
 async def closed_with(path: str, headers: Headers) -> tuple[int, str]:
     socket = SocketClient(application, path, headers)
-    assert await socket.connect()  # a browser tells a page the code only of an accepted socket
+    assert await socket.connect()  # a browser shows the close code only of an accepted socket
     close = await socket.receive_output(PATIENCE_S)
     assert close["type"] == "websocket.close"
     await socket.disconnect()
@@ -86,7 +86,7 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
     run = factories.external_run(owner)
     path = f"/ws/runs/{run.pk}/"
     refused = {
-        "nobody": (path, []),
+        "anonymous": (path, []),
         "fleet": ("/ws/fleet/", []),
         "wrong token": (path, [(b"authorization", b"Bearer orr_nonsense")]),
         "stranger": (path, session(stranger)),
@@ -109,7 +109,7 @@ def test_who_gets_in(owner: User, teammate: User, stranger: User, live_redis: st
         return codes
 
     assert asyncio.run(collect()) == {
-        "nobody": 4401,
+        "anonymous": 4401,
         "fleet": 4401,
         "wrong token": 4401,
         "stranger": 4404,

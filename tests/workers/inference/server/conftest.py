@@ -36,7 +36,7 @@ SHAPE = {
     "max_seq_len": 256,
 }
 TEMPLATE = (
-    "{% for each in messages %}{% if each.role == 'nobody' %}{{ raise_exception('nobody speaks') "
+    "{% for each in messages %}{% if each.role == 'narrator' %}{{ raise_exception('unknown role') "
     "}}{% endif %}"
     "w1 {{ each.content }} w2 {% endfor %}w3"
 )

@@ -119,7 +119,7 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = 
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
     ({"messages": []}, openai.BadRequestError, "messages"),
     ({"messages": [{"role": "user", "content": "w1 " * 300}]}, openai.BadRequestError, "messages"),
-    ({"messages": [{"role": "nobody", "content": "w1"}]}, openai.BadRequestError, "messages"),
+    ({"messages": [{"role": "narrator", "content": "w1"}]}, openai.BadRequestError, "messages"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         openai.BadRequestError,

@@ -1,4 +1,4 @@
-"""Bad input to the server: OpenAI's error and status, nothing leaked, and the server goes on."""
+"""Bad input to the server: OpenAI's error and status, no leak, and the server continues."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_guide_that_exceeds_its_limits_ends_only_its_answer(bytewise, monkeypatc
 
 
 def test_template_error_does_not_show_its_path(bytewise):
-    body = {"messages": [{"role": "nobody", "content": "a"}]}
+    body = {"messages": [{"role": "narrator", "content": "a"}]}
     status, error = send(bytewise, "/v1/chat/completions", body)
     assert (status, error["code"]) == (
         400,

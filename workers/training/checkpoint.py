@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 
 from workers.contracts.specs.run_bodies import CheckpointSpec
 from workers.models.weights.checkpoint_table import checkpoint_reader
-from workers.models.weights.manifest import complete_checkpoints, write_manifest, step_folder
-from workers.training.optim import fill_state, state_of
+from workers.models.weights.manifest import complete_checkpoints, step_folder, write_manifest
+from workers.training.optim import fill_state, get_optimizer_state
 from workers.training.parallel.group_cache import cached_group
 from workers.training.parallel.mesh import World, init_process_group
 
@@ -159,7 +159,7 @@ def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[s
     `weights` are the parameters and what else belongs to the model's state.
     """
     found: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
-    state = state_of(optimizer)
+    state = get_optimizer_state(optimizer)
     for name, parameter in weights.items():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):

@@ -18,7 +18,7 @@ from workers.models.decoder import Decoder
 from workers.models.weights.manifest import step_folder
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
-from workers.training.data.opened import open_samples
+from workers.training.data.run_samples import open_samples
 from workers.training.loop.objective import token_loss
 from workers.training.parallel.batch_sharding import Microbatch, load_microbatch
 from workers.training.setup.spec_loading import accept
@@ -57,7 +57,7 @@ def test_validation_is_that_of_the_quantised_model(alone):
     [plan] = [each["data"] for each in alone.events() if each["type"] == "plan_resolved"]
     assert (plan["quantize_aware"], plan["group"]) == ("int4", 32)
     run = accept(spec({}))
-    _, held_out = open_samples(run, cache=alone.directory / "cache", kept=alone.directory)
+    _, held_out = open_samples(run, cache=alone.directory / "cache", checkpoints=alone.directory)
     weights = open_weights(alone.directory / "checkpoints" / step_folder(STEPS))
     decoder = Decoder(weights.spec).eval()
     fill_model(decoder, weights)

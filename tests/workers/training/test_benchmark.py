@@ -33,10 +33,10 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
     import os
 
     from workers.runtime.environment import read_environment
-    from workers.training.benchmark import turn, turns
+    from workers.training.benchmark import repeat, runner
     from workers.training.benchmark.accept import accept_benchmark
 
-    class Broken(turn.Turn):
+    class Broken(repeat.Repeat):
         def train(self, world: Any, samples: Any) -> Any:
             if self.run.plan.recompute == breaks:
                 raise MemoryError("no room for it")
@@ -44,11 +44,11 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environment = read_environment(Path(directory), env={name: os.environ[name] for name in names})
-    turns.Turn, kept = Broken, turns.Turn
+    runner.Repeat, kept = Broken, runner.Repeat
     try:
-        outcome = turns.run_benchmark(accept_benchmark(spec), environment)
+        outcome = runner.run_benchmark(accept_benchmark(spec), environment)
     finally:
-        turns.Turn = kept
+        runner.Repeat = kept
     return {"class": outcome.exit_class, "reason": outcome.reason, "step": outcome.step}
 
 
@@ -58,15 +58,15 @@ def test_variants_train_alike_and_a_failing_one_is_a_row(
     call = "tests.workers.training.test_benchmark:ranks"
     outcomes = pools(2).call(call, spec=SPEC, directory=str(tmp_path), breaks="full")
     assert [each["class"] for each in outcomes] == ["ok", "ok"], outcomes
-    told = json.loads((tmp_path / "benchmark.json").read_text())
-    rows = {row["id"]: row for row in told["rows"]}
+    results_of_ranks = json.loads((tmp_path / "benchmark.json").read_text())
+    rows = {row["id"]: row for row in results_of_ranks["rows"]}
     failed = rows.pop("recompute: recompute full")
     assert (
         failed["state"] == "failed"
         and failed["message"] == "out of memory: no room for it (rank 0)"
     )
-    asked = {BASE, "accumulation", "recompute", "fused_kernels", "zero", "axes"}
-    assert {row["technique"] for row in rows.values()} == asked
+    received = {BASE, "accumulation", "recompute", "fused_kernels", "zero", "axes"}
+    assert {row["technique"] for row in rows.values()} == received
     for name, row in rows.items():
         assert row["state"] == "measured", row
         assert row["deviation"] <= 1e-5, name
@@ -82,7 +82,7 @@ def test_variants_train_alike_and_a_failing_one_is_a_row(
         > rows[BASE]["memory"]["activations"]
     )
 
-    links = told["measured_devices"]["collectives"]
+    links = results_of_ranks["measured_devices"]["collectives"]
     kinds = {row["kind"] for row in links["rows"]}
     assert kinds == {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"}
     assert links["link"]["where"] == "intra" and links["link"]["bytes_per_s"] > 1e6
@@ -97,4 +97,4 @@ def test_variants_train_alike_and_a_failing_one_is_a_row(
     assert [each["class"] for each in outcomes] == ["ok", "ok"]
     assert len(read_lines(tmp_path / "rank-0" / "points.jsonl")) == len(points)
     again = json.loads((tmp_path / "benchmark.json").read_text())
-    assert again["rows"] == told["rows"]
+    assert again["rows"] == results_of_ranks["rows"]

@@ -19,7 +19,7 @@ from tests.workers.models.test_hugging_face import decoder_of, their_model
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import main
 from workers.runtime.exits import UserError
-from workers.training.data.opened import open_samples
+from workers.training.data.run_samples import open_samples
 from workers.training.setup.spec_loading import accept
 
 WORDS = "for the clock to begin at 12 or 34,\nit's DON'T panic again: o'clock\n\n"
@@ -115,7 +115,7 @@ def test_import_train_export_reload_resume(room, train, tmp_path):
 
 
 def opened(document: dict[str, Any], folder: Path) -> Any:
-    return open_samples(accept(document), cache=folder / "cache", kept=folder / "kept")[0]
+    return open_samples(accept(document), cache=folder / "cache", checkpoints=folder / "kept")[0]
 
 
 def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):

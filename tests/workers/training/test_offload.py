@@ -356,11 +356,11 @@ def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
 
 def test_scratch_goes_where_it_is_told(tmp_path):
     disk = Disk(tmp_path / "far" / "away")
-    extent = disk.claim(5000)
+    extent = disk.reserve(5000)
     buffer = disk.buffer(5000)
     buffer[:5000] = torch.arange(5000).to(torch.uint8)
     disk.write(extent, buffer)
-    disk.settle()
+    disk.wait()
     assert torch.equal(disk.read(extent).result()[:5000], torch.arange(5000).to(torch.uint8))
     mapped = disk.mapped(extent)
     mapped[7] = 255

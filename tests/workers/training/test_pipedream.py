@@ -9,7 +9,7 @@ from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
-from workers.training.data.opened import open_samples
+from workers.training.data.run_samples import open_samples
 from workers.training.loop.objective import token_loss
 from workers.training.optim import build_optimizer
 from workers.training.parallel.batch_sharding import load_microbatch, microbatches_for

@@ -191,7 +191,7 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
             )
             found = min((c for c in sets if c.bytes <= budget), key=lambda c: c.seconds)
             assert found.seconds == pytest.approx(best, abs=1e-12)
-            assert found.bytes == sum(sizes[i] for i in found.kept)
+            assert found.bytes == sum(sizes[i] for i in found.items)
         layers = [sets, best_sets(sizes[:4], seconds[:4]), sets]
         budget = draw.randint(0, 2 * sum(sizes))
         places = choose_sets(layers, budget)

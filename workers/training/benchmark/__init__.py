@@ -1,3 +1,3 @@
-"""Benchmark runs: variants of one plan in turns on the same samples, and the placed devices
-themselves, measured.
+"""Benchmark runs: variants of one plan, repeated alternately on the same samples, and device
+tests.
 """

@@ -1,5 +1,4 @@
-"""From a spec file to a benchmark this engine can do: read, checked, expanded, and refused by
-sentences.
+"""Loads a benchmark from a spec file: reads, checks and expands it, or rejects it with messages.
 
 Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
 """
@@ -23,20 +22,21 @@ from workers.training.setup.spec_loading import TrainingRun, refuse_problems
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRun:
-    """`base` is one turn of the base plan as a training run; `run_of` one of a variant."""
+    """`base` is one repeat of the base plan as a training run."""
 
     spec: RunSpec
     body: BenchmarkBody
     base: TrainingRun
     expansion: Expansion
 
-    def run_of(self, variant: Variant) -> TrainingRun:
+    def training_run(self, variant: Variant) -> TrainingRun:
+        """One repeat of a variant as a training run."""
         spec = as_training(self.spec, variant.plan, compiled=variant.compiled, fused=variant.fused)
         assert spec.train is not None
         return TrainingRun(spec, self.base.model, variant.plan, spec.train)
 
     def describe(self) -> dict[str, Any]:
-        """What `--print` shows, and what an event says at the beginning."""
+        """What `--print` and the event `benchmark_began` contain."""
         return {
             "variants": [
                 {"id": each.id, "technique": each.technique, "name": each.name}
@@ -51,12 +51,12 @@ class BenchmarkRun:
 
 
 def load_benchmark(path: Path) -> BenchmarkRun:
-    """Read and check a spec file. Raises UserError with one line a problem."""
+    """Read and check a spec file. Raises UserError with one line per problem."""
     return accept_benchmark(read_document(path, "benchmark"))
 
 
 def accept_benchmark(document: Mapping[str, Any]) -> BenchmarkRun:
-    """Check a spec's document. Raises UserError with one line a problem."""
+    """Check a spec's document. Raises UserError with one line per problem."""
     spec = parse_spec(document)
     if spec.benchmark is None:
         raise UserError(

@@ -1,9 +1,8 @@
-"""Collectives and sends between the placed ranks by message size: seconds, bandwidth, and the link
-that they mean.
+"""Times collectives and sends between the ranks by message size, and derives the link's bandwidth.
 
-Bus bandwidth as NCCL's tests count it (github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the rate at
-which each rank's
-link carries bytes, comparable between kinds and numbers of ranks. Knows no model.
+Bus bandwidth as in NCCL's tests (github.com/NVIDIA/nccl-tests, PERFORMANCE.md): the rate at which
+each rank's link carries bytes, comparable between collectives and numbers of ranks. Does not depend
+on models.
 """
 
 from __future__ import annotations
@@ -17,28 +16,27 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from workers.contracts.catalog.units import KIB
 from workers.training.parallel.mesh import World
 
-KIB = 1 << 10
 _CPU_SIZES = tuple(4 * KIB * 4**power for power in range(8))  # 4 KiB to 64 MiB
 _GPU_SIZES = tuple(4 * KIB * 4**power for power in range(10))  # to 1 GiB
-_LEAST_S, _MOST_CALLS = 0.05, 30  # a size is measured for so long, by at most so many calls
+_LEAST_S, _MOST_CALLS = 0.05, 30  # per size: minimum time and maximum calls
 
 
 def measure_collectives(
-    world: World, *, local_world_size: int, tell: Callable[[], None]
+    world: World, *, local_world_size: int, mark_progress: Callable[[], None]
 ) -> dict[str, Any]:
-    """`{ranks, rows, link}` on all ranks of the world together; `tell` is called at every size.
+    """`{ranks, rows, link}`, collective over the world; calls `mark_progress` at every size.
 
-    Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the whole message (the gathered one,
-    the one that is
-    scattered), `seconds` the slowest rank's median. `link`: what the planner takes of it.
+    Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the full message (gathered, or to be
+    scattered), `seconds` the slowest rank's median. `link` is the planner's input.
     """
     sizes = _GPU_SIZES if world.device.type == "cuda" else _CPU_SIZES
     rows = []
     for kind in _CALLS:
         for size in sizes:
-            tell()
+            mark_progress()
             seconds = _seconds(world, _CALLS[kind](world, size // 4 // world.size * world.size))
             share = _SHARES[kind](world.size)
             rows.append(
@@ -53,12 +51,11 @@ def measure_collectives(
 
 
 def link(rows: list[dict[str, Any]], ranks: int, local: int) -> dict[str, Any] | None:
-    """`{where, bytes_per_s, latency_s}` of the link that these rings ran over; None where they ran
-    over two kinds.
+    """`{where, bytes_per_s, latency_s}` of the link that these rings used; None if they used two
+    kinds.
 
-    Bandwidth: the median over kinds of what their largest messages reach. Latency: of one pass of a
-    ring, its smallest
-    message's time, spread as the planner counts it: (1 + ranks/4) inside a node, log2(nodes)
+    Bandwidth: the median over kinds at the largest size. Latency: one pass of a ring with the
+    smallest message, divided as the planner counts it: by 1 + ranks/4 inside a node, log2(nodes)
     between nodes.
     """
     if local not in (1, ranks):
@@ -81,17 +78,17 @@ def link(rows: list[dict[str, Any]], ranks: int, local: int) -> dict[str, Any] |
 
 
 def _seconds(world: World, call: Callable[[], Any]) -> float:
-    """Median of some calls, each with all ranks at its start; all ranks get the slowest one's."""
+    """Median of several calls that start together; all ranks get the slowest rank's."""
     call()  # buffers and connections
-    first = _slowest(world, _timed(world, call))  # all ranks must make as many calls
+    first = _slowest(world, _timed(world, call))  # all ranks must make the same number of calls
     calls = int(min(_MOST_CALLS, max(3.0, _LEAST_S / max(first, 1e-9))))
     return _slowest(world, median(_timed(world, call) for _ in range(calls)))
 
 
 def _slowest(world: World, seconds: float) -> float:
-    told = torch.tensor(seconds, dtype=torch.float64, device=world.device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return float(told)
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=world.device)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
 
 
 def _timed(world: World, call: Callable[[], Any]) -> float:
@@ -131,7 +128,7 @@ def _all_to_all(world: World, count: int) -> Callable[[], Any]:
 
 
 def _send_recv(world: World, count: int) -> Callable[[], Any]:
-    """Every rank sends to the next one, as stages of a pipeline and rings of context parallel do."""
+    """Every rank sends to the next one, as pipeline stages and context-parallel rings do."""
     sent, got = torch.ones(count, device=world.device), torch.empty(count, device=world.device)
 
     def call() -> None:

@@ -1,8 +1,6 @@
-"""The benchmark's command: `python -m workers.training.benchmark.main --spec run.json [--dir DIR]
-[--print]`.
+"""The command `python -m workers.training.benchmark.main --spec run.json [--dir DIR] [--print]`.
 
-Under torchrun for more than one rank. Reads and refuses before it loads torch; how turns follow
-each other is `turns`'.
+Under torchrun for more than one rank. Rejects invalid specs before it imports torch.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--dir", type=Path, help="run directory (default: runs/<name of the spec file>)"
     )
     parser.add_argument(
-        "--print", action="store_true", help="print the variants and what is left out, then leave"
+        "--print", action="store_true", help="print the variants and the skipped ones, then exit"
     )
     options = parser.parse_args(argv)
     directory = options.dir or Path("runs") / options.spec.stem
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return refuse(error, None if options.print else directory)
     set_torch_defaults()
-    from workers.training.benchmark.turns import run_benchmark
+    from workers.training.benchmark.runner import run_benchmark
 
     return run_benchmark(run, environment).code
 

@@ -1,6 +1,6 @@
-"""Matrix products by size and precision: what one device multiplies while all of them do.
+"""Matrix products by size and precision: the speed of one device while all of them multiply.
 
-Knows no model; MFU's peak is `workers.metrics.peak`'s.
+Does not depend on models; the peak of MFU is in `workers.metrics.peak`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ _GPU = (
 _CALLS = 5
 
 
-def measure_products(world: World, *, tell: Callable[[], None]) -> dict[str, Any]:
-    """`{rows: [{precision, size, seconds, tflops}]}` of size³ products, the mean over ranks; `tell`
-    at every size.
+def measure_products(world: World, *, mark_progress: Callable[[], None]) -> dict[str, Any]:
+    """`{rows: [{precision, size, seconds, tflops}]}` of size³ products, the mean over ranks.
+
+    Calls `mark_progress` at every size.
     """
     sizes, dtypes = _GPU if world.device.type == "cuda" else _CPU
     rows = []
     for precision, dtype in dtypes.items():
         for size in sizes:
-            tell()
+            mark_progress()
             world.barrier()
             seconds = torch.tensor(
                 _seconds(size, dtype, world.device), dtype=torch.float64, device=world.device

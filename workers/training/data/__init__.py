@@ -1,4 +1,4 @@
-"""From files to samples: reading, tokenising, mapping, mixing.
+"""Files to samples: reading, tokenizing, mapping and mixing.
 
-Which rank gets which sample is `batches`' business.
+Does not depend on ranks: `batch_sharding` decides which rank gets which sample.
 """

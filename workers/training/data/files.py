@@ -1,7 +1,6 @@
-"""Documents of text and JSON lines files, read in pieces; what is wrong with a file is told with
-line and offset.
+"""Documents of text and JSON lines files, read in chunks; errors name the line or byte offset.
 
-Does not know tokens.
+Does not depend on tokens.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from workers.contracts.specs.data import SUFFIXES
 from workers.runtime.exits import UserError
 
 _CHUNK = 1 << 16  # small, so that a tokenizer's threads share a text
-_LONGEST = 1 << 23  # characters without a place to cut before one is made
-_CUT = re.compile(r"\S\n(?=\S)")
+_LONGEST = 1 << 23  # characters without a line break before a chunk is ended anyway
+_LINE_BREAK = re.compile(r"\S\n(?=\S)")
 BOM = b"\xef\xbb\xbf"
 
 
-def files_of(path: Path, format_: str) -> list[Path]:
-    """The file, or a folder's files of that format by name.
-
-    Raises UserError where there is none.
+def list_files(path: Path, format_: str) -> list[Path]:
+    """The file itself, or a folder's files of that format by name. Raises UserError if there is
+    none.
     """
     if path.is_file():
         return [path]
@@ -33,48 +31,47 @@ def files_of(path: Path, format_: str) -> list[Path]:
         raise UserError(
             f"data.path: {path} does not exist; try the path of a {format_} file on this node"
         )
-    found = sorted(
+    files = sorted(
         each for each in path.iterdir() if each.suffix in SUFFIXES[format_] and each.is_file()
     )
-    if not found:
+    if not files:
         raise UserError(
             f"data.path: {path} is a folder without {names}; try the path of a {format_} file"
         )
-    return found
+    return files
 
 
-def text_pieces(path: Path) -> Iterator[str]:
-    """The text in pieces that end with a line before one that is not indented.
+def text_chunks(path: Path) -> Iterator[str]:
+    """The text in chunks that end with a line before one that is not indented.
 
-    There no tokenizer joins what stands on both sides, so tokens are those of the whole text.
-    Raises UserError with the
-    offset of the first byte that is not UTF-8.
+    No tokenizer joins text across such a line break, so the tokens equal those of the full text.
+    Raises UserError with the offset of the first byte that is not UTF-8.
     """
     rest = ""
     for piece in _decoded(path):
         rest += piece
-        cut = max((found.end() for found in _CUT.finditer(rest)), default=0)
-        if not cut and len(rest) > _LONGEST:
-            cut = max(rest.rfind("\n"), rest.rfind(" ")) + 1 or len(rest)
-        if cut:
-            yield rest[:cut]
-            rest = rest[cut:]
+        end = max((match.end() for match in _LINE_BREAK.finditer(rest)), default=0)
+        if not end and len(rest) > _LONGEST:
+            end = max(rest.rfind("\n"), rest.rfind(" ")) + 1 or len(rest)
+        if end:
+            yield rest[:end]
+            rest = rest[end:]
     if rest:
         yield rest
 
 
 def json_documents(path: Path) -> Iterator[str]:
-    """The field `text` of every line. Raises UserError naming the line that has none."""
+    """The field `text` of every line. Raises UserError that names the first line without one."""
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             line = raw.removeprefix(BOM) if number == 1 else raw
             if line.strip():
-                yield _text_of(line, f"data.path: {path}: line {number}")
+                yield _parse_text(line, f"data.path: {path}: line {number}")
 
 
 def check_text(path: Path) -> None:
-    """Raises UserError with the offset of the first byte that is not UTF-8, or when there is none
-    at all.
+    """Raises UserError if the file is empty, or with the offset of the first byte that is not
+    UTF-8.
     """
     if not path.stat().st_size:
         raise UserError(f"data.path: {path} is empty; try a file with text")
@@ -82,7 +79,7 @@ def check_text(path: Path) -> None:
         pass
 
 
-def _text_of(line: bytes, where: str) -> str:
+def _parse_text(line: bytes, where: str) -> str:
     try:
         document = json.loads(line)
     except UnicodeDecodeError as error:
@@ -98,12 +95,12 @@ def _text_of(line: bytes, where: str) -> str:
             f'{where} is a conversation ("messages"), pretraining reads "text"; try '
             "train.objective sft"
         )
-    has = (
-        f"has {', '.join(map(str, document)) or 'no fields'}"
+    actual = (
+        f"has the fields {', '.join(map(str, document)) or '(none)'}"
         if isinstance(document, dict)
-        else "is no object"
+        else "is not an object"
     )
-    raise UserError(f'{where} is not {{"text": "..."}}, it {has}; try one JSON object a line')
+    raise UserError(f'{where} is not {{"text": "..."}}, it {actual}; try one JSON object a line')
 
 
 def _decoded(path: Path) -> Iterator[str]:

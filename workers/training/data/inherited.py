@@ -1,7 +1,6 @@
-"""The tokenizer of training that begins from existing weights: the one they came with, or one that
-gives the same ids.
+"""The tokenizer of training that starts from existing weights: theirs, or one with the same ids.
 
-Knows which tokenizer belongs to weights; does not know how text is read.
+Does not depend on how text is read.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from workers.contracts.specs.data import BpeSpec, DataSpec
 from workers.models.errors import WeightsError
-from workers.models.text.assets import read_assets, write_files, reads_bytes
+from workers.models.text.assets import read_assets, reads_bytes, write_files
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.manifest import complete_checkpoints
 from workers.runtime.exits import UserError
@@ -18,79 +17,82 @@ from workers.training.data.tokenizer import NAME, check_same
 from workers.training.setup.spec_loading import TrainingRun
 
 
-def inherit(run: TrainingRun, *, kept: Path) -> None:
-    """Put the run's tokenizer, and what else belongs to the weights of `train.init_from`, into
-    `kept`, by checkpoints.
+def copy_tokenizer(run: TrainingRun, *, checkpoints: Path) -> None:
+    """Copy the run's tokenizer, and the other text assets of `train.init_from`, to `checkpoints`.
 
-    Raises UserError where text has no tokenizer, or `data.tokenizer` is bytes and the weights know
-    tokens. Weights that
-    are gone are no matter here: a run that goes on from its checkpoint needs them no more.
+    Raises UserError if text has no tokenizer, or if `data.tokenizer` is bytes and the weights were
+    trained on tokens. Missing weights are accepted when a checkpoint exists: the run resumes from
+    that.
     """
-    source, told = run.train.init_from, run.spec.data.tokenizer
-    files = _named(Path(told)) if isinstance(told, str) and told != "bytes" else {}
+    source, tokenizer = run.train.init_from, run.spec.data.tokenizer
+    files = (
+        _read_named_tokenizer(Path(tokenizer))
+        if isinstance(tokenizer, str) and tokenizer != "bytes"
+        else {}
+    )
     if source is not None:
         try:
             where = locate_weights(source)
-            theirs = read_assets(where)
+            weights_assets = read_assets(where)
         except WeightsError as error:
-            if _asks(run) and not complete_checkpoints(kept):
+            if _uses_weights_tokenizer(run) and not complete_checkpoints(checkpoints):
                 raise UserError(f"train.init_from: {error}") from None
         else:
-            if theirs or not complete_checkpoints(kept):  # a run that has begun was asked then
-                _refuse_bytes(run, where, known=NAME in theirs)
-            files |= {} if isinstance(told, BpeSpec) else theirs
-    new = {name: data for name, data in files.items() if not _holds(kept / name, data)}
+            if weights_assets or not complete_checkpoints(
+                checkpoints
+            ):  # a resumed run was checked at its start
+                _refuse_byte_text(run, where, known=NAME in weights_assets)
+            files |= {} if isinstance(tokenizer, BpeSpec) else weights_assets
+    new = {name: data for name, data in files.items() if not _file_equals(checkpoints / name, data)}
     if new:
-        write_files(new, kept)
+        write_files(new, checkpoints)
 
 
-def data_of(run: TrainingRun, *, kept: Path) -> DataSpec:
-    """The run's data with the tokenizer that reads it: what `inherit` put into `kept`, unless the
-    spec names one.
-    """
+def resolve_data(run: TrainingRun, *, checkpoints: Path) -> DataSpec:
+    """The run's data with its tokenizer: the copy in `checkpoints`, unless the spec names one."""
     data = run.spec.data
-    if data.tokenizer is not None or run.train.init_from is None or not (kept / NAME).is_file():
+    if (
+        data.tokenizer is not None
+        or run.train.init_from is None
+        or not (checkpoints / NAME).is_file()
+    ):
         return data
-    return data.model_copy(update={"tokenizer": str(kept / NAME)})
+    return data.model_copy(update={"tokenizer": str(checkpoints / NAME)})
 
 
-def reader_of(run: TrainingRun, *, kept: Path) -> str | None:
-    """What reads the run's text, in a word for people: a path, bytes, or None where there is no
-    text.
-    """
-    data = data_of(run, kept=kept)
+def describe_tokenizer(run: TrainingRun, *, checkpoints: Path) -> str | None:
+    """What reads the run's text: a path, `bytes`, or None if the run reads no text."""
+    data = resolve_data(run, checkpoints=checkpoints)
     if isinstance(data.tokenizer, BpeSpec):
-        return str(kept / NAME)
+        return str(checkpoints / NAME)
     return data.tokenizer or ("bytes" if any(part.is_text for _, part in data.parts()) else None)
 
 
-def check_inherited(run: TrainingRun, *, kept: Path) -> None:
-    """Raises UserError where a tokenizer that the spec names gives text other ids than the weights'
-    own.
-    """
-    told, source = run.spec.data.tokenizer, run.train.init_from
-    if source is None or told in (None, "bytes"):
+def check_inherited(run: TrainingRun, *, checkpoints: Path) -> None:
+    """Raises UserError if the spec's tokenizer gives text other ids than the weights' tokenizer."""
+    tokenizer, source = run.spec.data.tokenizer, run.train.init_from
+    if source is None or tokenizer in (None, "bytes"):
         return
     try:
         where = locate_weights(source)
     except WeightsError:
-        return  # `inherit` has told, or the run is past its beginning
-    check_same(Path(told) if isinstance(told, str) else kept / NAME, where)
+        return  # `copy_tokenizer` has reported it, or the run resumes from a checkpoint
+    check_same(Path(tokenizer) if isinstance(tokenizer, str) else checkpoints / NAME, where)
 
 
-def _asks(run: TrainingRun) -> bool:
-    """Whether the weights' own tokenizer is what reads this run's text."""
+def _uses_weights_tokenizer(run: TrainingRun) -> bool:
+    """Whether this run's text is read by the weights' tokenizer."""
     return run.spec.data.tokenizer is None and any(
         part.is_text for _, part in run.spec.data.parts()
     )
 
 
-def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
-    told = run.spec.data.tokenizer
-    if known and told == "bytes":
-        message = f"bytes are asked for, {where} knows tokens by a {NAME}"
-        raise UserError(f"data.tokenizer: {message}; try none: then the weights' own is taken")
-    if known or not _asks(run) or not where.exists():
+def _refuse_byte_text(run: TrainingRun, where: Path, *, known: bool) -> None:
+    tokenizer = run.spec.data.tokenizer
+    if known and tokenizer == "bytes":
+        message = f"bytes were requested, but {where} has a {NAME}"
+        raise UserError(f"data.tokenizer: {message}; try none: then the weights' tokenizer is used")
+    if known or not _uses_weights_tokenizer(run) or not where.exists():
         return
     try:
         known = reads_bytes(where)
@@ -98,20 +100,22 @@ def _refuse_bytes(run: TrainingRun, where: Path, *, known: bool) -> None:
         raise UserError(f"train.init_from: {error}") from None
     if not known:
         message = (
-            f"{where} has no {NAME}, and text would be read as bytes, which its weights may "
-            "never have seen"
+            f"{where} has no {NAME}; text would be read as bytes, which the weights may not be "
+            "trained on"
         )
         raise UserError(
-            f"data.tokenizer: {message}; try the path of its {NAME}, or bytes where bytes are what "
-            "they know"
+            f"data.tokenizer: {message}; try the path of its {NAME}, or bytes if they were trained "
+            "on bytes"
         )
 
 
-def _named(path: Path) -> dict[str, bytes]:
-    """A tokenizer that the spec names; where it is missing or something else, who loads it tells."""
+def _read_named_tokenizer(path: Path) -> dict[str, bytes]:
+    """The file of a tokenizer that the spec names; empty if missing or invalid: loading reports
+    that.
+    """
     file = path / NAME if path.is_dir() else path
     return {NAME: file.read_bytes()} if file.is_file() and file.suffix == ".json" else {}
 
 
-def _holds(path: Path, data: bytes) -> bool:
+def _file_equals(path: Path, data: bytes) -> bool:
     return path.is_file() and path.read_bytes() == data

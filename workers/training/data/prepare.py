@@ -1,7 +1,6 @@
-"""Train a tokenizer, or write token files, ahead of a run: `python -m
-workers.training.data.prepare`.
+"""The command `python -m workers.training.data.prepare`: train a tokenizer or write token files.
 
-Knows the command line only; does not know models.
+Does not depend on models.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pydantic import ValidationError
 from workers.contracts.base import validation_problems
 from workers.contracts.specs.data import BYTES, BpeSpec, DataSpec
 from workers.runtime.exits import CODES, UserError
-from workers.training.data.files import files_of
-from workers.training.data.shards import beside
+from workers.training.data.files import list_files
+from workers.training.data.shards import description_path
 from workers.training.data.sources import documents, open_tokenizer, write_tokens
 from workers.training.data.tokenizer import NAME
 
@@ -24,7 +23,7 @@ _LARGEST = 2**32  # ids of token files have at most 32 bits
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0, or 64 with one line of what is wrong."""
+    """Returns the exit code: 0, or 64 with one line per problem."""
     parser = argparse.ArgumentParser(
         prog="python -m workers.training.data.prepare", description=__doc__
     )
@@ -33,15 +32,15 @@ def main(arguments: list[str]) -> int:
     train.add_argument(
         "--vocab", type=int, required=True, help=f"tokens at most, more than {BYTES}"
     )
-    tokens = commands.add_parser("tokens", help="write a token file with its description beside it")
+    tokens = commands.add_parser("tokens", help="write a token file and its description")
     tokens.add_argument("--tokenizer", help=f"a {NAME} or its folder; without one, bytes")
     for command, out in ((train, "folder"), (tokens, "file, as train.bin")):
         command.add_argument("path", type=Path, help="a file, or a folder of files")
         command.add_argument("--format", choices=("text", "jsonl"), default="text")
         command.add_argument("--out", type=Path, required=True, help=out)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        print(_tokenizer(given) if given.command == "tokenizer" else _tokens(given))
+        print(_tokenizer(options) if options.command == "tokenizer" else _tokens(options))
     except ValidationError as error:
         print(*validation_problems(error), sep="\n", file=sys.stderr)
     except (UserError, OSError) as error:
@@ -51,20 +50,22 @@ def main(arguments: list[str]) -> int:
     return CODES["user_error"]
 
 
-def _tokenizer(given: argparse.Namespace) -> str:
-    if (given.out / NAME).exists():
-        raise UserError(f"--out: {given.out / NAME} is there already; try another folder")
-    data = DataSpec(path=str(given.path), format=given.format, tokenizer=BpeSpec(vocab=given.vocab))
-    made = open_tokenizer(data, vocab=given.vocab, kept=given.out)
-    return f"{given.out / NAME}: {made.vocab} tokens"
+def _tokenizer(options: argparse.Namespace) -> str:
+    if (options.out / NAME).exists():
+        raise UserError(f"--out: {options.out / NAME} already exists; try another folder")
+    data = DataSpec(
+        path=str(options.path), format=options.format, tokenizer=BpeSpec(vocab=options.vocab)
+    )
+    tokenizer = open_tokenizer(data, vocab=options.vocab, checkpoints=options.out)
+    return f"{options.out / NAME}: {tokenizer.vocab} tokens"
 
 
-def _tokens(given: argparse.Namespace) -> str:
-    data = DataSpec(path=str(given.path), format=given.format, tokenizer=given.tokenizer)
-    tokenizer = open_tokenizer(data, vocab=_LARGEST, kept=given.out.parent)
+def _tokens(options: argparse.Namespace) -> str:
+    data = DataSpec(path=str(options.path), format=options.format, tokenizer=options.tokenizer)
+    tokenizer = open_tokenizer(data, vocab=_LARGEST, checkpoints=options.out.parent)
     [(_, part)] = data.parts()
-    write_tokens(given.out, documents(part, files_of(given.path, given.format)), tokenizer)
-    return f"{given.out}: {beside(given.out).read_text(encoding='utf-8').strip()}"
+    write_tokens(options.out, documents(part, list_files(options.path, options.format)), tokenizer)
+    return f"{options.out}: {description_path(options.out).read_text(encoding='utf-8').strip()}"
 
 
 if __name__ == "__main__":

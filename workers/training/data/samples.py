@@ -1,7 +1,7 @@
-"""Sequences of tokens by global sample index: the index is the whole state of the data.
+"""Sequences of tokens by global sample index: the index is the full state of the data.
 
-Any number of ranks sees the same samples, and a resumed run goes on exactly. Does not know ranks,
-batches or devices.
+Any number of ranks sees the same samples, and a resumed run continues exactly. Does not depend on
+ranks, batches or devices.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from workers.training.data.sources import Source
 
 
 class Samples:
-    """Windows of `seq_len` + 1 tokens, back to back, each source's in a seeded order that changes
-    every epoch.
+    """Consecutive windows of `seq_len` + 1 tokens, each source's in a seeded order per epoch.
 
     Sample i of a source's epoch e is window `permutation(seed, e)[i]`; `shuffle=False` keeps the
-    text's order. Sources
-    take turns by weight, and each has epochs of its own. Documents are packed without padding: a
-    window may begin and
-    end within one. `masked` samples tell where in a window documents begin.
+    text's order. Sources alternate by weight and have separate epochs. Documents are packed without
+    padding: a window may begin and end inside one. `masked` samples report the document boundaries
+    of each window.
     """
 
     def __init__(
@@ -41,7 +39,7 @@ class Samples:
         self.seq_len, self.masked = seq_len, masked
         self.names = [source.name for source in sources]
         self.mixture = Mixture([source.weight for source in sources])
-        self.of_source = [
+        self.windows_by_source = [
             _Windows(
                 source,
                 seq_len=seq_len,
@@ -52,31 +50,30 @@ class Samples:
             )
             for number, source in enumerate(sources)
         ]
-        self.windows = sum(each.windows for each in self.of_source)
+        self.windows = sum(each.windows for each in self.windows_by_source)
 
     def source(self, index: int) -> int:
-        """Which of `names` global sample `index` comes from."""
-        return self.mixture.place(index)[0]
+        """The index in `names` of the source of global sample `index`."""
+        return self.mixture.locate(index)[0]
 
     def window(self, index: int) -> NDArray[np.int64]:
-        """Token ids of global sample `index`, `[seq_len + 1]`.
-
-        Raises UserError for ids outside the vocabulary.
+        """Token ids of global sample `index`, `[seq_len + 1]`. Raises UserError for ids beyond the
+        vocabulary.
         """
-        source, number = self.mixture.place(index)
-        return self.of_source[source].read(number)[1]
+        source, number = self.mixture.locate(index)
+        return self.windows_by_source[source].read(number)[1]
 
     def packed(self, index: int) -> tuple[NDArray[np.int64], list[int]]:
-        """The window, and where in its inputs documents begin: 0 alone where its source does not
-        know them.
+        """The window, and where documents begin in its inputs: `[0]` if its source has no
+        boundaries.
         """
-        source, number = self.mixture.place(index)
-        start, found = self.of_source[source].read(number)
-        return found, self.of_source[source].stream.documents(start, found[:-1])
+        source, number = self.mixture.locate(index)
+        start, ids = self.windows_by_source[source].read(number)
+        return ids, self.windows_by_source[source].stream.documents(start, ids[:-1])
 
 
 class _Windows:
-    """One source's windows in the order in which they are taken."""
+    """One source's windows in sampling order."""
 
     def __init__(
         self, source: Source, *, seq_len: int, vocab: int, seed: list[int], shuffle: bool, name: str
@@ -104,15 +101,15 @@ class _Windows:
         if self.shuffle:
             place = int(self._permutation(epoch)[place])
         start = place * self.seq_len
-        found = self.stream.read(start, start + self.seq_len + 1)
-        largest = int(found.max())
+        ids = self.stream.read(start, start + self.seq_len + 1)
+        largest = int(ids.max())
         if largest >= self.vocab:
             raise UserError(
                 f"{self.name}: token id {largest} near token {start} is outside the model's "
                 "vocabulary of "
                 f"{self.vocab}; try the tokenizer of this model, or vocab {largest + 1} or more"
             )
-        return start, found
+        return start, ids
 
     def _permutation(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:

@@ -1,7 +1,6 @@
-"""Token files: memory-mapped `.npy` and `.bin`, a JSON beside them that says what they hold, and
-writing them.
+"""Token files: memory-mapped `.npy` and `.bin`, their JSON descriptions, and writing them.
 
-Reads plain little-endian files (nanoGPT's) and those with llm.c's header too. Does not know text.
+Reads plain little-endian files (nanoGPT's) and files with llm.c's header. Does not depend on text.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ _LLMC_HEADER_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file's ids.
-
-    `starts` are the places where documents begin, `document_end` the token after each, if known.
-    """
+    """One file's ids; `starts` of documents and `document_end`, the token after each, if known."""
 
     tokens: Tokens
     starts: NDArray[np.int64] | None = None
@@ -40,37 +36,45 @@ class Shard:
     tokenizer: str | None = None
 
 
-def beside(path: Path) -> Path:
-    """Where a token file's description stands: `{dtype, tokens, vocab?, document_end?, tokenizer?,
+def description_path(path: Path) -> Path:
+    """The path of a token file's description `{dtype, tokens, vocab?, document_end?, tokenizer?,
     starts?}`.
     """
     return path.with_name(path.name + ".json")
 
 
 def open_shard(path: Path, *, vocab: int) -> Shard:
-    """Map a file. Raises UserError where it is cut, empty, of no known type, or made with a larger
+    """Map a file. Raises UserError if it is truncated, empty, of unknown type or has a larger
     vocabulary.
 
-    Without a description a `.bin` is uint16, or uint32 where the model's vocabulary needs it.
+    Without a description a `.bin` is uint16, or uint32 if the model's vocabulary needs it.
     """
-    told = _description(path)
-    if told.get("vocab", 0) > vocab:
-        message = f"its tokenizer has {told['vocab']} tokens, the model's vocabulary {vocab}"
+    description = _description(path)
+    if description.get("vocab", 0) > vocab:
+        message = f"its tokenizer has {description['vocab']} tokens, the model's vocabulary {vocab}"
         raise UserError(
-            f"data.path: {path}: {message}; try a model with vocab {told['vocab']} or more"
+            f"data.path: {path}: {message}; try a model with vocab {description['vocab']} or more"
         )
-    tokens = _array(path) if path.suffix == ".npy" else _raw(path, told.get("dtype"), vocab)
-    if "tokens" in told and len(tokens) != told["tokens"]:
-        message = f"holds {len(tokens)} tokens, {beside(path).name} says {told['tokens']}"
+    tokens = _array(path) if path.suffix == ".npy" else _raw(path, description.get("dtype"), vocab)
+    if "tokens" in description and len(tokens) != description["tokens"]:
+        message = (
+            f"holds {len(tokens)} tokens, {description_path(path).name} has {description['tokens']}"
+        )
         raise UserError(f"data.path: {path} {message}; try copying the file again")
     try:
         starts = (
-            np.load(path.with_name(told["starts"]), mmap_mode="r") if "starts" in told else None
+            np.load(path.with_name(description["starts"]), mmap_mode="r")
+            if "starts" in description
+            else None
         )
     except (OSError, ValueError, TypeError) as error:
-        message = f"says where documents start in {told['starts']}, which cannot be read: {error}"
-        raise UserError(f"data.path: {beside(path)} {message}; try copying it too") from None
-    return Shard(tokens, starts, told.get("document_end"), told.get("tokenizer"))
+        message = (
+            f"names {description['starts']} for document starts, which cannot be read: {error}"
+        )
+        raise UserError(
+            f"data.path: {description_path(path)} {message}; try copying it too"
+        ) from None
+    return Shard(tokens, starts, description.get("document_end"), description.get("tokenizer"))
 
 
 def write_shard(
@@ -83,12 +87,10 @@ def write_shard(
     document_end: int | None,
     tokenizer: str,
 ) -> None:
-    """Tokenise documents, each given in pieces, into `path`; its description comes last and makes
-    it valid.
+    """Tokenize documents, each given in chunks, into `path`. The description is written last.
 
-    `separator` follows every document. Places where documents begin are kept beside: with the
-    separator before them,
-    so that the separator predicts a document's first token, and no token is predicted from another
+    `separator` follows every document. `starts` point at the separator before a document, so that
+    the separator predicts the document's first token and no token is predicted from another
     document.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,15 +108,15 @@ def write_shard(
                     starts.append(written - len(separator))
     if not written:
         hidden.unlink()
-        raise UserError("data.path: there is no text in it; try a file with text")
-    # not .npy, which a folder's token files may be called
+        raise UserError("data.path: the files contain no text; try a file with text")
+    # not .npy: a folder's .npy files are read as token files
     starts_path = path.with_name(path.name + ".starts")
     hidden_starts = path.with_name(f".{path.name}{mark}.starts")
     with open(hidden_starts, "wb") as file:
         np.save(file, np.unique(np.asarray(starts, dtype=np.int64)))
     os.replace(hidden, path)
     os.replace(hidden_starts, starts_path)
-    told = {
+    description = {
         "dtype": dtype,
         "tokens": written,
         "vocab": vocab,
@@ -122,16 +124,16 @@ def write_shard(
         "starts": starts_path.name,
     }
     if document_end is not None:
-        told["document_end"] = document_end
-    hidden.write_text(json.dumps(told) + "\n", encoding="utf-8")
-    os.replace(hidden, beside(path))
+        description["document_end"] = document_end
+    hidden.write_text(json.dumps(description) + "\n", encoding="utf-8")
+    os.replace(hidden, description_path(path))
 
 
 _BATCH_CHARACTERS = 1 << 21
 
 
 def _batched(documents: Iterable[Iterable[str]]) -> Iterable[tuple[list[str], list[bool]]]:
-    """Pieces in batches that a tokenizer's threads share, and whether each ends its document."""
+    """Chunks in batches that a tokenizer's threads share, and whether each ends its document."""
     texts: list[str] = []
     ends: list[bool] = []
     held = 0
@@ -141,7 +143,7 @@ def _batched(documents: Iterable[Iterable[str]]) -> Iterable[tuple[list[str], li
             ends.append(False)
             held += len(text)
             if held > _BATCH_CHARACTERS:
-                # the last one stays: only what follows tells whether it ends its document
+                # the last chunk waits: only the next one shows whether it ends its document
                 yield texts[:-1], ends[:-1]
                 texts, ends, held = texts[-1:], ends[-1:], len(texts[-1])
         if ends:
@@ -150,24 +152,24 @@ def _batched(documents: Iterable[Iterable[str]]) -> Iterable[tuple[list[str], li
 
 
 def _description(path: Path) -> dict[str, Any]:
-    file = beside(path)
+    file = description_path(path)
     if not file.is_file():
         return {}
-    wants = f"try {{'dtype': 'uint16', 'tokens': N}}, or no {file.name}"
+    hint = f"try {{'dtype': 'uint16', 'tokens': N}}, or no {file.name}"
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(told, dict):
-            raise ValueError("no object")
+        description = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(description, dict):
+            raise ValueError("not an object")
     except ValueError as error:
-        raise UserError(f"data.path: {file} is not JSON: {error}; {wants}") from None
-    numbers = [told.get(name, 0) for name in ("tokens", "vocab", "document_end")]
-    if told.get("dtype", "uint16") not in _DTYPES or not all(
+        raise UserError(f"data.path: {file} is not JSON: {error}; {hint}") from None
+    numbers = [description.get(name, 0) for name in ("tokens", "vocab", "document_end")]
+    if description.get("dtype", "uint16") not in _DTYPES or not all(
         isinstance(number, int) for number in numbers
     ):
         raise UserError(
-            f"data.path: {file} says dtype {told.get('dtype')}, and numbers {numbers}; {wants}"
+            f"data.path: {file} has dtype {description.get('dtype')} and numbers {numbers}; {hint}"
         )
-    return told
+    return description
 
 
 def _array(path: Path) -> Tokens:
@@ -175,7 +177,7 @@ def _array(path: Path) -> Tokens:
         tokens: Tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise UserError(
-            f"data.path: {path} is no .npy array: {error}; try np.save of a flat uint16 array"
+            f"data.path: {path} is not an .npy array: {error}; try np.save of a flat uint16 array"
         ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
         shape = f"{tokens.dtype} of shape {tokens.shape}"
@@ -198,14 +200,14 @@ def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
         dtype = np.dtype(_DTYPES[_LLMC[int(head[0])]])
         if size != _LLMC_HEADER_BYTES + int(head[2]) * dtype.itemsize:
             held = (size - _LLMC_HEADER_BYTES) / dtype.itemsize
-            message = f"holds {held:g} tokens, its header says {int(head[2])}"
+            message = f"holds {held:g} tokens, its header has {int(head[2])}"
             raise UserError(f"data.path: {path} {message}; try copying the file again")
         return np.memmap(path, dtype=dtype, mode="r", offset=_LLMC_HEADER_BYTES)
     dtype = np.dtype(_DTYPES[named] if named else "<u2" if vocab <= 1 << 16 else "<u4")
     if size % dtype.itemsize:
         why = "" if named else f" for a vocabulary of {vocab}"
-        message = f"{size} bytes are no whole number of {dtype.name}{why}"
+        message = f"{size} bytes are not a multiple of {dtype.name}{why}"
         raise UserError(
-            f"data.path: {path}: {message}; try copying it again, or .npy, which names its type"
+            f"data.path: {path}: {message}; try copying it again, or .npy, which stores its type"
         )
     return np.memmap(path, dtype=dtype, mode="r")

@@ -1,7 +1,6 @@
-"""From a run's `data` to open sources: presets, text, JSON lines and token files, tokenised once
-and mapped.
+"""A run's `data` as open sources: presets, text, JSON lines and token files, tokenized and mapped.
 
-Does not know sequences, order or devices.
+Does not depend on sequences, order or devices.
 """
 
 from __future__ import annotations
@@ -16,105 +15,106 @@ import numpy as np
 
 from workers.contracts.specs.data import BpeSpec, DataSpec, SourceSpec
 from workers.runtime.exits import UserError
-from workers.training.data.files import check_text, files_of, json_documents, text_pieces
-from workers.training.data.shards import Shard, beside, open_shard, write_shard
+from workers.training.data.files import check_text, json_documents, list_files, text_chunks
+from workers.training.data.shards import Shard, description_path, open_shard, write_shard
 from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import BYTES, NAME, Tokenizer, load_tokenizer, train_bpe
 
 _PRESETS = {"shakespeare": Path(__file__).parents[1] / "corpora" / "shakespeare.txt.gz"}
-# characters that a tokenizer is trained on at most, of all sources together: pairs are settled long
-# before
-TRAINED_ON = 1 << 28
+# of all sources together: a tokenizer's pairs converge long before
+TRAINING_CHARACTERS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one part of the data holds. `weight` is its share beside the others'."""
+    """One source's tokens; `weight` is its share relative to the other sources."""
 
     name: str
     stream: Stream
     weight: float = 1.0
 
 
-def open_tokenizer(data: DataSpec, *, vocab: int, kept: Path) -> Tokenizer:
-    """The tokenizer of text and JSON lines. One that is to be trained is trained once and kept in
-    the folder `kept`.
+def open_tokenizer(data: DataSpec, *, vocab: int, checkpoints: Path) -> Tokenizer:
+    """The tokenizer of text and JSON lines, trained once into `checkpoints` if the spec requests
+    that.
 
-    Raises UserError where it is unreadable, does not suit a model of `vocab`, or has no text to be
-    trained on.
+    Raises UserError if it is unreadable, does not fit a model of `vocab`, or has no text to train
+    on.
     """
     if data.tokenizer in (None, "bytes"):
         return BYTES
     if isinstance(data.tokenizer, str):
         return load_tokenizer(Path(data.tokenizer), vocab=vocab)
     assert isinstance(data.tokenizer, BpeSpec)
-    file = kept / NAME
+    file = checkpoints / NAME
     if not file.is_file():
         sources = [source for _, source in data.parts() if source.is_text]
         if not sources:
             raise UserError(
-                "data.tokenizer: token files have no text to train one on; try a path, or none"
+                "data.tokenizer: token files have no text to train a tokenizer; try a path, or none"
             )
-        share = TRAINED_ON // len(sources)
-        texts = (text for source in sources for text in _at_most(share, _all_text(source)))
+        share = TRAINING_CHARACTERS // len(sources)
+        texts = (text for source in sources for text in _limit_text(share, _read_text(source)))
         train_bpe(texts, vocab=data.tokenizer.vocab, path=file)
     return load_tokenizer(file, vocab=vocab)
 
 
 def open_sources(data: DataSpec, *, tokenizer: Tokenizer, vocab: int, cache: Path) -> list[Source]:
-    """Every source of `data`. What has to be tokenised is written to `cache` once and mapped from
-    there.
+    """Every source of `data`. Text is tokenized into `cache` once and mapped from there.
 
-    Raises UserError for what is missing, empty, unreadable, cut, not UTF-8 (with the offset), not
-    `{"text": ...}` (with
-    the line), or made with another tokenizer.
+    Raises UserError for sources that are missing, empty, unreadable, truncated, not UTF-8 (with the
+    offset), not `{"text": ...}` (with the line), or made with another tokenizer.
     """
-    found = []
+    sources = []
     for _, part in data.parts():
         try:
-            stream = _stream(part, tokenizer, vocab, cache, given=data.tokenizer is not None)
+            stream = _stream(
+                part, tokenizer, vocab, cache, check_tokenizer=data.tokenizer is not None
+            )
         except PermissionError as error:
             raise UserError(
-                f"data.path: {error.filename} may not be read by this user; try chmod +r"
+                f"data.path: {error.filename} is not readable by this user; try chmod +r"
             ) from None
-        found.append(Source(part.label, stream, part.weight))
-    return found
+        sources.append(Source(part.label, stream, part.weight))
+    return sources
 
 
 def _stream(
-    part: SourceSpec, tokenizer: Tokenizer, vocab: int, cache: Path, *, given: bool
+    part: SourceSpec, tokenizer: Tokenizer, vocab: int, cache: Path, *, check_tokenizer: bool
 ) -> Stream:
     if part.preset is not None and tokenizer is BYTES:
-        whole = np.frombuffer(gzip.decompress(_PRESETS[part.preset].read_bytes()), dtype=np.uint8)
-        return Stream([whole], starts=np.zeros(1, dtype=np.int64))
+        data_bytes = np.frombuffer(
+            gzip.decompress(_PRESETS[part.preset].read_bytes()), dtype=np.uint8
+        )
+        return Stream([data_bytes], starts=np.zeros(1, dtype=np.int64))
     files = (
         [_PRESETS[part.preset]]
         if part.preset is not None
-        else files_of(Path(str(part.path)), part.format)
+        else list_files(Path(str(part.path)), part.format)
     )
     if not part.is_text:
-        return _token_files(part, files, tokenizer, vocab, given=given)
+        return _token_files(part, files, tokenizer, vocab, check_tokenizer=check_tokenizer)
     if part.format == "text" and tokenizer is BYTES:
         for file in files:
             check_text(file)
         arrays = [np.memmap(file, dtype=np.uint8, mode="r") for file in files]
         ends = np.cumsum([len(array) for array in arrays], dtype=np.int64)
         return Stream(arrays, starts=np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]]))
-    shard = _tokenised(part, files, tokenizer, cache)
+    shard = _tokenize(part, files, tokenizer, cache)
     return Stream([shard.tokens], starts=shard.starts, document_end=shard.document_end)
 
 
 def _token_files(
-    part: SourceSpec, files: list[Path], tokenizer: Tokenizer, vocab: int, *, given: bool
+    part: SourceSpec, files: list[Path], tokenizer: Tokenizer, vocab: int, *, check_tokenizer: bool
 ) -> Stream:
     shards = [open_shard(file, vocab=vocab) for file in files]
     for file, shard in zip(files, shards, strict=True):
-        if given and shard.tokenizer not in (None, tokenizer.digest):
+        if check_tokenizer and shard.tokenizer not in (None, tokenizer.digest):
             message = (
-                f"{beside(file)} names another tokenizer ({shard.tokenizer[:12]}, this is "
+                f"{description_path(file)} names another tokenizer ({shard.tokenizer[:12]}, not "
                 f"{tokenizer.digest[:12]})"
             )
-            raise UserError(f"data.tokenizer: {message}; try the one it was made with")
+            raise UserError(f"data.tokenizer: {message}; try the tokenizer that made it")
     arrays = [shard.tokens for shard in shards]
     starts = [shard.starts for shard in shards]
     if part.document_end is None and all(each is not None for each in starts):
@@ -123,19 +123,18 @@ def _token_files(
             each + offset for each, offset in zip(starts, offsets, strict=False) if each is not None
         ]
         return Stream(arrays, starts=np.unique(np.concatenate(placed)).astype(np.int64))
-    told = (
+    document_ends = (
         {part.document_end}
         if part.document_end is not None
         else {shard.document_end for shard in shards}
     )
-    # files that end documents by different tokens, or that do not all say by which, leave them
-    # unknown
-    return Stream(arrays, document_end=told.pop() if len(told) == 1 else None)
+    # boundaries are unknown unless all files have the same end token
+    return Stream(arrays, document_end=document_ends.pop() if len(document_ends) == 1 else None)
 
 
-def _tokenised(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, cache: Path) -> Shard:
-    """Tokenise into `cache` unless an earlier start of the run did; the name covers files, their
-    sizes and times.
+def _tokenize(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, cache: Path) -> Shard:
+    """Tokenize into `cache` unless already done; the file name hashes the files' sizes and
+    times.
     """
     stamps = [
         (str(file.resolve()), stat.st_size, stat.st_mtime_ns)
@@ -144,13 +143,13 @@ def _tokenised(part: SourceSpec, files: list[Path], tokenizer: Tokenizer, cache:
     ]
     key = hashlib.sha256(repr((part.format, tokenizer.digest, stamps)).encode()).hexdigest()[:16]
     target = cache / f"{key}.bin"
-    if not beside(target).is_file():
+    if not description_path(target).is_file():
         write_tokens(target, documents(part, files), tokenizer)
     return open_shard(target, vocab=tokenizer.vocab)
 
 
 def write_tokens(target: Path, texts: Iterable[Iterable[str]], tokenizer: Tokenizer) -> None:
-    """Write documents, each in pieces, as a token file that names its tokenizer."""
+    """Write documents, each in chunks, as a token file that names its tokenizer."""
     write_shard(
         target,
         texts,
@@ -163,7 +162,7 @@ def write_tokens(target: Path, texts: Iterable[Iterable[str]], tokenizer: Tokeni
 
 
 def documents(part: SourceSpec, files: list[Path]) -> Iterator[Iterable[str]]:
-    """Each document in pieces: a line's text of JSON lines, else a whole file."""
+    """Each document in chunks: the text of a JSON line, or a full file."""
     if part.preset is not None:
         yield [gzip.decompress(files[0].read_bytes()).decode("utf-8")]
         return
@@ -171,20 +170,20 @@ def documents(part: SourceSpec, files: list[Path]) -> Iterator[Iterable[str]]:
         if part.format == "jsonl":
             yield from ([text] for text in json_documents(file))
         else:
-            yield text_pieces(file)
+            yield text_chunks(file)
 
 
-def _all_text(part: SourceSpec) -> Iterator[str]:
+def _read_text(part: SourceSpec) -> Iterator[str]:
     files = (
         [_PRESETS[part.preset]]
         if part.preset is not None
-        else files_of(Path(str(part.path)), part.format)
+        else list_files(Path(str(part.path)), part.format)
     )
     for pieces in documents(part, files):
         yield from pieces
 
 
-def _at_most(characters: int, texts: Iterable[str]) -> Iterator[str]:
+def _limit_text(characters: int, texts: Iterable[str]) -> Iterator[str]:
     for text in texts:
         if characters <= 0:
             return

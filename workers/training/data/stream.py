@@ -1,6 +1,6 @@
-"""One source's token ids as one long sequence, memory-mapped, and where in it documents begin.
+"""One source's token ids as one long memory-mapped sequence, with its document boundaries.
 
-Knows arrays; does not know files, tokenizers or samples.
+Does not depend on files, tokenizers or samples.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Stream:
-    """Several arrays read as if they were one.
+    """Several arrays read as one.
 
-    Documents are told by `starts` (sorted places where one begins) or by `document_end` (the id of
-    the token after
-    each, with which the next one begins: attention from there on sees nothing before). With neither
-    they are unknown.
+    Boundaries come from `starts` (sorted positions of first tokens) or `document_end` (the id after
+    each document; the next one begins at that id, and attention does not see earlier tokens). With
+    neither they are unknown.
     """
 
     def __init__(
@@ -39,28 +38,27 @@ class Stream:
 
     @property
     def knows_documents(self) -> bool:
+        """Whether document boundaries are known."""
         return self.starts is not None or self.document_end is not None
 
     def __len__(self) -> int:
         return self._stop - self._first
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Ids of places `start` to `stop`, `[stop - start]`, int64."""
-        found = np.empty(stop - start, dtype=np.int64)
-        place, filled = self._first + start, 0
-        index = bisect_right(self._ends, place)
-        while filled < len(found):
+        """Ids of positions `start` to `stop`, `[stop - start]`, int64."""
+        ids = np.empty(stop - start, dtype=np.int64)
+        position, filled = self._first + start, 0
+        index = bisect_right(self._ends, position)
+        while filled < len(ids):
             array = self.arrays[index]
-            within = place + filled - (self._ends[index] - len(array))
-            piece = array[within : within + len(found) - filled]
-            found[filled : filled + len(piece)] = piece
+            within = position + filled - (self._ends[index] - len(array))
+            piece = array[within : within + len(ids) - filled]
+            ids[filled : filled + len(piece)] = piece
             filled, index = filled + len(piece), index + 1
-        return found
+        return ids
 
     def documents(self, start: int, ids: NDArray[np.int64]) -> list[int]:
-        """Of the ids read from `start`: the places within them where documents begin, and 0,
-        whatever begins there.
-        """
+        """Positions within `ids`, read from `start`, where documents begin; always includes 0."""
         begins: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         if self.starts is not None:
             first = self._first + start
@@ -71,10 +69,10 @@ class Stream:
         return [0, *begins.tolist()]
 
     def split(self) -> tuple[Stream, Stream]:
-        """What is learned from, and the last tenth held out for validation."""
+        """The training part, and the last tenth for validation."""
         middle = self._stop - len(self) // 10
-        told = {"starts": self.starts, "document_end": self.document_end}
+        boundaries = {"starts": self.starts, "document_end": self.document_end}
         return (
-            Stream(self.arrays, span=(self._first, middle), **told),  # type: ignore[arg-type]
-            Stream(self.arrays, span=(middle, self._stop), **told),  # type: ignore[arg-type]
+            Stream(self.arrays, span=(self._first, middle), **boundaries),  # type: ignore[arg-type]
+            Stream(self.arrays, span=(middle, self._stop), **boundaries),  # type: ignore[arg-type]
         )

@@ -1,7 +1,6 @@
-"""Text to token ids: raw bytes, a tokenizer.json, or a byte-level BPE trained here. And whether one
-suits a model.
+"""Text to token ids: raw bytes, a tokenizer.json or a trained byte-level BPE, checked for a model.
 
-Does not know files of text. Loads the package `tokenizers` only where a file is read or trained.
+Does not depend on text files. Imports the package `tokenizers` only when a file is read or trained.
 """
 
 from __future__ import annotations
@@ -19,18 +18,16 @@ from workers.runtime.exits import UserError
 
 NAME = TOKENIZER
 END_OF_TEXT = "<|endoftext|>"
-# what ends a document, by the names that published tokenizers give it
+# the end-of-document tokens of published tokenizers
 _ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|end▁of▁sentence|>", "[SEP]")
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """`encode` makes ids of several texts at once, `decode` a text of ids: whatever ids a model may
-    write, what is no
-    character becomes U+FFFD. `separator` is put after each document.
+    """`encode` turns texts into ids, `decode` ids into text; ids that are not text become U+FFFD.
 
-    `vocab` is one more than the largest id; `digest` tells one tokenizer from another, bytes being
-    "bytes".
+    `separator` follows each document. `vocab` is the largest id plus one; `digest` identifies the
+    tokenizer, "bytes" for raw bytes.
     """
 
     encode: Callable[[Sequence[str]], list[list[int]]]
@@ -41,12 +38,12 @@ class Tokenizer:
 
     @property
     def document_end(self) -> int | None:
-        """The id that only ever ends a document; a byte may stand anywhere."""
+        """The id that only ends documents; None for bytes, which may occur anywhere."""
         return self.separator[0] if self.separator and self.digest != "bytes" else None
 
 
 def _bytes_decoded(ids: Sequence[int]) -> str:
-    # 255 is in no UTF-8
+    # 255 never occurs in UTF-8
     return bytes(min(number, 255) for number in ids).decode(errors="replace")
 
 
@@ -60,10 +57,10 @@ BYTES = Tokenizer(
 
 
 def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
-    """A tokenizer.json, or a folder with one. Raises UserError where it is none or has ids beyond
+    """Load a tokenizer.json or a folder with one. Raises UserError if missing or with ids >=
     `vocab`.
 
-    Text that spells a special token is read as text, so that data cannot end documents or open
+    Special tokens spelled in text are read as text, so that data cannot end documents or open
     turns.
     """
     file = path / NAME if path.is_dir() else path
@@ -71,21 +68,21 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
         raise UserError(
             f"data.tokenizer: {file} does not exist; try bytes, or the path of a {NAME}"
         )
-    loaded = _read(file)
+    loaded = _load_tokenizer_file(file)
     loaded.encode_special_tokens = True
     ids = loaded.get_vocab(with_added_tokens=True)
     largest = max(ids.values(), default=-1)
     if largest >= vocab:
         message = f"{file} has token ids up to {largest}, the model's vocabulary has {vocab}"
         raise UserError(
-            f"data.tokenizer: {message}; try the tokenizer of this model, or vocab {largest + 1} or "
-            "more"
+            f"data.tokenizer: {message}; try this model's tokenizer, or vocab {largest + 1} or more"
         )
-    ends = [ids[word] for word in _ENDS if word in ids]
+    end_ids = [ids[token] for token in _ENDS if token in ids]
 
     def encode(texts: Sequence[str]) -> list[list[int]]:
         return [
-            found.ids for found in loaded.encode_batch_fast(list(texts), add_special_tokens=False)
+            encoding.ids
+            for encoding in loaded.encode_batch_fast(list(texts), add_special_tokens=False)
         ]
 
     def decode(ids: Sequence[int]) -> str:
@@ -94,41 +91,42 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
         )
 
     return Tokenizer(
-        encode, largest + 1, tuple(ends[:1]), hashlib.sha256(file.read_bytes()).hexdigest(), decode
+        encode,
+        largest + 1,
+        tuple(end_ids[:1]),
+        hashlib.sha256(file.read_bytes()).hexdigest(),
+        decode,
     )
 
 
 def train_bpe(texts: Iterable[str], *, vocab: int, path: Path) -> None:
-    """Train a byte-level BPE (GPT-2's way: arXiv 1508.07909 on bytes) and write it to `path`, whole
-    or not at all.
+    """Train a byte-level BPE (as GPT-2: arXiv 1508.07909 on bytes) and write it to `path`
+    atomically.
 
-    The same text gives the same file. Fewer than `vocab` tokens come out where the text has too few
-    pairs.
+    Deterministic for the same text. Gives fewer than `vocab` tokens if the text has too few pairs.
     """
-    tokenizers = _package()
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
+    tokenizers = _import_tokenizers()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab,
         special_tokens=[END_OF_TEXT],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(texts, trainer)
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    made.save(str(beside))
-    os.replace(beside, path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    tokenizer.save(str(partial))
+    os.replace(partial, path)
 
 
 def check_same(ours: Path, weights: Path) -> None:
-    """Raises UserError where weights at `weights` come with a tokenizer that gives text other ids
-    than `ours`.
+    """Raises UserError if the tokenizer of `weights` gives text other ids than `ours`.
 
-    It lies beside them, or inside a .gguf file; weights without one, or with one that cannot be
-    read here, are taken as
-    they are.
+    The weights' tokenizer is next to them or inside a .gguf file. Weights without one, or with one
+    that cannot be read here, are accepted.
     """
     mine = ours / NAME if ours.is_dir() else ours
     try:
@@ -137,25 +135,29 @@ def check_same(ours: Path, weights: Path) -> None:
         theirs = None
     if theirs is None or mine.read_bytes() == theirs:
         return
-    told, want = _read(mine).get_vocab(with_added_tokens=True), _parsed(theirs, weights)
-    other = sorted(word for word, number in told.items() if want.get(word) != number)
+    own, expected = (
+        _load_tokenizer_file(mine).get_vocab(with_added_tokens=True),
+        _parse_vocab(theirs, weights),
+    )
+    other = sorted(token for token, number in own.items() if expected.get(token) != number)
     if other:
-        word = other[0]
+        token = other[0]
         message = (
-            f"{len(other)} of {len(told)} tokens have other ids than in the {NAME} of "
-            f"{weights}, as {word!r}"
+            f"{len(other)} of {len(own)} tokens have other ids in the {NAME} of "
+            f"{weights}, as {token!r}"
         )
         raise UserError(
-            f"data.tokenizer: {mine}: {message}: {told[word]}, there {want.get(word)}; try no "
-            "tokenizer: "
-            "then the weights' own is taken"
+            f"data.tokenizer: {mine}: {message}: {own[token]}, there {expected.get(token)}; try no "
+            "tokenizer: then the weights' tokenizer is used"
         )
 
 
-def _parsed(document: bytes, weights: Path) -> dict[str, int]:
+def _parse_vocab(document: bytes, weights: Path) -> dict[str, int]:
     try:
-        found: dict[str, int] = (
-            _package().Tokenizer.from_str(document.decode()).get_vocab(with_added_tokens=True)
+        encoding: dict[str, int] = (
+            _import_tokenizers()
+            .Tokenizer.from_str(document.decode())
+            .get_vocab(with_added_tokens=True)
         )
     except UserError:
         raise
@@ -163,12 +165,12 @@ def _parsed(document: bytes, weights: Path) -> dict[str, int]:
         raise UserError(
             f"data.tokenizer: the {NAME} of {weights} cannot be read: {error}; fetch it again"
         ) from None
-    return found
+    return encoding
 
 
-def _read(file: Path) -> Any:
+def _load_tokenizer_file(file: Path) -> Any:
     try:
-        return _package().Tokenizer.from_file(str(file))
+        return _import_tokenizers().Tokenizer.from_file(str(file))
     except UserError:
         raise
     except Exception as error:  # the package raises bare Exception
@@ -177,11 +179,11 @@ def _read(file: Path) -> Any:
         ) from None
 
 
-def _package() -> Any:
+def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError:
         raise UserError(
-            "data.tokenizer: a tokenizer file needs a package; try pip install tokenizers"
+            "data.tokenizer: the package tokenizers is missing; try pip install tokenizers"
         ) from None
     return tokenizers

@@ -1,5 +1,5 @@
-"""fp8 training as DeepSeek-V3 does it (arXiv 2412.19437, section 3.3): tiles, their products, the
-linear layers.
+"""fp8 training as in DeepSeek-V3 (arXiv 2412.19437, section 3.3): tiles, products, linear
+layers.
 """
 
 from __future__ import annotations

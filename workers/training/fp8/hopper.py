@@ -1,10 +1,8 @@
-"""Block-scaled fp8 products on Hopper through cuBLASLt: which devices have them, how operands and
-scales must lie.
+"""Block-scaled fp8 products on Hopper by cuBLASLt: supported devices and operand layouts.
 
 Layouts are those that `torch.nn.functional.scaled_mm` checks and cuBLAS documents ("1D and 128x128
-2D block scaling for
-FP8 data types"). Knows tiles; does not know what they are of. Needs torch 2.10, CUDA 12.9, compute
-capability 9.0.
+2D block scaling for FP8 data types"). Does not depend on layers. Needs torch 2.10, CUDA 12.9,
+compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ from torch.nn import functional
 
 from workers.training.fp8.tiles import BLOCK, E4M3, ROW, SIDE, Tiles
 
-# rows of either operand, as scaled_mm wants them; scales of 1 x 128 tiles need multiples of 4 alone
+# scaled_mm requires row counts of this multiple; scales of 1 x 128 tiles need multiples of 4 only
 _OUTER = 16
-# blocks along the contraction of a 128 x 128 operand: with fewer the answer is silently wrong
+# blocks along the contraction of a 128 x 128 operand: fewer give silently wrong results
 _SCALES = 4
 
 
 @cache
 def usable(device: torch.device) -> bool:
-    """Whether `device` multiplies fp8 with block scales; B200 does not, cuBLAS has these scales for
-    Hopper alone.
+    """Whether `device` supports block-scaled fp8 products; cuBLAS has them for Hopper only, not
+    B200.
     """
     if (
         device.type != "cuda"
@@ -40,7 +38,7 @@ def usable(device: torch.device) -> bool:
 
 def product(left: Tiles, right: Tiles, dtype: torch.dtype) -> Tensor:
     """`left · rightᵀ` `[M, N]` of `[M, K]` in 1 x 128 tiles and `[N, K]` in 1 x 128 or 128 x 128
-    ones.
+    tiles.
     """
     rows, columns = left.codes.shape[0], right.codes.shape[0]
     kinds = functional.ScalingType
@@ -61,16 +59,15 @@ def product(left: Tiles, right: Tiles, dtype: torch.dtype) -> Tensor:
 
 
 def operand(tiles: Tiles) -> tuple[Tensor, Tensor]:
-    """Codes `[R, K]` and scales as cuBLASLt reads them: padded with zeros, scales with the outer
-    dimension innermost.
+    """Codes `[R, K]` and scales in cuBLASLt's layout: zero padded, scales with the outer dimension
+    innermost.
 
     Scales of 1 x 128 tiles: `[R, K/128]`, strides (1, R). Of 128 x 128 blocks: `[K/128 rounded up
-    to 4, R/128]`,
-    strides (1, rows). Raises ValueError for tiles along the other dimension: transpose them first.
+    to 4, R/128]`, strides (1, rows). Raises ValueError for tiles along the other dimension.
     """
     if tiles.tile not in (ROW, BLOCK):
         raise ValueError(
-            f"tiles of {tiles.tile[0]} x {tiles.tile[1]} do not lie along the sum; try transposed()"
+            f"tiles of {tiles.tile[0]} x {tiles.tile[1]} are not along the sum; try transposed()"
         )
     rows, columns = tiles.codes.shape
     padding = (0, -columns % SIDE, 0, -rows % _OUTER)

@@ -1,12 +1,9 @@
-"""Linear layers whose forward, input-gradient and weight-gradient products are in fp8 (arXiv
-2412.19437, section 3.3).
+"""Linear layers with fp8 forward, input-gradient and weight-gradient products.
 
-Forward and input gradient sum over features in tiles of 1 x 128, with weights in blocks of 128 x
-128; the weight
-gradient sums over tokens in tiles of 128 x 1. The layer's input is kept for it as fp8 already tiled
-along tokens:
-rounded once from what it was, where DeepSeek tiles its forward pass's fp8 anew. Knows modules; does
-not know plans.
+As in DeepSeek-V3 (arXiv 2412.19437, section 3.3): forward and input gradient sum over features in
+tiles of 1 x 128, with weights in blocks of 128 x 128; the weight gradient sums over tokens in tiles
+of 128 x 1. The layer's input is saved in fp8 tiled along tokens, rounded once from its original
+values, while DeepSeek requantizes the fp8 of its forward pass. Does not depend on plans.
 """
 
 from __future__ import annotations
@@ -25,25 +22,25 @@ from workers.models.linear_variants import replace_linears, variant_of
 from workers.models.moe.experts import StackedLinear
 from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8.matmul import forward_product, input_gradient, weight_gradient
-from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize, without_kernels
+from workers.training.fp8.tiles import BLOCK, COLUMN, ROW, Tiles, quantize, why_no_kernel
 
-_Made = tuple[Tensor, Tensor, Tensor]
+_QuantizedOutput = tuple[Tensor, Tensor, Tensor]
 
 
-def apply_fp8(decoder: nn.Module, *, handed_on: bool = True) -> None:
-    """Make every linear layer inside blocks, of routed experts too, multiply in fp8.
+def apply_fp8(decoder: nn.Module, *, fuse_quantization: bool = True) -> None:
+    """Make every linear layer inside blocks, routed experts included, multiply in fp8.
 
-    Norms and gates quantise their output in the same launch if a kernel can, and hand it on to the
-    linears behind them (`handed_on`: not if it travels between ranks first).
+    `fuse_quantization`: norms and gates quantize their output in the same kernel launch if possible
+    and pass it to the next linears; false if the output is sent between ranks first.
 
-    Routers, norms, embeddings and the head stay, as in DeepSeek-V3. Weights are quantised at each
-    use from what the module then holds: a cast copy, a gathered shard, this rank's shard under
-    tensor parallelism (tiles lie within a shard, whose ragged end is a smaller tile).
+    Routers, norms, embeddings and the head stay, as in DeepSeek-V3. Weights are quantized at each
+    use from what the module then holds: a cast copy, a gathered shard, or a tensor-parallel shard
+    (tiles do not cross shards; a ragged end is a smaller tile).
     """
     inputs = _Inputs()
-    if handed_on:
+    if fuse_quantization:
         for block in decoder.get_submodule("blocks").children():
-            round_what_is_made(block, inputs)
+            quantize_outputs(block, inputs)
     replace_linears(
         decoder,
         lambda linear: variant_of(linear, Fp8Linear, inputs=inputs),
@@ -67,22 +64,22 @@ class Fp8StackedLinear(StackedLinear):
 
     inputs: _Inputs
 
-    def forward(self, pieces: list[Tensor]) -> list[Tensor]:
+    def forward(self, chunks: list[Tensor]) -> list[Tensor]:
         """See `StackedLinear.forward`."""
-        outs = [
-            multiply(piece, weight, self.inputs)
-            for piece, weight in zip(pieces, self.weight.unbind(), strict=True)
+        outputs = [
+            multiply(chunk, weight, self.inputs)
+            for chunk, weight in zip(chunks, self.weight.unbind(), strict=True)
         ]
         if self.bias is None:
-            return outs
-        return [out + bias for out, bias in zip(outs, self.bias.unbind(), strict=True)]
+            return outputs
+        return [out + bias for out, bias in zip(outputs, self.bias.unbind(), strict=True)]
 
 
 def multiply(x: Tensor, weight: Tensor, inputs: _Inputs | None = None) -> Tensor:
     """`[..., K]` times `[N, K]` transposed → `[..., N]` in x's dtype; gradients in their tensors'
-    own.
+    dtypes.
     """
-    if x.numel() == 0:  # an expert without a token: zeros for its gradient
+    if x.numel() == 0:  # an expert without tokens: its gradient is zero
         return functional.linear(x, weight)
     out: Tensor = _Multiply.apply(x, weight, inputs or _Inputs(), torch.is_grad_enabled())  # type: ignore[no-untyped-call]
     return out
@@ -90,10 +87,10 @@ def multiply(x: Tensor, weight: Tensor, inputs: _Inputs | None = None) -> Tensor
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, inputs: _Inputs, kept: bool) -> Tensor:
-        kept = kept and ctx.needs_input_grad[1]
-        rows, columns = inputs.quantized(x, along_tokens=kept)
-        ctx.weight_wanted = kept
+    def forward(ctx: Any, x: Tensor, weight: Tensor, inputs: _Inputs, save_input: bool) -> Tensor:
+        save_input = save_input and ctx.needs_input_grad[1]
+        rows, columns = inputs.quantized(x, along_tokens=save_input)
+        ctx.needs_weight_gradient = save_input
         if columns is None:
             ctx.save_for_backward(weight)
         else:
@@ -103,86 +100,91 @@ class _Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        weight, *kept = ctx.saved_tensors
+        weight, *input_tiles = ctx.saved_tensors
         flat = gradient.reshape(-1, gradient.shape[-1])
-        for_x = for_weight = None
+        x_gradient = weight_grad = None
         if ctx.needs_input_grad[0]:
-            for_x = input_gradient(quantize(flat, ROW), quantize(weight, BLOCK), gradient.dtype)
-            for_x = for_x.view(*gradient.shape[:-1], weight.shape[1])
-        if ctx.weight_wanted:
-            for_weight = weight_gradient(
-                quantize(flat, COLUMN), Tiles(kept[0], kept[1], COLUMN), weight.dtype
+            x_gradient = input_gradient(
+                quantize(flat, ROW), quantize(weight, BLOCK), gradient.dtype
             )
-        return for_x, for_weight, None, None
+            x_gradient = x_gradient.view(*gradient.shape[:-1], weight.shape[1])
+        if ctx.needs_weight_gradient:
+            weight_grad = weight_gradient(
+                quantize(flat, COLUMN), Tiles(*input_tiles, COLUMN), weight.dtype
+            )
+        return x_gradient, weight_grad, None, None
 
 
-def round_what_is_made(block: nn.Module, inputs: _Inputs) -> None:
-    """Norms before linears and gates inside MLPs tell `inputs` the tiles of what they give."""
-    before = ("attn_norm",) if isinstance(block.mlp, RoutedMlp) else ("attn_norm", "mlp_norm")
+def quantize_outputs(block: nn.Module, inputs: _Inputs) -> None:
+    """Make norms before linears, and gates inside MLPs, store the tiles of their outputs in
+    `inputs`.
+    """
+    norm_names = ("attn_norm",) if isinstance(block.mlp, RoutedMlp) else ("attn_norm", "mlp_norm")
     for name, module in block.named_modules():
-        if (name in before or isinstance(module, Mlp)) and getattr(
+        if (name in norm_names or isinstance(module, Mlp)) and getattr(
             module, "operations", None
         ) is KernelOperations:
-            module.operations = _rounding(inputs)
+            module.operations = _quantizing(inputs)
 
 
-def _rounding(inputs: _Inputs) -> type[KernelOperations]:
-    class Rounding(KernelOperations):
-        """As `KernelOperations`; tiles come with the result where a kernel makes both at once, and nothing
-        changes elsewhere.
-        """
+def _quantizing(inputs: _Inputs) -> type[KernelOperations]:
+    class QuantizingOperations(KernelOperations):
+        """`KernelOperations` that also store tiles if a kernel makes both at once."""
 
         @staticmethod
         def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-            if without_kernels(x) is not None:
+            if why_no_kernel(x) is not None:
                 return KernelOperations.rms_norm(x, weight, eps)
-            return inputs.made(
-                *cast(_Made, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True))
+            return inputs.store(
+                *cast(_QuantizedOutput, kernels.rms_norm(x, weight, eps, quant="1x128", keep=True))
             )
 
         @staticmethod
         def gated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-            if activation is not functional.silu or without_kernels(gate) is not None:
+            if activation is not functional.silu or why_no_kernel(gate) is not None:
                 return KernelOperations.gated(gate, up, activation)
-            return inputs.made(*cast(_Made, kernels.swiglu(gate, "1x128", up=up, keep=True)))
+            return inputs.store(
+                *cast(_QuantizedOutput, kernels.swiglu(gate, "1x128", up=up, keep=True))
+            )
 
-    return Rounding
+    return QuantizingOperations
 
 
 class _Inputs:
-    """The last input's tiles: projections that read one input (q, k, v; gate, up) quantise and keep
-    it once.
-    """
+    """The last input's tiles: projections of one input (q, k, v; gate, up) quantize it once."""
 
     def __init__(self) -> None:
-        self._of: weakref.ref[Tensor] | None = None
+        self._source: weakref.ref[Tensor] | None = None
         self._version = 0
         self._rows: Tiles | None = None
         self._columns: Tiles | None = None
 
     def quantized(self, x: Tensor, *, along_tokens: bool) -> tuple[Tiles, Tiles | None]:
-        """`x` `[..., K]` as a matrix in tiles along features, and along tokens where that is asked
-        for.
-        """
+        """`x` `[..., K]` as a matrix in tiles along features, and along tokens if requested."""
         flat = x.detach().reshape(-1, x.shape[-1])
         rows = self._rows
-        if rows is None or self._of is None or self._of() is not x or self._version != x._version:
+        if (
+            rows is None
+            or self._source is None
+            or self._source() is not x
+            or self._version != x._version
+        ):
             rows = quantize(flat, ROW)
-            self.made(x, rows.codes, rows.scales)
+            self.store(x, rows.codes, rows.scales)
         if along_tokens and self._columns is None:
             self._columns = quantize(flat, COLUMN)
         return rows, self._columns if along_tokens else None
 
-    def made(self, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-        """`x` `[..., K]`, whose tiles along features these are: codes like it, scales `[..., K /
+    def store(self, x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+        """Cache the tiles of `x` `[..., K]` along features: codes like `x`, scales `[..., K /
         128]`.
         """
         self._rows = Tiles(codes.view(-1, codes.shape[-1]), scales.view(-1, scales.shape[-1]), ROW)
         self._columns = None
-        # forgotten with the input, not one use later
-        self._of, self._version = weakref.ref(x, self._forget), x._version
+        # released with the input, not at the next use
+        self._source, self._version = weakref.ref(x, self._forget), x._version
         return x
 
     def _forget(self, of: weakref.ref[Tensor]) -> None:
-        if self._of is of:
-            self._of = self._rows = self._columns = None
+        if self._source is of:
+            self._source = self._rows = self._columns = None

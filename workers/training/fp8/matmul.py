@@ -1,11 +1,8 @@
-"""The three products of a linear layer over fp8 tiles: by Hopper's tensor cores where there are
-some, else emulated.
+"""The three products of a linear layer over fp8 tiles: on Hopper's tensor cores, else emulated.
 
-The emulation multiplies the very e4m3 values and scales in fp32, so that it differs from the tensor
-cores by the order
-and rounding of sums alone: partial sums of 128 products, which those hold in about 14 bits, have 24
-here. Knows no
-layers and no gradients. Shapes: M tokens, N outputs, K inputs.
+The emulation multiplies the same e4m3 values and scales in fp32, so it differs from the tensor
+cores only in the order and rounding of sums: partial sums of 128 products have 24 bits here and
+about 14 there. Does not depend on layers or gradients. Shapes: M tokens, N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +18,9 @@ from workers.training.fp8.tiles import BLOCK, ROW, Tiles, quantize
 
 
 def forward_product(x_MK: Tiles, weight_NK: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x · Wᵀ` `[M, N]`: rows of x in tiles of 1 x 128, weights tiled here in blocks of 128 x 128."""
+    """`x · Wᵀ` `[M, N]`: x in tiles of 1 x 128; weights are quantized here in blocks of 128
+    x 128.
+    """
     out: Tensor = FORWARD(x_MK.codes, x_MK.scales, weight_NK, dtype)
     return out
 
@@ -37,9 +36,8 @@ def _shape(codes_MK: Tensor, scales: Tensor, weight_NK: Tensor, dtype: torch.dty
     return codes_MK.new_empty((codes_MK.shape[0], weight_NK.shape[0]), dtype=dtype)
 
 
-# one operator to whoever watches them, its result in 16 bits: what selective recomputation keeps.
-# Defined by hand,
-# since torch.library.custom_op loads torch's compiler at the first call: seconds a process
+# A single operator with a 16-bit result, so that selective recomputation can save it. Not by
+# torch.library.custom_op, which loads torch's compiler at the first call: seconds per process
 _LIBRARY: Any = torch.library.Library("orrery", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
     "fp8_forward_product(Tensor codes, Tensor scales, Tensor weight, ScalarType dtype) -> Tensor"
@@ -55,9 +53,7 @@ def _flops(codes_MK: list[int], scales: list[int], weight_NK: list[int], *_: Any
 
 
 def input_gradient(gradient_MN: Tiles, weight_NK: Tiles, dtype: torch.dtype) -> Tensor:
-    """`dY · W` `[M, K]`: rows of dY in tiles of 1 x 128; blocks of weights are blocks of their
-    transpose.
-    """
+    """`dY · W` `[M, K]`: dY in tiles of 1 x 128; blocks of W are also blocks of its transpose."""
     if hopper.usable(gradient_MN.codes.device):
         return hopper.product(gradient_MN, weight_NK.transposed(), dtype)
     return (gradient_MN.decoded() @ weight_NK.decoded()).to(dtype)

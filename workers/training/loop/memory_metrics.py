@@ -19,7 +19,7 @@ from workers.metrics.memory import (
     process_memory,
     storage_keys,
 )
-from workers.training.optim import masters_of, state_of
+from workers.training.optim import get_master_weights, get_optimizer_state
 from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.memory_budget import in_flight
 
@@ -104,12 +104,12 @@ class MemoryMetrics:
             return
         state = [
             x
-            for entry in state_of(optimizer).values()
+            for entry in get_optimizer_state(optimizer).values()
             for x in entry.values()
             if isinstance(x, Tensor)
         ]
         self._bytes |= {"grads": held_bytes(gradients), "optimizer": held_bytes(state)}
-        self._masters = held_bytes(masters_of(optimizer))
+        self._masters = held_bytes(get_master_weights(optimizer))
         self._state_counted = True
 
     def values(self) -> dict[str, float]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from workers.metrics.beacon import Beacon
 from workers.training.parallel.arrival_skew import ArrivalTracker
-from workers.training.trace.time_breakdown import StepSplit
+from workers.training.trace.time_breakdown import StepTimeBreakdown
 
 
 class Progress:
     """`step` is the last finished step. Entering a phase is a sign of life for the supervisor."""
 
-    def __init__(self, beacon: Beacon, split: StepSplit, arrivals: ArrivalTracker) -> None:
-        self.beacon, self.split, self.arrivals = beacon, split, arrivals
+    def __init__(
+        self, beacon: Beacon, time_breakdown: StepTimeBreakdown, arrivals: ArrivalTracker
+    ) -> None:
+        self.beacon, self.time_breakdown, self.arrivals = beacon, time_breakdown, arrivals
         self.step = 0
 
     @property
@@ -26,6 +28,6 @@ class Progress:
     def enter(self, phase: str) -> None:
         """Start `phase`; the first `forward` of a step is this rank's arrival."""
         self.beacon.mark(phase, step=self.step)
-        self.split.phase(phase)
+        self.time_breakdown.phase(phase)
         if phase == "forward":
             self.arrivals.begin()

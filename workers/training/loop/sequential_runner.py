@@ -33,7 +33,7 @@ class SequentialRunner:
         data_s = 0.0
         for index, microbatch in enumerate(microbatches):
             started = time.perf_counter()
-            with context.trace.split.within("data"):
+            with context.trace.time_breakdown.within("data"):
                 inputs, targets, documents = context.load(context.samples, microbatch)
             data_s += time.perf_counter() - started
             with ExitStack() as stack:
@@ -45,7 +45,7 @@ class SequentialRunner:
                     loss = context.model_loss(self.module, inputs, targets, documents, microbatch)
                 context.progress.enter("backward")
                 torch.autograd.backward(loss * factor)
-                context.trace.split.enter("other")
+                context.trace.time_breakdown.enter("other")
             total += loss.detach()
         context.parallel.finish_gradients()
         return total * context.loss_share, data_s

@@ -22,7 +22,7 @@ from workers.training.data.samples import Samples
 from workers.training.loop.memory_metrics import MemoryMetrics
 from workers.training.loop.objective import token_loss, token_losses
 from workers.training.loop.progress import Progress
-from workers.training.optim import Following
+from workers.training.optim import EarlyGradientCopies
 from workers.training.parallel.batch_sharding import Microbatch, load_microbatch, microbatches_for
 from workers.training.parallel.context.apply import rank_positions, shard_sequence
 from workers.training.parallel.mesh import World
@@ -104,8 +104,8 @@ class StepContext:
         An optimizer that copies gradients away during the backward pass needs to know if they are
         final when they appear.
         """
-        if isinstance(self.optimizer, Following):
-            self.optimizer.follow(last and self.parallel.gradients_appear_reduced)
+        if isinstance(self.optimizer, EarlyGradientCopies):
+            self.optimizer.set_gradients_final(last and self.parallel.gradients_appear_reduced)
         return self.parallel.gradient_sync(last=last)
 
     def loss(self, logits: Tensor, targets: Tensor, microbatch: Microbatch | None) -> Tensor:

@@ -20,7 +20,7 @@ from workers.training.numerics.step_checks import StepChecks
 from workers.training.numerics.underflow import underflow_metrics, zeros_by_layer
 from workers.training.optim import Norms
 from workers.training.parallel.arrival_skew import ArrivalTracker
-from workers.training.trace.step_trace import Moments
+from workers.training.trace.step_trace import PipelineTimes
 
 # logged steps between weight norms: weights change slowly, and reading them costs as much as
 # reading the gradients (7 ms for 15M parameters)
@@ -36,7 +36,7 @@ class PendingReport:
     tokens: int
     values: dict[str, float]
     sums: Sums
-    moments: Moments | None
+    pipeline_times: PipelineTimes | None
 
 
 class StepReport:
@@ -100,18 +100,18 @@ class StepReport:
                 sums.put("weights", self.norms.squares(list(self.parameters.values())))
         if self.balancer:
             sums.put("balance", self.balancer.take(self.world.device) * share)
-        moments = self.trace.moments()
-        if moments is not None:
-            sums.put("pipeline", moments.row)
-        sums.put("seconds", self.trace.split.cut())
+        pipeline_times = self.trace.pipeline_times()
+        if pipeline_times is not None:
+            sums.put("pipeline", pipeline_times.row)
+        sums.put("seconds", self.trace.time_breakdown.end_step())
         sums.send()
-        return PendingReport(step, first, tokens, values, sums, moments)
+        return PendingReport(step, first, tokens, values, sums, pipeline_times)
 
     def read(self, pending: PendingReport) -> tuple[dict[str, float], dict[str, list[float]]]:
         """The step's metrics, and the sums they were computed from."""
         sums, size = pending.sums.total(), self.run.plan.global_batch_size
-        values = dict(pending.values) | self.trace.summed(
-            pending.step, sums.get("pipeline"), pending.moments
+        values = dict(pending.values) | self.trace.pipeline_values(
+            pending.step, sums.get("pipeline"), pending.pipeline_times
         )
         self.throughput.step(
             seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step

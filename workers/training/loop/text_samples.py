@@ -126,7 +126,7 @@ class SampleWriter:
 
     def _describe(self, prompt: list[int], new: list[int]) -> dict[str, Any]:
         return {
-            "prompt": self.prompts.words(prompt),
+            "prompt": self.prompts.text(prompt),
             "text": self.prompts.continuation(prompt, new),
             "prompt_ids": prompt,
             "token_ids": new,

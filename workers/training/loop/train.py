@@ -99,7 +99,7 @@ class Loop:
             if self.writer and not leaving and (saves or self.step == steps):
                 self.writer.write(self.step)
             if request in TRACE_ACTIONS:
-                self.trace.want(request)
+                self.trace.request_action(request)
             if request is not None:
                 self.control.mark_done()
             if leaving and self.step < steps:
@@ -124,7 +124,7 @@ class Loop:
         with Compilation(lambda: self.progress.phase, self.progress.enter) as compilation:
             yield
         taken = compilation.taken
-        if taken is not None and self.trace.speaks:
+        if taken is not None and self.trace.reports:
             self.recorder.event("compiled", step=self.step, **taken)
 
     def _finish_saving(self) -> None:
@@ -139,7 +139,7 @@ class Loop:
     def _one_step(self) -> str | None:
         """One update and its point; returns the action requested on any rank."""
         number = self.step + 1
-        self.trace.split.enter("other")
+        self.trace.time_breakdown.enter("other")
         requests = self.control.poll()
         loss_sum, data_s = self._forward_backward()
         self.progress.enter("update")
@@ -221,7 +221,7 @@ class Loop:
     def _after_step(self, step: int, tokens: int, values: dict[str, float]) -> None:
         """Write the point of a logged step; `tokens` counts those up to it."""
         train = self.run.train
-        self.trace.split.enter(None)
+        self.trace.time_breakdown.enter(None)
         if not train.logs(step):
             return
         if train.validates(step):

@@ -1,7 +1,6 @@
-"""Optimizer state away from the device: in the host's memory (ZeRO-Offload), or on a local disk
-(ZeRO-Infinity).
+"""Optimizer state off the device: in host memory (ZeRO-Offload) or on a local disk (ZeRO-Infinity).
 
-Does not know update rules, plans or steps.
+Does not depend on update rules, plans or steps.
 """
 
 from workers.training.offload.disk import Disk

@@ -1,8 +1,7 @@
-"""A scratch file: bytes read ahead and written behind by two threads, through a fixed number of
-buffers.
+"""A scratch file with asynchronous reads and writes by two threads and a fixed number of buffers.
 
-The file has no name: its space returns to the disk when the process ends, however it ends. Does not
-know what it holds.
+The file is unlinked: its space is freed when the process ends for any reason. Does not depend on
+its contents.
 """
 
 from __future__ import annotations
@@ -22,22 +21,23 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-BUFFERS = 3  # one is read into while another is worked on and a third is written
+BUFFERS = 3  # one being read, one in use, one being written
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`size` bytes of the file from `offset`; whole pages are reserved, so that each can be mapped."""
+    """`size` bytes of the file from `offset`; full pages are reserved, so that each can be
+    mapped.
+    """
 
     offset: int
     size: int
 
 
 class Disk:
-    """A scratch file under `folder`. `read` and `write` return at once; OSErrors tell the folder
-    and what to try.
+    """A scratch file in `folder`; `read` and `write` are asynchronous. OSErrors include a hint.
 
-    At most `BUFFERS` buffers, each of the largest extent so far, are alive.
+    At most `BUFFERS` buffers, each of the largest extent so far, exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,8 +47,8 @@ class Disk:
             with tempfile.TemporaryFile(dir=folder) as file:
                 self._descriptor = os.dup(file.fileno())
         except OSError as error:
-            self._fail(error, "no scratch file can be made")
-        # also where a run ends without `close`
+            self._fail(error, "a scratch file cannot be created")
+        # also if a run ends without `close`
         self._closed = weakref.finalize(self, os.close, self._descriptor)
         self.bytes = self.largest = 0
         self._buffers: Queue[Tensor] = Queue()
@@ -59,55 +59,47 @@ class Disk:
         )
         self._written: list[Future[None]] = []
 
-    def claim(self, size: int) -> Extent:
-        """Reserve `size` bytes now, so that a disk that is too small is told at the first step.
-
-        Raises OSError.
+    def reserve(self, size: int) -> Extent:
+        """Reserve `size` bytes now, so that a full disk is reported at the first step. Raises
+        OSError.
         """
         extent = Extent(self.bytes, size)
         pages = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
         try:
             os.posix_fallocate(self._descriptor, extent.offset, pages)
         except OSError as error:
-            self._fail(error, f"{size} bytes more cannot be reserved beside {self.bytes}")
+            self._fail(error, f"{size} more bytes cannot be reserved after {self.bytes}")
         self.bytes += pages
         self.largest = max(self.largest, size)
         return extent
 
     def buffer(self, size: int) -> Tensor:
-        """A free buffer of at least `size` bytes; waits for a write to end where none is free."""
+        """A free buffer of at least `size` bytes; waits for a write if none is free."""
         free = self._buffers.get()
         if free.numel() < size:
             free = torch.empty(max(size, self.largest), dtype=torch.uint8)
         return free
 
     def read(self, extent: Extent) -> Future[Tensor]:
-        """A buffer that begins with the extent's bytes, to be given back by `write`.
-
-        Waits for a free one.
-        """
-        into = self.buffer(extent.size)
-        return self._reader.submit(self._read, extent, into)
+        """Read into a free buffer, which `write` frees again; waits for a free one."""
+        buffer = self.buffer(extent.size)
+        return self._reader.submit(self._read, extent, buffer)
 
     def write(self, extent: Extent, buffer: Tensor) -> None:
-        """Write the buffer's first bytes, and free it.
-
-        What writes failed with is raised here later, or by `settle`.
+        """Write the buffer's first bytes and free it. A write's error is raised by a later call or
+        `wait`.
         """
         self._raise_failed()
         self._written.append(self._writer.submit(self._write, extent, buffer))
 
-    def settle(self) -> None:
-        """Wait for all writes. Raises what they failed with."""
+    def wait(self) -> None:
+        """Wait for all writes. Raises OSError if one failed."""
         written, self._written = self._written, []
         for each in written:
             each.result()
 
     def mapped(self, extent: Extent) -> Tensor:
-        """The extent's bytes as a tensor over the file: pages come and go with use.
-
-        Valid when `settle` returned.
-        """
+        """The extent's bytes as a tensor over the file, paged in on use. Valid after `wait`."""
         if not extent.size:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(
@@ -115,7 +107,7 @@ class Disk:
         )
 
     def close(self) -> None:
-        """Give the space back; twice does no harm."""
+        """Free the space; may be called twice."""
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=True, cancel_futures=True)
         self._closed()
@@ -126,18 +118,18 @@ class Disk:
         for each in done:
             each.result()
 
-    def _read(self, extent: Extent, into: Tensor) -> Tensor:
-        view, done = into.numpy().data[: extent.size], 0
+    def _read(self, extent: Extent, buffer: Tensor) -> Tensor:
+        view, done = buffer.numpy().data[: extent.size], 0
         try:
             while done < extent.size:
-                got = os.preadv(self._descriptor, [view[done:]], extent.offset + done)
-                if not got:
-                    raise OSError(errno.EIO, "the file ends too early")
-                done += got
+                count = os.preadv(self._descriptor, [view[done:]], extent.offset + done)
+                if not count:
+                    raise OSError(errno.EIO, "the file is truncated")
+                done += count
         except OSError as error:
-            self._buffers.put(into)
+            self._buffers.put(buffer)
             self._fail(error, f"{extent.size} bytes at {extent.offset} cannot be read")
-        return into
+        return buffer
 
     def _write(self, extent: Extent, buffer: Tensor) -> None:
         view, done = buffer.numpy().data[: extent.size], 0
@@ -153,7 +145,7 @@ class Disk:
         try:
             free = f"{shutil.disk_usage(self.folder).free} bytes are free"
         except OSError:
-            free = "its free space cannot be told"
+            free = "its free space is unknown"
         raise OSError(
             error.errno,
             f"optimizer states on disk: {what} in {self.folder} ({error.strerror or error}; "

@@ -1,9 +1,7 @@
-"""An update that runs on the host, part by part: while one part is computed, its neighbours'
-numbers travel.
+"""An optimizer that updates on the host, part by part, while neighbouring parts are transferred.
 
 ZeRO-Offload (arXiv 2101.06840): states and update on the CPU. ZeRO-Infinity (arXiv 2104.07857):
-states on a disk.
-Any update rule that looks at one parameter at a time; does not know which.
+states on a disk. Works with any rule that updates one parameter at a time.
 """
 
 from __future__ import annotations
@@ -17,123 +15,120 @@ from torch.optim import Optimizer
 from workers.training.offload.copies import HostCopies
 from workers.training.offload.disk import Disk
 from workers.training.offload.states import StatesOnDisk
-from workers.training.optim.zero1 import Groups, Make, hand_down, share_of
+from workers.training.optim.zero1 import Groups, Make, copy_group_options, elements_per_rank
 
-_PARTS = 16  # of a model: a few in flight at a time are a small share of it
-_LEAST, _MOST = 1 << 14, 1 << 24  # numbers in a part: less is all overhead, more hides no more
+_PARTS = 16  # per model: the few in flight are a small share of it
+# numbers per part: smaller parts are mostly overhead, larger ones do not hide more
+_MIN_NUMBERS, _MAX_NUMBERS = 1 << 14, 1 << 24
 
 
 class OffloadedOptimizer(Optimizer):
-    """Rules made by `make`, one for each part of `groups`, over masters in host memory; states
-    there or on `disk`.
+    """Rules made by `make`, one per part of `groups`, over host masters; states there or on `disk`.
 
-    A parameter is in one part wholly. Parts are the same on all ranks that share DTensors.
+    A parameter is entirely in one part. Parts are the same on all ranks that share DTensors.
     """
 
     def __init__(self, groups: Groups, make: Make, *, disk: Disk | None = None) -> None:
         parameters = [each for group in groups for each in group["params"]]
         self.disk = disk
-        self.copies = HostCopies(parameters, keep=disk is None)
-        self.parts = [_Part(part, make, self.copies, disk) for part in _cut(groups)]
+        self.copies = HostCopies(parameters, keep_masters=disk is None)
+        self.parts = [_Part(part, make, self.copies, disk) for part in _split_groups(groups)]
         super().__init__(groups, dict(self.parts[0].rule.defaults))
 
     def states(self) -> dict[Tensor, dict[str, Any]]:
-        """By the model's parameters, in host memory or over the disk's file: what is written to
-        them counts.
+        """State by model parameter, in host memory or over the disk's file; writes to it take
+        effect.
         """
         return {
             parameter: entry for part in self.parts for parameter, entry in part.states().items()
         }
 
     @property
-    def takes_factor(self) -> bool:
-        """Gradients that travel before the norm is known are clipped and unscaled where they
-        arrive.
-        """
-        return self.copies.apart
+    def accepts_factor(self) -> bool:
+        """Whether the update clips and unscales: gradients are copied before the norm is known."""
+        return self.copies.has_copies
 
-    def follow(self, final: bool) -> None:
-        """What the next backward pass makes of gradients is `final`, or will be added to, or summed
-        over ranks.
-        """
-        self.copies.follows = final
+    def set_gradients_final(self, final: bool) -> None:
+        """Declare whether the next backward pass's gradients stay unchanged until the update."""
+        self.copies.copies_early = final
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients and their host copies."""
         super().zero_grad(set_to_none)
-        self.copies.forget()
+        self.copies.drop_gradients()
 
     @torch.no_grad()
     def step(self, closure: None = None, *, factor: float = 1.0) -> None:  # type: ignore[override]
-        """`factor` multiplies gradients first, where it `takes_factor`."""
+        """Update part by part; `factor` multiplies gradients first if `accepts_factor`."""
         for part in self.parts:
-            hand_down(self.param_groups, part.rule.param_groups)
-        self.parts[0].expect()
+            copy_group_options(self.param_groups, part.rule.param_groups)
+        self.parts[0].start_transfers()
         for part, following in zip(self.parts, [*self.parts[1:], None], strict=True):
             if following is not None:
-                following.expect()
+                following.start_transfers()
             part.update(factor)
-        self.copies.settle()
+        self.copies.wait_for_return()
         if self.disk is not None:
-            self.disk.settle()
+            self.disk.wait()
 
     @property
     def masters(self) -> list[Tensor]:
-        """Copies of the device's weights that stay in host memory."""
-        return self.copies.held
+        """Host copies of device weights."""
+        return self.copies.masters
 
     def close(self) -> None:
-        """Give the disk's space back."""
+        """Free the disk's space."""
         if self.disk is not None:
             self.disk.close()
 
 
 class _Part:
-    """Some parameters, with the rule that updates them and what it needs on its way."""
+    """Some parameters with their rule and transfers."""
 
     def __init__(self, groups: Groups, make: Make, copies: HostCopies, disk: Disk | None) -> None:
         self.copies = copies
         self.parameters = [each for group in groups for each in group["params"]]
         self.rule = make(
             [
-                {**group, "params": [copies.host(each) for each in group["params"]]}
+                {**group, "params": [copies.host_tensor(each) for each in group["params"]]}
                 for group in groups
             ]
         )
         self.on_disk = None if disk is None else StatesOnDisk(self.rule, disk)
         self._copied: torch.Event | None = None
 
-    def expect(self) -> None:
-        self._copied = self.copies.fetch(self.parameters)
+    def start_transfers(self) -> None:
+        self._copied = self.copies.start_fetch(self.parameters)
         if self.on_disk:
-            self.on_disk.expect()
+            self.on_disk.start_read()
 
     def update(self, factor: float) -> None:
         if self.on_disk:
-            self.on_disk.take()
-        self.copies.arrive(self.parameters, self._copied, factor=factor)
+            self.on_disk.finish_read()
+        self.copies.finish_fetch(self.parameters, self._copied, factor=factor)
         self.rule.step()
-        self.copies.give_back(self.parameters)
+        self.copies.start_return(self.parameters)
         if self.on_disk:
-            self.on_disk.put()
+            self.on_disk.start_write()
 
     def states(self) -> dict[Tensor, dict[str, Any]]:
-        held = self.on_disk.mapped() if self.on_disk else self.rule.state
-        hosts = ((each, self.copies.host(each)) for each in self.parameters)
-        return {each: held[host] for each, host in hosts if host in held}
+        states = self.on_disk.mapped() if self.on_disk else self.rule.state
+        hosts = ((each, self.copies.host_tensor(each)) for each in self.parameters)
+        return {each: states[host] for each, host in hosts if host in states}
 
 
-def _cut(groups: Groups) -> list[Groups]:
-    """Parts in the order of parameters, each with a group for every group; at least one part."""
-    sizes = [share_of(each) for group in groups for each in group["params"]]
-    limit = max(_LEAST, min(_MOST, sum(sizes) // _PARTS))
+def _split_groups(groups: Groups) -> list[Groups]:
+    """Parts in parameter order, each with one group per input group; at least one part."""
+    sizes = [elements_per_rank(each) for group in groups for each in group["params"]]
+    limit = max(_MIN_NUMBERS, min(_MAX_NUMBERS, sum(sizes) // _PARTS))
     parts: list[Groups] = []
-    held = limit
+    part_size = limit
     for index, group in enumerate(groups):
         for parameter in group["params"]:
-            size = share_of(parameter)
-            if not parts or held + size > limit:
+            size = elements_per_rank(parameter)
+            if not parts or part_size + size > limit:
                 parts.append([{**each, "params": []} for each in groups])
-                held = 0
+                part_size = 0
             parts[-1][index]["params"].append(parameter)
-            held += size
+            part_size += size
     return parts or [[{**each, "params": []} for each in groups]]

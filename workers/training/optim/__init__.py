@@ -1,24 +1,23 @@
-"""The update: which rule with which options, its state's split among ranks, gradient norm and
-clipping.
+"""Update rules, their sharded state, gradient norms and clipping.
 
-Does not know models or learning-rate schedules. What torch does not have, or not over shards,
-stands in a file a rule.
+Does not depend on models or learning-rate schedules. Each rule that torch lacks, or lacks for
+sharded parameters, has its own file.
 """
 
 from workers.training.optim.build import build_optimizer, fill_state, set_lr
 from workers.training.optim.norm import Norms, scale_
-from workers.training.optim.update import Following, update
-from workers.training.optim.zero1 import masters_of, release, state_of
+from workers.training.optim.update import EarlyGradientCopies, update
+from workers.training.optim.zero1 import get_master_weights, get_optimizer_state, release
 
 __all__ = [
-    "Following",
+    "EarlyGradientCopies",
     "Norms",
     "build_optimizer",
     "fill_state",
-    "masters_of",
+    "get_master_weights",
+    "get_optimizer_state",
     "release",
     "scale_",
     "set_lr",
-    "state_of",
     "update",
 ]

@@ -1,8 +1,8 @@
-"""Adafactor over plain and sharded parameters (arXiv 1804.04235): a row and a column of second
-moments a matrix.
+"""Adafactor for plain and sharded parameters (arXiv 1804.04235): factored second moments per
+matrix.
 
-torch.optim.Adafactor's rule and constants, which fails on DTensors; here sums over whole tensors
-cross the ranks.
+The rule and constants of torch.optim.Adafactor. Torch 2.13's raises errors for DTensors and copies
+two norms per parameter to the host; this one reduces them over ranks, one message per layout.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.parameter_layout import Layout, layout_of, state_like
+from workers.training.optim.parameter_layout import Layout, get_layout, state_like
 
 _BETA2_DECAY = -0.8
 _LEAST_RMS = 1e-3  # of a parameter, for its relative step
@@ -26,8 +26,8 @@ _TINY = torch.finfo(torch.float32).eps
 
 
 class Adafactor(Optimizer):
-    """Steps are relative to a parameter's RMS, at most `lr` of it (1 / √t from the step where that
-    is less).
+    """Step sizes are relative to a parameter's RMS: at most `lr` of it, and 1 / sqrt(t) once
+    smaller.
 
     Uses the gradients as scratch space: after a step they hold the updates.
     """
@@ -39,22 +39,23 @@ class Adafactor(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
-            alike: dict[tuple[Layout, int], list[Tensor]] = defaultdict(list)
+            by_layout: dict[tuple[Layout, int], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     state = self.state[parameter]
                     if not state:
                         state.update(_empty_state(parameter))
                     state["step"] += 1
-                    alike[layout_of(parameter), parameter.ndim].append(parameter)
-            for (layout, dims), parameters in alike.items():
+                    by_layout[get_layout(parameter), parameter.ndim].append(parameter)
+            for (layout, dims), parameters in by_layout.items():
                 self._update(parameters, layout, dims, group)
 
     def _update(
         self, parameters: list[Tensor], layout: Layout, dims: int, group: dict[str, Any]
     ) -> None:
-        """All parameters that lie alike: each sum over ranks is one message for all of them."""
+        """Update parameters of equal layout: each sum over ranks is one message for all of them."""
         steps = [int(self.state[each]["step"]) for each in parameters]
         weights = [local_tensor(each) for each in parameters]
         grads = [local_tensor(each.grad) for each in parameters if each.grad is not None]
@@ -74,13 +75,13 @@ class Adafactor(Optimizer):
         self, parameters: list[Tensor], grads: list[Tensor], layout: Layout, steps: list[int]
     ) -> Iterable[Tensor]:
         for parameter, grad, step in zip(parameters, grads, steps, strict=True):
-            kept = local_tensor(self.state[parameter]["variance"])
-            yield kept.lerp_(grad.square(), step**_BETA2_DECAY).clone()
+            variance_state = local_tensor(self.state[parameter]["variance"])
+            yield variance_state.lerp_(grad.square(), step**_BETA2_DECAY).clone()
 
     def _factored(
         self, parameters: list[Tensor], grads: list[Tensor], layout: Layout, steps: list[int]
     ) -> Iterable[Tensor]:
-        """Second moments estimated as rows x columns / mean of rows, one after the other."""
+        """Yield second moments estimated as rows x columns / mean of rows."""
         across, down = layout.axes(parameters[0].ndim - 1), layout.axes(parameters[0].ndim - 2)
         row_sums = layout.sums(
             (torch.linalg.vector_norm(g, dim=-1, keepdim=True).square_() for g in grads), across
@@ -101,21 +102,21 @@ class Adafactor(Optimizer):
 
 
 def _lengths(layout: Layout, tensors: list[Tensor]) -> list[float]:
-    """Euclidean norms of the whole tensors, in one message and one copy to the host."""
+    """Euclidean norms of the full tensors, with one message and one copy to the host."""
     norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     [squares] = layout.sums([torch.stack(list(norms)).square_()], layout.axes())
-    found: list[float] = squares.sqrt_().tolist()
-    return found
+    lengths: list[float] = squares.sqrt_().tolist()
+    return lengths
 
 
 def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
     state = {"step": torch.zeros((), dtype=torch.float32)}
     if parameter.ndim < 2:
         return state | {"variance": torch.zeros_like(parameter)}
-    local, whole = local_tensor(parameter), tuple(parameter.shape)
+    local, shape = local_tensor(parameter), tuple(parameter.shape)
     row = local.new_zeros((*local.shape[:-1], 1))
     column = local.new_zeros((*local.shape[:-2], 1, local.shape[-1]))
     return state | {
-        "row_var": state_like(parameter, row, (*whole[:-1], 1)),
-        "col_var": state_like(parameter, column, (*whole[:-2], 1, whole[-1])),
+        "row_var": state_like(parameter, row, (*shape[:-1], 1)),
+        "col_var": state_like(parameter, column, (*shape[:-2], 1, shape[-1])),
     }

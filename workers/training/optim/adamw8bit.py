@@ -1,8 +1,7 @@
-"""AdamW whose two moments are kept in 8 bits (arXiv 2110.02861): 2 bytes a parameter and a scale
-for 256 of them.
+"""AdamW with 8-bit moments (arXiv 2110.02861): 2 bytes per parameter and a scale per 256 numbers.
 
-The update itself is computed in fp32, a few million numbers at a time. Plain torch operations, on
-any device.
+Torch 2.13 has no 8-bit optimizer. The update is computed in fp32, a few million numbers at a time,
+with plain torch operations on any device.
 """
 
 from __future__ import annotations
@@ -15,20 +14,19 @@ import torch
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.blockwise import Blocks, blocks_of_row, dequantise, quantise
-from workers.training.optim.parameter_layout import layout_of, state_like
-from workers.training.optim.per_parameter import OneByOne
+from workers.training.optim.blockwise import Blocks, blocks_per_row, dequantize, quantize
+from workers.training.optim.parameter_layout import get_layout, state_like
+from workers.training.optim.per_parameter import PerParameterOptimizer
 
-_AT_ONCE = 1 << 22  # numbers whose moments exist in fp32 at the same time
+_CHUNK_NUMBERS = 1 << 22  # numbers whose moments exist in fp32 at the same time
 _MOMENTS = (("exp_avg", True), ("exp_avg_sq", False))
 
 
-class AdamW8bit(OneByOne):
-    """torch.optim.AdamW's rule and options.
+class AdamW8bit(PerParameterOptimizer):
+    """The rule and options of torch.optim.AdamW.
 
-    Vectors (norms, biases) keep fp32 moments, being few and sensitive; so do matrices sharded by
-    columns, whose blocks,
-    and with them the numbers, would depend on the sharding.
+    Vectors (norms, biases), which are few and sensitive, keep fp32 moments. So do matrices sharded
+    by columns, whose blocks, and so whose numbers, would depend on the sharding.
     """
 
     def __init__(
@@ -60,17 +58,27 @@ class AdamW8bit(OneByOne):
             name: local_tensor(state[f"{name}_codes"]).view(-1, columns) for name, _ in _MOMENTS
         }
         scales = {
-            name: local_tensor(state[f"{name}_scales"]).view(-1, blocks_of_row(columns))
+            name: local_tensor(state[f"{name}_scales"]).view(-1, blocks_per_row(columns))
             for name, _ in _MOMENTS
         }
-        rows = max(1, _AT_ONCE // columns)
+        rows = max(1, _CHUNK_NUMBERS // columns)
         for first in range(0, weights_RC.shape[0], rows):
-            part = slice(first, first + rows)
-            kept = {name: Blocks(codes[name][part], scales[name][part]) for name, _ in _MOMENTS}
-            moments = {name: dequantise(kept[name], signed=signed) for name, signed in _MOMENTS}
-            rule.apply(weights_RC[part], grad_RC[part], moments["exp_avg"], moments["exp_avg_sq"])
+            rows_chunk = slice(first, first + rows)
+            blocks_by_moment = {
+                name: Blocks(codes[name][rows_chunk], scales[name][rows_chunk])
+                for name, _ in _MOMENTS
+            }
+            moments = {
+                name: dequantize(blocks_by_moment[name], signed=signed) for name, signed in _MOMENTS
+            }
+            rule.apply(
+                weights_RC[rows_chunk],
+                grad_RC[rows_chunk],
+                moments["exp_avg"],
+                moments["exp_avg_sq"],
+            )
             for name, signed in _MOMENTS:
-                quantise(moments[name], kept[name], signed=signed)
+                quantize(moments[name], blocks_by_moment[name], signed=signed)
 
 
 class _Rule:
@@ -89,18 +97,18 @@ class _Rule:
 
 
 def _in_fp32(parameter: Tensor) -> bool:
-    return parameter.ndim < 2 or bool(layout_of(parameter).axes(parameter.ndim - 1))
+    return parameter.ndim < 2 or bool(get_layout(parameter).axes(parameter.ndim - 1))
 
 
 def _empty_state(parameter: Tensor) -> dict[str, Tensor]:
     state = {"step": torch.zeros((), dtype=torch.float32)}
     if _in_fp32(parameter):
         return state | {name: torch.zeros_like(parameter) for name, _ in _MOMENTS}
-    local, blocks = local_tensor(parameter), blocks_of_row(local_tensor(parameter).shape[-1])
+    local, blocks = local_tensor(parameter), blocks_per_row(local_tensor(parameter).shape[-1])
     for name, _ in _MOMENTS:
         codes = torch.zeros_like(local, dtype=torch.uint8)
         scales = local.new_zeros((*local.shape[:-1], blocks), dtype=torch.float32)
-        whole = tuple(parameter.shape)
-        state[f"{name}_codes"] = state_like(parameter, codes, whole)
-        state[f"{name}_scales"] = state_like(parameter, scales, (*whole[:-1], blocks))
+        shape = tuple(parameter.shape)
+        state[f"{name}_codes"] = state_like(parameter, codes, shape)
+        state[f"{name}_scales"] = state_like(parameter, scales, (*shape[:-1], blocks))
     return state

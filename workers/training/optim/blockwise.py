@@ -1,8 +1,6 @@
-"""Optimizer state in 8 bits a number: blocks with a scale each, and codes that are finest where
-numbers are largest.
+"""8-bit optimizer state: blocks with one scale each, and codes that are densest near large values.
 
-Dynamic quantisation of arXiv 2110.02861 (sections 1.2, 2.1). Knows tensors; does not know
-optimizers.
+Dynamic quantization of arXiv 2110.02861 (sections 1.2, 2.1). Does not depend on optimizers.
 """
 
 from __future__ import annotations
@@ -21,12 +19,11 @@ _DECADES = 7
 
 @dataclass(frozen=True, slots=True)
 class Codebook:
-    """`values[code]` in fp32; `codes[pattern + 32768]` is the nearest code of the bfloat16 with
-    that bit pattern.
+    """`values[code]` in fp32; `codes[pattern + 32768]` is the code nearest to the bfloat16
+    `pattern`.
 
-    A look-up by bit pattern costs 1 ns a number on a CPU core, a search among 256 values 90 ns;
-    bf16 rounds to 2⁻⁹,
-    the finest codes are 0.014 apart.
+    A lookup by bit pattern costs 1 ns per number on a CPU core, a search among 256 values 90 ns;
+    bf16 rounds to 2⁻⁹, the finest codes are 0.014 apart.
     """
 
     values: Tensor
@@ -35,21 +32,19 @@ class Codebook:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix `[R, C]` as `codes` (uint8, `[R, C]`) and `scales` (fp32, `[R, blocks of a row]`)."""
+    """A matrix `[R, C]` as `codes` (uint8, `[R, C]`) and `scales` (fp32, `[R, blocks per row]`)."""
 
     codes: Tensor
     scales: Tensor
 
 
-def blocks_of_row(columns: int) -> int:
-    """Blocks never cross rows: a matrix sharded by rows has the same blocks, and numbers, as a
-    whole one.
-    """
+def blocks_per_row(columns: int) -> int:
+    """Blocks do not cross rows: a matrix sharded by rows has the blocks of the full matrix."""
     return max(1, math.ceil(columns / BLOCK))
 
 
-def quantise(values_RC: Tensor, into: Blocks, *, signed: bool) -> None:
-    """Write `values_RC` (fp32) into codes and scales."""
+def quantize(values_RC: Tensor, into: Blocks, *, signed: bool) -> None:
+    """Write `values_RC` (fp32) into the codes and scales of `into`."""
     rows, columns = values_RC.shape
     blocks = into.scales.shape[1]
     width = math.ceil(columns / blocks)
@@ -68,8 +63,8 @@ def quantise(values_RC: Tensor, into: Blocks, *, signed: bool) -> None:
     into.codes.copy_(codes.view(rows, blocks * width)[:, :columns])
 
 
-def dequantise(blocks: Blocks, *, signed: bool) -> Tensor:
-    """fp32 `[R, C]`."""
+def dequantize(blocks: Blocks, *, signed: bool) -> Tensor:
+    """The values in fp32, `[R, C]`."""
     rows, columns = blocks.codes.shape
     count = blocks.scales.shape[1]
     width = math.ceil(columns / count)
@@ -84,20 +79,19 @@ def dequantise(blocks: Blocks, *, signed: bool) -> Tensor:
 
 @cache
 def codebook(signed: bool, device: torch.device) -> Codebook:
-    """Decades 10⁻⁶ to 1, each with twice the codes of the one below, linear within.
+    """Decades 10⁻⁶ to 1, each with twice the codes of the decade below, linear within.
 
-    Unsigned codes have no zero: a second moment that is rounded to zero makes Adam divide by
-    nothing (arXiv 2309.01507,
-    section 4.1). A block of zeros is zero by its scale.
+    Unsigned codes have no zero: a second moment rounded to zero makes Adam divide by zero (arXiv
+    2309.01507, section 4.1). A block of zeros has the scale 0.
     """
-    found = [1.0]
+    levels = [1.0]
     for decade in range(_DECADES):
         parts = 2 ** (decade if signed else decade + 1)
-        middles = (0.1 + 0.9 * (part + 0.5) / parts for part in range(parts))
-        found += [10.0 ** (decade - _DECADES + 1) * middle for middle in middles]
+        midpoints = (0.1 + 0.9 * (part + 0.5) / parts for part in range(parts))
+        levels += [10.0 ** (decade - _DECADES + 1) * middle for middle in midpoints]
     if signed:
-        found += [-value for value in found[1:]] + [0.0]
-    values = torch.tensor(sorted(found), dtype=torch.float64)
+        levels += [-value for value in levels[1:]] + [0.0]
+    values = torch.tensor(sorted(levels), dtype=torch.float64)
     patterns = (
         torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
     )

@@ -1,7 +1,6 @@
-"""From an optimizer's spec to an optimizer over plain or sharded parameters, its state whole or
-split (ZeRO-1).
+"""Builds an optimizer from its spec, over plain or sharded parameters, with full or ZeRO-1 state.
 
-Knows the rules by name and their options; does not know schedules.
+Does not depend on schedules.
 """
 
 from __future__ import annotations
@@ -21,40 +20,37 @@ from workers.training.optim.adafactor import Adafactor
 from workers.training.optim.adamw8bit import AdamW8bit
 from workers.training.optim.lion import Lion
 from workers.training.optim.muon import Muon
-from workers.training.optim.parameter_layout import layout_of
+from workers.training.optim.parameter_layout import get_layout
 from workers.training.optim.update import fused_adamw
-from workers.training.optim.zero1 import Groups, SplitOptimizer, state_of
+from workers.training.optim.zero1 import Groups, Zero1Optimizer, get_optimizer_state
 
-Among = Callable[[Tensor], dist.ProcessGroup | None]
+ProcessGroupOf = Callable[[Tensor], dist.ProcessGroup | None]
 
 
 def build_optimizer(
     parameters: dict[str, Tensor],
     spec: OptimizerSpec,
     *,
-    split_state: bool,
-    among: Among = lambda _: None,
+    shard_state: bool,
+    process_group: ProcessGroupOf = lambda _: None,
     offload: Offload = "none",
     scratch: Path | None = None,
     fused: bool = True,
 ) -> Optimizer:
-    """All parameters decay alike, as torch.optim does it. `split_state`: ZeRO-1, each rank keeps
-    its part of it.
+    """Build the optimizer of `spec`; weight decay applies to all parameters, as in torch.optim.
 
-    `among`: the ranks that share a parameter's state, None for all. `offload`: where state lives
-    and the update runs;
-    `scratch` is the folder of state on disk. Parameters that lie on the host are updated there in
-    any case.
+    `shard_state`: ZeRO-1, each rank of a parameter's `process_group` (None: all ranks) keeps a part
+    of the state. `offload`: where state lives and the update runs; `scratch` is the folder of state
+    on disk. Parameters in host memory are always updated there.
 
-    Muon's rule is for the matrices of blocks; embeddings, head, norms and biases get AdamW's, at
-    `scalar_lr`.
-    Not `fused`: AdamW tensor by tensor, step by step.
+    Muon's rule applies to the matrices of blocks; embeddings, head, norms and biases use AdamW with
+    `scalar_lr`. `fused` false: AdamW updates one tensor at a time.
     """
-    kind, options = _options(spec)
-    if kind is AdamW:
-        own = fused_adamw(parameters.values()) if fused and offload == "none" else None
-        kind = own or kind
-        if own is None:
+    cls, options = _options(spec)
+    if cls is AdamW:
+        fused_class = fused_adamw(parameters.values()) if fused and offload == "none" else None
+        cls = fused_class or cls
+        if fused_class is None:
             options |= {"fused": True} if fused else {"foreach": False}
     groups: list[dict[str, Any]] = [{"params": list(parameters.values())}]
     if spec.name == "muon":
@@ -79,38 +75,45 @@ def build_optimizer(
 
     groups = [part for group in groups for part in _by_mesh(group)]
 
-    def rule(some: Groups) -> Optimizer:
-        return kind(some, **options)
+    def make_rule(subset: Groups) -> Optimizer:
+        return cls(subset, **options)
 
-    def placed(some: Groups) -> Optimizer:
+    def make_optimizer(subset: Groups) -> Optimizer:
         if offload == "none":
-            return rule(some)
+            return make_rule(subset)
         from workers.training.offload import Disk, OffloadedOptimizer
 
         assert offload != "nvme" or scratch is not None, "state on disk needs a folder"
         return OffloadedOptimizer(
-            some, rule, disk=Disk(scratch) if offload == "nvme" and scratch else None
+            subset, make_rule, disk=Disk(scratch) if offload == "nvme" and scratch else None
         )
 
-    return SplitOptimizer(groups, placed, among=among) if split_state else placed(groups)
+    return (
+        Zero1Optimizer(groups, make_optimizer, process_group=process_group)
+        if shard_state
+        else make_optimizer(groups)
+    )
 
 
 def _by_mesh(group: dict[str, Any]) -> Groups:
-    """torch's fused and foreach updates want tensors that are all plain, or all of one mesh."""
+    """One group per mesh: torch's fused and foreach updates take tensors of one mesh or plain
+    ones.
+    """
     alike: dict[Any, list[Tensor]] = {}
     for parameter in group["params"]:
-        alike.setdefault(layout_of(parameter).mesh, []).append(parameter)
+        alike.setdefault(get_layout(parameter).mesh, []).append(parameter)
     return [{**group, "params": parameters} for parameters in alike.values()] or [group]
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, scaled by the group's `lr_ratio`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group.get("lr_ratio", 1.0)
 
 
 def fill_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
-    """Make the state that a first step would make, weights unchanged, so that a checkpoint can be
-    read into it.
+    """Create the state of a first step, weights unchanged, so that a checkpoint can be loaded into
+    it.
     """
     rates = [group["lr"] for group in optimizer.param_groups]
     for parameter in parameters:
@@ -118,7 +121,7 @@ def fill_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
     set_lr(optimizer, 0.0)
     optimizer.step()
     optimizer.zero_grad()
-    for entry in state_of(optimizer).values():
+    for entry in get_optimizer_state(optimizer).values():
         if isinstance(entry.get("step"), Tensor):
             entry["step"].zero_()
     for group, lr in zip(optimizer.param_groups, rates, strict=True):

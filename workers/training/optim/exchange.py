@@ -1,9 +1,8 @@
-"""Whole matrices for rules that need them: of n sharded ones each of n ranks gets one, works on it,
-gives it back.
+"""Gathers full matrices for rules that need them: each of n ranks computes one of n sharded
+matrices.
 
-Two all-to-alls for every n tensors, and no work done twice (Muon for sharded models, as in arXiv
-2502.16982, section
-2.3). Knows shards; does not know what is computed.
+Two all-to-alls per n tensors and no duplicated work (Muon for sharded models, as in arXiv
+2502.16982, section 2.3). Does not depend on what is computed.
 """
 
 from __future__ import annotations
@@ -15,57 +14,59 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workers.training.optim.parameter_layout import Layout, layout_of
+from workers.training.optim.parameter_layout import Layout, get_layout
 
 Compute = Callable[[Tensor], Tensor]
 
 
-def on_whole(
+def apply_to_full_matrices(
     parameters: list[Tensor],
-    parts: list[Tensor],
+    shards: list[Tensor],
     compute: Compute,
     *,
     dtype: Callable[[torch.device], torch.dtype],
 ) -> list[Tensor]:
-    """`compute` of each whole tensor; `parts` are this rank's parts, laid out as `parameters`, and
-    so is the answer.
+    """`compute` of each full tensor; `shards` and the results are local shards of `parameters`.
 
-    Tensors travel and are computed with on the mesh's device, in `dtype` of that: offloaded ones
-    too.
+    Tensors are sent and computed on the mesh's device in `dtype` of it, offloaded ones too.
     """
-    found: list[Tensor | None] = [None] * len(parts)
+    results: list[Tensor | None] = [None] * len(shards)
     shared: dict[Layout, list[int]] = {}
-    for index, (parameter, part) in enumerate(zip(parameters, parts, strict=True)):
-        layout = layout_of(parameter)
+    for index, (parameter, shard) in enumerate(zip(parameters, shards, strict=True)):
+        layout = get_layout(parameter)
         if all(layout.placements[axis].dim < parameter.ndim - 2 for axis in layout.axes()):
-            # whole, or a stack of matrices sharded between matrices
-            device = torch.accelerator.current_accelerator(check_available=True) or part.device
-            found[index] = compute(part.to(device, dtype(device)))
+            # full, or a stack of matrices sharded between matrices
+            device = torch.accelerator.current_accelerator(check_available=True) or shard.device
+            results[index] = compute(shard.to(device, dtype(device)))
         elif _by_rows(layout):
             shared.setdefault(layout, []).append(index)
         else:
-            found[index] = _gathered(
-                parameter, part, compute, dtype(torch.device(layout.mesh.device_type))
+            results[index] = _gathered(
+                parameter, shard, compute, dtype(torch.device(layout.mesh.device_type))
             )
-    for layout, indices in shared.items():
+    for layout, members in shared.items():
         [axis] = layout.axes()
         ranks = layout.mesh.size(axis)
-        for first in range(0, len(indices), ranks):
-            some = indices[first : first + ranks]
-            shapes = [tuple(parameters[i].shape) for i in some]
+        for first in range(0, len(members), ranks):
+            indices_of_round = members[first : first + ranks]
+            shapes = [tuple(parameters[i].shape) for i in indices_of_round]
             device = torch.device(layout.mesh.device_type)
-            given = [parts[i].to(device, dtype(device)) for i in some]
-            for i, result in zip(some, _dealt(layout, axis, shapes, given, compute), strict=True):
-                found[i] = result
-    return [each for each in found if each is not None]
+            inputs = [shards[i].to(device, dtype(device)) for i in indices_of_round]
+            for i, result in zip(
+                indices_of_round,
+                _exchange_round(layout, axis, shapes, inputs, compute),
+                strict=True,
+            ):
+                results[i] = result
+    return [each for each in results if each is not None]
 
 
 def _by_rows(layout: Layout) -> bool:
-    """Sharded over one mesh axis, by plain rows: what `fully_shard` does, hybrid or not."""
+    """Whether plain rows are sharded over one mesh axis, as `fully_shard` does, hybrid or not."""
     from torch.distributed.tensor import Shard
 
     axes = layout.axes()
-    # by type: a strided shard is a Shard whose rows lie otherwise
+    # by type: a strided shard is a Shard with another row order
     return (
         len(axes) == 1
         and type(layout.placements[axes[0]]) is Shard
@@ -73,34 +74,35 @@ def _by_rows(layout: Layout) -> bool:
     )
 
 
-def _dealt(
-    layout: Layout, axis: int, shapes: list[tuple[int, ...]], parts: list[Tensor], compute: Compute
+def _exchange_round(
+    layout: Layout, axis: int, shapes: list[tuple[int, ...]], shards: list[Tensor], compute: Compute
 ) -> list[Tensor]:
-    """One round: tensor j goes to rank j of the axis, is computed there and comes back in rows."""
+    """One round: tensor j goes to rank j of the axis, is computed there and returns in rows."""
     group, ranks = layout.mesh.get_group(axis), layout.mesh.size(axis)
-    here = layout.mesh.get_local_rank(axis)
-    give = [part.numel() for part in parts] + [0] * (ranks - len(parts))
-    mine = shapes[here] if here < len(shapes) else (0,)
-    take = [_rows(mine[0], ranks, rank) * _width(mine) for rank in range(ranks)]
-    sent = torch.cat([part.reshape(-1) for part in parts])
-    got = sent.new_empty(sum(take))
-    dist.all_to_all_single(got, sent, take, give, group=group)
-    done = compute(got.view(mine)).reshape(-1) if here < len(shapes) else got
-    back = torch.empty_like(sent)
-    dist.all_to_all_single(back, done.contiguous(), give, take, group=group)
+    local_rank = layout.mesh.get_local_rank(axis)
+    send_sizes = [shard.numel() for shard in shards] + [0] * (ranks - len(shards))
+    shape = shapes[local_rank] if local_rank < len(shapes) else (0,)
+    receive_sizes = [_rows(shape[0], ranks, rank) * _width(shape) for rank in range(ranks)]
+    sent = torch.cat([shard.reshape(-1) for shard in shards])
+    received = sent.new_empty(sum(receive_sizes))
+    dist.all_to_all_single(received, sent, receive_sizes, send_sizes, group=group)
+    computed = compute(received.view(shape)).reshape(-1) if local_rank < len(shapes) else received
+    returned = torch.empty_like(sent)
+    dist.all_to_all_single(returned, computed.contiguous(), send_sizes, receive_sizes, group=group)
     return [
-        piece.view(part.shape) for piece, part in zip(torch.split(back, give), parts, strict=False)
+        returned_shard.view(shard.shape)
+        for returned_shard, shard in zip(torch.split(returned, send_sizes), shards, strict=False)
     ]
 
 
-def _gathered(parameter: Tensor, part: Tensor, compute: Compute, dtype: torch.dtype) -> Tensor:
-    """Every rank computes the whole: for shardings over several axes or by columns."""
+def _gathered(parameter: Tensor, shard: Tensor, compute: Compute, dtype: torch.dtype) -> Tensor:
+    """Every rank computes the full tensor: for shardings over several axes or by columns."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     sharded: Any = parameter
     mesh, placements = sharded.device_mesh, sharded.placements
     whole = DTensor.from_local(
-        part.to(dtype),
+        shard.to(dtype),
         mesh,
         placements,
         run_check=False,
@@ -111,7 +113,7 @@ def _gathered(parameter: Tensor, part: Tensor, compute: Compute, dtype: torch.dt
 
 
 def _rows(rows: int, ranks: int, rank: int) -> int:
-    """Rows of a rank under torch.chunk's rule, which `Shard` follows."""
+    """Rows of a rank by the rule of torch.chunk, which `Shard` follows."""
     each = -(-rows // ranks)
     return max(0, min(each, rows - rank * each))
 

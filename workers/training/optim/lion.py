@@ -1,7 +1,7 @@
-"""Lion: the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2). One state a
+"""Lion: the sign of an interpolated momentum (arXiv 2302.06675, algorithm 2); one state per
 parameter.
 
-Works number by number, so on whatever part of a parameter a rank holds.
+Torch 2.13 has no Lion. Elementwise, so it applies to any shard of a parameter.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.per_parameter import OneByOne
+from workers.training.optim.per_parameter import PerParameterOptimizer
 
 
-class Lion(OneByOne):
+class Lion(PerParameterOptimizer):
     """u = sign(β₁ m + (1 − β₁) g); θ ← θ (1 − lr λ) − lr u; m ← β₂ m + (1 − β₂) g."""
 
     def __init__(
@@ -30,8 +30,7 @@ class Lion(OneByOne):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
-        # one parameter at a time: the interpolation is a temporary of its size, not of the whole
-        # model's
+        # one parameter at a time: the temporary has the size of a parameter, not of the model
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if not state:
             state["exp_avg"] = torch.zeros_like(parameter)

@@ -1,8 +1,9 @@
-"""Muon: momentum, orthogonalised, for the matrices of blocks; AdamW for the rest, in the same
-optimizer.
+"""Muon: orthogonalized momentum for the matrices of blocks, AdamW for all other parameters.
 
-torch.optim.Muon's rule and constants, over plain and sharded parameters; whole matrices are
-`exchange`'s to bring.
+The rule and constants of torch.optim.Muon. Torch 2.13's takes 2D parameters only, runs
+Newton-Schulz in bf16 on CPUs too, and redistributes DTensors in each of its products. This one
+takes stacks of matrices, sends a sharded matrix to one rank and back (`exchange`), and uses fp32 on
+CPUs, which is faster and independent of the number of ranks.
 """
 
 from __future__ import annotations
@@ -17,15 +18,14 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.exchange import on_whole
-from workers.training.optim.newton_schulz import orthogonalise, working_dtype
+from workers.training.optim.exchange import apply_to_full_matrices
+from workers.training.optim.newton_schulz import orthogonalize, working_dtype
 
 
 class Muon(Optimizer):
     """m ← lerp(m, g, 1 − μ); θ ← θ (1 − lr λ) − lr √max(1, R/C) · orthogonal(lerp(g, m, μ)).
 
-    Groups with `matrices` true are updated so (stacks of matrices matrix by matrix), the others by
-    AdamW.
+    Groups with `matrices` true use this rule (stacks of matrices: matrix by matrix), others AdamW.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
             if group["matrices"]:
@@ -67,13 +68,13 @@ class Muon(Optimizer):
                 grad.lerp_(moment, group["momentum"]) if group["nesterov"] else moment
             )
         lr, steps = group["lr"], group["ns_steps"]
-        found = on_whole(
+        updates = apply_to_full_matrices(
             parameters,
             directions,
-            lambda whole: orthogonalise(whole, steps=steps),
+            lambda matrix: orthogonalize(matrix, steps=steps),
             dtype=working_dtype,
         )
-        for parameter, update in zip(parameters, found, strict=True):
+        for parameter, update in zip(parameters, updates, strict=True):
             rows, columns = parameter.shape[-2:]
             weights = local_tensor(parameter)
             weights.mul_(1 - lr * group["weight_decay"])

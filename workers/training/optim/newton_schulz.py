@@ -1,8 +1,7 @@
-"""The nearest semi-orthogonal matrix, roughly, by five products: Muon's orthogonalisation.
+"""Muon's orthogonalization: an approximate nearest semi-orthogonal matrix by Newton-Schulz steps.
 
-Newton-Schulz iteration of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), whose
-coefficients make the
-slope at zero steep: singular values end between 0.7 and 1.2, not at 1, which is enough.
+Iteration of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), whose coefficients
+make the slope at zero steep: singular values end between 0.7 and 1.2, which is sufficient.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ _EPS = 1e-7
 
 
 def working_dtype(device: torch.device) -> torch.dtype:
-    """bf16 on a GPU, as published; fp32 on a CPU, where it is faster and the same on any number of
-    ranks.
-    """
+    """bf16 on a GPU, as published; fp32 on a CPU: faster, and equal for any number of ranks."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
-def orthogonalise(matrices: Tensor, *, steps: int) -> Tensor:
-    """`[…, R, C]` → the same shape in the same dtype, each matrix on its own."""
+def orthogonalize(matrices: Tensor, *, steps: int) -> Tensor:
+    """Orthogonalize each matrix of `[…, R, C]`; keeps shape and dtype."""
     tall = matrices.shape[-2] > matrices.shape[-1]
     x: Tensor = matrices.mT if tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=_EPS)

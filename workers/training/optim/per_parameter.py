@@ -1,4 +1,4 @@
-"""The loop of optimizers whose rule looks at one parameter at a time. Knows no rule."""
+"""Base class of optimizers that update one parameter at a time. Does not depend on a rule."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 
-class OneByOne(Optimizer):
-    """A subclass says how one parameter moves."""
+class PerParameterOptimizer(Optimizer):
+    """Calls `_update` of the subclass for each parameter that has a gradient."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

@@ -1,9 +1,7 @@
-"""AdamW by `kernels` in the loop's terms: gradients are clipped and unscaled on their way into the
-update.
+"""Fused AdamW of `kernels` that clips and unscales gradients inside the update.
 
-One launch that reads every gradient once, in place of a pass that writes all of them back and the
-update after it.
-Knows neither norms nor loss scales, only the factor that both come to.
+One kernel launch that reads each gradient once, instead of a scaling pass before the update. Does
+not depend on norms or loss scales, only on their combined factor.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from workers.metrics.memory import local_tensor
 
 
 class ScaledAdamW(FusedAdamW):
-    """torch.optim.AdamW's rule and state, over plain tensors or this rank's parts of sharded ones."""
+    """The rule and state of torch.optim.AdamW, for plain tensors and local shards."""
 
-    takes_factor = True
+    accepts_factor = True
 
     @torch.no_grad()
     def step(self, closure: None = None, *, factor: float = 1.0) -> None:  # type: ignore[override]
-        """As if every gradient had been multiplied by `factor` first; they stay as they are."""
+        """Update as if every gradient were multiplied by `factor`; gradients stay unchanged."""
         parameters = [
             each for group in self.param_groups for each in group["params"] if each.grad is not None
         ]
@@ -33,7 +31,7 @@ class ScaledAdamW(FusedAdamW):
         if factor == 1.0:
             super().step()
             return
-        # a norm tells that the gradients were looked at: they are not measured again
+        # passing a norm makes the kernel skip its own measurement of the gradients
         scale, seen = torch.tensor([[factor], [1.0]], dtype=torch.float32).to(
             local_tensor(parameters[0]).device
         )

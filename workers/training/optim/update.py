@@ -1,7 +1,6 @@
-"""The update itself: by the rule's own step, or one that clips and unscales on the way; which AdamW
-that is.
+"""Runs an optimizer step with clipping and unscaling, before it or fused; selects the AdamW to use.
 
-Knows neither rules nor how gradients lie over ranks.
+Does not depend on rules or on gradient sharding.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from torch.optim import Optimizer
 from kernels import runtime
 from kernels.dispatch import Candidate, choose
 from workers.metrics.memory import local_tensor
-from workers.training.optim.norm import factor_of, scale_
+from workers.training.optim.norm import clip_factor, scale_
 
 
 def fused_adamw(parameters: Iterable[Tensor]) -> type[Optimizer] | None:
-    """AdamW of `kernels` where it can run on these parameters, else None, told as every choice is."""
+    """AdamW of `kernels` if it runs on these parameters, else None; records the choice."""
     local = next((local_tensor(each.detach()) for each in parameters), None)
     why = "this rank updates nothing" if local is None else runtime.why_not(local)
     if why is None:
@@ -32,23 +31,24 @@ def fused_adamw(parameters: Iterable[Tensor]) -> type[Optimizer] | None:
 
 
 @runtime_checkable
-class Following(Protocol):
-    """An optimizer whose gradients leave the device while the backward pass goes on."""
+class EarlyGradientCopies(Protocol):
+    """An optimizer that copies gradients off the device during the backward pass."""
 
-    def follow(self, final: bool) -> None:
-        """What the next backward pass makes is what the update takes, or will be changed before."""
+    def set_gradients_final(self, final: bool) -> None:
+        """Declare whether the next backward pass's gradients stay unchanged until the update."""
         ...
 
 
 def update(
     optimizer: Optimizer, gradients: list[Tensor], *, norm: float, limit: float | None, scale: float
 ) -> None:
-    """One step by gradients without their loss scale `scale`, the norm of which (`norm`) is brought
-    to `limit` where it
-    is above."""
+    """One step with gradients that include the loss scale `scale`.
+
+    `norm` is their norm without that scale; it is clipped to `limit`.
+    """
     if getattr(optimizer, "takes_factor", False):
         taking: Any = optimizer
-        taking.step(factor=factor_of(norm=norm, limit=limit) / scale)
+        taking.step(factor=clip_factor(norm=norm, limit=limit) / scale)
         return
     scale_(gradients, norm=norm, limit=limit, loss_scale=scale)
     optimizer.step()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workers.metrics.memory import local_tensor
-from workers.training.optim.parameter_layout import with_local
+from workers.training.optim.parameter_layout import wrap_local
 
 BUCKET_BYTES = 25 << 20  # DDP's
 
@@ -107,7 +107,7 @@ class GradientReducer:
                 parameters, gradients, torch.split(flat, sizes), strict=True
             ):
                 # frees the gradient's own memory
-                parameter.grad = with_local(gradient, part.view(local_tensor(gradient).shape))
+                parameter.grad = wrap_local(gradient, part.view(local_tensor(gradient).shape))
             bucket.work = dist.all_reduce(flat, group=self.group, async_op=True)
 
 

@@ -23,7 +23,7 @@ from workers.models.decoder import Decoder
 from workers.models.weights.parameter_shapes import named_weights
 from workers.training.numerics.cpu_products import prefer_onednn
 from workers.training.numerics.precision import CastCopies
-from workers.training.optim.parameter_layout import lies_over, shards_of
+from workers.training.optim.parameter_layout import has_mesh_axis, shard_count
 from workers.training.parallel.dropout_seeds import Dropout
 from workers.training.parallel.gradient_reduction import GradientReducer
 from workers.training.parallel.mesh import Axis, World
@@ -133,7 +133,7 @@ class Parallel:
         """How many ranks of the world hold the same elements of a parameter."""
         tied = self.tied_embedding
         copies = tied.updated_copies(name) if tied is not None else 1
-        return copies * self.world.size // (self.plan.pp * shards_of(parameter))
+        return copies * self.world.size // (self.plan.pp * shard_count(parameter))
 
     def release_gathered(self) -> None:
         """Free gathered weights that a forward pass without a backward pass left behind."""
@@ -158,7 +158,7 @@ class Parallel:
 
 def replica_axis(world: World, parameter: Tensor) -> Axis:
     """See `Parallel.replica_axis`."""
-    return world.axis("expert_data" if lies_over(parameter, "ep") else "data")
+    return world.axis("expert_data" if has_mesh_axis(parameter, "ep") else "data")
 
 
 def parallelize(
@@ -246,4 +246,4 @@ def _ddp(decoder: Decoder, world: World) -> nn.Module:
 
 def _is_shard(parameter: Tensor) -> bool:
     """Whether this is a shard of `fully_shard`, and not the gathered parameter."""
-    return lies_over(parameter, "fsdp") or lies_over(parameter, "efsdp")
+    return has_mesh_axis(parameter, "fsdp") or has_mesh_axis(parameter, "efsdp")

@@ -132,7 +132,7 @@ TRANSFORMS: dict[str, Transform] = {
     "plain_operations": Transform(lambda c: not c.fused, lambda part, _: make_plain(part)),
     "fp8": Transform(
         lambda c: c.plan.precision == "fp8",
-        lambda part, c: apply_fp8(part, handed_on=c.plan.tp == 1),
+        lambda part, c: apply_fp8(part, fuse_quantization=c.plan.tp == 1),
     ),
     "quantize_aware": Transform(lambda c: c.quantize_aware is not None, _fake_quantise),
     "compile": Transform(lambda c: c.compile, _compile),

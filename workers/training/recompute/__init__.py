@@ -1,7 +1,7 @@
-"""Activations computed again in the backward pass: none, all (full), the cheap ones (selective), or
-as measured (auto).
+"""Recomputation of activations in the backward pass: none, full, selective or auto (measured).
 
-`auto` is imported by its own name: it measures a parallelised model, which is built with the rest.
+`auto` is imported by its module name, because it measures a parallelised model, which is built from
+this package.
 """
 
 from workers.training.recompute.apply import apply_recompute

@@ -1,8 +1,6 @@
-"""A plan's recomputation put on the blocks of a model: the forward method is wrapped, not the
-module.
+"""Applies a plan's recomputation to a model's blocks by wrapping forward methods, not modules.
 
-So parameters keep their names. Does not know shards or precision: what a block's forward is by
-then, is run again.
+So parameters keep their names. Does not depend on sharding or precision.
 """
 
 from __future__ import annotations
@@ -13,28 +11,31 @@ from typing import Any
 from workers.contracts.specs.plan import Recompute
 from workers.models.decoder import Decoder
 from workers.training.recompute.checkpointing import Recomputed
-from workers.training.recompute.selective import keeps_products
+from workers.training.recompute.selective import saves_products
 
 
 def apply_recompute(decoder: Decoder, kind: Recompute) -> None:
-    """Run blocks again in the backward pass (arXiv 1604.06174), whole or but for their products.
+    """Recompute blocks in the backward pass (arXiv 1604.06174), fully or except their matrix
+    products.
 
-    `auto` is `full` until `auto.choose_recompute` has measured what is worth keeping.
+    `auto` acts as `full` until `auto.choose_recompute` has measured and chosen.
     """
     if kind == "none":
         return
     for block in decoder.blocks.values():
-        rule = keeps_products if kind == "selective" else None
+        rule = saves_products if kind == "selective" else None
         before = partial(
             _gather,
             [each for each in block.modules() if each is not block and hasattr(each, "unshard")],
         )
-        block.forward = Recomputed(block.forward, rule, sums=kind == "selective", before=before)
+        block.forward = Recomputed(
+            block.forward, rule, save_sums=kind == "selective", before=before
+        )
 
 
 def _gather(sharded_apart: list[Any]) -> None:
-    """Weights that a block does not gather itself, those of experts: some runs of it find them
-    whole, others do not.
+    """Gather weights that a block does not gather itself (experts), equally in every run of the
+    block.
     """
     for module in sharded_apart:
         module.unshard()

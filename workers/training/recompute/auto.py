@@ -1,8 +1,7 @@
-"""Recompute `auto`: measure a block of each kind, choose what to keep within the budget, tell it.
+"""Recompute `auto`: measure one block of each kind and choose what to save within the budget.
 
-Rank 0 chooses for all, each pipeline rank's blocks by the measurements of that rank's devices. Does
-not know how a set
-is best chosen (`knapsack`) nor how an operator is measured (`operators`).
+Rank 0 chooses for all ranks, from the measurements of each pipeline rank's devices. Does not depend
+on how sets are chosen (`knapsack`) or operators measured (`operators`).
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from workers.training.numerics.precision import DTYPES, matmul_context
 from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.apply import recomputed_blocks
 from workers.training.recompute.checkpointing import Call, Recomputed
-from workers.training.recompute.knapsack import Choice, best_sets, spread
-from workers.training.recompute.memory_budget import in_flight, left_bytes
+from workers.training.recompute.knapsack import Choice, best_sets, choose_sets
+from workers.training.recompute.memory_budget import activation_room_bytes, in_flight
 from workers.training.recompute.operators import Operator, Probe, Profile
 from workers.training.setup.spec_loading import TrainingRun
 
@@ -34,11 +33,10 @@ RUNS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What one rank tells: its pipeline rank, a profile of each kind of block, and of which kind
-    each layer is.
+class BlockMeasurement:
+    """One rank's measurement: pipeline rank, a profile per kind of block, and each layer's kind.
 
-    `room_bytes` are for all micro-batches in flight; None where the plan gives a budget.
+    `room_bytes` is for all micro-batches in flight; None if the plan has a budget.
     """
 
     stage: int
@@ -48,12 +46,12 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a layer keeps: `kind` none (all that autograd saves), full (its input), or some outputs
-    besides that.
+class RetainedOutputs:
+    """What a layer saves: `kind` none (all that autograd saves), full (its input) or some (also
+    outputs).
 
-    `bytes` a micro-batch, `seconds` and `flops_share` of its forward pass that are run again in
-    each backward pass.
+    `bytes` per micro-batch; `seconds` and `flops_share` of the forward pass that each backward pass
+    recomputes.
     """
 
     kind: str
@@ -64,47 +62,47 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelOperations:
-    """`event` is what `recompute_chosen` tells; `again` the share of the blocks' forward FLOPs that
-    run again.
-    """
+class RecomputeChoice:
+    """`event`: data of `recompute_chosen`; `recomputed_share`: of the blocks' forward FLOPs."""
 
     event: dict[str, Any]
-    again: float
+    recomputed_share: float
 
 
 def choose_recompute(
     run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
-) -> KernelOperations:
-    """Measure, choose and set; all ranks call it together, before the first step. `masked`:
-    attention is to keep to
-    documents, which is another operator.
+) -> RecomputeChoice:
+    """Measure, choose and apply; collective, before the first step.
 
-    Raises UserError on every rank for a budget below what full recomputation keeps.
+    `masked`: attention is limited to documents, which uses another operator. Raises UserError on
+    every rank for a budget below that of full recomputation.
     """
     world = parallel.world
     mine = measure(run, parallel, local_world_size=local_world_size, masked=masked)
-    told: list[Any] = [mine]
+    measurements: list[Any] = [mine]
     if world.size > 1:
-        told = [None] * world.size
-        dist.all_gather_object(told, mine)
+        measurements = [None] * world.size
+        dist.all_gather_object(measurements, mine)
     by_stage = [
-        _together([each for each in told if each.stage == stage]) for stage in range(run.plan.pp)
+        _merge_ranks([each for each in measurements if each.stage == stage])
+        for stage in range(run.plan.pp)
     ]
-    chosen = broadcast_decision(world, lambda: [choose(run, each) for each in by_stage], leads=world.rank == 0)
+    chosen = broadcast_decision(
+        world, lambda: [choose(run, each) for each in by_stage], leads=world.rank == 0
+    )
     layers = chosen[world.axis("pp").rank]
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
-    for block, kept in zip(blocks, layers, strict=True):
-        set_kept(block.forward, kept)
-    shares = [kept.flops_share for stage in chosen for kept in stage]
-    return KernelOperations(_event(run, by_stage, chosen), sum(shares) / len(shares))
+    for block, retained in zip(blocks, layers, strict=True):
+        set_retained(block.forward, retained)
+    shares = [retained.flops_share for stage in chosen for retained in stage]
+    return RecomputeChoice(_event(run, by_stage, chosen), sum(shares) / len(shares))
 
 
 def measure(
     run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
-) -> Measured:
-    """Forward passes on random tokens, all ranks together: no gradient, counter or random state is
-    left changed.
+) -> BlockMeasurement:
+    """Run forward passes on random tokens, on all ranks; leaves gradients and random state
+    unchanged.
     """
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
     shapes = [
@@ -131,22 +129,21 @@ def measure(
     room = None
     layers = tuple(kinds.index(shape) for shape in shapes)
     if run.plan.recompute_budget_bytes is None:
-        # a block's backward pass holds all of the block once more, and gradients of as much
-        working = 2 * max(each.whole_bytes for each in profiles)
-        room = left_bytes(
+        # a block's backward pass holds its activations again, and gradients of the same size
+        working = 2 * max(each.saved_bytes for each in profiles)
+        room = activation_room_bytes(
             parallel,
             run.train.optimizer,
             local_world_size=local_world_size,
             outside_bytes=max(0, outside - sum(profiles[kind].input_bytes for kind in layers)),
             working_bytes=working,
         )
-    return Measured(parallel.world.axis("pp").rank, profiles, layers, room)
+    return BlockMeasurement(parallel.world.axis("pp").rank, profiles, layers, room)
 
 
-def choose(run: TrainingRun, measured: Measured) -> list[Kept]:
-    """What each layer of a pipeline rank keeps.
-
-    Raises UserError where the budget does not hold their inputs.
+def choose(run: TrainingRun, measured: BlockMeasurement) -> list[RetainedOutputs]:
+    """What each layer of a pipeline rank saves. Raises UserError if the budget is below their
+    inputs.
     """
     plan = run.plan
     flight = in_flight(plan, measured.stage)
@@ -158,21 +155,23 @@ def choose(run: TrainingRun, measured: Measured) -> list[Kept]:
         raise UserError(
             f"plan.recompute_budget_bytes: {budget} is less than the {round(least * flight)} "
             "bytes that full "
-            f"recomputation keeps{where} ({len(measured.layers)} layers, {flight:g} micro-batches "
+            f"recomputation saves{where} ({len(measured.layers)} layers, {flight:g} micro-batches "
             "in flight); "
             f"try {round(least * flight)} or more, or a smaller micro_batch_size"
         )
     room = measured.room_bytes if budget is None else budget
     assert room is not None
-    choices = [[Choice(kept.bytes, kept.seconds) for kept in some] for some in options]
-    places = spread([choices[kind] for kind in measured.layers], max(int(room / flight), least))
+    choices = [[Choice(retained.bytes, retained.seconds) for retained in some] for some in options]
+    places = choose_sets(
+        [choices[kind] for kind in measured.layers], max(int(room / flight), least)
+    )
     return [options[kind][place] for kind, place in zip(measured.layers, places, strict=True)]
 
 
-def set_kept(forward: Recomputed, kept: Kept) -> None:
-    """Make a block keep what was chosen."""
-    forward.checkpointed = kept.kind != "none"
-    names = frozenset(kept.calls)
+def set_retained(forward: Recomputed, retained: RetainedOutputs) -> None:
+    """Make a block save the chosen outputs."""
+    forward.checkpointed = retained.kind != "none"
+    names = frozenset(retained.calls)
 
     def rule(call: Call, out: Any) -> bool:
         return (str(call[0]), call[1]) in names
@@ -180,27 +179,34 @@ def set_kept(forward: Recomputed, kept: Kept) -> None:
     forward.rule = rule if names else None
 
 
-def _options(profile: Profile) -> list[Kept]:
-    """A layer's ways, the least first."""
+def _options(profile: Profile) -> list[RetainedOutputs]:
+    """A layer's options, smallest first."""
     operators, flops = profile.operators, max(1, profile.flops)
     keepable = [each for each in operators if each.keepable]
     beyond = profile.seconds - sum(each.seconds for each in keepable)
-    found = []
+    options = []
     for best in best_sets([each.bytes for each in keepable], [each.seconds for each in keepable]):
-        calls = [keepable[place] for place in best.kept]
-        again = sum(each.flops for each in operators) - sum(each.flops for each in calls)
+        calls = [keepable[place] for place in best.items]
+        recomputed_flops = sum(each.flops for each in operators) - sum(each.flops for each in calls)
         size, seconds = profile.input_bytes + best.bytes, best.seconds + beyond
         names = tuple((each.name, each.nth) for each in calls)
-        if not calls or size < profile.whole_bytes:
-            found.append(Kept("some" if calls else "full", size, seconds, again / flops, names))
-    return [*found, Kept("none", max(profile.whole_bytes, profile.input_bytes), 0.0, 0.0)]
+        if not calls or size < profile.saved_bytes:
+            options.append(
+                RetainedOutputs(
+                    "some" if calls else "full", size, seconds, recomputed_flops / flops, names
+                )
+            )
+    return [
+        *options,
+        RetainedOutputs("none", max(profile.saved_bytes, profile.input_bytes), 0.0, 0.0),
+    ]
 
 
-def _together(ranks: list[Measured]) -> Measured:
-    """One measurement of a stage's ranks: the slowest and the largest of each operator, since the
-    others wait for it.
+def _merge_ranks(ranks: list[BlockMeasurement]) -> BlockMeasurement:
+    """One measurement per pipeline rank: the slowest and largest of each operator, as the others
+    wait.
 
-    Where ranks ran different operators (experts without tokens), the first rank's.
+    If ranks ran different operators (experts without tokens), the first rank's operators.
     """
     first = ranks[0]
     rooms = [each.room_bytes for each in ranks if each.room_bytes is not None]
@@ -227,14 +233,14 @@ def _merged(profiles: Iterable[Profile]) -> Profile:
     return replace(
         first,
         operators=tuple(operators),
-        whole_bytes=max(each.whole_bytes for each in (first, *others)),
+        saved_bytes=max(each.saved_bytes for each in (first, *others)),
         input_bytes=max(each.input_bytes for each in (first, *others)),
     )
 
 
 def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder, *, masked: bool) -> int:
-    """One forward pass of a part: what it keeps, its blocks no more than their inputs, and the loss
-    of its logits.
+    """Bytes that a part saves in one forward pass, with only inputs of blocks, and its logits'
+    loss.
     """
     part.train()
     with SavedForBackward() as saved:
@@ -245,7 +251,7 @@ def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder, *, maske
 
 
 def _example(run: TrainingRun, parallel: Parallel, part: Decoder) -> Tensor:
-    """Token ids or hidden states of a micro-batch, alike on every rank, as this part takes them."""
+    """Token ids or hidden states of a micro-batch, equal on every rank, as inputs of this part."""
     plan, device = run.plan, parallel.world.device
     generator = torch.Generator().manual_seed(run.train.seed)
     length = run.train.seq_len // plan.cp
@@ -261,12 +267,14 @@ def _example(run: TrainingRun, parallel: Parallel, part: Decoder) -> Tensor:
 
 
 def _documents(run: TrainingRun, parallel: Parallel) -> Documents:
-    """One a row: attention costs the more, the longer documents are."""
+    """One document per row: attention cost grows with document length."""
     return Documents([[0]] * run.plan.micro_batch_size, run.train.seq_len, parallel.world.device)
 
 
-def _event(run: TrainingRun, measured: list[Measured], chosen: list[list[Kept]]) -> dict[str, Any]:
-    """The choice in numbers of one micro-batch, a pipeline rank at a time."""
+def _event(
+    run: TrainingRun, measured: list[BlockMeasurement], chosen: list[list[RetainedOutputs]]
+) -> dict[str, Any]:
+    """The choice as event data, per pipeline rank, for one micro-batch."""
     stages = []
     for each, layers in zip(measured, chosen, strict=True):
         flight = in_flight(run.plan, each.stage)
@@ -275,25 +283,25 @@ def _event(run: TrainingRun, measured: list[Measured], chosen: list[list[Kept]])
             {
                 "stage": each.stage,
                 "in_flight": flight,
-                "bytes": round(flight * sum(kept.bytes for kept in layers)),
-                "none_bytes": round(flight * sum(profile.whole_bytes for profile in every)),
+                "bytes": round(flight * sum(retained.bytes for retained in layers)),
+                "none_bytes": round(flight * sum(profile.saved_bytes for profile in every)),
                 "full_bytes": round(flight * sum(profile.input_bytes for profile in every)),
                 "room_bytes": each.room_bytes if run.plan.recompute_budget_bytes is None else None,
-                "extra_s": sum(kept.seconds for kept in layers),
+                "extra_s": sum(retained.seconds for retained in layers),
                 "full_extra_s": sum(profile.seconds for profile in every),
                 "layers": [
                     {
                         "count": count,
-                        **{k: v for k, v in asdict(kept).items() if k != "calls"},
-                        "keeps": _named(kept),
+                        **{k: v for k, v in asdict(retained).items() if k != "calls"},
+                        "keeps": _count_calls(retained),
                     }
-                    for kept, count in Counter(layers).items()
+                    for retained, count in Counter(layers).items()
                 ],
             }
         )
     return {"budget_bytes": run.plan.recompute_budget_bytes, "stages": stages}
 
 
-def _named(kept: Kept) -> dict[str, int]:
-    """How many outputs of each operator are kept."""
-    return dict(Counter(name for name, _ in kept.calls))
+def _count_calls(retained: RetainedOutputs) -> dict[str, int]:
+    """The number of saved outputs per operator."""
+    return dict(Counter(name for name, _ in retained.calls))

@@ -1,9 +1,9 @@
-"""A block that is run again in the backward pass, but for the outputs of operators that a rule
-keeps.
+"""Recomputes a block in the backward pass, except outputs of operators that a rule saves.
 
-The way: torch's non-reentrant checkpoint with two dispatch modes as its contexts. Knows operators
-by name and order of
-call; does not know which are worth keeping.
+Uses torch's non-reentrant checkpoint with two dispatch modes. Torch 2.13's
+create_selective_checkpoint_contexts keeps saved outputs in a Python dict, where saved-tensor hooks
+do not see them, and cannot save the sum of partial products over ranks in their place. Does not
+depend on which outputs are worth saving.
 """
 
 from __future__ import annotations
@@ -21,27 +21,29 @@ from torch.utils.checkpoint import checkpoint
 
 from workers.metrics.memory import local_tensor
 
-# an operator's call in one run of a block: its overload and how many calls of it came before
+# an operator's call in one run of a block: its overload and the number of its earlier calls
 Call = tuple[Any, int]
-# given a call and its output, whether the output is kept
+# from a call and its output: whether to save the output
 Rule = Callable[[Call, Any], bool]
 _SUMS = frozenset(
     getattr(torch.ops._c10d_functional, name).default
     for name in ("all_reduce", "reduce_scatter_tensor")
 )
 _MOVES = frozenset({torch.ops.aten.cat.default, torch.ops.aten.clone.default})
-# a checkpoint detaches a different number of times in its two runs
+# the two runs of a checkpoint detach a different number of times
 _UNCOUNTED = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
 
 
-class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator of a block, below autograd, and numbers the calls of each from 0."""
+class OperatorCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Intercepts every operator of a block, below autograd, and numbers the calls of each
+    from 0.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[Any] = Counter()
 
-    def __enter__(self) -> Calls:
+    def __enter__(self) -> OperatorCalls:
         self.counts.clear()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -57,25 +59,22 @@ class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
         call = (func, self.counts[func])
         self.counts[func] += 1
-        return self.called(call, args, kwargs or {})
+        return self.on_call(call, args, kwargs or {})
 
-    def called(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def on_call(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The output of `call`."""
         raise NotImplementedError
 
 
 class Recomputed:
-    """In place of a block's forward method: keeps the block's input and what `rule` says; None
-    keeps no more.
+    """Replaces a block's forward method: saves the block's input and the outputs that `rule`
+    selects.
 
-    What is kept is saved through autograd, so that hooks on saved tensors see it, and lives as long
-    as the graph does.
-    With `sums`, of a product that ranks hold parts of, their sum is kept instead. Not
-    `checkpointed`, the block keeps
-    all that autograd saves. A `probe` runs it once in place of all this. `before` is called where
-    operators are about
-    to be numbered: what happens in one run of the block and not in another, such as gathering
-    weights, belongs there.
+    Outputs are saved through autograd, so that saved-tensor hooks see them, and live as long as the
+    graph. `save_sums`: of a partial product, save its sum over ranks instead. Not `checkpointed`:
+    the block saves all that autograd saves. `probe` runs the block in place of all this. `before`
+    is called before operators are numbered: work that only some runs do, such as gathering weights,
+    belongs there.
     """
 
     def __init__(
@@ -83,14 +82,15 @@ class Recomputed:
         plain: Callable[..., Tensor],
         rule: Rule | None = None,
         *,
-        sums: bool = False,
+        save_sums: bool = False,
         before: Callable[[], None] = lambda: None,
     ) -> None:
-        self.plain, self.rule, self.sums, self.before = plain, rule, sums, before
+        self.plain, self.rule, self.save_sums, self.before = plain, rule, save_sums, before
         self.checkpointed = True
         self.probe: Callable[[Callable[..., Tensor], tuple[Any, ...]], Tensor] | None = None
 
     def __call__(self, *args: Any) -> Tensor:
+        """Run the block."""
         if self.probe is not None:
             self.before()
             return self.probe(self.plain, args)
@@ -98,163 +98,163 @@ class Recomputed:
             return self.plain(*args)
         rule = self.rule
         if rule is None:
-            whole: Tensor = checkpoint(self.plain, *args, use_reentrant=False)
-            return whole
-        given, spec = tree_flatten(args)
+            output: Tensor = checkpoint(self.plain, *args, use_reentrant=False)
+            return output
+        inputs, spec = tree_flatten(args)
         self.before()
-        keep, replay = _Keep(rule, self.sums), _Replay(self.before)
+        save, replay = _SaveMode(rule, self.save_sums), _ReplayMode(self.before)
 
-        def again(*flat: Any) -> Tensor:
+        def run_again(*flat: Any) -> Tensor:
             return self.plain(*tree_unflatten(list(flat), spec))
 
-        # flat, because a checkpoint saves tensors among its arguments but not within tuples
+        # flat, because a checkpoint saves tensor arguments but not tensors within tuples
         out: Tensor = checkpoint(
-            again, *given, use_reentrant=False, context_fn=lambda: (keep, replay)
+            run_again, *inputs, use_reentrant=False, context_fn=lambda: (save, replay)
         )
-        if not keep.kept:
+        if not save.saved:
             return out
-        held: Tensor = _Held.apply(out, replay, keep.kept, *keep.tensors)  # type: ignore[no-untyped-call]
-        keep.forget()  # the checkpoint holds on to its contexts
-        return held
+        with_saved: Tensor = _SaveForBackward.apply(out, replay, save.saved, *save.tensors)  # type: ignore[no-untyped-call]
+        save.forget()  # the checkpoint keeps references to its contexts
+        return with_saved
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a kept tensor stands among the kept ones."""
+class _SavedIndex:
+    """The index of a saved tensor."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Hollow:
-    """A tensor that is wanted in the second run, but not what is in it."""
+class _EmptyTensor:
+    """A tensor whose metadata, but not contents, the second run needs."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
-    def made(self) -> Tensor:
+    def allocate(self) -> Tensor:
         return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
-class _Keep(Calls):  # type: ignore[no-untyped-call]
-    """The first run: `kept` has each kept output's structure, its tensors replaced by their places
-    in `tensors`.
+class _SaveMode(OperatorCalls):  # type: ignore[no-untyped-call]
+    """The first run: `saved` has each saved output's structure, with indices into `tensors`.
 
-    With `sums`, an output that goes into a sum over ranks alone gives way to that sum, which is
-    smaller where it is
-    scattered; neither is computed again.
+    With `save_sums`, an output used only in a sum over ranks is replaced by that sum, which is
+    smaller if scattered; neither is recomputed.
     """
 
-    def __init__(self, rule: Rule, sums: bool) -> None:
+    def __init__(self, rule: Rule, save_sums: bool) -> None:
         super().__init__()
-        self.rule, self.sums = rule, sums
-        self.kept: dict[Call, tuple[TreeSpec, list[Any]]] = {}
+        self.rule, self.save_sums = rule, save_sums
+        self.saved: dict[Call, tuple[TreeSpec, list[Any]]] = {}
         self.tensors: list[Tensor | None] = []
-        self._whose: dict[int, Call] = {}
+        self._call_by_storage: dict[int, Call] = {}
         self._moved: tuple[Tensor, Call] | None = None
 
-    def called(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def on_call(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         func = call[0]
         out = func(*args, **kwargs)
         if self.rule(call, out):
-            self._keep(call, out)
-        elif self._whose and func in _MOVES:
+            self._save(call, out)
+        elif self._call_by_storage and func in _MOVES:
             [source, *others] = {
                 self._source(each) for each in tree_flatten(args)[0] if isinstance(each, Tensor)
             }
             self._moved = (out, source) if source is not None and not others else None
-        elif self._whose and func in _SUMS and (part := self._source(args[0])) is not None:
-            self._hollow(part)
-            self._keep(call, out)
+        elif (
+            self._call_by_storage and func in _SUMS and (part := self._source(args[0])) is not None
+        ):
+            self._replace_by_metadata(part)
+            self._save(call, out)
             self._moved = None
         return out
 
-    def _keep(self, call: Call, out: Any) -> None:
+    def _save(self, call: Call, out: Any) -> None:
         leaves, spec = tree_flatten(out)
         places: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                places.append(_Place(len(self.tensors)))
-                # autograd is about to give `leaf` a history, which would hold itself
+                places.append(_SavedIndex(len(self.tensors)))
+                # autograd adds a history to `leaf`, which would be a reference cycle
                 self.tensors.append(leaf.detach())
-                if self.sums:
-                    self._whose[_key(leaf)] = call
+                if self.save_sums:
+                    self._call_by_storage[_key(leaf)] = call
             else:
                 places.append(leaf)
-        self.kept[call] = spec, places
+        self.saved[call] = spec, places
 
     def _source(self, tensor: Tensor) -> Call | None:
-        """The kept call whose output this is, seen or moved as it may be."""
+        """The saved call that produced this tensor, directly or by a view or copy."""
         if self._moved is not None and _key(self._moved[0]) == _key(tensor):
             return self._moved[1]
-        return self._whose.get(_key(tensor))
+        return self._call_by_storage.get(_key(tensor))
 
     def forget(self) -> None:
-        self.kept, self.tensors, self._whose, self._moved = {}, [], {}, None
+        self.saved, self.tensors, self._call_by_storage, self._moved = {}, [], {}, None
 
-    def _hollow(self, call: Call) -> None:
-        _, leaves = self.kept[call]
+    def _replace_by_metadata(self, call: Call) -> None:
+        _, leaves = self.saved[call]
         for index, leaf in enumerate(leaves):
-            tensor = self.tensors[leaf.index] if isinstance(leaf, _Place) else None
-            if tensor is not None and isinstance(leaf, _Place):
-                leaves[index] = _Hollow(
+            tensor = self.tensors[leaf.index] if isinstance(leaf, _SavedIndex) else None
+            if tensor is not None and isinstance(leaf, _SavedIndex):
+                leaves[index] = _EmptyTensor(
                     tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
                 )
                 self.tensors[leaf.index] = None
-                self._whose.pop(_key(tensor), None)
+                self._call_by_storage.pop(_key(tensor), None)
 
 
 def _key(tensor: Tensor) -> int:
     return int(local_tensor(tensor).untyped_storage()._cdata)
 
 
-class _Replay(Calls):  # type: ignore[no-untyped-call]
-    """The second run: `given` outputs in place of calls, each once."""
+class _ReplayMode(OperatorCalls):  # type: ignore[no-untyped-call]
+    """The second run: returns the `saved` outputs instead of calling, each once."""
 
     def __init__(self, before: Callable[[], None]) -> None:
         super().__init__()
         self.before = before
-        self.given: dict[Call, tuple[TreeSpec, list[Any]]] = {}
+        self.saved: dict[Call, tuple[TreeSpec, list[Any]]] = {}
 
-    def __enter__(self) -> _Replay:
+    def __enter__(self) -> _ReplayMode:
         self.before()
         super().__enter__()
         return self
 
-    def called(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        if call not in self.given:
+    def on_call(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if call not in self.saved:
             return call[0](*args, **kwargs)
-        spec, leaves = self.given.pop(call)
+        spec, leaves = self.saved.pop(call)
         return tree_unflatten(
-            [leaf.made() if isinstance(leaf, _Hollow) else leaf for leaf in leaves], spec
+            [leaf.allocate() if isinstance(leaf, _EmptyTensor) else leaf for leaf in leaves], spec
         )
 
 
-class _Held(torch.autograd.Function):
-    """Passes a block's output through; its backward pass, the block's first, hands what was kept to
-    the second run.
+class _SaveForBackward(torch.autograd.Function):
+    """Returns a block's output; its backward, the block's first, passes saved outputs to the second
+    run.
     """
 
     @staticmethod
     def forward(
         ctx: Any,
         out: Tensor,
-        replay: _Replay,
-        kept: dict[Call, tuple[TreeSpec, list[Any]]],
+        replay: _ReplayMode,
+        saved: dict[Call, tuple[TreeSpec, list[Any]]],
         *tensors: Tensor | None,
     ) -> Tensor:
         ctx.save_for_backward(*tensors)
-        ctx.replay, ctx.kept = replay, kept
+        ctx.replay, ctx.saved = replay, saved
         return out.view_as(out)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        for call, (spec, leaves) in ctx.kept.items():
-            ctx.replay.given[call] = (
+        for call, (spec, leaves) in ctx.saved.items():
+            ctx.replay.saved[call] = (
                 spec,
-                [tensors[x.index] if isinstance(x, _Place) else x for x in leaves],
+                [tensors[x.index] if isinstance(x, _SavedIndex) else x for x in leaves],
             )
         return gradients[0], None, None, *(None for _ in tensors)

@@ -1,6 +1,6 @@
-"""FLOPs that recomputation adds to a model's own: what HFU counts beyond MFU.
+"""FLOPs that recomputation adds to a model's: the difference between HFU and MFU.
 
-Counts only: knows no time and no device.
+Does not depend on time or devices.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from workers.contracts.specs.plan import ParallelPlan
 
 
 def hardware_factor(
-    model: ModelSpec, plan: ParallelPlan, seq_len: int, *, again: float | None = None
+    model: ModelSpec, plan: ParallelPlan, seq_len: int, *, recomputed_share: float | None = None
 ) -> float:
-    """Executed over model FLOPs of a training step, 1 where nothing is recomputed.
+    """Executed over model FLOPs of a training step; 1 without recomputation.
 
-    Full recomputation runs the blocks' forward pass once more, not the head's (arXiv 2104.04473,
-    eq. 3); selective the
-    attention core's. `again` is the share of the blocks' forward FLOPs that recompute auto runs
-    again, as chosen.
+    Full recomputation repeats the blocks' forward pass, not the head's (arXiv 2104.04473, eq. 3);
+    selective that of the attention core. `recomputed_share` is the share of the blocks' forward
+    FLOPs that recompute auto repeats.
     """
     count = parameter_count(model)
     core = 4 * model.layers * attention_width(model) * seq_len
@@ -30,6 +29,6 @@ def hardware_factor(
         "none": 0.0,
         "selective": core,
         "full": blocks,
-        "auto": blocks * (1.0 if again is None else again),
+        "auto": blocks * (1.0 if recomputed_share is None else recomputed_share),
     }
     return 1 + more[plan.recompute] / flops_per_token(model, seq_len)

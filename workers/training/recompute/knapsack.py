@@ -1,11 +1,9 @@
-"""Which outputs to keep within a budget of bytes so that the least time is computed again: dynamic
+"""Which outputs to save within a byte budget so that the recomputed time is least, by dynamic
 programming.
 
-First over the operators of a block (0/1 knapsack: every budget's best set), then over layers, each
-taking one of its
-block's sets (multiple-choice knapsack; both as in Kellerer, Pferschy, Pisinger, Knapsack Problems,
-2004, 2.3 and 11.5).
-Numbers only; does not know operators or models.
+First over the operators of a block (0/1 knapsack: each budget's best set), then over layers, each
+with one of its block's sets (multiple-choice knapsack; both as in Kellerer, Pferschy, Pisinger,
+Knapsack Problems, 2004, 2.3 and 11.5). Does not depend on operators or models.
 """
 
 from __future__ import annotations
@@ -22,29 +20,27 @@ SETS = 256
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`kept` items in `bytes`; `seconds` are what is left to be computed again."""
+    """`items` saved in `bytes`; `seconds` are left to recompute."""
 
     bytes: int
     seconds: float
-    kept: tuple[int, ...] = ()
+    items: tuple[int, ...] = ()
 
 
 def best_sets(bytes_: Sequence[int], seconds: Sequence[float]) -> list[Choice]:
-    """Sets of items that no other set beats in bytes and time left, from nothing kept to the last
-    useful item.
+    """Pareto-optimal sets in bytes and time left, from no item to all useful items.
 
-    Exact where sizes have a common divisor of at least a BUCKETS-th of their sum, as tensors of a
-    block do; else sizes
-    are rounded up to that. Of more than SETS sets, SETS evenly spread ones.
+    Exact if sizes have a common divisor of at least their sum / BUCKETS, as tensors of a block do;
+    otherwise sizes are rounded up to that. At most SETS evenly spaced sets.
     """
     useful = [
         i
         for i, (size, time) in enumerate(zip(bytes_, seconds, strict=True))
         if size > 0 and time > 0
     ]
-    whole, every = sum(seconds), sum(bytes_[i] for i in useful)
+    total, every = sum(seconds), sum(bytes_[i] for i in useful)
     if not useful:
-        return [Choice(0, whole)]
+        return [Choice(0, total)]
     unit = max(math.gcd(*(bytes_[i] for i in useful)), -(-every // BUCKETS))
     sizes = [-(-bytes_[i] // unit) for i in useful]
     room = sum(sizes)
@@ -58,35 +54,34 @@ def best_sets(bytes_: Sequence[int], seconds: Sequence[float]) -> list[Choice]:
     places = np.flatnonzero(np.diff(saved, prepend=-1.0) > 0)
     if len(places) > SETS:
         places = places[np.unique(np.linspace(0, len(places) - 1, SETS).round().astype(int))]
-    found = []
+    results = []
     for place in places.tolist():
-        kept, left = [], place
+        items, left = [], place
         for row in range(len(useful) - 1, -1, -1):
             if took[row, left]:
-                kept.append(useful[row])
+                items.append(useful[row])
                 left -= sizes[row]
-        chosen = tuple(sorted(kept))
-        again = whole - sum(seconds[i] for i in chosen)
-        found.append(Choice(sum(bytes_[i] for i in chosen), max(0.0, again), chosen))
-    return found
+        chosen = tuple(sorted(items))
+        seconds_left = total - sum(seconds[i] for i in chosen)
+        results.append(Choice(sum(bytes_[i] for i in chosen), max(0.0, seconds_left), chosen))
+    return results
 
 
-def spread(layers: Sequence[Sequence[Choice]], budget_bytes: int) -> list[int]:
-    """For each layer the place of the choice it takes, so that all stay within the budget and take
-    the least time.
+def choose_sets(layers: Sequence[Sequence[Choice]], budget_bytes: int) -> list[int]:
+    """The index of each layer's choice with the least total time within the budget.
 
-    Raises ValueError where not even the smallest choices fit.
+    Raises ValueError if the smallest choices exceed the budget.
     """
     least = [min(choice.bytes for choice in choices) for choices in layers]
     left = budget_bytes - sum(least)
     if left < 0:
-        raise ValueError(f"{budget_bytes} bytes do not hold the {sum(least)} that are the least")
+        raise ValueError(f"{budget_bytes} bytes are less than the minimum of {sum(least)}")
     fastest = [min(range(len(choices)), key=lambda i: choices[i].seconds) for choices in layers]
     if (
         sum(choices[place].bytes for choices, place in zip(layers, fastest, strict=True))
         <= budget_bytes
     ):
-        return fastest  # the room that is divided below is rounded down
+        return fastest  # the budget is rounded down below
     beyond = [[c.bytes - low for c in choices] for choices, low in zip(layers, least, strict=True)]
     left = min(left, sum(max(sizes) for sizes in beyond))
     unit = max(
@@ -107,8 +102,8 @@ def spread(layers: Sequence[Sequence[Choice]], budget_bytes: int) -> list[int]:
             best[better], which[better] = with_it[better], place
         time = best
         taken.append(which)
-    found, place = [], room
+    results, place = [], room
     for sizes, which in zip(reversed(beyond), reversed(taken), strict=True):
-        found.append(int(which[place]))
-        place -= -(-sizes[found[-1]] // unit)
-    return found[::-1]
+        results.append(int(which[place]))
+        place -= -(-sizes[results[-1]] // unit)
+    return results[::-1]

@@ -1,7 +1,6 @@
-"""How many bytes of activations a device has room for: the plan's budget, or what all else leaves
-of its memory.
+"""How many bytes of activations fit on a device: the plan's budget, or what the rest leaves free.
 
-Knows what training holds beside activations; does not know what is best kept.
+Does not depend on what is saved.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from workers.contracts.specs.run_bodies import OptimizerSpec
 from workers.metrics.memory import capacity_bytes, held_bytes
 from workers.training.parallel.parallelize import Parallel
 
-# of an optimizer's state: bytes a parameter, both moments in fp32 unless its rule says otherwise
+# optimizer state in bytes per parameter
 _STATE_BYTES = {
     "adamw": 8,
     "adam": 8,
@@ -24,16 +23,16 @@ _STATE_BYTES = {
     "sgd": 4,
     "adafactor": 1,
 }
-# allocators fragment, libraries take workspaces
+# the rest covers fragmentation and library workspaces
 _USABLE = 0.9
 
 
 def in_flight(plan: ParallelPlan, rank: int) -> float:
-    """Micro-batches whose activations pipeline rank `rank` holds at once, at most, in whole ranks:
-    a chunk of several
-    virtual stages counts as its share. The peaks of the orders that torch runs (arXiv 2205.05198,
-    section 5;
-    2401.10241)."""
+    """Micro-batches whose activations pipeline rank `rank` holds at most, in full ranks.
+
+    A chunk of several virtual stages counts as its share. Peaks of torch's schedules (arXiv
+    2205.05198, section 5; 2401.10241).
+    """
     pp, v, m = plan.pp, plan.virtual_stages, plan.accumulation
     if pp == 1:
         return 1.0
@@ -50,7 +49,7 @@ def in_flight(plan: ParallelPlan, rank: int) -> float:
     }[plan.schedule]
 
 
-def left_bytes(
+def activation_room_bytes(
     parallel: Parallel,
     optimizer: OptimizerSpec,
     *,
@@ -58,9 +57,10 @@ def left_bytes(
     outside_bytes: int,
     working_bytes: int,
 ) -> int:
-    """Of this device's memory beside weights, gradients, optimizer state, what is kept `outside` of
-    blocks, and
-    what a block's backward pass works with. Negative where there is nothing left.
+    """Device memory left for activations; may be negative.
+
+    Subtracts weights, gradients, optimizer state, `outside_bytes` saved outside of blocks, and
+    `working_bytes` of a block's backward pass.
     """
     plan, device = parallel.plan, parallel.world.device
     parameters = list(parallel.parameters().values())

@@ -1,9 +1,7 @@
-"""The rule of recompute `selective`: outputs of matrix products are kept, all that is cheap is
-computed again.
+"""The rule of recompute `selective`: save outputs of matrix products, recompute everything else.
 
-The attention core counts as cheap: it is run again by its own kernel (arXiv 2205.05198, section 5).
-Knows torch's
-operators; does not know models.
+The attention core is recomputed by its own kernel (arXiv 2205.05198, section 5). Does not depend on
+models.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from workers.training.fp8.matmul import FORWARD
 from workers.training.recompute.checkpointing import Call
 
 _aten = torch.ops.aten
-# of linear layers; attention cores multiply by bmm or within one kernel
+# of linear layers; attention cores use bmm or one kernel
 PRODUCTS = frozenset(
     getattr(_aten, name).default
     for name in ("mm", "addmm", "_grouped_mm", "_scaled_mm")
@@ -25,6 +23,6 @@ PRODUCTS = frozenset(
 ) | {FORWARD, operator("grouped_matmul")}
 
 
-def keeps_products(call: Call, out: Any) -> bool:
-    """Whether an operator's output is kept from the forward to the backward pass."""
+def saves_products(call: Call, out: Any) -> bool:
+    """Whether an operator's output is saved from the forward to the backward pass."""
     return call[0] in PRODUCTS

@@ -30,9 +30,9 @@ from workers.models.moe.balance_control import Balancer, routing_layers
 from workers.runtime.environment import Environment
 from workers.runtime.exits import Outcome, UserError, classify, write_exit
 from workers.training.checkpoint import Checkpointer, Saved, load_training
-from workers.training.data.inherited import reader_of
+from workers.training.data.inherited import describe_tokenizer
 from workers.training.data.losses import SourceLosses
-from workers.training.data.opened import open_samples
+from workers.training.data.run_samples import open_samples
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.samples import Samples
 from workers.training.loop.memory_metrics import MemoryMetrics, describe_memory
@@ -195,7 +195,9 @@ class Attempt:
         environment = self.environment
 
         def open_both() -> tuple[Samples, Samples | None]:
-            return open_samples(self.run, cache=environment.cache, kept=environment.checkpoints)
+            return open_samples(
+                self.run, cache=environment.cache, checkpoints=environment.checkpoints
+            )
 
         run_on_leaders(world, open_both, leads=environment.leads_node)
         return open_both()
@@ -205,7 +207,9 @@ class Attempt:
         spec, environment = self.run.train.writes, self.environment
         if spec is None:
             return None
-        return open_prompts(self.run, spec, cache=environment.cache, kept=environment.checkpoints)
+        return open_prompts(
+            self.run, spec, cache=environment.cache, checkpoints=environment.checkpoints
+        )
 
     def build_loop(
         self,
@@ -237,8 +241,8 @@ class Attempt:
         optimizer = build_optimizer(
             parameters,
             run.train.optimizer,
-            split_state=run.plan.zero == 1 and world.axis("data").size > 1,
-            among=lambda parameter: parallel.replica_axis(parameter).group,
+            shard_state=run.plan.zero == 1 and world.axis("data").size > 1,
+            process_group=lambda parameter: parallel.replica_axis(parameter).group,
             offload=run.plan.offload,
             scratch=environment.scratch,
             fused=run.train.fused_kernels,
@@ -267,7 +271,7 @@ class Attempt:
                 parallel, world.device, local_world_size=environment.local_world_size
             ),
             trace=trace,
-            progress=Progress(self.beacon, trace.split, arrivals),
+            progress=Progress(self.beacon, trace.time_breakdown, arrivals),
             recorder=recorder,
             loss_from_hidden=run.train.fused_kernels and uses_hidden_states(run.plan, world.device),
         )
@@ -334,7 +338,7 @@ class Attempt:
             peak_flops=float(total) / world.size,
             devices=world.size,
             hardware_factor=hardware_factor(
-                run.model, run.plan, run.train.seq_len, again=recomputed_share
+                run.model, run.plan, run.train.seq_len, recomputed_share=recomputed_share
             ),
         )
 
@@ -359,7 +363,7 @@ class Attempt:
         )
         if parallel.world.rank == 0:
             self.recorder.event("recompute_chosen", **choice.event)
-        return choice.again
+        return choice.recomputed_share
 
     def _record_plan(self, world: World) -> None:
         assert self.recorder is not None
@@ -403,7 +407,7 @@ class Attempt:
         run_on_leaders(world, lambda: open_initial(source, self.run.model), leads=True)
         loaded = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
         if world.rank == 0:
-            reader = reader_of(self.run, kept=self.environment.checkpoints)
+            reader = describe_tokenizer(self.run, checkpoints=self.environment.checkpoints)
             self.recorder.event(
                 "weights_loaded", **loaded, tokenizer=reader, seconds=time.perf_counter() - began
             )

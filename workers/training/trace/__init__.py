@@ -1,3 +1,3 @@
-"""What the engine tells of its own steps: where time goes, bytes sent, the pipeline in time,
-profiles on demand.
+"""Traces of training steps: time breakdown, bytes sent, pipeline timeline and profiles on
+demand.
 """

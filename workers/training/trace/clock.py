@@ -1,8 +1,6 @@
-"""Moments on the training thread, read as seconds later: the CPU's own clock, or events on a GPU's
-stream.
+"""Timestamps on the training thread, read later: the CPU's clock, or CUDA events on a stream.
 
-On Linux the clock is that of all processes of a node. Does not know what happens between two
-moments.
+On Linux all processes of a node share the clock. Does not depend on what is timed.
 """
 
 from __future__ import annotations
@@ -16,7 +14,9 @@ Stamp = Any  # seconds as float, or a torch.cuda.Event
 
 
 class Clock:
-    """`now()` costs 50 ns on a CPU, and some microseconds for an event on the current CUDA stream."""
+    """`now()` costs 50 ns on a CPU, and some microseconds for an event on the current CUDA
+    stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._events = device.type == "cuda"
@@ -24,7 +24,9 @@ class Clock:
         self.anchor()
 
     def now(self, read_s: float | None = None) -> Stamp:
-        """`read_s`: what `time.perf_counter` said just now, where the caller has asked it already."""
+        """A timestamp; `read_s` reuses a value that the caller has just read from
+        `time.perf_counter`.
+        """
         if not self._events:
             return time.perf_counter() if read_s is None else read_s
         event: Stamp = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -32,21 +34,21 @@ class Clock:
         return event
 
     def anchor(self) -> None:
-        """Call where the stream has nothing left to do: later events are counted from here."""
+        """Set the reference event; call while the stream is idle."""
         if self._events:
             event = self.now()
             event.synchronize()
             self._anchor = event, time.perf_counter()
 
     def between(self, start: Stamp, end: Stamp) -> float:
-        """Seconds. Waits for the events where they have not happened yet."""
+        """Seconds from `start` to `end`; waits for pending events."""
         if not self._events:
             return float(end - start)
         end.synchronize()
         return float(start.elapsed_time(end) / 1000.0)
 
     def read(self, stamp: Stamp) -> float:
-        """Seconds by `time.perf_counter`. Waits for the event where it has not happened yet."""
+        """Seconds on the scale of `time.perf_counter`; waits for a pending event."""
         if not self._events:
             return float(stamp)
         assert self._anchor is not None

@@ -1,7 +1,6 @@
-"""torch's MemTracker, for steps of several micro-batches: it would refuse the second forward pass
-of a module.
+"""torch's MemTracker for steps of several micro-batches, whose second forward pass it would reject.
 
-Loads torch.distributed; knows nothing of steps.
+Imports torch.distributed; does not depend on steps.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker
 
 
-class _NoModules:
-    """In place of MemTracker's hooks on modules, which do not bear a backward pass in two halves."""
+class _NoModuleTracking:
+    """Replaces MemTracker's module hooks, which do not support a backward pass in two halves."""
 
     parents: tuple[str, ...] = ()
 
@@ -35,15 +34,13 @@ class _NoModules:
         return
 
 
-class Tracker(MemTracker):  # type: ignore[no-untyped-call]
-    """What it keeps of a module is that of its newest forward pass; nothing where it is not told
-    `by_module`.
-    """
+class MemoryTracker(MemTracker):  # type: ignore[no-untyped-call]
+    """Keeps the data of each module's last forward pass; none unless `by_module`."""
 
     def __init__(self, *, by_module: bool) -> None:
         super().__init__()
         if not by_module:
-            self._mod_tracker: Any = _NoModules()
+            self._mod_tracker: Any = _NoModuleTracking()
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         if not self._mod_tracker.is_bw:
@@ -51,17 +48,17 @@ class Tracker(MemTracker):  # type: ignore[no-untyped-call]
         super()._pre_fw_hook(module, inputs)
 
     def modules(self) -> list[dict[str, Any]]:
-        """Bytes of each module in its newest passes: its own, in, out, and the most that anything
-        held meanwhile.
+        """Bytes of each module in its last passes: parameters, buffers, input, output and peak of
+        all.
         """
         return [
             {
-                "name": found.mod_fqn,
-                "params": found.parameter_mem,
-                "buffers": found.buffer_mem,
-                "input": found.input_mem,
-                "output": found.output_mem,
-                "peak": max(found.local_peak.values(), default=0),
+                "name": record.mod_fqn,
+                "params": record.parameter_mem,
+                "buffers": record.buffer_mem,
+                "input": record.input_mem,
+                "output": record.output_mem,
+                "peak": max(record.local_peak.values(), default=0),
             }
-            for found in self.memory_tracking.values()  # type: ignore[no-untyped-call]
+            for record in self.memory_tracking.values()  # type: ignore[no-untyped-call]
         ]

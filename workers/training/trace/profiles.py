@@ -1,6 +1,6 @@
-"""One step under torch's profiler, or under a memory tracker, and the file that comes of it.
+"""Context managers that profile one step, by torch's profiler or a memory tracker, into a file.
 
-Knows torch's tools; does not know who asks, or where files go from here.
+Does not depend on who requests profiles or where files are sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
-# MemTracker's words for what it finds, and the engine's
+# MemTracker's categories and the engine's
 _CATEGORIES = {
     "Parameter": "params",
     "Buffer": "buffers",
@@ -28,51 +28,53 @@ _CATEGORIES = {
 }
 _HISTORY = 200_000  # allocations that a CUDA snapshot keeps
 
-Tell = Callable[[Path, dict[str, Any]], None]
+Report = Callable[[Path, dict[str, Any]], None]
 
 
 @contextmanager
-def profiled(path: Path, tell: Tell) -> Iterator[None]:
-    """A trace of the step for chrome://tracing or Perfetto, gzipped: operators with shapes,
-    kernels, memory.
+def profile_step(path: Path, report: Report) -> Iterator[None]:
+    """Write a gzipped Chrome or Perfetto trace of the step: operators with shapes, kernels,
+    memory.
     """
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, record_shapes=True, profile_memory=True) as found:
+    with profile(activities=activities, record_shapes=True, profile_memory=True) as profiler:
         yield
-    found.export_chrome_trace(str(path))
-    tell(path, {})
+    profiler.export_chrome_trace(str(path))
+    report(path, {})
 
 
 @contextmanager
-def memory_tracked(
-    path: Path, tell: Tell, *, parts: Sequence[nn.Module], optimizer: Optimizer, by_module: bool
+def track_memory(
+    path: Path, report: Report, *, parts: Sequence[nn.Module], optimizer: Optimizer, by_module: bool
 ) -> Iterator[None]:
-    """Bytes by category at the step's peak, and of each module where wanted: counted from tensors,
-    by MemTracker.
+    """Write bytes by category at the step's peak, and per module if requested, counted by
+    MemTracker.
     """
-    from workers.training.trace.memory_tracker import Tracker
+    from workers.training.trace.memory_tracker import MemoryTracker
 
-    tracker = Tracker(by_module=by_module)
+    tracker = MemoryTracker(by_module=by_module)
     tracker.track_external(*parts, optimizer)
     with tracker:
         yield
     peak = {
         str(device): {
-            _CATEGORIES.get(_word(kind), _word(kind)): size for kind, size in found.items()
+            _CATEGORIES.get(_kind_name(kind), _kind_name(kind)): size
+            for kind, size in sizes.items()
         }
-        for device, found in tracker.get_tracker_snapshot("peak").items()
-        if any(found.values())
+        for device, sizes in tracker.get_tracker_snapshot("peak").items()
+        if any(sizes.values())
     }
     path.write_text(json.dumps({"tool": "MemTracker", "peak": peak, "modules": tracker.modules()}))
-    tell(path, {"tool": "MemTracker", "peak": peak})
+    report(path, {"tool": "MemTracker", "peak": peak})
 
 
 @contextmanager
-def memory_recorded(path: Path, tell: Tell, *, device: torch.device) -> Iterator[None]:
-    """The CUDA allocator's counters, and its history over the step as a snapshot for
-    pytorch.org/memory_viz.
+def record_memory(path: Path, report: Report, *, device: torch.device) -> Iterator[None]:
+    """Write the CUDA allocator's history over the step, a snapshot for pytorch.org/memory_viz.
+
+    `report` also gets the allocator's counters.
     """
     memory: Any = torch.cuda.memory
     torch.cuda.reset_peak_memory_stats(device)
@@ -83,7 +85,7 @@ def memory_recorded(path: Path, tell: Tell, *, device: torch.device) -> Iterator
         memory._dump_snapshot(str(path))
     finally:
         memory._record_memory_history(enabled=None)
-    found = torch.cuda.memory_stats(device)
+    stats = torch.cuda.memory_stats(device)
     names = (
         "allocated_bytes",
         "reserved_bytes",
@@ -91,10 +93,10 @@ def memory_recorded(path: Path, tell: Tell, *, device: torch.device) -> Iterator
         "inactive_split_bytes",
         "requested_bytes",
     )
-    peak = {name.removesuffix("_bytes"): int(found.get(f"{name}.all.peak", 0)) for name in names}
-    counts = {name: int(found.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
-    tell(path, {"tool": "torch.cuda.memory", "peak": {str(device): peak}, **counts})
+    peak = {name.removesuffix("_bytes"): int(stats.get(f"{name}.all.peak", 0)) for name in names}
+    counts = {name: int(stats.get(name, 0)) for name in ("num_alloc_retries", "num_ooms")}
+    report(path, {"tool": "torch.cuda.memory", "peak": {str(device): peak}, **counts})
 
 
-def _word(kind: Any) -> str:
+def _kind_name(kind: Any) -> str:
     return str(getattr(kind, "value", kind))

@@ -1,7 +1,6 @@
-"""What the loop's trace is made of, behind one door: time split, waits, bytes, pipeline, profiles
-on demand.
+"""The training loop's trace: time breakdown, waits, bytes, pipeline timeline, profiles on demand.
 
-Knows when each is due; does not measure by itself.
+Decides when each is due; the other modules measure.
 """
 
 from __future__ import annotations
@@ -23,27 +22,27 @@ from workers.training.parallel.parallelize import Parallel
 from workers.training.parallel.pipeline.stage_layers import stages_on_rank
 from workers.training.setup.spec_loading import TrainingRun
 from workers.training.trace.clock import Clock
-from workers.training.trace.profiles import memory_recorded, memory_tracked, profiled
-from workers.training.trace.time_breakdown import StepSplit
+from workers.training.trace.profiles import profile_step, record_memory, track_memory
+from workers.training.trace.time_breakdown import StepTimeBreakdown
 from workers.training.trace.timeline import Action, Timeline
-from workers.training.trace.waits import Waits
+from workers.training.trace.waits import WaitTimer
 
 ACTIONS = ("profile", "memory_snapshot")
 # steps of an attempt: by the third, DDP's buckets and all shapes are settled
-_TIMELINE_AT, _BYTES_AT = 2, 3
-_TIMELINES_EVERY = 50  # logged steps
+_TIMELINE_STEP, _BYTE_COUNT_STEP = 2, 3
+_TIMELINE_INTERVAL = 50  # logged steps
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
-    """Of one step in the pipeline: `row` to be summed over ranks, `actions` for a timeline."""
+class PipelineTimes:
+    """Of one step: `row`, to be summed over ranks, and `actions` for a timeline."""
 
     row: Tensor
     actions: list[Action]
 
 
 class Trace:
-    """Of one attempt on one rank. `close` gives torch's functions back."""
+    """The trace of one attempt on one rank. `close` restores torch's functions."""
 
     def __init__(
         self,
@@ -58,7 +57,7 @@ class Trace:
         self.run, self.parallel, self.world, self.recorder = run, parallel, parallel.world, recorder
         self.optimizer, self._folder = optimizer, folder
         self.clock = Clock(self.world.device)
-        self.split = StepSplit(self.clock)
+        self.time_breakdown = StepTimeBreakdown(self.clock)
         self.timeline: Timeline | None = None
         if run.plan.pp > 1:
             self.timeline = Timeline(
@@ -69,95 +68,99 @@ class Trace:
                 shared_clock=not spans_nodes,
                 flushes=run.plan.schedule != "pipedream",
             )
-        self._waits: Waits | None = None
+        self._wait_timer: WaitTimer | None = None
         if self.world.size > 1:
-            self._waits = Waits(self._timed, self.world.device)
-            self._waits.install()
-        self._watch_last_gradient()
+            self._wait_timer = WaitTimer(self._timed, self.world.device)
+            self._wait_timer.install()
+        self._hook_last_gradient()
         self._steps = 0
-        self._wanted: str | None = None
-        self._wants_timeline = False
+        self._requested: str | None = None
+        self._timeline_requested = False
         self._bytes: dict[str, float] = {}
 
     def close(self) -> None:
-        if self._waits is not None:
-            self._waits.remove()
+        """Restore torch's functions."""
+        if self._wait_timer is not None:
+            self._wait_timer.remove()
 
     @property
-    def speaks(self) -> bool:
-        """One rank of each pipeline place tells of the pipeline and is profiled."""
+    def reports(self) -> bool:
+        """Whether this rank reports for its pipeline rank: the first of each dp, cp and tp axis."""
         return all(self.world.axis(name).rank == 0 for name in ("dp", "cp", "tp"))
 
-    def want(self, action: str) -> None:
-        """One of ACTIONS, for the next step; a profile comes with the pipeline's timeline."""
-        self._wanted, self._wants_timeline = action, action == "profile"
+    def request_action(self, action: str) -> None:
+        """Request one of ACTIONS for the next step; a profile includes the pipeline's timeline."""
+        self._requested, self._timeline_requested = action, action == "profile"
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Around step `number`, all of it. Raises OSError where a profile cannot be written."""
+        """Surrounds all of step `number`. Raises OSError if a profile cannot be written."""
         self._steps += 1
-        counting = self._steps == _BYTES_AT and self.world.size > 1
+        count_bytes = self._steps == _BYTE_COUNT_STEP and self.world.size > 1
         if self.timeline is not None:
-            every = self.run.train.log_every * _TIMELINES_EVERY
-            self._wants_timeline |= self._steps == _TIMELINE_AT or number % every == 0
-        wanted, self._wanted = self._wanted, None
-        with self._profile(wanted, number) if wanted and self.speaks else nullcontext():
-            if not counting:
+            timeline_interval = self.run.train.log_every * _TIMELINE_INTERVAL
+            self._timeline_requested |= (
+                self._steps == _TIMELINE_STEP or number % timeline_interval == 0
+            )
+        requested, self._requested = self._requested, None
+        with self._profile(requested, number) if requested and self.reports else nullcontext():
+            if not count_bytes:
                 yield
             else:
-                # with DTensors, which take a second to load
-                from workers.training.trace.traffic import CountBytes
+                # imports DTensor, which takes a second
+                from workers.training.trace.traffic import ByteCounter
 
-                with CountBytes() as counted:
+                with ByteCounter() as byte_counter:
                     yield
-                self._bytes = counted.values()
+                self._bytes = byte_counter.values()
 
-    def moments(self) -> Moments | None:
-        """This rank's in the step's pipeline: some for its sums, and all where its timeline is due."""
+    def pipeline_times(self) -> PipelineTimes | None:
+        """This rank's times in the step's pipeline; with actions if a timeline is due."""
         if self.timeline is None:
             return None
-        wanted, self._wants_timeline = self._wants_timeline, False
-        actions = self.timeline.actions() if wanted and self.speaks else []
-        return Moments(self.timeline.row(self.world.device), actions)
+        requested, self._timeline_requested = self._timeline_requested, False
+        actions = self.timeline.actions() if requested and self.reports else []
+        return PipelineTimes(self.timeline.row(self.world.device), actions)
 
-    def summed(
-        self, number: int, rows: list[float] | None, moments: Moments | None
+    def pipeline_values(
+        self, number: int, rows: list[float] | None, pipeline_times: PipelineTimes | None
     ) -> dict[str, float]:
-        """The step's sums are back: what they say of the pipeline, and the timeline where it is
-        due.
-        """
-        self.split.settle()
-        if self.timeline is None or rows is None or moments is None:
+        """The pipeline metrics from the step's summed rows; reports the timeline if it is due."""
+        self.time_breakdown.read_oldest_step()
+        if self.timeline is None or rows is None or pipeline_times is None:
             return {}
-        found = self.timeline.bubble(rows)
-        if found is not None and moments.actions:
-            self._tell_timeline(number, *found, self.timeline.drawn(moments.actions, found[0]))
-        self.timeline.left()
+        bubble = self.timeline.bubble(rows)
+        if bubble is not None and pipeline_times.actions:
+            self._report_timeline(
+                number, *bubble, self.timeline.event_rows(pipeline_times.actions, bubble[0])
+            )
+        self.timeline.sync_clock()
         self.clock.anchor()
-        return {} if found is None else {"pipeline/bubble_fraction": found[2]}
+        return {} if bubble is None else {"pipeline/bubble_fraction": bubble[2]}
 
     def values(self) -> dict[str, float]:
-        """Of the steps since the last call."""
-        return self.split.values() | self._bytes
+        """Means over the steps since the last call."""
+        return self.time_breakdown.values() | self._bytes
 
     def action(self, kind: str, stage: int, micro_batch: int) -> AbstractContextManager[None]:
+        """Surrounds one pipeline action."""
         assert self.timeline is not None
         return self.timeline.action(kind, stage, micro_batch)
 
     def _timed(self, wait: Callable[[], Any]) -> Any:
-        if self.split.part is None:
+        if self.time_breakdown.part is None:
             return wait()
-        before, start = self.split.enter("exposed"), self.clock.now()
+        before, start = self.time_breakdown.enter("exposed"), self.clock.now()
         try:
             return wait()
         finally:
-            self.split.enter(before)
+            self.time_breakdown.enter(before)
             if self.timeline is not None:
-                self.timeline.waited(start, self.clock.now())
+                self.timeline.add_wait(start, self.clock.now())
 
-    def _watch_last_gradient(self) -> None:
-        """DDP waits in C++: from the gradient that is made last, the model's first parameter's, it
-        is what is left.
+    def _hook_last_gradient(self) -> None:
+        """Count time after the last gradient, of the model's first parameter, as exposed: DDP waits
+        in C++.
         """
         for module in self.parallel.modules:
             if isinstance(module, DDP):
@@ -167,10 +170,10 @@ class Trace:
                 )
 
     def _last_gradient(self, ddp: DDP) -> None:
-        if ddp.require_backward_grad_sync and self.split.part == "backward":
-            self.split.enter("exposed")
+        if ddp.require_backward_grad_sync and self.time_breakdown.part == "backward":
+            self.time_breakdown.enter("exposed")
 
-    def _tell_timeline(
+    def _report_timeline(
         self, number: int, zero: float, span_s: float, bubble: float, rows: list[list[Any]]
     ) -> None:
         assert self.timeline is not None
@@ -192,23 +195,23 @@ class Trace:
         device = self.world.device
         if action == "profile":
             path = self._folder / f"profile-step-{number}.json.gz"
-            return profiled(path, self._teller("profile_saved", number))
-        tell = self._teller("memory_profile", number)
+            return profile_step(path, self._reporter("profile_saved", number))
+        report = self._reporter("memory_profile", number)
         if device.type == "cuda":
-            return memory_recorded(
-                self._folder / f"memory-step-{number}.pickle", tell, device=device
+            return record_memory(
+                self._folder / f"memory-step-{number}.pickle", report, device=device
             )
         path = self._folder / f"memory-step-{number}.json"
         whole = self.run.plan.pp == 1 or self.run.plan.schedule not in SPLIT_BACKWARD
-        return memory_tracked(
-            path, tell, parts=self.parallel.parts, optimizer=self.optimizer, by_module=whole
+        return track_memory(
+            path, report, parts=self.parallel.parts, optimizer=self.optimizer, by_module=whole
         )
 
-    def _teller(self, event: str, number: int) -> Callable[[Path, dict[str, Any]], None]:
-        def tell(path: Path, more: dict[str, Any]) -> None:
+    def _reporter(self, event: str, number: int) -> Callable[[Path, dict[str, Any]], None]:
+        def report(path: Path, more: dict[str, Any]) -> None:
             size = path.stat().st_size
             self.recorder.event(
                 event, step=number, path=str(path), name=path.name, bytes=size, **more
             )
 
-        return tell
+        return report

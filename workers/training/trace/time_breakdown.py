@@ -1,9 +1,7 @@
-"""Where a step's time goes on this rank: data, forward, backward, exposed communication, optimizer,
-other.
+"""A step's time on this rank: data, forward, backward, exposed communication, optimizer, other.
 
-At each moment the time counts for one of them, so that they add up to the step by construction.
-Knows moments; does
-not know who waits for what.
+Each moment counts for one part only, so that the parts add up to the step. Does not depend on what
+is waited for.
 """
 
 from __future__ import annotations
@@ -16,19 +14,20 @@ from contextlib import contextmanager
 from workers.training.trace.clock import Clock, Stamp
 
 PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
-# the engine's phases; in all others, such as validation, no step is made
-_PART_OF_PHASE = {"forward": "forward", "backward": "backward", "update": "optimizer"}
-_NAMES = {part: f"time/{part}_s" for part in PARTS} | {"exposed": "comm/exposed_s"}
+# the engine's phases that belong to steps; validation, for example, does not
+_PART_BY_PHASE = {"forward": "forward", "backward": "backward", "update": "optimizer"}
+_METRIC_NAMES = {part: f"time/{part}_s" for part in PARTS} | {"exposed": "comm/exposed_s"}
 
 
-class StepSplit:
-    """`exposed` is what the training thread spends blocked in waits for collectives, sends and
-    receives (on CUDA: what
-    its stream does), and with DDP also from its last gradient to the end of its backward pass.
-    Communication that runs
-    beside computation counts nowhere. `optimizer` is norm, clipping and update.
+class StepTimeBreakdown:
+    """Seconds of each part per step.
 
-    A step reaches from one `cut` to the next: the update in it is that of the step before.
+    `exposed` is the time the training thread is blocked in waits for collectives, sends and
+    receives (on CUDA: its stream), and with DDP also from its last gradient to the end of its
+    backward pass. Overlapped communication is not counted. `optimizer` is norm, clipping and
+    update.
+
+    A step is the time between two calls of `end_step`: its update is that of the step before.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -37,21 +36,24 @@ class StepSplit:
         self._since: Stamp = clock.now()
         self._marks: list[tuple[str, Stamp, Stamp]] = []
         # of steps that have not been read yet
-        self._cut: deque[list[tuple[str, Stamp, Stamp]]] = deque()
+        self._unread: deque[list[tuple[str, Stamp, Stamp]]] = deque()
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._steps = 0
         self._wall_s = 0.0
         self._began_s: float | None = None
 
     def phase(self, phase: str) -> None:
-        self.enter(_PART_OF_PHASE.get(phase))
+        """Enter the part of an engine phase, or none."""
+        self.enter(_PART_BY_PHASE.get(phase))
 
     def enter(self, part: str | None) -> str | None:
-        """From now on time counts for `part`, or for none; returns what it counted for until now."""
+        """Count time for `part` (None: for no part) from now on; returns the previous part."""
         before = self.part
         if part == before:
             return before
-        read_s = time.perf_counter()  # one reading for both: a thread may stand still between two
+        read_s = (
+            time.perf_counter()
+        )  # one reading for both clocks
         now = self.clock.now(read_s)
         if before is not None:
             self._marks.append((before, self._since, now))
@@ -65,35 +67,35 @@ class StepSplit:
 
     @contextmanager
     def within(self, part: str) -> Iterator[None]:
+        """Count time for `part` inside the context."""
         before = self.enter(part)
         try:
             yield
         finally:
             self.enter(before)
 
-    def cut(self) -> float:
-        """The step ends here: seconds since the last cut that counted for any part, by the CPU's
-        clock.
-        """
+    def end_step(self) -> float:
+        """End the step; returns its seconds in any part, by the CPU's clock."""
         part = self.enter(None)
         self.enter(part)
-        self._cut.append(self._marks)
+        self._unread.append(self._marks)
         self._marks = []
         seconds, self._wall_s = self._wall_s, 0.0
         return seconds
 
-    def settle(self) -> None:
-        """Read the oldest step that was cut and not read yet: its moments have happened, its sums
-        being back.
+    def read_oldest_step(self) -> None:
+        """Read the oldest unread step; call after its sums are received, when its events have
+        completed.
         """
-        for part, since, until in self._cut.popleft():
+        for part, since, until in self._unread.popleft():
             self._seconds[part] += self.clock.between(since, until)
         self._steps += 1
 
     def values(self) -> dict[str, float]:
-        """Means over the steps read since the last call, and a new start."""
-        found = {
-            _NAMES[part]: seconds / max(self._steps, 1) for part, seconds in self._seconds.items()
+        """Means over the steps read since the last call; resets them."""
+        means = {
+            _METRIC_NAMES[part]: seconds / max(self._steps, 1)
+            for part, seconds in self._seconds.items()
         }
         self._seconds, self._steps = dict.fromkeys(PARTS, 0.0), 0
-        return found
+        return means

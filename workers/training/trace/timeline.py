@@ -1,8 +1,7 @@
-"""A pipeline in time: what each stage does with each micro-batch in a step, what it waits for, and
-its bubble.
+"""A pipeline's timeline: each stage's actions per micro-batch, waits, and the bubble of a step.
 
-Ranks put their moments into the step's own sums; the earliest is everybody's zero. Does not know
-schedules.
+Ranks add their times to the step's sums; the earliest start is the common origin. Does not depend
+on schedules.
 """
 
 from __future__ import annotations
@@ -22,17 +21,16 @@ _ROW = 3  # first action's start, last one's end, seconds in actions
 
 
 class Timeline:
-    """Of this rank's stages. Between `begin` and `end`, `action` surrounds F, B, I (input gradient)
-    and W, and `waited`
-    is told each wait for communication.
+    """The timeline of this rank's stages.
 
-    The bubble is the planner's: 1 - sum of seconds in actions / (ranks x span), the span reaching
-    from the first
-    action of any rank to the last one. PipeDream never flushes: there each rank's span is its own
-    turn. `shared_clock`:
-    all ranks are on one node and have one clock; else they count from when the last step's sums
-    came back to them,
-    which they do together (PipeDream's do not: by the time of day there).
+    Between `begin` and `end`, `action` surrounds F, B, I (input gradient) and W, and `add_wait`
+    records each wait for communication.
+
+    The bubble is the planner's: 1 - sum of seconds in actions / (ranks x span), where the span is
+    from the first action of any rank to the last one. PipeDream never flushes: there each rank's
+    span is its own step. `shared_clock`: all ranks are on one node and share its clock; otherwise
+    they count from the receipt of the last step's sums, which is simultaneous (for PipeDream, which
+    has none, from the time of day).
     """
 
     def __init__(
@@ -45,68 +43,70 @@ class Timeline:
             size,
             flushes,
         )
-        self._shared = shared_clock
+        self._shared_clock = shared_clock
         self._zero_s = 0.0 if shared_clock or flushes else time.perf_counter() - time.time()
-        self._known = shared_clock or not flushes
-        self._open = self._inside = False
+        self._clock_known = shared_clock or not flushes
+        self._recording = self._in_action = False
         self._span: list[Stamp] = []
-        self._found: list[Action] = []
+        self._actions: list[Action] = []
 
     def begin(self) -> None:
-        self._open, self._found = True, []
+        """Start recording a step."""
+        self._recording, self._actions = True, []
         self._span = [self.clock.now()]
 
     def end(self) -> None:
-        self._open = False
+        """Stop recording."""
+        self._recording = False
         self._span.append(self.clock.now())
 
     @contextmanager
     def action(self, kind: str, stage: int, micro_batch: int) -> Iterator[None]:
-        start, self._inside = self.clock.now(), True
+        """Records one action of a stage."""
+        start, self._in_action = self.clock.now(), True
         yield
-        self._inside = False
-        self._found.append((kind, stage, micro_batch, start, self.clock.now()))
+        self._in_action = False
+        self._actions.append((kind, stage, micro_batch, start, self.clock.now()))
 
-    def longer(self) -> None:
-        """The last forward pass goes on until now: the loss, which torch's schedules compute after
-        it.
-        """
-        if self._found and self._found[-1][0] == "F":
-            kind, stage, micro_batch, start, _ = self._found[-1]
-            self._found[-1] = (kind, stage, micro_batch, start, self.clock.now())
+    def extend_last_forward(self) -> None:
+        """Extend the last forward pass to now: torch's schedules compute the loss after it."""
+        if self._actions and self._actions[-1][0] == "F":
+            kind, stage, micro_batch, start, _ = self._actions[-1]
+            self._actions[-1] = (kind, stage, micro_batch, start, self.clock.now())
 
-    def waited(self, start: Stamp, end: Stamp) -> None:
-        """Waits within actions, of tensor-parallel or sharded parts, are theirs."""
-        if self._open and not self._inside:
-            self._found.append(("", -1, -1, start, end))
+    def add_wait(self, start: Stamp, end: Stamp) -> None:
+        """Record a wait, unless inside an action, which then includes it."""
+        if self._recording and not self._in_action:
+            self._actions.append(("", -1, -1, start, end))
 
     def row(self, device: torch.device) -> Tensor:
-        """`[size, 3]`, fp64: this rank's moments of the step, to be summed over ranks."""
-        found = torch.zeros(self.size, _ROW, dtype=torch.float64)
+        """`[size, 3]`, fp64: this rank's times of the step, to be summed over ranks."""
+        times_by_rank = torch.zeros(self.size, _ROW, dtype=torch.float64)
         times = [
             (self.clock.read(start), self.clock.read(end))
-            for kind, _, _, start, end in self._found
+            for kind, _, _, start, end in self._actions
             if kind
         ]
-        if times and self._known:
+        if times and self._clock_known:
             busy_s = sum(end - start for start, end in times)
             first, last = times[0][0], times[-1][1]
             if not self.flushes:
                 first, last = (self.clock.read(each) for each in self._span)
-            found[self.rank] = torch.tensor(
+            times_by_rank[self.rank] = torch.tensor(
                 [first - self._zero_s, last - self._zero_s, busy_s], dtype=torch.float64
             )
-        return found.to(device)
+        return times_by_rank.to(device)
 
-    def left(self) -> None:
-        """The step's sums are back, on all ranks together."""
-        if not self._shared and self.flushes:
-            self._zero_s, self._known = time.perf_counter(), True
+    def sync_clock(self) -> None:
+        """Set the clock's origin; called when all ranks receive the step's sums."""
+        if not self._shared_clock and self.flushes:
+            self._zero_s, self._clock_known = time.perf_counter(), True
 
     def bubble(self, rows: Sequence[float]) -> tuple[float, float, float] | None:
-        """Of a step's summed rows: everybody's zero and the span, in seconds, and the bubble's
-        share; None where a
-        rank's clock was not known yet."""
+        """The origin and span in seconds, and the bubble's share, from a step's summed rows.
+
+        None if a rank's clock was not yet known.
+        """
         began, ended, busy = (rows[place::_ROW] for place in range(_ROW))
         if not all(busy):
             return None
@@ -117,38 +117,37 @@ class Timeline:
         return zero, span_s, 1.0 - sum(busy) / whole_s
 
     def seconds(self, zero: float) -> float:
-        """Everybody's zero by this process's `time.perf_counter`."""
+        """The common origin on this process's `time.perf_counter` scale."""
         return self._zero_s + zero
 
     def actions(self) -> list[Action]:
-        """What the step's pipeline was made of, waits between actions included."""
-        return [*self._found]
+        """The step's actions, including waits between them."""
+        return [*self._actions]
 
-    def drawn(self, found: list[Action], zero: float) -> list[list[Any]]:
-        """`[kind, stage, micro-batch, start, end]` in seconds from everybody's zero.
+    def event_rows(self, actions: list[Action], zero: float) -> list[list[Any]]:
+        """`[kind, stage, micro-batch, start, end]` in seconds from the common origin.
 
-        A wait counts for the action after it: as `recv` before a forward pass that is not the first
-        stage's, or a
-        backward pass that is not the last one's; as `send` where neither follows.
+        A wait belongs to the action after it: as `recv` before a forward pass that is not the first
+        stage's, or a backward pass that is not the last stage's; as `send` otherwise.
         """
         rows: list[list[Any]] = []
         following: tuple[str, int, int] | None = None
-        last = next(((each[1], each[2]) for each in reversed(found) if each[0]), (0, 0))
+        last = next(((each[1], each[2]) for each in reversed(actions) if each[0]), (0, 0))
         origin = self.seconds(zero)
-        for kind, stage, micro_batch, start, end in reversed(found):
+        for kind, stage, micro_batch, start, end in reversed(actions):
             if kind:
                 following = (kind, stage, micro_batch)
-                told: tuple[str, int, int] = following
-            elif following is not None and self._receives(*following[:2]):
-                told = ("recv", *following[1:])
+                label: tuple[str, int, int] = following
+            elif following is not None and self._waits_for_input(*following[:2]):
+                label = ("recv", *following[1:])
             else:
-                told = ("send", *(following[1:] if following else last))
+                label = ("send", *(following[1:] if following else last))
             began_s, ended_s = (
                 max(0.0, round(self.clock.read(each) - origin, 6)) for each in (start, end)
             )
-            rows.append([*told, began_s, ended_s])
+            rows.append([*label, began_s, ended_s])
         rows.reverse()
         return rows
 
-    def _receives(self, kind: str, stage: int) -> bool:
+    def _waits_for_input(self, kind: str, stage: int) -> bool:
         return stage > 0 if kind == "F" else kind in "BI" and stage < self.stages - 1

@@ -1,10 +1,8 @@
-"""Bytes that one step hands to torch.distributed, by kind of collective. Slows the step down: it is
-for one of them.
+"""Bytes that one step passes to torch.distributed, by collective. Slows that step down.
 
-Counted as called: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter and an
-all-to-all by their
-input, a broadcast by its tensor, a send by its message; so does the planner. Not what a ring makes
-of it on the wire.
+Counted as the planner does: an all-reduce by its buffer, an all-gather by its output, a
+reduce-scatter and an all-to-all by their input, a broadcast by its tensor, a send by its message;
+not the ring's bytes on the wire.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-# operators of torch.ops.c10d: kind, and which argument is counted
+# operators of torch.ops.c10d: kind, and the index of the counted argument
 _C10D = {
     "allreduce_": ("all_reduce", 0),
     "allreduce_coalesced_": ("all_reduce", 0),
@@ -32,8 +30,7 @@ _C10D = {
     "broadcast_": ("broadcast", 0),
     "send": ("send", 0),
 }
-# of torch.ops._c10d_functional, whose only tensors are their inputs; an all-gather's is one rank's
-# share
+# operators of torch.ops._c10d_functional, counted by input; an all-gather's is one rank's share
 _FUNCTIONAL = {
     "all_reduce": "all_reduce",
     "all_reduce_": "all_reduce",
@@ -48,8 +45,8 @@ _FUNCTIONAL = {
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send")
 
 
-class CountBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """`bytes` by kind, of what the thread that enters it calls, backward passes included."""
+class ByteCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts `bytes` by kind in the thread that enters it, backward passes included."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +54,7 @@ class CountBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it calls its collectives by itself, which then come here
+            return NotImplemented  # DTensor issues its collectives separately
         if func.namespace == "c10d":
             self._c10d(func._opname, args)
         elif func.namespace == "_c10d_functional" and func._opname in _FUNCTIONAL:
@@ -65,9 +62,9 @@ class CountBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def values(self) -> dict[str, float]:
-        """Kinds that were called, and their sum."""
-        found = {f"comm/{kind}_bytes": float(size) for kind, size in self.bytes.items() if size}
-        return {"comm/bytes": float(sum(self.bytes.values())), **found}
+        """Bytes of the called kinds, and their sum."""
+        counts = {f"comm/{kind}_bytes": float(size) for kind, size in self.bytes.items() if size}
+        return {"comm/bytes": float(sum(self.bytes.values())), **counts}
 
     def _c10d(self, name: str, args: Any) -> None:
         if name in _C10D:
@@ -79,5 +76,5 @@ class CountBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bytes[_FUNCTIONAL[name]] += times * _bytes(tree_leaves(args[0]))
 
 
-def _bytes(found: Iterable[Any]) -> int:
-    return sum(each.numel() * each.element_size() for each in found if isinstance(each, Tensor))
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors if isinstance(each, Tensor))

@@ -1,6 +1,6 @@
-"""Sees the training thread wait for communication: torch's handles for work under way are timed
-where they are waited
-for. Within `installed` alone; knows no collective.
+"""Times the training thread's waits for communication by wrapping torch's wait methods.
+
+Active between `install` and `remove`. Does not depend on the kind of collective.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import torch.distributed as dist
 Timed = Callable[[Callable[[], Any]], Any]
 
 
-class Waits:
-    """`timed(wait)` is called in place of each wait of the training thread, and calls `wait`.
+class WaitTimer:
+    """Calls `timed(wait)` for each wait of the training thread, which must call `wait`.
 
-    On a CPU the thread that makes this object counts; on CUDA whoever puts a wait on its stream,
-    since backward passes
-    run in other threads there. 0.3 µs a wait.
+    On a CPU the thread that creates this object counts; on CUDA any thread that waits on its
+    stream, since backward passes run in other threads there. Costs 0.3 µs per wait.
     """
 
     def __init__(self, timed: Timed, device: torch.device) -> None:
@@ -32,15 +31,17 @@ class Waits:
         self._restore: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
+        """Wrap torch's wait methods."""
         self._replace(dist.Work, "wait")
         functional = sys.modules.get("torch.distributed._functional_collectives")
-        if functional is not None:  # loaded with DTensors, whose collectives are waited for in C++
+        if functional is not None:  # imported by DTensor, which waits for collectives in C++
             self._replace(functional, "wait_tensor")
-        if self._cuda:  # `fully_shard` waits for its side streams so
+        if self._cuda:  # `fully_shard` uses these for its side streams
             for name in ("wait_event", "wait_stream"):
                 self._replace(torch.cuda.Stream, name, on_stream=True)
 
     def remove(self) -> None:
+        """Restore torch's methods."""
         while self._restore:
             setattr(*self._restore.pop())
 
@@ -49,14 +50,14 @@ class Waits:
 
         @functools.wraps(wait)
         def timed(*args: Any, **kwargs: Any) -> Any:
-            if not (args[0] == self._stream if on_stream else self._ours()):
+            if not (args[0] == self._stream if on_stream else self._on_training_thread()):
                 return wait(*args, **kwargs)
             return self._timed(lambda: wait(*args, **kwargs))
 
         self._restore.append((owner, name, wait))
         setattr(owner, name, timed)
 
-    def _ours(self) -> bool:
+    def _on_training_thread(self) -> bool:
         if self._cuda:
             return bool(torch.cuda.current_stream() == self._stream)
         return threading.get_ident() == self._thread

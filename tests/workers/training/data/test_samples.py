@@ -66,7 +66,7 @@ def test_each_source_has_its_share_and_epochs_of_its_own() -> None:
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8), st.integers(0, 30_000))
 def test_any_beginning_of_a_mixture_has_the_shares(weights: list[float], index: int) -> None:
     mixture = Mixture(weights)
-    places = [mixture.place(i) for i in range(mixture.period)]
+    places = [mixture.locate(i) for i in range(mixture.period)]
     for source, weight in enumerate(weights):
         turns = [i for i, (taken, _) in enumerate(places) if taken == source]
         assert [places[i][1] for i in turns] == list(range(len(turns))), (
@@ -76,7 +76,7 @@ def test_any_beginning_of_a_mixture_has_the_shares(weights: list[float], index: 
         assert share == pytest.approx(weight / sum(weights), abs=(len(weights) + 1) / 10_000)
         before = sum(1 for i in turns if i < index % mixture.period)
         assert abs(before - share * (index % mixture.period)) <= len(weights), "evenly spread"
-    source, number = mixture.place(index)
+    source, number = mixture.locate(index)
     assert (
         number
         == index // mixture.period * mixture.counts[source] + places[index % mixture.period][1]

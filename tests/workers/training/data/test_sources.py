@@ -21,7 +21,7 @@ from workers.training.data.stream import Stream
 
 def open_all(tmp_path: Path, vocab: int = 256, **data: Any) -> list[Stream]:
     spec = DataSpec.from_dict(data)
-    tokenizer = open_tokenizer(spec, vocab=vocab, kept=tmp_path / "kept")
+    tokenizer = open_tokenizer(spec, vocab=vocab, checkpoints=tmp_path / "kept")
     return [
         source.stream
         for source in open_sources(spec, tokenizer=tokenizer, vocab=vocab, cache=tmp_path / "cache")
@@ -109,7 +109,7 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
             ]
         }
     )
-    tokenizer = open_tokenizer(spec, vocab=256, kept=tmp_path)
+    tokenizer = open_tokenizer(spec, vocab=256, checkpoints=tmp_path)
     found = open_sources(spec, tokenizer=tokenizer, vocab=256, cache=tmp_path)
     assert [(each.name, each.weight) for each in found] == [("shakespeare", 3.0), ("my_notes", 1.0)]
 

@@ -12,7 +12,7 @@ import tokenizers
 
 from tests.workers.training.data.test_sources import documents, ids, opened
 from workers.runtime.exits import UserError
-from workers.training.data.shards import beside
+from workers.training.data.shards import description_path
 from workers.training.data.tokenizer import check_same, load_tokenizer
 
 
@@ -67,7 +67,7 @@ def test_tokenised_once_and_made_again_when_unfinished(tmp_path: Path) -> None:
     stamp = written.stat().st_mtime_ns
     opened(tmp_path, **data)
     assert written.stat().st_mtime_ns == stamp
-    beside(written).unlink()  # what a process that was killed while writing leaves
+    description_path(written).unlink()  # what a process that was killed while writing leaves
     written.write_bytes(b"\0")
     assert ids(opened(tmp_path, **data)) == [0, 1, 3, 1, 2, 3]
 
@@ -96,7 +96,7 @@ def test_weights_that_were_made_with_another_are_refused(tmp_path: Path) -> None
     (weights / "step-00000004").mkdir()
     (weights / "step-00000004" / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="other ids"):
-        # a checkpoint beside the tokenizer that its run trained
+        # a checkpoint next to the tokenizer that its run trained
         check_same(other, weights / "step-00000004")
 
 

@@ -280,8 +280,8 @@ def _dropout_mask(
         (first + rows.start) * local + columns.start
     ) << 8  # distinct from other tiles and steps
     generator = torch.Generator(queries_BHSD.device).manual_seed(seed + place)
-    drawn = torch.rand(shape, generator=generator, device=queries_BHSD.device)
-    return (drawn >= dropout) / (1 - dropout)
+    uniform = torch.rand(shape, generator=generator, device=queries_BHSD.device)
+    return (uniform >= dropout) / (1 - dropout)
 
 
 def _group(name: Any) -> dist.ProcessGroup:

@@ -148,7 +148,7 @@ class PipeDreamRunner:
         passes = []
         for index, microbatch in enumerate(self._microbatches(batch)):
             started = time.perf_counter()
-            with context.trace.split.within("data"):
+            with context.trace.time_breakdown.within("data"):
                 inputs, targets, documents = context.load(context.samples, microbatch)
             self.data_s += time.perf_counter() - started
             x = (

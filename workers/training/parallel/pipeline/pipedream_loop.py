@@ -15,7 +15,7 @@ from workers.training.loop.step_context import StepContext
 from workers.training.loop.step_report import PendingReport
 from workers.training.loop.train import Loop
 from workers.training.optim import scale_, set_lr
-from workers.training.optim.norm import norm_of
+from workers.training.optim.norm import local_norm
 from workers.training.parallel.pipeline.pipedream import PipeDreamRunner, unversioned
 from workers.training.parallel.pipeline.tied_embedding import NAME
 from workers.training.setup.control import strongest
@@ -45,7 +45,7 @@ class PipeDreamLoop(Loop):
 
     def _one_step(self) -> str | None:
         number = self.step + 1
-        self.trace.split.enter("other")
+        self.trace.time_breakdown.enter("other")
         requests = self.control.poll()
         horizon = self._horizon(number)
         for module in self.parallel.modules:
@@ -97,7 +97,7 @@ class PipeDreamLoop(Loop):
             [gradients[tied]] if tied in gradients else [],
         ):
             if group:
-                scale_(group, norm=norm_of(group), limit=limit)
+                scale_(group, norm=local_norm(group), limit=limit)
 
     def _horizon(self, number: int) -> int:
         """The first step from `number` on at which the pipeline is flushed."""

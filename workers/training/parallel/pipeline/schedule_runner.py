@@ -75,7 +75,7 @@ class PipelineRunner:
         self._factor, self._losses_done = factor, 0
         self._total.zero_()
         started = time.perf_counter()
-        with context.trace.split.within("data"):
+        with context.trace.time_breakdown.within("data"):
             batches = [context.load(context.samples, each) for each in self._microbatches]
         self._documents = [documents for _, _, documents in batches]
         data_s = time.perf_counter() - started
@@ -111,7 +111,7 @@ class PipelineRunner:
         self._losses_done += 1
         self._total += loss.detach()
         if self.context.trace.timeline is not None:
-            self.context.trace.timeline.longer()
+            self.context.trace.timeline.extend_last_forward()
         return loss * self._factor
 
     @contextmanager
@@ -123,4 +123,4 @@ class PipelineRunner:
         counting = context.memory.forward() if kind == "F" and index == 0 else nullcontext()
         with counting, context.trace.action(kind, stage, self._offset + index):
             yield
-        context.trace.split.enter("other")
+        context.trace.time_breakdown.enter("other")

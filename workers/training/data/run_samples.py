@@ -1,6 +1,6 @@
-"""A run's training and held-out samples, from its spec.
+"""A run's training and validation samples, from its spec.
 
-Knows which part of a run's data is for what; does not know how files are read.
+Does not depend on how files are read.
 """
 
 from __future__ import annotations
@@ -10,65 +10,79 @@ from pathlib import Path
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.runtime.exits import UserError
-from workers.training.data.inherited import check_inherited, data_of, inherit
+from workers.training.data.inherited import check_inherited, copy_tokenizer, resolve_data
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
 from workers.training.setup.spec_loading import TrainingRun
 
 
-def open_samples(run: TrainingRun, *, cache: Path, kept: Path) -> tuple[Samples, Samples | None]:
-    """Samples to train on and, where the run validates, to validate on: `eval.data`, or the last
-    tenth of each source.
+def open_samples(
+    run: TrainingRun, *, cache: Path, checkpoints: Path
+) -> tuple[Samples, Samples | None]:
+    """Training samples and, if the run validates, validation samples.
 
-    Tokenised text goes to the folder `cache`, the run's tokenizer to the folder `kept`. Held-out
-    data that names no
-    tokenizer is read by the run's. Raises UserError for data that cannot be used.
+    The latter come from `eval.data`, or from the last tenth of each source. Tokenized text goes to
+    the folder `cache`, the run's tokenizer to `checkpoints`. Validation data without a tokenizer
+    uses the run's. Raises UserError for data that cannot be used.
     """
-    inherit(run, kept=kept)
-    data, vocab, spec = data_of(run, kept=kept), run.model.vocab, run.train.eval
-    tokenizer = open_tokenizer(data, vocab=vocab, kept=kept)
-    check_inherited(run, kept=kept)
+    copy_tokenizer(run, checkpoints=checkpoints)
+    data, vocab, spec = resolve_data(run, checkpoints=checkpoints), run.model.vocab, run.train.eval
+    tokenizer = open_tokenizer(data, vocab=vocab, checkpoints=checkpoints)
+    check_inherited(run, checkpoints=checkpoints)
     sources = open_sources(data, tokenizer=tokenizer, vocab=vocab, cache=cache)
     halves = [source.stream.split() for source in sources]
-    learned = [
+    train_sources = [
         Source(each.name, half[0], each.weight) for each, half in zip(sources, halves, strict=True)
     ]
     length, seed = run.train.seq_len, run.train.seed
     train = Samples(
-        learned, seq_len=length, vocab=vocab, seed=seed, shuffle=True, masked=_masked(data, sources)
+        train_sources,
+        seq_len=length,
+        vocab=vocab,
+        seed=seed,
+        shuffle=True,
+        masked=_masked(data, sources),
     )
     if train.masked:
         _refuse_dynamic(run.model, length)
     if spec is None:
         return train, None
     masked = train.masked
-    held = [
+    eval_sources = [
         Source(each.name, half[1], each.weight) for each, half in zip(sources, halves, strict=True)
     ]
     if spec.data is not None:
-        other = (
+        eval_tokenizer = (
             tokenizer
             if spec.data.tokenizer is None
-            else open_tokenizer(spec.data, vocab=vocab, kept=kept)
+            else open_tokenizer(spec.data, vocab=vocab, checkpoints=checkpoints)
         )
-        held = open_sources(spec.data, tokenizer=other, vocab=vocab, cache=cache)
-        said = (
+        eval_sources = open_sources(spec.data, tokenizer=eval_tokenizer, vocab=vocab, cache=cache)
+        document_masks = (
             spec.data.document_masks
             if spec.data.document_masks is not None
             else data.document_masks
         )
         masked = _masked(
-            spec.data.model_copy(update={"document_masks": said}), held, field="train.eval.data"
+            spec.data.model_copy(update={"document_masks": document_masks}),
+            eval_sources,
+            field="train.eval.data",
         )
     name = "held-out data"
     return train, Samples(
-        held, seq_len=length, vocab=vocab, seed=seed, shuffle=False, name=name, masked=masked
+        eval_sources,
+        seq_len=length,
+        vocab=vocab,
+        seed=seed,
+        shuffle=False,
+        name=name,
+        masked=masked,
     )
 
 
 def _refuse_dynamic(model: ModelSpec, length: int) -> None:
-    """Raises UserError where rotations depend on how long a sequence is, which packed documents do
-    not share.
+    """Raises UserError if rotations depend on a sequence's length, which differs per packed
+    document.
     """
     scaling = model.rope.scaling if model.position == "rope" else None
     if scaling is None or scaling.name != "dynamic":
@@ -76,8 +90,8 @@ def _refuse_dynamic(model: ModelSpec, length: int) -> None:
     original = scaling.original_max_seq_len or model.max_seq_len
     if length > original:
         message = (
-            f"dynamic scaling turns by a sequence's length beyond {original} tokens, packed "
-            "documents have their own"
+            f"dynamic scaling depends on the sequence length beyond {original} tokens, which "
+            "differs per packed document"
         )
         raise UserError(
             f"model.rope.scaling: {message}; try name yarn or linear, seq_len {original} or "
@@ -86,17 +100,17 @@ def _refuse_dynamic(model: ModelSpec, length: int) -> None:
 
 
 def _masked(data: DataSpec, sources: list[Source], *, field: str = "data") -> bool:
-    """Whether attention keeps to documents.
+    """Whether attention is limited to documents.
 
-    Raises UserError where it is to and nothing tells where they begin.
+    Raises UserError if that is requested and document boundaries are unknown.
     """
     known = [source.stream.knows_documents for source in sources]
     if data.document_masks and not any(known):
         message = (
-            f"nothing tells where documents begin in {', '.join(source.name for source in sources)}"
+            f"document boundaries are unknown in {', '.join(source.name for source in sources)}"
         )
-        tries = "document_end, the token after each document, or false"
-        raise UserError(f"{field}.document_masks: {message}; try {tries}")
+        hint = "document_end, the token after each document, or false"
+        raise UserError(f"{field}.document_masks: {message}; try {hint}")
     if data.document_masks is not None:
         return data.document_masks
     parts = [part for _, part in data.parts()]

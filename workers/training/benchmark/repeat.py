@@ -1,7 +1,6 @@
-"""One turn of a variant: its model built, trained a few steps by the ordinary loop, numbers kept,
-memory given back.
+"""One repeat of a variant: builds its model, trains a few steps by the training loop, frees memory.
 
-Knows what a turn leaves behind; not the order of turns.
+Does not depend on the order of repeats.
 """
 
 from __future__ import annotations
@@ -31,44 +30,47 @@ _HELD = ("params", "grads", "optimizer", "activations", "buffers", "offloaded")
 
 
 @dataclass(slots=True)
-class Kept(Recorder):
-    """A recorder that keeps points in memory and passes them on; events of a turn are nobody's."""
+class PointBuffer(Recorder):
+    """A recorder that stores points in memory and passes them on; drops events."""
 
     on_point: OnPoint
     values: list[dict[str, float]] = field(default_factory=list)
 
     def point(self, *, step: int, tokens: int, values: Mapping[str, float]) -> None:
+        """Store the point and pass it to `on_point`."""
         self.values.append(dict(values))
         self.on_point(tokens, values)
 
     def event(self, type_: str, **data: Any) -> None:
-        """Left out: a chosen recomputation or a grown loss scale shows in the numbers."""
+        """Dropped: a chosen recomputation or a grown loss scale shows in the numbers."""
 
     def close(self) -> None:
-        """There is no file."""
+        """Nothing to close."""
 
 
 class Requests(Control):
-    """The benchmark's requests as a turn sees them: it stops where it is to leave, and has nothing
-    to save or show.
+    """The benchmark's requests as a repeat sees them: it can only stop, not save or profile.
 
-    `asked` is what this rank was asked to leave for.
+    `received` is the action for which this rank was requested to stop.
     """
 
     def __init__(self, directory: Path, *, reads_file: bool) -> None:
         super().__init__(directory, reads_file=reads_file)
-        self.asked: str | None = None
+        self.received: str | None = None
 
     def poll(self) -> list[float]:
+        """Flags by action; only the first, to stop, can be set."""
         flags = super().poll()
-        told = next((action for action, flag in zip(ACTIONS, flags, strict=True) if flag), None)
-        if told in ("stop", "preempt", "pause"):
-            self.asked = told
-        return [float(self.asked is not None), *[0.0] * (len(ACTIONS) - 1)]
+        requested = next(
+            (action for action, flag in zip(ACTIONS, flags, strict=True) if flag), None
+        )
+        if requested in ("stop", "preempt", "pause"):
+            self.received = requested
+        return [float(self.received is not None), *[0.0] * (len(ACTIONS) - 1)]
 
 
-class Turn(Attempt):
-    """`train` once; `numbers` then."""
+class Repeat(Attempt):
+    """`train` once, then `measurements`."""
 
     def __init__(
         self,
@@ -81,20 +83,20 @@ class Turn(Attempt):
     ) -> None:
         super().__init__(run, environment)
         self.control, self.beacon = control, beacon
-        self.recorder = self.kept = Kept(on_point)
+        self.recorder = self.points = PointBuffer(on_point)
 
     def train(self, world: World, samples: Samples) -> Outcome:
+        """Run the loop from the first step."""
         self.loop = self.build_loop(world, samples, None, 0)
         return self.loop.run_steps(Start())
 
-    def numbers(self, *, warmup_steps: int) -> dict[str, Any]:
-        """Seconds of the timed steps, losses of all, and bytes at their most, of this rank.
+    def measurements(self, *, warmup_steps: int) -> dict[str, Any]:
+        """Seconds of the timed steps, losses of all steps, and peak bytes, of this rank.
 
-        `peak_bytes` on a GPU: the allocator's; on a CPU the categories that are counted, since a
-        process keeps what
-        its earlier turns allocated.
+        `peak_bytes` on a GPU is the allocator's; on a CPU the sum of counted categories, since a
+        process keeps memory of its earlier repeats.
         """
-        timed = self.kept.values[warmup_steps:]
+        timed = self.points.values[warmup_steps:]
         memory = {
             name: max(values.get(f"memory/{name}_bytes", 0.0) for values in timed)
             for name in (*_HELD, "allocated")
@@ -103,14 +105,14 @@ class Turn(Attempt):
         peak = sum(memory[name] for name in _HELD) if on_cpu else memory["allocated"]
         return {
             "seconds": [values["step_time_s"] for values in timed],
-            "losses": [values["loss"] for values in self.kept.values],
+            "losses": [values["loss"] for values in self.points.values],
             "mfu": [values["mfu"] for values in timed],
             "peak_bytes": peak,
             "memory": {name: size for name, size in memory.items() if size},
         }
 
-    def let_go(self) -> None:
-        """Files on disk closed, and everything of the model forgotten."""
+    def release_model(self) -> None:
+        """Close files on disk and release the model."""
         if self.loop is not None:
             release(self.loop.optimizer)
         self.loop = None
@@ -118,7 +120,8 @@ class Turn(Attempt):
 
 
 def free_memory() -> None:
-    gc.collect()  # wrappers and their hooks hold each other
+    """Collect garbage and empty CUDA's cache."""
+    gc.collect()  # wrappers and their hooks are reference cycles
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()

@@ -1,0 +1,1 @@
+"""Decides which runs get which devices, sends orders to nodes and handles their reports."""

@@ -1,6 +1,6 @@
-"""The control plane's side of Celery: one producer that puts sealed orders on nodes' queues.
+"""Celery producer that puts sealed orders on nodes' queues.
 
-Nothing runs here.
+Executes no tasks.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def _app(url: str) -> Celery:
 
 
 def send(*, task: str, node: str, envelope: str) -> None:
-    """One message to the node's own queue.
+    """Send one message to the node's queue.
 
-    Raises `kombu.exceptions.OperationalError` while Redis is away.
+    Raises `kombu.exceptions.OperationalError` while Redis is unavailable.
     """
     queue = names.node_queue(node)
     _app(settings.REDIS_URL).send_task(

@@ -1,6 +1,7 @@
-"""A fork's checkpoint is kept for it while it waits: the nodes that hold it give it a second name.
+"""Pins the checkpoint of a waiting fork: the nodes that store it keep it under a second name.
 
-Asked again until the fork starts; done twice it is done once. Does not know how files are kept.
+The order is repeated until the fork starts and is idempotent. Does not depend on how nodes store
+files.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.reports.presence import presence
 
 REPEAT_S = 20.0
-_KEPT_FIRST = F("deleted").asc(nulls_first=True)
+_EXISTING_FIRST = F("deleted").asc(nulls_first=True)
 
 
-def origin_of(run: Run) -> tuple[Checkpoint, Checkpoint] | None:
-    """`(its own row, the row it was kept from)` of a fork; None for other runs, and where the
-    parent is gone.
-    """
+def fork_checkpoint(run: Run) -> tuple[Checkpoint, Checkpoint] | None:
+    """A fork's own checkpoint row and the parent's row; None for other runs or without a parent."""
     if run.forked_from_id is None:
         return None
     own = Checkpoint.objects.filter(run=run, attempt=0).first()
@@ -29,20 +28,18 @@ def origin_of(run: Run) -> tuple[Checkpoint, Checkpoint] | None:
         return None
     source = (
         Checkpoint.objects.filter(run_id=run.forked_from_id, step=own.step)
-        .order_by(_KEPT_FIRST, "-id")
+        .order_by(_EXISTING_FIRST, "-id")
         .first()
     )
     return (own, source) if source is not None and source.path != own.path else None
 
 
-def writer_of(run: Run, *, step: int) -> Attempt | None:
-    """The attempt that saved the run's checkpoint of this step; a fork's first was its parent's, or
-    an ancestor's.
-    """
+def checkpoint_writer(run: Run, *, step: int) -> Attempt | None:
+    """The attempt that saved the checkpoint of this step; for a fork it may be an ancestor's."""
     for _ in range(100):  # generations
         saved = (
             Checkpoint.objects.filter(run=run, step=step)
-            .order_by(_KEPT_FIRST, "-attempt", "-id")
+            .order_by(_EXISTING_FIRST, "-attempt", "-id")
             .first()
         )
         if saved is None or saved.attempt > 0 or run.forked_from is None:
@@ -53,8 +50,8 @@ def writer_of(run: Run, *, step: int) -> Attempt | None:
     return Attempt.objects.filter(run=run, number=saved.attempt).first()
 
 
-def keep_for(waiting: Iterable[Run]) -> None:
-    """Sends what is due for forks among these runs that have not begun."""
+def pin_for_forks(waiting: Iterable[Run]) -> None:
+    """Send due orders for the forks among these runs that have not started."""
     for run in waiting:
         if (
             run.forked_from_id is None
@@ -62,12 +59,12 @@ def keep_for(waiting: Iterable[Run]) -> None:
             or not presence.due(f"fork {run.pk}", "keep", REPEAT_S)
         ):
             continue
-        found = origin_of(run)
-        writer = writer_of(run, step=found[0].step) if found else None
-        if found is None or writer is None:
+        checkpoint = fork_checkpoint(run)
+        writer = checkpoint_writer(run, step=checkpoint[0].step) if checkpoint else None
+        if checkpoint is None or writer is None:
             continue
         nodes = [share["node"] for share in writer.placement]
-        own, source = found
-        dispatch.keep(
+        own, source = checkpoint
+        dispatch.pin_checkpoint(
             nodes[:1] if settings.ENV.shared_runs else nodes, source=source.path, target=own.path
         )

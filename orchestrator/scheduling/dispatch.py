@@ -1,7 +1,6 @@
-"""Orders to nodes, after the commit that they tell of: launch, and what is asked of a running
-attempt.
+"""Sends orders to nodes after the commit: launch, control of an attempt, pin a checkpoint.
 
-A lost message is sent again by the timer; a doubled one finds the attempt claimed. Decides nothing.
+The timer repeats lost messages; the agent's claim ignores repeated ones. Does not decide anything.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(attempt: Attempt, *, nodes: Iterable[str] | None = None) -> bool:
-    """Sends each of the attempt's nodes (or these) its launch order; False if one could not be
-    sent.
-    """
+    """Send launch orders to the attempt's nodes (or `nodes`); False if one was not sent."""
     shares = attempt.placement
     known = {
         node.name: node
@@ -52,12 +49,12 @@ def launch(attempt: Attempt, *, nodes: Iterable[str] | None = None) -> bool:
 
 
 def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> LaunchOrder:
-    """One node's share of an attempt as an order."""
-    run, shares = attempt.run, sorted(attempt.placement, key=lambda each: each["node_rank"])
-    before = [each for each in shares if each["node_rank"] < share["node_rank"]]
+    """The launch order for one node's share of an attempt."""
+    run, shares = attempt.run, sorted(attempt.placement, key=lambda item: item["node_rank"])
+    before = [item for item in shares if item["node_rank"] < share["node_rank"]]
     folder = f"runs/{run.pk}/attempt-{attempt.number}"
     if settings.ENV.shared_runs and len(shares) > 1:
-        # one file system for all: each node's supervisor has its own files
+        # shared file system: each node's supervisor has its own directory
         folder += f"/node-{share['node_rank']}"
     return LaunchOrder.from_dict(
         {
@@ -73,8 +70,8 @@ def launch_order(attempt: Attempt, share: dict[str, Any], *, gpu: bool) -> Launc
             "nodes": len(shares),
             "local_devices": share["devices"],
             "local_ranks": len(share["devices"]),
-            "world_size": sum(len(each["devices"]) for each in shares),
-            "rank_offset": sum(len(each["devices"]) for each in before),
+            "world_size": sum(len(item["devices"]) for item in shares),
+            "rank_offset": sum(len(item["devices"]) for item in before),
             "run_dir": folder,
             "resume_from": attempt.resume_from,
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
@@ -94,9 +91,7 @@ def control(
     nodes: Iterable[str] | None = None,
     grace_s: float | None = None,
 ) -> bool:
-    """Asks the attempt's nodes (or these), but for those that have exited; False if one could not
-    be asked.
-    """
+    """Send an action to the attempt's nodes (or `nodes`) that have not exited; False on failure."""
     wanted = set(nodes) if nodes is not None else {share["node"] for share in attempt.placement}
     wanted -= set(attempt.nodes_exited)
     grace = settings.ENV.cancel_grace_s if grace_s is None else grace_s
@@ -109,16 +104,16 @@ def control(
     return sent
 
 
-def keep(nodes: Iterable[str], *, source: str, target: str) -> bool:
-    """Asks these nodes to keep a checkpoint under a second name; False if one could not be asked."""
+def pin_checkpoint(nodes: Iterable[str], *, source: str, target: str) -> bool:
+    """Order nodes to keep a checkpoint under a second name; False if one was not sent."""
     order, sent = KeepOrder(source=source, target=target), True
     for node in Node.objects.filter(name__in=list(nodes)):
         sent &= _send(node, names.TASK_KEEP, names.KIND_KEEP, order.to_dict())
     return sent
 
 
-def end_unknown(node: Node, *, attempt_id: str, fence: str) -> bool:
-    """Tells a node to end an attempt that is over here: it was given up while the node was away."""
+def kill_stale_attempt(node: Node, *, attempt_id: str, fence: str) -> bool:
+    """Kill an attempt on a node that was abandoned while the node was unreachable."""
     order = ControlOrder(attempt_id=attempt_id, fence=fence, action="kill", grace_s=0.0)
     return _send(node, names.TASK_CONTROL, names.KIND_CONTROL, order.to_dict())
 
@@ -132,7 +127,7 @@ def _send(node: Node, task: str, kind: str, body: dict[str, Any]) -> bool:
         celery_client.send(task=task, node=node.name, envelope=text)
     except (OperationalError, OSError, ValueError) as error:
         log.warning(
-            "The %s order for %s was not sent at %s, the timer tries again: %s",
+            "The %s order for %s was not sent at %s and will be repeated: %s",
             kind,
             node.name,
             clock.now(),

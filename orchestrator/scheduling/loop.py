@@ -1,8 +1,7 @@
-"""The scheduler's loop: news and wake-ups as they come, a timer beside them, each alone enough. One
-holder at a time.
+"""The scheduler's loop: handles reports, wake-ups and a timer while it holds the lease.
 
-Broken connections to database or Redis delay it, nothing else. Does not know how to place or to end
-anything.
+The timer alone suffices. Failures of the database or Redis only delay it. Does not implement
+placement or the end of attempts.
 """
 
 from __future__ import annotations
@@ -22,10 +21,12 @@ from orchestrator.scheduling.reports.presence import presence
 from orchestrator.scheduling.tick import tick
 
 log = logging.getLogger(__name__)
-_BURST = 100  # reports acted upon between two ticks
+_BURST = 100  # reports handled between two ticks
 
 
 class Loop:
+    """One scheduler process; `run` works until `stop`."""
+
     def __init__(self) -> None:
         self.holder = lease.new_holder()
         self._stopping = threading.Event()
@@ -34,18 +35,19 @@ class Loop:
         self._reap_due = 0.0
 
     def stop(self) -> None:
+        """Request the end; callable from signal handlers."""
         self._stopping.set()
         if self._inbox is not None:
             self._inbox.stop()
 
     def run(self) -> None:
-        """Until `stop`."""
+        """Handle events until `stop`."""
         try:
             while not self._stopping.is_set():
                 try:
-                    self._turn()
+                    self._iterate()
                 except (DatabaseError, InterfaceError) as error:
-                    log.warning("The database is away, trying again: %s", error)
+                    log.warning("The database is unavailable, retrying: %s", error)
                     connection.close()
                     self._stopping.wait(1.0)
         finally:
@@ -56,10 +58,10 @@ class Loop:
                 lease.release(self.holder)
             except (DatabaseError, InterfaceError):
                 log.warning(
-                    "The lease was not given back; it lapses in %.0f s", lease.LIFE.total_seconds()
+                    "The lease was not released; it expires in %.0f s", lease.LIFE.total_seconds()
                 )
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         close_old_connections()
         if self._inbox is None:
             if not lease.hold(self.holder):
@@ -70,7 +72,7 @@ class Loop:
             self._inbox = Inbox(_connect, consumer=self.holder)
             self._inbox.start()
         entry = self._inbox.get(min(self._tick_due, self._reap_due) - time.monotonic())
-        wake = entry is not None and self._take(self._inbox, entry)
+        wake = entry is not None and self._handle(self._inbox, entry)
         now = time.monotonic()
         if now >= self._reap_due:
             if not lease.hold(self.holder, beat=True):
@@ -85,36 +87,34 @@ class Loop:
             self._tick_due = time.monotonic() + settings.ENV.tick_s
         self._inbox.flush()
 
-    def _take(self, inbox: Inbox, entry: Entry) -> bool:
-        """Acts on this entry and those behind it; True when a tick was asked for."""
+    def _handle(self, inbox: Inbox, entry: Entry) -> bool:
+        """Handle this entry and the following ones; True if a tick was requested."""
         wake = False
         for _ in range(_BURST):
             if entry.id is None:
                 wake = True
             else:
-                self._act(entry.text)
-                inbox.done(entry.id)
+                self._handle_report(entry.text)
+                inbox.acknowledge(entry.id)
             following = inbox.get(0.0)
             if following is None:
                 break
             entry = following
-        else:
-            pass
         if wake:
-            self._reap_due = 0.0  # a wish for a running attempt is the reaper's to deliver
+            self._reap_due = 0.0  # the reaper delivers requests to running attempts
         return wake
 
-    def _act(self, text: bytes) -> None:
+    def _handle_report(self, text: bytes) -> None:
         try:
             report(text)
         except (DatabaseError, InterfaceError):
             raise
         except Exception:
-            log.exception("A report could not be acted upon and is dropped")
+            log.exception("A report could not be handled and is dropped")
 
 
 def _connect():  # type: ignore[no-untyped-def]
-    """A connection of a thread's own, whose timeout outlasts its blocking reads."""
+    """A connection for one thread; its timeout exceeds that of blocking reads."""
     import redis
 
     return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=2)

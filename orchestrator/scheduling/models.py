@@ -1,7 +1,4 @@
-"""Which attempt holds which device, and who runs the scheduler's loop.
-
-Decisions are made in `policy`.
-"""
+"""Tables of device allocations and of the scheduler's lease."""
 
 from __future__ import annotations
 
@@ -14,10 +11,7 @@ from orchestrator.runs.models import Attempt
 
 
 class Allocation(models.Model):
-    """A device held by an attempt, from placement until the attempt's exit.
-
-    At most one open per device.
-    """
+    """A device held by an attempt from placement to exit; at most one is open per device."""
 
     attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="allocations")
     device = models.ForeignKey(Device, on_delete=models.CASCADE, related_name="allocations")
@@ -38,7 +32,7 @@ class Allocation(models.Model):
 
 
 class Lease(models.Model):
-    """One holder of a named duty, by token and expiry; the next takes over when it lapses."""
+    """Holder of a named role until `expires`; then another process may take it."""
 
     name = models.CharField(max_length=40, primary_key=True)
     holder = models.CharField(max_length=80)

@@ -1,9 +1,8 @@
-"""Which waiting runs get which devices now, and one sentence for each that goes on waiting. Pure:
-no database.
+"""The scheduling policy: which queued runs get which devices now, and why each other run waits.
 
-Gangs are placed whole or not at all. Priority, then time in the queue; smaller runs may pass a big
-one for a while,
-then devices are kept for it. Does not know how an attempt is started.
+Gangs are placed completely or not at all, by priority, then by time in the queue. Smaller runs may
+overtake a large one for a while; then devices are reserved for it. Pure: does not depend on a
+database or on how attempts start.
 """
 
 from __future__ import annotations
@@ -14,21 +13,26 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.scheduling.placement import reasons
-from orchestrator.scheduling.placement.capacity import Lane, NodeView, Room, Slot, rooms_by_pool
+from orchestrator.scheduling.placement.capacity import (
+    DeviceGroup,
+    NodeDevices,
+    NodeView,
+    Slot,
+    groups_by_pool,
+)
 
-__all__ = ["Decision", "NodeView", "Placement", "Share", "Slot", "Wait", "Waiting", "place"]
+__all__ = ["Decision", "NodeView", "Placement", "QueuedRun", "Share", "Slot", "Wait", "place"]
 
-# a run that has waited so long at the head of its pool gets the next devices
+# a run that has waited this long at the head of its pool gets the next devices
 RESERVE_AFTER_S = 60.0
-# how far down its pool's line a head is looked for, past runs that wait for something else than
-# devices
-HEADS = 8
-ESTIMATED = 200  # waiting runs of a pool whose start is estimated; nobody plans with the rest
+# reservations are considered for this many waiting runs per pool; those before may not need devices
+RESERVATION_DEPTH = 8
+ESTIMATE_LIMIT = 200  # waiting runs per pool whose start is estimated
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A queued run. `keep` are the nodes that hold its checkpoint, where only they have it."""
+class QueuedRun:
+    """A queued run; only `checkpoint_nodes`, if any, store its checkpoint."""
 
     run: int
     devices: int
@@ -39,26 +43,28 @@ class Waiting:
     device: str | None = None
     not_before: float | None = None
     max_seconds: float | None = None
-    keep: tuple[str, ...] = ()
+    checkpoint_nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Share:
+    """Devices of one node, by index."""
+
     node: str
     devices: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Placement:
+    """A run that starts now."""
+
     run: int
     shares: tuple[Share, ...]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """`may_start` (Unix seconds) is when all before it are done at the latest; None where nobody
-    can tell.
-    """
+    """A run that waits; `may_start` (Unix seconds) is its latest start, None if unknown."""
 
     run: int
     position: int
@@ -68,47 +74,49 @@ class Wait:
 
 @dataclass(frozen=True)
 class Decision:
+    """Result of one pass: each queued run is placed or waits."""
+
     placements: tuple[Placement, ...] = ()
     waits: tuple[Wait, ...] = ()
 
 
 def place(
-    queue: Sequence[Waiting],
+    queue: Sequence[QueuedRun],
     nodes: Sequence[NodeView],
     now: datetime,
     *,
     quotas: Mapping[str, int] | None = None,
     pool_priority: Mapping[str, int] | None = None,
-    estimated: int = ESTIMATED,
+    estimated: int = ESTIMATE_LIMIT,
 ) -> Decision:
-    """`quotas` is the most devices one owner may hold in a pool.
+    """Decide for every queued run; equal input gives an equal decision.
 
-    The same input gives the same decision.
+    `quotas` limits the devices that one owner may hold per pool.
     """
-    one_pass = _Pass(
+    current = _Pass(
         sorted(nodes, key=lambda node: node.name),
         now.timestamp(),
         quotas or {},
-        max(HEADS, estimated),
+        max(RESERVATION_DEPTH, estimated),
     )
     weight = pool_priority or {}
     for run in sorted(
         queue, key=lambda run: (-run.priority, -weight.get(run.pool, 0), run.queued_at, run.run)
     ):
-        one_pass.consider(run)
-    return Decision(tuple(one_pass.placements), tuple(one_pass.waits))
+        current.consider(run)
+    return Decision(tuple(current.placements), tuple(current.waits))
 
 
 @dataclass
-class _Head:
-    """The run that has the next devices of its pool, and when it starts at the latest."""
+class _Reservation:
+    """The run that gets the next devices of its pool, and its latest start."""
 
     run: int
     start: float
 
 
 class _Pass:
-    """What one pass has decided so far, in memory."""
+    """State of one pass, in memory."""
 
     def __init__(
         self, nodes: list[NodeView], now: float, quotas: Mapping[str, int], estimated: int
@@ -117,122 +125,133 @@ class _Pass:
         self.waits: list[Wait] = []
         self._nodes, self._now, self._quotas, self._estimated = nodes, now, quotas, estimated
         self._by_name = {node.name: node for node in nodes}
-        self._rooms = rooms_by_pool(nodes, now)
-        self._heads: dict[str, _Head] = {}
-        self._line: dict[str, int] = {}  # how many runs of a pool wait so far
-        self._held: dict[tuple[str, str], int] = {}
-        self._facts: dict[tuple[str, str], tuple[int, str]] = {}
+        self._groups = groups_by_pool(nodes, now)
+        self._reservations: dict[str, _Reservation] = {}
+        self._waiting: dict[str, int] = {}  # pool → waiting runs so far
+        self._held: dict[tuple[str, str], int] = {}  # (pool, owner) → devices
+        self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
-                    self._held[node.pool, slot.owner] = (
-                        self._held.get((node.pool, slot.owner), 0) + 1
-                    )
+                    self._hold(node.pool, slot.owner, 1)
 
-    def consider(self, run: Waiting) -> None:
-        """Places the run, or notes why not."""
-        has, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
+    def consider(self, run: QueuedRun) -> None:
+        """Place the run, or record why it waits."""
         if run.not_before is not None and run.not_before > self._now:
             return self._wait(run, reasons.back_off(run.not_before), self._candidates(run))
-        if quota is not None and has + run.devices > quota:
-            return self._wait(run, reasons.over_quota(run, quota, has), [])
-        away = [
-            name
-            for name in run.keep
-            if name in self._by_name and self._by_name[name].away == "silent"
-        ]
-        if away:
-            return self._wait(run, reasons.checkpoint_away(run, away), [])
-        rooms, head = self._candidates(run), self._heads.get(run.pool)
-        # a short run may use what is kept for the head if it is gone by then
-        passing = (
-            head is not None
+        if blocked := self._blocked(run):
+            return self._wait(run, blocked, [])
+        groups, reservation = self._candidates(run), self._reservations.get(run.pool)
+        # a run that ends before the reservation starts may use the reserved devices
+        backfill = (
+            reservation is not None
             and run.max_seconds is not None
-            and self._now + run.max_seconds <= head.start
+            and self._now + run.max_seconds <= reservation.start
         )
-        for room in rooms:
-            if lanes := room.gang(run.devices, run.keep, passing=passing):
-                return self._place(run, lanes)
-        return self._wait(run, self._why(run, rooms, head), rooms)
+        for group in groups:
+            if nodes := group.fit(run.devices, run.checkpoint_nodes, backfill=backfill):
+                return self._place(run, nodes)
+        return self._wait(run, self._explain(run, groups, reservation), groups)
 
-    def _candidates(self, run: Waiting) -> list[Room]:
-        """Rooms of the pool and kind; on the checkpoint's nodes alone while those take work."""
-        rooms = [room for room in self._rooms.get(run.pool, []) if run.device in (None, room.kind)]
-        if run.keep and all(
-            name in self._by_name and self._by_name[name].usable for name in run.keep
+    def _blocked(self, run: QueuedRun) -> str:
+        """Why the run may not start, however many devices are free; empty if it may."""
+        used, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
+        if quota is not None and used + run.devices > quota:
+            return reasons.over_quota(run, quota, used)
+        silent = [
+            name
+            for name in run.checkpoint_nodes
+            if name in self._by_name and self._by_name[name].unusable_reason == "silent"
+        ]
+        return reasons.checkpoint_unavailable(run, silent) if silent else ""
+
+    def _candidates(self, run: QueuedRun) -> list[DeviceGroup]:
+        """Groups of the pool and kind; only the checkpoint's nodes while those are usable."""
+        groups = [
+            group for group in self._groups.get(run.pool, []) if run.device in (None, group.kind)
+        ]
+        if run.checkpoint_nodes and all(
+            name in self._by_name and self._by_name[name].usable for name in run.checkpoint_nodes
         ):
-            kept = [part for room in rooms if (part := room.only(run.keep)).lanes]
-            return kept or rooms
-        return rooms
+            restricted = [group.on_nodes(run.checkpoint_nodes) for group in groups]
+            return [group for group in restricted if group.nodes] or groups
+        return groups
 
-    def _place(self, run: Waiting, lanes: list[Lane]) -> None:
-        per = run.devices // len(lanes)
+    def _place(self, run: QueuedRun, nodes: list[NodeDevices]) -> None:
+        per_node = run.devices // len(nodes)
         until = self._now + run.max_seconds if run.max_seconds is not None else math.inf
-        shares = tuple(Share(lane.node, lane.take(run.run, per, until)) for lane in lanes)
+        shares = tuple(Share(node.node, node.take(run.run, per_node, until)) for node in nodes)
         self.placements.append(Placement(run.run, shares))
-        self._held[run.pool, run.owner] = self._held.get((run.pool, run.owner), 0) + run.devices
+        self._hold(run.pool, run.owner, run.devices)
         self._changed(run.pool)
 
-    def _wait(self, run: Waiting, reason: str, rooms: list[Room]) -> None:
-        self._line[run.pool] = position = self._line.get(run.pool, 0) + 1
-        start = (
-            self._book(run, rooms, head=position <= HEADS) if position <= self._estimated else None
-        )
+    def _hold(self, pool: str, owner: str, devices: int) -> None:
+        self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
+
+    def _wait(self, run: QueuedRun, reason: str, groups: list[DeviceGroup]) -> None:
+        self._waiting[run.pool] = position = self._waiting.get(run.pool, 0) + 1
+        start = None
+        if position <= self._estimated:
+            start = self._book(run, groups, may_reserve=position <= RESERVATION_DEPTH)
         self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start))
 
-    def _book(self, run: Waiting, rooms: list[Room], *, head: bool) -> float | None:
-        """When the run starts at the latest; books those devices, and keeps them for a pool's first
-        long waiter.
+    def _book(
+        self, run: QueuedRun, groups: list[DeviceGroup], *, may_reserve: bool
+    ) -> float | None:
+        """Estimate the run's latest start and book its devices for the estimates of later runs.
+
+        Reserves them if the run is the first of its pool that has waited for long.
         """
-        found = [best for room in rooms if (best := room.earliest(run.devices)) is not None]
-        if not found:
+        options = [best for group in groups if (best := group.earliest(run.devices)) is not None]
+        if not options:
             return None
-        free_at, lanes = min(found, key=lambda item: item[0])
+        free_at, nodes = min(options, key=lambda item: item[0])
         ready = run.not_before or 0.0
-        start, per = max(self._now, free_at, ready), run.devices // len(lanes)
+        start, per_node = max(self._now, free_at, ready), run.devices // len(nodes)
         late = self._now - run.queued_at >= RESERVE_AFTER_S and ready <= self._now
-        if head and late and run.pool not in self._heads:
-            self._heads[run.pool] = _Head(run.run, start)
-            for lane in lanes:
-                lane.kept = per
+        if may_reserve and late and run.pool not in self._reservations:
+            self._reservations[run.pool] = _Reservation(run.run, start)
+            for node in nodes:
+                node.reserved = per_node
             self._changed(run.pool)
-        for lane in lanes:
-            lane.book(per, start + run.max_seconds if run.max_seconds is not None else math.inf)
+        end = start + run.max_seconds if run.max_seconds is not None else math.inf
+        for node in nodes:
+            node.book(per_node, end)
         return start if math.isfinite(start) else None
 
     def _changed(self, pool: str) -> None:
-        for room in self._rooms[pool]:
-            room.changed()
-        self._facts = {key: facts for key, facts in self._facts.items() if key[0] != pool}
+        for group in self._groups[pool]:
+            group.changed()
+        self._usage = {key: usage for key, usage in self._usage.items() if key[0] != pool}
 
-    def _why(self, run: Waiting, rooms: list[Room], head: _Head | None) -> str:
-        """The sentence for a run that no kind of device has room for."""
-        if not rooms:
-            return reasons.nowhere(run, self._nodes)
-        room = max(rooms, key=lambda room: room.total)
-        if room.total < run.devices:
-            return reasons.no_room(run, room.total, self._nodes)
-        if not room.ever_even(run.devices):
-            return reasons.unequal(run, room.sizes, ever=True)
-        free, holders = self._free_and_holders(run, room)
+    def _explain(
+        self, run: QueuedRun, groups: list[DeviceGroup], reservation: _Reservation | None
+    ) -> str:
+        """Why no group fits the run."""
+        if not groups:
+            return reasons.no_devices(run, self._nodes)
+        group = max(groups, key=lambda group: group.total)
+        if group.total < run.devices:
+            return reasons.too_few_devices(run, group.total, self._nodes)
+        if not group.can_ever_fit(run.devices):
+            return reasons.uneven(run, group.sizes, ever=True)
+        free, holders = self._get_usage(run, group)
         if free >= run.devices:
-            if head is not None and room.open(passing=False) < free:
-                return reasons.behind(run, head.run, free)
-            return reasons.unequal(run, room.frees, ever=False)
-        return reasons.busy(run, free, room.total, holders)
+            if reservation is not None and group.available(backfill=False) < free:
+                return reasons.reserved(run, reservation.run, free)
+            return reasons.uneven(run, group.free_counts, ever=False)
+        return reasons.busy(run, free, group.total, holders)
 
-    def _free_and_holders(self, run: Waiting, room: Room) -> tuple[int, str]:
-        """Free devices and who holds the rest, in words; the same for every run that may use the
-        whole room.
-        """
-        key = (run.pool, room.kind)
-        if run.keep or key not in self._facts:
-            holders: dict[int, int] = {}
-            for lane in room.lanes:
-                for holder, count in lane.holders.items():
-                    holders[holder] = holders.get(holder, 0) + count
-            facts = room.open(passing=True), reasons.holding(holders)
-            if run.keep:
-                return facts
-            self._facts[key] = facts
-        return self._facts[key]
+    def _get_usage(self, run: QueuedRun, group: DeviceGroup) -> tuple[int, str]:
+        """Free devices and a description of the holders, cached for runs without a checkpoint."""
+        key = (run.pool, group.kind)
+        if not run.checkpoint_nodes and key in self._usage:
+            return self._usage[key]
+        holders: dict[int, int] = {}
+        for node in group.nodes:
+            for holder, count in node.holders.items():
+                holders[holder] = holders.get(holder, 0) + count
+        usage = group.available(backfill=True), reasons.describe_holders(holders)
+        if not run.checkpoint_nodes:
+            self._usage[key] = usage
+        return usage

@@ -1,8 +1,7 @@
-"""Reads what the scheduler decided: the queue with reasons, who held which device when, how the
-whole place is.
+"""Reads the queue with reasons, device allocations, and the health of the control plane.
 
-Writes nothing. What the asker may not see is left out of the queue; callers of allocations hide
-names themselves.
+The queue omits runs that the user may not see; callers of `allocations` must hide names themselves.
+Writes nothing.
 """
 
 from __future__ import annotations
@@ -21,17 +20,14 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling import lease
 from orchestrator.scheduling.models import Allocation, Lease
-from orchestrator.scheduling.placement import snapshot
-from orchestrator.scheduling.stream_health import broker_facts
+from orchestrator.scheduling.placement import reasons, snapshot
+from orchestrator.scheduling.stream_health import broker_health
 from workers.contracts.wire.node_messages import RunState
 
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A waiting run.
-
-    `position` counts over the whole queue; `may_start` is an estimate, None where nobody can tell.
-    """
+    """A waiting run; `position` counts over the full queue, `may_start` is None if unknown."""
 
     run: Run
     position: int
@@ -41,10 +37,7 @@ class QueueEntry:
 
 @dataclass(frozen=True)
 class Overview:
-    """Is the fleet busy with the right things, and is anything wrong?
-
-    Runs are those that the asker may see.
-    """
+    """Usage of the fleet, runs that the user may see, and problems."""
 
     devices: int
     busy: int
@@ -55,24 +48,25 @@ class Overview:
 
     @property
     def waiting_devices(self) -> int:
+        """Devices that all visible waiting runs need."""
         return sum(entry.run.devices for entry in self.waiting)
 
 
 def queue_visible_to(*, user: User) -> list[QueueEntry]:
-    """Waiting runs in the order in which they are served, with a fresh reason and estimate each."""
+    """Waiting runs in scheduling order, each with its current reason and estimated start."""
     now = clock.now()
-    seen = snapshot.take()
-    decision = seen.decide(now)
-    told = {wait.run: (wait.reason, wait.may_start) for wait in decision.waits}
+    current = snapshot.take()
+    decision = current.decide(now)
+    status = {wait.run: (wait.reason, wait.may_start) for wait in decision.waits}
     for placement in decision.placements:
-        told[placement.run] = ("starts at the next turn of the scheduler", now.timestamp())
+        status[placement.run] = (reasons.NEXT_PASS, now.timestamp())
     order = sorted(
-        seen.queue,
-        key=lambda one: (
-            -one.priority,
-            -seen.pool_priority.get(one.pool, 0),
-            one.queued_at,
-            one.run,
+        current.queue,
+        key=lambda run: (
+            -run.priority,
+            -current.pool_priority.get(run.pool, 0),
+            run.queued_at,
+            run.run,
         ),
     )
     visible = set(
@@ -84,27 +78,26 @@ def queue_visible_to(*, user: User) -> list[QueueEntry]:
     entries = []
     for position, waiting in enumerate(order, start=1):
         if waiting.run in visible:
-            reason, start = told[waiting.run]
+            reason, start = status[waiting.run]
             may_start = clock.from_unix(start) if start is not None else None
-            entries.append(QueueEntry(seen.runs[waiting.run], position, reason, may_start))
+            entries.append(QueueEntry(current.runs[waiting.run], position, reason, may_start))
     return entries
 
 
 def allocations(*, since: datetime) -> QuerySet[Allocation]:
-    """Every holding of a device that lasted beyond `since`, oldest first, with attempt, run and
-    owner at hand.
-    """
-    found = Allocation.objects.filter(Q(released=None) | Q(released__gt=since))
-    return found.select_related("attempt__run__owner", "device").order_by("created", "id")
+    """Allocations that lasted beyond `since`, oldest first, with attempt, run and owner."""
+    rows = Allocation.objects.filter(Q(released=None) | Q(released__gt=since))
+    return rows.select_related("attempt__run__owner", "device").order_by("created", "id")
 
 
 def allocations_by_device() -> dict[int, Allocation]:
-    """Who holds each device now, by the device's key."""
+    """Current allocations by the device's primary key."""
     held = Allocation.objects.filter(released=None).select_related("attempt__run__owner", "device")
     return {allocation.device_id: allocation for allocation in held}
 
 
 def overview(*, user: User) -> Overview:
+    """Usage of the fleet, and the runs that the user may see."""
     nodes = list(Node.objects.order_by("name"))
     serving = [node.pk for node in nodes if node.health == Node.Health.UP]
     devices = Device.objects.filter(healthy=True, node_id__in=serving).count()
@@ -117,8 +110,9 @@ def overview(*, user: User) -> Overview:
 
 
 def health() -> dict[str, Any]:
-    """Whether all that runs depend on is alive: `{ok, troubles, scheduler, redis, reports, ingest,
-    nodes, queue}`.
+    """Health of the control plane and the nodes.
+
+    `{ok, troubles, scheduler, redis, reports, ingest, nodes, queue}`
     """
     now = clock.now()
     troubles: list[str] = []
@@ -126,13 +120,13 @@ def health() -> dict[str, Any]:
     age_s = (now - row.beat).total_seconds() if row and row.beat else None
     late = age_s is None or age_s > max(15.0, 5 * settings.ENV.tick_s)
     if late:
-        told = "has not run yet" if age_s is None else f"was last heard of {age_s:.0f} s ago"
-        troubles.append(f"the scheduler {told}; nothing new starts until it is back")
-    broker = broker_facts()
+        status = "has not run yet" if age_s is None else f"last ran {age_s:.0f} s ago"
+        troubles.append(f"the scheduler {status}; no run starts until it works again")
+    broker = broker_health()
     if not broker["redis"]["ok"]:
-        troubles.append("Redis does not answer; runs go on, news of them waits on the nodes")
+        troubles.append("Redis does not answer; runs continue, and nodes buffer their reports")
     elif broker["ingest"]["lag_s"] > 30:
-        troubles.append(f"ingest is {broker['ingest']['lag_s']:.0f} s behind; charts are late")
+        troubles.append(f"ingest is {broker['ingest']['lag_s']:.0f} s behind; charts are delayed")
     counts = {str(health): 0 for health in Node.Health.values}
     for name, health_ in Node.objects.values_list("name", "health"):
         counts[health_] += 1

@@ -1,9 +1,9 @@
-"""What the scheduler does, one verb each: take in a report, place what waits, look after what runs."""
+"""The scheduler's actions: handle a report, place queued runs, check running attempts."""
 
 from __future__ import annotations
 
 from orchestrator.scheduling.reaper import reap
 from orchestrator.scheduling.reports.handler import report
-from orchestrator.scheduling.tick import Pass, tick
+from orchestrator.scheduling.tick import TickResult, tick
 
-__all__ = ["Pass", "reap", "report", "tick"]
+__all__ = ["TickResult", "reap", "report", "tick"]

@@ -1,6 +1,6 @@
-"""What Redis tells of the two streams: whether it answers, how far their readers are behind.
+"""Health of Redis and lag of the readers of its two streams.
 
-Knows no row.
+Does not depend on the database.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from orchestrator.common import redis
 from workers.contracts.wire import names
 
 
-def broker_facts() -> dict[str, Any]:
-    """`{redis: {ok}, reports: {…}, ingest: {waiting, lag_s}}`; `lag_s`: age of the oldest entry not
-    yet done with.
+def broker_health() -> dict[str, Any]:
+    """`{redis: {ok}, reports: {…}, ingest: {waiting, lag_s}}`.
+
+    `lag_s` is the age of the oldest entry that is not acknowledged.
     """
     try:
         client = redis.quick_client()
@@ -27,17 +28,17 @@ def broker_facts() -> dict[str, Any]:
             "ingest": _stream(client, names.TELEMETRY, names.TELEMETRY_GROUP),
         }
     except (redis_py.RedisError, OSError):
-        nothing = {"waiting": None, "lag_s": 0.0}
-        return {"redis": {"ok": False}, "reports": nothing, "ingest": nothing}
+        unknown = {"waiting": None, "lag_s": 0.0}
+        return {"redis": {"ok": False}, "reports": unknown, "ingest": unknown}
 
 
 def _stream(client: redis_py.Redis, stream: str, group: str) -> dict[str, Any]:
-    """Entries that the group has not finished, and how old the oldest is."""
+    """Number of entries that the group has not acknowledged, and the age of the oldest."""
     try:
         groups: Any = client.xinfo_groups(stream)
-    except redis_py.ResponseError:  # nobody wrote or read yet
+    except redis_py.ResponseError:  # the stream does not exist yet
         return {"waiting": 0, "lag_s": 0.0}
-    mine = next((one for one in groups if one["name"] in (group, group.encode())), None)
+    mine = next((row for row in groups if row["name"] in (group, group.encode())), None)
     if mine is None:
         return {"waiting": int(client.xlen(stream)), "lag_s": 0.0}
     pending: Any = client.xpending(stream, group)

@@ -16,13 +16,18 @@ from webui.presentation import formatting
 
 register = template.Library()
 
-_RUN = re.compile(r"\br(\d{1,18})\b")
+# version 0.1 wrote `r12`
+_RUN = re.compile(r"\b(?:r|([Rr]un) )(\d{1,18})\b")
 
 
 @register.filter
 def run_links(text: Any) -> SafeString:
-    """Replace `r12` in a reason with a link to run 12."""
-    return mark_safe(_RUN.sub(r'<a href="/runs/\1/">run \1</a>', conditional_escape(text or "")))
+    """Replace `run 12` in a reason with a link to run 12."""
+    return mark_safe(_RUN.sub(_run_link, conditional_escape(text or "")))
+
+
+def _run_link(match: re.Match[str]) -> str:
+    return f'<a href="/runs/{match[2]}/">{match[1] or "run"} {match[2]}</a>'
 
 
 @register.simple_tag

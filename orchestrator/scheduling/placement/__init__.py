@@ -1,0 +1,1 @@
+"""Devices of one scheduling pass, wait reasons, and the snapshot that the policy reads."""

@@ -1,7 +1,6 @@
-"""The devices of one pass: which are free, when the others are, which are kept. Changed while a
-pass places runs.
+"""Devices of one scheduling pass: which are free, reserved, or held and until when.
 
-Knows nodes and numbers of devices; does not know priorities, quotas or sentences.
+A pass changes them while it places runs. Does not depend on priorities, quotas or wait reasons.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Slot:
-    """One healthy device.
-
-    `run` holds it, at the latest until `until` (Unix seconds) where that is known.
-    """
+    """One healthy device; `run` holds it, at most until `until` (Unix seconds, if known)."""
 
     index: int
     kind: str  # its catalogue name, or its product's
@@ -29,17 +25,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class NodeView:
+    """One node; `unusable_reason` is "drained", "silent" or "lost" if it is not usable."""
+
     name: str
     pool: str
     slots: tuple[Slot, ...]
     usable: bool = True  # up and not drained
-    away: str = ""  # why not: "drained", "silent", "lost"
+    unusable_reason: str = ""
 
 
-class Lane:
-    """The devices of one kind on one usable node.
+class NodeDevices:
+    """Devices of one kind on one usable node.
 
-    `free_at`, ascending, says when each is free; inf: nobody knows.
+    `free_at`, ascending, is when each becomes free; inf if unknown.
     """
 
     def __init__(self, node: str, slots: Sequence[Slot], now: float) -> None:
@@ -51,118 +49,131 @@ class Lane:
             if slot.run is not None
         ]
         self.free_at = sorted([now] * len(self.free) + held)
-        self.kept = 0  # free devices that wait for a run at the head of its line
+        self.reserved = 0  # free devices reserved for a pool's first run
         self.holders: dict[int, int] = {}
         for slot in slots:
             if slot.run is not None:
                 self.holders[slot.run] = self.holders.get(slot.run, 0) + 1
 
-    def room(self, passing: bool) -> int:
-        """Devices to be had now; a run that passes may use those kept as well."""
-        return len(self.free) if passing else max(0, len(self.free) - self.kept)
+    def available(self, backfill: bool) -> int:
+        """Devices available now; a backfilled run may also use reserved ones."""
+        return len(self.free) if backfill else max(0, len(self.free) - self.reserved)
 
     def book(self, devices: int, until: float) -> None:
+        """Assume that the devices that become free first are held until `until`."""
         self.free_at = sorted([until] * devices + self.free_at[devices:])
 
     def take(self, run: int, devices: int, until: float) -> tuple[int, ...]:
-        """The lowest free indices, which are the run's from now on."""
+        """Give the run the lowest free indices."""
         taken, self.free = self.free[:devices], self.free[devices:]
         self.holders[run] = self.holders.get(run, 0) + devices
         self.book(devices, until)
         return tuple(taken)
 
 
-class Room:
-    """Lanes of one kind, where a gang finds a place. Sums are kept until `changed` is called."""
+class DeviceGroup:
+    """Devices of one kind in a pool; a gang is placed within one group.
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
-        self.lanes = sorted(lanes, key=lambda lane: lane.node)
-        self.total = sum(lane.size for lane in lanes)
-        self._sizes = sorted(lane.size for lane in lanes)
-        self._rooms: dict[bool, list[int]] = {}
+    Caches sums until `changed` is called.
+    """
+
+    def __init__(self, nodes: Sequence[NodeDevices]) -> None:
+        self.nodes = sorted(nodes, key=lambda node: node.node)
+        self.total = sum(node.size for node in nodes)
+        self._sizes = sorted(node.size for node in nodes)
+        self._available: dict[bool, list[int]] = {}
 
     @property
     def kind(self) -> str:
-        return self.lanes[0].kind
+        """The devices' kind."""
+        return self.nodes[0].kind
 
     @property
     def sizes(self) -> list[int]:
-        return [lane.size for lane in self.lanes]
+        """Devices per node."""
+        return [node.size for node in self.nodes]
 
     @property
-    def frees(self) -> list[int]:
-        return [lane.room(passing=True) for lane in self.lanes]
+    def free_counts(self) -> list[int]:
+        """Free devices per node, including reserved ones."""
+        return [node.available(backfill=True) for node in self.nodes]
 
-    def only(self, nodes: Collection[str]) -> Room:
-        """The part of it on these nodes, for one question."""
-        return Room([lane for lane in self.lanes if lane.node in nodes])
+    def on_nodes(self, names: Collection[str]) -> DeviceGroup:
+        """A group of only these nodes."""
+        return DeviceGroup([node for node in self.nodes if node.node in names])
 
     def changed(self) -> None:
-        self._rooms.clear()
+        """Drop cached sums after a placement or reservation."""
+        self._available.clear()
 
-    def open(self, *, passing: bool) -> int:
-        return sum(self._sorted(passing))
+    def available(self, *, backfill: bool) -> int:
+        """Devices available now on all nodes."""
+        return sum(self._sorted(backfill))
 
-    def ever_even(self, devices: int) -> bool:
-        """Whether so many ranks could be spread evenly if everything were free."""
+    def can_ever_fit(self, devices: int) -> bool:
+        """Whether the gang would fit evenly if all devices were free."""
         return any(
             _enough(self._sizes, devices // count, count)
-            for count in splits(devices, len(self.lanes))
+            for count in node_counts(devices, len(self.nodes))
         )
 
-    def gang(self, devices: int, prefer: Collection[str], *, passing: bool) -> list[Lane]:
-        """The fewest lanes that hold the gang evenly; among those the fullest, to keep others
-        whole. Empty: none do.
-        """
-        rooms = self._sorted(passing)
-        for count in splits(devices, len(self.lanes)):
-            per = devices // count
-            if _enough(rooms, per, count):
-                fit = [lane for lane in self.lanes if lane.room(passing) >= per]
-                fit.sort(key=lambda lane: (lane.node not in prefer, lane.room(passing), lane.node))
-                return sorted(fit[:count], key=lambda lane: lane.node)
+    def fit(self, devices: int, prefer: Collection[str], *, backfill: bool) -> list[NodeDevices]:
+        """The fewest nodes that fit the gang evenly, preferring the fullest; empty if none do."""
+        available = self._sorted(backfill)
+        for count in node_counts(devices, len(self.nodes)):
+            per_node = devices // count
+            if _enough(available, per_node, count):
+                fitting = [node for node in self.nodes if node.available(backfill) >= per_node]
+                fitting.sort(
+                    key=lambda node: (node.node not in prefer, node.available(backfill), node.node)
+                )
+                return sorted(fitting[:count], key=lambda node: node.node)
         return []
 
-    def earliest(self, devices: int) -> tuple[float, list[Lane]] | None:
-        """When and where the gang fits at the latest; inf where nobody knows, None where never."""
-        best: tuple[float, list[Lane]] | None = None
-        for count in splits(devices, len(self.lanes)):
-            per = devices // count
-            if not _enough(self._sizes, per, count):
+    def earliest(self, devices: int) -> tuple[float, list[NodeDevices]] | None:
+        """The latest time at which the gang fits, and where; inf if unknown, None if never."""
+        best: tuple[float, list[NodeDevices]] | None = None
+        for count in node_counts(devices, len(self.nodes)):
+            per_node = devices // count
+            if not _enough(self._sizes, per_node, count):
                 continue
-            able = [
-                (lane.free_at[per - 1], -len(lane.free), lane.node, lane)
-                for lane in self.lanes
-                if lane.size >= per
+            fitting = [
+                (node.free_at[per_node - 1], -len(node.free), node.node, node)
+                for node in self.nodes
+                if node.size >= per_node
             ]
-            able.sort(key=lambda item: item[:3])
-            if best is None or able[count - 1][0] < best[0]:
-                best = (able[count - 1][0], [item[3] for item in able[:count]])
+            fitting.sort(key=lambda item: item[:3])
+            if best is None or fitting[count - 1][0] < best[0]:
+                best = (fitting[count - 1][0], [item[3] for item in fitting[:count]])
         return best
 
-    def _sorted(self, passing: bool) -> list[int]:
-        if passing not in self._rooms:
-            self._rooms[passing] = sorted(lane.room(passing) for lane in self.lanes)
-        return self._rooms[passing]
+    def _sorted(self, backfill: bool) -> list[int]:
+        if backfill not in self._available:
+            self._available[backfill] = sorted(node.available(backfill) for node in self.nodes)
+        return self._available[backfill]
 
 
-def splits(devices: int, nodes: int) -> Iterator[int]:
-    """Numbers of nodes over which so many ranks spread evenly, fewest first."""
+def node_counts(devices: int, nodes: int) -> Iterator[int]:
+    """Numbers of nodes that divide the gang evenly, fewest first."""
     return (count for count in range(1, min(devices, nodes) + 1) if devices % count == 0)
 
 
-def rooms_by_pool(nodes: Sequence[NodeView], now: float) -> dict[str, list[Room]]:
-    """The rooms of each pool: GPUs before CPU slots, then the kind with most devices."""
-    lanes: dict[str, dict[str, list[Lane]]] = {node.pool: {} for node in nodes}
+def groups_by_pool(nodes: Sequence[NodeView], now: float) -> dict[str, list[DeviceGroup]]:
+    """The groups of each pool: GPUs before CPU slots, then the kind with most devices."""
+    by_kind: dict[str, dict[str, list[NodeDevices]]] = {node.pool: {} for node in nodes}
     for node in nodes:
         if node.usable:
             for kind in {slot.kind for slot in node.slots}:
-                lane = Lane(node.name, [slot for slot in node.slots if slot.kind == kind], now)
-                lanes[node.pool].setdefault(kind, []).append(lane)
-    found = {pool: [Room(some) for some in kinds.values()] for pool, kinds in lanes.items()}
-    for rooms in found.values():
-        rooms.sort(key=lambda room: (not room.lanes[0].gpu, -room.total, room.kind))
-    return found
+                slots = [slot for slot in node.slots if slot.kind == kind]
+                devices = NodeDevices(node.name, slots, now)
+                by_kind[node.pool].setdefault(kind, []).append(devices)
+    pools = {
+        pool: [DeviceGroup(devices) for devices in kinds.values()]
+        for pool, kinds in by_kind.items()
+    }
+    for groups in pools.values():
+        groups.sort(key=lambda group: (not group.nodes[0].gpu, -group.total, group.kind))
+    return pools
 
 
 def _enough(ascending: list[int], least: int, count: int) -> bool:

@@ -1,8 +1,7 @@
-"""The sentences that tell people why a run waits. Pure text: what it needs, what there is, who
-holds the rest.
+"""Messages for users about why a run waits: what it needs, what is free, and who holds the rest.
 
-Does not know how decisions are made; a sentence changes only when its facts do, so rows are not
-written for nothing.
+Pure text. Does not depend on how decisions are made; a message changes only if its facts change, so
+rows are not rewritten needlessly.
 """
 
 from __future__ import annotations
@@ -13,95 +12,111 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.scheduling.placement.capacity import NodeView
-    from orchestrator.scheduling.policy import Waiting
+    from orchestrator.scheduling.policy import QueuedRun
 
+NEXT_PASS = "Starts at the next scheduling pass."
 _SHOWN = 3
 
 
 def back_off(until: float) -> str:
-    moment = datetime.fromtimestamp(until, UTC)
-    return f"waits until {moment:%H:%M:%S} UTC before its next attempt"
-
-
-def over_quota(run: Waiting, quota: int, has: int) -> str:
+    """The run may not start before `until` (Unix seconds)."""
     return (
-        f"waits for {_devices(run)}: pool {run.pool} allows {run.owner or 'each person'} {quota} "
-        "at a time "
-        f"and {has} are in use; it starts when own runs end"
+        f"Waiting until {datetime.fromtimestamp(until, UTC):%H:%M:%S} UTC before its next attempt."
     )
 
 
-def checkpoint_away(run: Waiting, nodes: Sequence[str]) -> str:
+def over_quota(run: QueuedRun, quota: int, used: int) -> str:
+    """The run would exceed its owner's quota."""
     return (
-        f"waits for node {', '.join(nodes)}, which holds its checkpoint and has not been heard "
-        "of lately"
+        f"Waiting for {_devices(run)}: pool {run.pool} allows {run.owner or 'each user'} {quota} "
+        f"at a time and {used} are in use. It starts when the owner's other runs end."
     )
 
 
-def behind(run: Waiting, head: int, free: int) -> str:
+def checkpoint_unavailable(run: QueuedRun, nodes: Sequence[str]) -> str:
+    """The nodes with the run's checkpoint are silent."""
     return (
-        f"waits for {_devices(run)}: {free} are free in pool {run.pool} but kept for r{head}, "
-        "which has waited longer"
+        f"Waiting for node {', '.join(nodes)}, which stores the run's checkpoint and sends no "
+        "heartbeats."
     )
 
 
-def unequal(run: Waiting, free: Sequence[int], *, ever: bool) -> str:
-    spread = " + ".join(str(count) for count in sorted(free, reverse=True) if count) or "0"
+def reserved(run: QueuedRun, first: int, free: int) -> str:
+    """The free devices are reserved for the first run of the pool."""
+    return (
+        f"Waiting for {_devices(run)} in pool {run.pool}: {free} are free but reserved for run "
+        f"{first}, which has waited longer."
+    )
+
+
+def uneven(run: QueuedRun, counts: Sequence[int], *, ever: bool) -> str:
+    """The nodes' device counts do not fit the gang evenly; `ever`: not even if all were free."""
+    spread = " + ".join(str(count) for count in sorted(counts, reverse=True) if count) or "0"
+    same = "torchrun needs the same number of ranks on every node"
     if ever:
         return (
-            f"waits for {_devices(run)}: pool {run.pool} has them only as {spread}, and torchrun "
-            "wants the same number "
-            f"of ranks on every node; ask for a number that divides evenly, or add devices"
+            f"Waiting for {_devices(run)}: the nodes of pool {run.pool} have {spread}, but {same}. "
+            "Request a number that divides evenly, or add devices."
         )
     return (
-        f"waits for {_devices(run)}: enough are free in pool {run.pool}, but as {spread}, and "
-        "torchrun wants the same "
-        f"number of ranks on every node"
+        f"Waiting for {_devices(run)} in pool {run.pool}: enough are free, but as {spread} per "
+        f"node, and {same}."
     )
 
 
-def busy(run: Waiting, free: int, total: int, holders: str) -> str:
-    return f"waits for {_devices(run)}: {free} of {total} are free in pool {run.pool}; {holders}"
-
-
-def holding(holders: Mapping[int, int]) -> str:
-    """Who holds how many, the largest first."""
-    most = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
-    parts = [f"r{holder} holds {count}" for holder, count in most[:_SHOWN]]
-    if len(most) > _SHOWN:
-        parts.append(f"{len(most) - _SHOWN} more hold {sum(count for _, count in most[_SHOWN:])}")
-    return ", ".join(parts)
-
-
-def no_room(run: Waiting, total: int, nodes: Sequence[NodeView]) -> str:
-    away = [node for node in nodes if node.pool == run.pool and not node.usable]
-    there = f"pool {run.pool} has {total} in all"
-    if away:
-        names = ", ".join(f"{node.name} is {node.away}" for node in away[:_SHOWN])
-        return f"waits for {_devices(run)}: {there}, since {names}"
-    return f"waits for {_devices(run)}: {there}; ask for {total} or fewer, or add a node"
-
-
-def nowhere(run: Waiting, nodes: Sequence[NodeView]) -> str:
-    here = [node for node in nodes if node.pool == run.pool]
-    if not here:
-        return (
-            f"waits for {_devices(run)}: pool {run.pool} has no node; add one, or choose "
-            "another pool"
-        )
-    away = [f"{node.name} is {node.away}" for node in here if not node.usable]
-    if len(away) == len(here):
-        return (
-            f"waits for {_devices(run)}: no node of pool {run.pool} takes work; "
-            f"{', '.join(away[:_SHOWN])}"
-        )
-    kinds = sorted({slot.kind for node in here if node.usable for slot in node.slots})
+def busy(run: QueuedRun, free: int, total: int, holders: str) -> str:
+    """Other runs hold the devices; `holders` comes from `describe_holders`."""
     return (
-        f"waits for {_devices(run)}: pool {run.pool} has only "
-        f"{', '.join(kinds) or 'nodes without devices'}"
+        f"Waiting for {_devices(run)} in pool {run.pool}; {free} of {total} are free. {holders}"
+    ).rstrip()
+
+
+def describe_holders(holders: Mapping[int, int]) -> str:
+    """Runs and the numbers of devices that they hold, the largest first."""
+    ordered = sorted(holders.items(), key=lambda item: (-item[1], item[0]))
+    parts = [f"run {run} holds {count}" for run, count in ordered[:_SHOWN]]
+    if len(ordered) > _SHOWN:
+        rest = ordered[_SHOWN:]
+        verb = "run holds" if len(rest) == 1 else "runs hold"
+        parts.append(f"{len(rest)} more {verb} {sum(count for _, count in rest)}")
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def too_few_devices(run: QueuedRun, total: int, nodes: Sequence[NodeView]) -> str:
+    """The pool's usable nodes have fewer devices than the run needs."""
+    unusable = [node for node in nodes if node.pool == run.pool and not node.usable]
+    text = f"Waiting for {_devices(run)}: pool {run.pool} has {total} in total"
+    if unusable:
+        return f"{text}, because {_unusable(unusable)}."
+    return f"{text}. Request {total} or fewer, or add a node."
+
+
+def no_devices(run: QueuedRun, nodes: Sequence[NodeView]) -> str:
+    """No usable node of the pool has a device of the requested kind."""
+    in_pool = [node for node in nodes if node.pool == run.pool]
+    if not in_pool:
+        return (
+            f"Waiting for {_devices(run)}: pool {run.pool} has no node. Add one, or choose "
+            "another pool."
+        )
+    unusable = [node for node in in_pool if not node.usable]
+    if len(unusable) == len(in_pool):
+        return (
+            f"Waiting for {_devices(run)}: no node of pool {run.pool} accepts work; "
+            f"{_unusable(unusable)}."
+        )
+    kinds = sorted({slot.kind for node in in_pool if node.usable for slot in node.slots})
+    return (
+        f"Waiting for {_devices(run)}: pool {run.pool} has only "
+        f"{', '.join(kinds) or 'nodes without devices'}."
     )
 
 
-def _devices(run: Waiting) -> str:
+def _unusable(nodes: Sequence[NodeView]) -> str:
+    return ", ".join(f"{node.name} is {node.unusable_reason}" for node in nodes[:_SHOWN])
+
+
+def _devices(run: QueuedRun) -> str:
     noun = "device" if run.devices == 1 else "devices"
     return f"{run.devices} {run.device} {noun}" if run.device else f"{run.devices} {noun}"

@@ -1,7 +1,6 @@
-"""The queue and the fleet as `policy` wants them, read in a handful of queries and kept for one
-pass.
+"""Reads the queue and the fleet as input of `policy`, in a few queries per pass.
 
-Reads only; at most QUEUE_LIMIT waiting runs, the first by priority and time.
+At most QUEUE_LIMIT queued runs, the first by priority and time. Writes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +14,16 @@ from django.db.models import QuerySet
 from orchestrator.fleet.models import Device, Node, Pool
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
-from orchestrator.scheduling.checkpoint_pins import writer_of
+from orchestrator.scheduling.checkpoint_pins import checkpoint_writer
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.policy import ESTIMATED, Decision, NodeView, Slot, Waiting, place
+from orchestrator.scheduling.policy import (
+    ESTIMATE_LIMIT,
+    Decision,
+    NodeView,
+    QueuedRun,
+    Slot,
+    place,
+)
 from workers.contracts.wire.node_messages import RunState
 
 QUEUE_LIMIT = 2000
@@ -25,15 +31,18 @@ QUEUE_LIMIT = 2000
 
 @dataclass(frozen=True)
 class Snapshot:
-    queue: list[Waiting]
+    """Input of one pass."""
+
+    queue: list[QueuedRun]
     nodes: list[NodeView]
     runs: dict[int, Run]
-    # run → its checkpoint and the nodes that hold it
+    # run → its checkpoint and the nodes that store it
     resume: dict[int, tuple[dict[str, object], frozenset[str]]]
     quotas: dict[str, int]
     pool_priority: dict[str, int]
 
-    def decide(self, now: datetime, *, estimated: int = ESTIMATED) -> Decision:
+    def decide(self, now: datetime, *, estimated: int = ESTIMATE_LIMIT) -> Decision:
+        """Apply the policy; `estimated` limits the estimated starts per pool."""
         return place(
             self.queue,
             self.nodes,
@@ -45,13 +54,13 @@ class Snapshot:
 
 
 def take() -> Snapshot:
-    """Everything a pass needs."""
+    """Read the queue, nodes, quotas and checkpoints."""
     waiting = list(queued()[:QUEUE_LIMIT])
     resume = {
-        run.pk: found
+        run.pk: checkpoint
         for run in waiting
         if run.attempt_number or run.forked_from_id
-        if (found := checkpoint_of(run))
+        if (checkpoint := resume_checkpoint(run))
     }
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     return Snapshot(
@@ -65,6 +74,7 @@ def take() -> Snapshot:
 
 
 def queued() -> QuerySet[Run]:
+    """Queued runs by priority, then by time."""
     return (
         Run.objects.filter(state=RunState.QUEUED)
         .select_related("owner")
@@ -72,16 +82,17 @@ def queued() -> QuerySet[Run]:
     )
 
 
-def checkpoint_of(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
-    """What the run would go on from, and the names of the nodes that wrote it."""
+def resume_checkpoint(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
+    """The run's newest checkpoint, and the names of the nodes that wrote it."""
     point = runs.resume_point(run)
     if point is None:
         return None
-    writer = writer_of(run, step=point["step"])
+    writer = checkpoint_writer(run, step=point["step"])
     return point, frozenset(share["node"] for share in writer.placement) if writer else frozenset()
 
 
 def node_views() -> list[NodeView]:
+    """All nodes with their healthy devices and holders, by name."""
     holders = {
         row.device_id: row
         for row in Allocation.objects.filter(released=None).select_related("attempt__run__owner")
@@ -91,14 +102,16 @@ def node_views() -> list[NodeView]:
         slots.setdefault(device.node_id, []).append(_slot(device, holders.get(device.pk)))
     views = []
     for node in Node.objects.select_related("pool").order_by("name"):
-        away = node.health if node.health != Node.Health.UP else "drained" if node.drained else ""
+        unusable = (
+            node.health if node.health != Node.Health.UP else "drained" if node.drained else ""
+        )
         views.append(
             NodeView(
                 node.name,
                 node.pool.name,
                 tuple(slots.get(node.pk, [])),
-                usable=not away,
-                away=str(away),
+                usable=not unusable,
+                unusable_reason=str(unusable),
             )
         )
     return views
@@ -114,12 +127,11 @@ def _slot(device: Device, held: Allocation | None) -> Slot:
     return Slot(device.index, kind, device.kind == "gpu", run.pk, run.owner.get_username(), until)
 
 
-def _waiting(run: Run, resume: tuple[dict[str, object], frozenset[str]] | None) -> Waiting:
+def _waiting(run: Run, resume: tuple[dict[str, object], frozenset[str]] | None) -> QueuedRun:
     resources = run.spec.get("resources") or {}
-    # parts on several nodes are no checkpoint to wait for: see tick
+    # a checkpoint split over several nodes cannot be resumed: see tick
     holders = resume[1] if resume is not None and not settings.ENV.shared_runs else frozenset()
-    keep = tuple(holders) if len(holders) == 1 else ()
-    return Waiting(
+    return QueuedRun(
         run=run.pk,
         devices=max(1, run.devices),
         pool=run.pool_name,
@@ -129,5 +141,5 @@ def _waiting(run: Run, resume: tuple[dict[str, object], frozenset[str]] | None) 
         device=resources.get("device"),
         not_before=run.not_before.timestamp() if run.not_before else None,
         max_seconds=resources.get("max_seconds"),
-        keep=keep,
+        checkpoint_nodes=tuple(holders) if len(holders) == 1 else (),
     )

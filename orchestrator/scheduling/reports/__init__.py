@@ -1,0 +1,1 @@
+"""Handles reports from nodes: heartbeats, state changes, hangs and exits."""

@@ -1,6 +1,6 @@
-"""The end of an attempt: nodes' exits gathered, bystanders ended, the run moved, devices freed.
+"""Ends an attempt: collects nodes' exits, ends other nodes, updates the run, frees devices.
 
-All of it may be told twice. Does not decide whether a node is lost.
+All functions are idempotent. Does not decide whether a node is lost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports.exit_merge import first_cause
 from orchestrator.scheduling.reports.presence import presence
-from orchestrator.telemetry.outcome import misses_tell
+from orchestrator.telemetry.outcome import misses_record
 
 log = logging.getLogger(__name__)
 
 
 def node_exited(attempt: Attempt, *, node: str, report: Mapping[str, Any]) -> bool:
-    """Notes that the attempt is over on one node; True when it is over altogether.
+    """Record the attempt's exit on one node; True if all its nodes have exited.
 
     A failure on one node ends the other nodes' share.
     """
@@ -35,19 +35,19 @@ def node_exited(attempt: Attempt, *, node: str, report: Mapping[str, Any]) -> bo
     if nodes <= set(reports):
         finish(attempt, reports)
         return True
-    if any(each.get("class") != "ok" for each in reports.values()):
+    if any(item.get("class") != "ok" for item in reports.values()):
         dispatch.control(attempt, "kill", nodes=nodes - set(reports))
     return False
 
 
 def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """Ends the attempt by the first cause and frees its devices, in one transaction."""
+    """End the attempt with the first cause and free its devices, in one transaction."""
     exit_class, exit = first_cause(reports)
     with transaction.atomic():
         runs.attempt_exited(attempt=attempt, exit_class=exit_class, exit=exit)
         Allocation.objects.filter(attempt=attempt, released=None).update(released=clock.now())
     presence.forget(str(attempt.fence))
-    _judge(attempt, exit_class)
+    _compare_with_prediction(attempt, exit_class)
     log.info(
         "Attempt %s of run %s ended: %s, %s",
         attempt.number,
@@ -57,24 +57,22 @@ def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
     )
 
 
-def _judge(attempt: Attempt, exit_class: str) -> None:
-    """Holds the attempt against its prediction. The attempt is over whatever comes of it."""
+def _compare_with_prediction(attempt: Attempt, exit_class: str) -> None:
+    """Record missed predictions; failures are logged, because the attempt has ended."""
     try:
-        misses_tell(run=attempt.run, attempt=attempt.number, exit_class=exit_class)
+        misses_record(run=attempt.run, attempt=attempt.number, exit_class=exit_class)
     except Exception:
         log.exception(
-            "attempt %s of run %s could not be held against its prediction",
+            "Attempt %s of run %s could not be compared with its prediction",
             attempt.number,
             attempt.run_id,
         )
 
 
-def give_up(
+def abandon(
     attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None
 ) -> None:
-    """The control plane's own word for nodes (default: all) that will not report: lost, or never
-    launched.
-    """
+    """Record an exit for nodes (default: all) that will not report: lost, or never launched."""
     for node in sorted(
         nodes if nodes is not None else {share["node"] for share in attempt.placement}
     ):

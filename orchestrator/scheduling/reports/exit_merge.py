@@ -1,13 +1,12 @@
-"""One exit out of several nodes' exit reports: the first cause wins over what it caused. Pure."""
+"""Merges several nodes' exit reports into one exit: the root cause wins. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# how near to the first cause a class stands: found wrong in itself, lost a peer or a node, ended on
-# request, all well
-_NEARNESS = {
+# lowest first: own error, loss of a peer or node, ended on request, success
+_PRECEDENCE = {
     "user_error": 0,
     "numerics": 0,
     "out_of_memory": 0,
@@ -36,9 +35,9 @@ def first_cause(reports: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str
 
 def _key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, float, str]:
     node, report = item
-    near = float(_NEARNESS.get(str(report.get("class")), 2))
+    precedence = float(_PRECEDENCE.get(str(report.get("class")), 2))
     if report.get("class") == "hang" and report.get("rank") is None:
-        near = 0.5  # its ranks only waited for another node's
+        precedence = 0.5  # its ranks only waited for those of another node
     if report.get("class") == "infrastructure" and report.get("signal") not in (None, "SIGTERM"):
-        near = 1.0  # a killed rank stands before those that then lost it
-    return near, float(report.get("time") or float("inf")), node
+        precedence = 1.0  # a killed rank precedes the ranks that then lost it
+    return precedence, float(report.get("time") or float("inf")), node

@@ -1,6 +1,6 @@
-"""News from nodes: opens each sealed entry and does what it tells, once, however often it is told.
+"""Handles reports from nodes: opens each sealed entry and applies it once, even if repeated.
 
-What cannot be opened or read is counted, logged and dropped. Does not read streams; `inbox` does.
+Unreadable entries are counted, logged and dropped. Does not read streams; `inbox` does.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from workers.contracts.wire.node_messages import (
 log = logging.getLogger(__name__)
 
 dropped: Counter[str] = Counter()  # why entries were dropped, since this process started
-_ZOMBIE_EVERY_S = 10.0
+_KILL_EVERY_S = 10.0
 
 
 def report(text: str | bytes) -> bool:
-    """Acts on one entry of the reports stream; False if it was dropped."""
+    """Handle one entry of the reports stream; False if it was dropped."""
     try:
         kind, name = envelope.peek(text)
         if kind == names.KIND_JOIN:
@@ -54,7 +54,7 @@ def report(text: str | bytes) -> bool:
         elif kind == names.KIND_REPORT:
             _attempt_report(node, AttemptReport.from_dict(body))
         else:
-            raise envelope.EnvelopeError("kind", f"Nodes do not report a {kind!r}.")
+            raise envelope.EnvelopeError("kind", f"{kind!r} is not a kind of report.")
     except envelope.EnvelopeError as error:
         return _drop(error.code, str(error))
     except (ValidationError, ValueError) as error:
@@ -69,7 +69,7 @@ def _drop(code: str, message: str) -> bool:
 
 
 def _join(text: str | bytes, *, token_id: str) -> None:
-    """The token's key seals a join, since the node has no secret yet."""
+    """Handle a join, sealed with the token's key because the node has no secret yet."""
     body = envelope.open_envelope(
         fleet.join_key(token_id), text, kind=names.KIND_JOIN, now=time.time()
     )
@@ -82,7 +82,7 @@ def _join(text: str | bytes, *, token_id: str) -> None:
         log.info("Node %s joined", node.name)
     except (Refusal, ValidationError) as error:
         reply = {"refused": str(error)}
-        log.warning("A node may not join: %s", error)
+        log.warning("A node was refused: %s", error)
     key = names.join_reply_key(str(request.get("nonce_a", "")))
     with redis.client().pipeline(transaction=False) as pipe:
         pipe.rpush(key, json.dumps(reply))
@@ -92,37 +92,37 @@ def _join(text: str | bytes, *, token_id: str) -> None:
 
 def _heartbeat(node: Node, beat: Heartbeat) -> None:
     fleet_services.node_heartbeat(node=node, samples=beat.samples, inventory=beat.inventory)
-    here = {seen.fence: seen.state for seen in beat.attempts}
+    reported = {item.fence: item.state for item in beat.attempts}
     placed = {str(attempt.fence): attempt for attempt in runs.attempts_on(node=node.name)}
     for fence, attempt in placed.items():
-        state = here.get(fence)
+        state = reported.get(fence)
         if state is None:
             presence.lacks(fence, node.name)
         elif node.name not in attempt.nodes_exited:
             presence.saw(fence, node.name, state)
             _progress(attempt)
-    for fence in set(here) - set(placed):
-        _end_stranger(node, fence)
+    for fence in set(reported) - set(placed):
+        _kill_abandoned(node, fence)
 
 
-def _end_stranger(node: Node, fence: str) -> None:
-    """An attempt that is over here and lives there: it was given up while the node was away."""
+def _kill_abandoned(node: Node, fence: str) -> None:
+    """Kill an ended attempt that the node still runs: abandoned while the node was unreachable."""
     attempt = Attempt.objects.filter(fence=fence, state=AttemptState.EXITED).first()
     ended_s = (time.time() - attempt.ended.timestamp()) if attempt and attempt.ended else 0.0
-    # a supervisor that has just reported its exit may be named once more
+    # a heartbeat may still name a supervisor that has just reported its exit
     if (
         attempt is not None
-        and ended_s > _ZOMBIE_EVERY_S
-        and presence.due(fence, f"end {node.name}", _ZOMBIE_EVERY_S)
+        and ended_s > _KILL_EVERY_S
+        and presence.due(fence, f"end {node.name}", _KILL_EVERY_S)
     ):
         log.warning(
-            "Node %s still has attempt %s, which is over; ending it there", node.name, attempt.pk
+            "Node %s still runs attempt %s, which has ended; killing it", node.name, attempt.pk
         )
-        dispatch.end_unknown(node, attempt_id=str(attempt.pk), fence=fence)
+        dispatch.kill_stale_attempt(node, attempt_id=str(attempt.pk), fence=fence)
 
 
 def _progress(attempt: Attempt) -> None:
-    """Launching with the first node's supervisor, running when every node's ranks run."""
+    """Mark the attempt as launching at its first report, as running if all its nodes run."""
     if attempt.state == AttemptState.ASSIGNED:
         run_services.attempt_launching(attempt=attempt)
     nodes = [share["node"] for share in attempt.placement]
@@ -130,21 +130,21 @@ def _progress(attempt: Attempt) -> None:
         run_services.attempt_running(attempt=attempt)
 
 
-def _attempt_report(node: Node, told: AttemptReport) -> None:
-    attempt = runs.attempt_by_fence(attempt_id=told.attempt_id, fence=told.fence)
+def _attempt_report(node: Node, report: AttemptReport) -> None:
+    attempt = runs.attempt_by_fence(attempt_id=report.attempt_id, fence=report.fence)
     if (
         attempt is None
         or node.name not in [share["node"] for share in attempt.placement]
-        or told.node != node.name
+        or report.node != node.name
     ):
         _drop(
             "stale",
-            f"{node.name} reports {told.type} of attempt {told.attempt_id}, which is not its own "
-            "or has another fence.",
+            f"{node.name} reports {report.type} of attempt {report.attempt_id}, which is not "
+            "placed on it or has another fence.",
         )
         return
-    if told.type == "checkpoint":
-        data = told.data
+    if report.type == "checkpoint":
+        data = report.data
         run_services.checkpoint_record(
             run=attempt.run,
             attempt=attempt.number,
@@ -153,33 +153,35 @@ def _attempt_report(node: Node, told: AttemptReport) -> None:
             tokens=int(data.get("tokens") or 0),
             bytes=int(data.get("bytes") or 0),
         )
-    elif told.type == "artifact":
-        name, size = str(told.data["name"])[:200], int(told.data.get("bytes") or 0)
+    elif report.type == "artifact":
+        name, size = str(report.data["name"])[:200], int(report.data.get("bytes") or 0)
         run_services.artifact_record(
             run=attempt.run,
             name=f"attempt-{attempt.number}-{name}",
-            path=str(told.data["path"]),
+            path=str(report.data["path"]),
             bytes=size,
         )
-    elif told.type == "event":
-        if told.data.get("type") == "hang" and multi_node_hangs.takes(
-            attempt, node=node.name, data=dict(told.data.get("data") or {})
-        ):
-            return
-        origin = f"{attempt.number}/{node.name}/{told.seq}"
-        run_services.event_record(
-            run=attempt.run,
-            type=str(told.data.get("type", "node"))[:60],
-            data=dict(told.data.get("data") or {}),
-            attempt=attempt.number,
-            rank=told.data.get("rank"),
-            time=told.time,
-            origin=origin[:80],
-        )
+    elif report.type == "event":
+        _event(node, attempt, report)
     elif attempt.state == AttemptState.EXITED:
         return
-    elif told.type == "exited":
-        attempt_end.node_exited(attempt, node=node.name, report=told.data)
+    elif report.type == "exited":
+        attempt_end.node_exited(attempt, node=node.name, report=report.data)
     else:
-        presence.saw(str(attempt.fence), node.name, told.type)
+        presence.saw(str(attempt.fence), node.name, report.type)
         _progress(attempt)
+
+
+def _event(node: Node, attempt: Attempt, report: AttemptReport) -> None:
+    type, data = str(report.data.get("type", "node")), dict(report.data.get("data") or {})
+    if type == "hang" and multi_node_hangs.collect(attempt, node=node.name, data=data):
+        return
+    run_services.event_record(
+        run=attempt.run,
+        type=type[:60],
+        data=data,
+        attempt=attempt.number,
+        rank=report.data.get("rank"),
+        time=report.time,
+        origin=f"{attempt.number}/{node.name}/{report.seq}"[:80],
+    )

@@ -1,8 +1,8 @@
-"""Entries of the reports stream and wake-ups, read by two threads into one bounded queue.
+"""Reads the reports stream and wake-ups in two threads into one bounded queue.
 
-At least once: `done` acknowledges an entry after its effect is committed; what an earlier reader
-left is read again.
-Survives a Redis that restarts, with or without its data. Knows no message.
+Delivers at least once: entries are acknowledged after their effect is committed; a later reader
+reads the others again. Survives restarts of Redis with or without data. Does not depend on the
+content of messages.
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ from workers.contracts.wire import names
 
 log = logging.getLogger(__name__)
 _READ = 200
-_CLAIM = 1000
+_CLAIM_COUNT = 1000
 _BLOCK_MS = 2000
-_LONGEST_WAIT_S = 2.0
+_MAX_WAIT_S = 2.0
 
 
 class Entry(NamedTuple):
-    """One report, or a wake-up where `id` is None."""
+    """One report, or a wake-up if there is no `id`."""
 
     id: bytes | None
     text: bytes
 
 
 class Inbox:
+    """Reports and wake-ups of one consumer."""
+
     def __init__(self, connect: Callable[[], redis.Redis], *, consumer: str) -> None:
         self._connect, self._consumer = connect, consumer
         self._queue: queue.Queue[Entry] = queue.Queue(maxsize=2 * _READ)
@@ -43,6 +45,7 @@ class Inbox:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        """Start the reader threads."""
         for target in (self._read_reports, self._read_wakes):
             thread = threading.Thread(
                 target=self._forever, args=(target,), name=target.__name__.strip("_"), daemon=True
@@ -51,10 +54,12 @@ class Inbox:
             self._threads.append(thread)
 
     def stop(self) -> None:
+        """Stop the reader threads and wake `get`."""
         self._stopping.set()
         self._queue.put_nowait(Entry(None, b"")) if not self._queue.full() else None
 
     def get(self, timeout_s: float) -> Entry | None:
+        """The next entry; None after the timeout."""
         try:
             return (
                 self._queue.get(timeout=max(0.0, timeout_s))
@@ -64,14 +69,14 @@ class Inbox:
         except queue.Empty:
             return None
 
-    def done(self, id: bytes) -> None:
-        """The entry's effect is committed."""
+    def acknowledge(self, id: bytes) -> None:
+        """Acknowledge an entry whose effect is committed; sent with the next `flush`."""
         self._acks.append(id)
         if len(self._acks) >= _READ:
             self.flush()
 
     def flush(self) -> None:
-        """Acknowledge and delete what is done with; kept for later while Redis is away."""
+        """Acknowledge and delete handled entries; retried while Redis is unavailable."""
         if not self._acks:
             return
         try:
@@ -81,10 +86,10 @@ class Inbox:
                 pipe.xdel(names.REPORTS, *self._acks)
                 pipe.execute()
             self._acks.clear()
-        except ResponseError:  # the group is gone with the server's data
+        except ResponseError:  # the server lost its data, and so the group
             self._acks.clear()
         except (redis.RedisError, OSError):
-            # what is forgotten here is read and dropped once more
+            # entries without acknowledgement are only read again
             self._acks = self._acks[-10 * _READ :]
 
     def _forever(self, target: Callable[[redis.Redis], None]) -> None:
@@ -96,9 +101,9 @@ class Inbox:
                 wait_s = 0.1
             except (redis.RedisError, OSError) as error:
                 if wait_s == 0.1:
-                    log.warning("Redis is away, the timer goes on alone: %s", error)
+                    log.warning("Redis is unavailable; the timer continues alone: %s", error)
                 self._stopping.wait(wait_s)
-                wait_s = min(_LONGEST_WAIT_S, wait_s * 2)
+                wait_s = min(_MAX_WAIT_S, wait_s * 2)
             finally:
                 client.close()
 
@@ -108,40 +113,38 @@ class Inbox:
         except ResponseError as error:
             if "BUSYGROUP" not in str(error):
                 raise
-        self._take_over(client)
-        # first what this reader had taken and not finished, then what is new
+        self._claim_pending(client)
+        # first entries that this reader has not acknowledged, then new ones
         after: bytes | str = "0"
         while not self._stopping.is_set():
-            found: Any = client.xreadgroup(
+            answer: Any = client.xreadgroup(
                 names.REPORTS_GROUP,
                 self._consumer,
                 {names.REPORTS: after},
                 count=_READ,
                 block=_BLOCK_MS,
             )
-            entries = found[0][1] if found else []
+            entries = answer[0][1] if answer else []
             for id, fields in entries:
                 self._put(Entry(id, (fields or {}).get(names.FIELD_MESSAGE.encode(), b"")))
             if after != ">":
                 after = entries[-1][0] if entries else ">"
 
-    def _take_over(self, client: redis.Redis) -> None:
-        """Entries that a dead scheduler had taken: the caller holds the lease, so no other reader
-        lives.
-        """
+    def _claim_pending(self, client: redis.Redis) -> None:
+        """Claim entries of dead schedulers: the lease ensures that there is no other reader."""
         start: Any = "0-0"
         while True:
-            # with justid redis-py answers a plain list of ids
+            # with justid, redis-py returns a plain list of ids
             ids: Any = client.xautoclaim(
                 names.REPORTS,
                 names.REPORTS_GROUP,
                 self._consumer,
                 0,
                 start_id=start,
-                count=_CLAIM,
+                count=_CLAIM_COUNT,
                 justid=True,
             )
-            if len(ids) < _CLAIM:
+            if len(ids) < _CLAIM_COUNT:
                 break
             start = ids[-1]
         for other in client.xinfo_consumers(names.REPORTS, names.REPORTS_GROUP):

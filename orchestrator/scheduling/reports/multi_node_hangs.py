@@ -1,10 +1,7 @@
-"""A hang over several nodes: each tells how its own ranks stand, and only together do they show who
-keeps the others.
+"""Combines reports of a hang over several nodes, because each node sees only its own ranks.
 
-Gathers for a few seconds, then tells it once as the run's event; a node that says nothing is itself
-the suspect. In
-memory only: supervisors repeat what they told while the stall lasts. Does not end anything;
-patience is the nodes'.
+Collects for a few seconds, then records one event; a node without a report is the suspect. In
+memory only: supervisors repeat their reports while the stall lasts. Does not end attempts.
 """
 
 from __future__ import annotations
@@ -18,78 +15,74 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from workers.contracts.wire.rank_progress import RankProgress, describe_culprits, diagnose_stall
 
-GATHER_S = 4.0  # nodes notice within a second of each other
+GATHER_S = 4.0  # nodes detect a stall within a second of each other
 
 
 @dataclass
-class Gathering:
-    """What the nodes of one attempt told of one stall: `{node: (standings, quiet_s)}`."""
+class PendingHang:
+    """One stall of an attempt; `reports` are `{node: (progress of its ranks, quiet_s)}`."""
 
     attempt: Attempt
     since: float
     step: int
-    told: dict[str, tuple[list[RankProgress], float]] = field(default_factory=dict)
+    reports: dict[str, tuple[list[RankProgress], float]] = field(default_factory=dict)
 
 
-_open: dict[str, Gathering] = {}  # by fence
+_pending: dict[str, PendingHang] = {}  # by fence
 
 
-def takes(attempt: Attempt, *, node: str, data: Mapping[str, Any]) -> bool:
-    """Whether this is one node's part of a hang over several: then it is told with the others'
-    parts.
-    """
-    given = data.get("standings")
-    if len(attempt.placement) < 2 or not isinstance(given, list):
+def collect(attempt: Attempt, *, node: str, data: Mapping[str, Any]) -> bool:
+    """Collect one node's report of a hang over several nodes; False if `data` is not one."""
+    standings = data.get("standings")
+    if len(attempt.placement) < 2 or not isinstance(standings, list):
         return False
     try:
-        standings = [RankProgress.from_dict({**each, "node": node}) for each in given]
+        ranks = [RankProgress.from_dict({**item, "node": node}) for item in standings]
     except (TypeError, ValueError, KeyError):
         return False
-    if not standings:
+    if not ranks:
         return False
-    step = min(each.step for each in standings)
+    step = min(rank.step for rank in ranks)
     fence = str(attempt.fence)
-    gathering = _open.get(fence)
-    if gathering is None or gathering.step != step:
-        gathering = _open[fence] = Gathering(attempt, time.monotonic(), step)
-    gathering.told[node] = (standings, float(data.get("quiet_s") or 0.0))
-    if len(gathering.told) == len(attempt.placement):
-        tell(fence)
+    hang = _pending.get(fence)
+    if hang is None or hang.step != step:
+        hang = _pending[fence] = PendingHang(attempt, time.monotonic(), step)
+    hang.reports[node] = (ranks, float(data.get("quiet_s") or 0.0))
+    if len(hang.reports) == len(attempt.placement):
+        record(fence)
     return True
 
 
-def tell_due(*, now: float | None = None) -> None:
-    """Tells those whose silent nodes had their time."""
+def record_due(*, now: float | None = None) -> None:
+    """Record the hangs whose silent nodes have had `GATHER_S` to report."""
     now = time.monotonic() if now is None else now
-    for fence in [fence for fence, each in _open.items() if now - each.since > GATHER_S]:
-        tell(fence)
+    for fence in [fence for fence, hang in _pending.items() if now - hang.since > GATHER_S]:
+        record(fence)
 
 
-def tell(fence: str) -> None:
-    """The event `hang` of the whole attempt, once for each step it hangs in."""
-    gathering = _open.pop(fence)
-    attempt, data = gathering.attempt, judged(gathering)
+def record(fence: str) -> None:
+    """Record the attempt's event `hang`, once per step."""
+    hang = _pending.pop(fence)
+    attempt, data = hang.attempt, hang_data(hang)
     runs.event_record(
         run=attempt.run,
         type="hang",
         data=data,
         attempt=attempt.number,
         rank=data.get("rank"),
-        origin=f"{attempt.number}/hang/{gathering.step}",
+        origin=f"{attempt.number}/hang/{hang.step}",
     )
 
 
-def judged(gathering: Gathering) -> dict[str, Any]:
-    """The event's data: from all standings; silent nodes come first."""
-    silent = sorted({share["node"] for share in gathering.attempt.placement} - set(gathering.told))
-    standings = [each for some, _ in gathering.told.values() for each in some]
-    quiet_s = max(quiet for _, quiet in gathering.told.values())
-    data: dict[str, Any] = {"quiet_s": quiet_s, "step": gathering.step}
+def hang_data(hang: PendingHang) -> dict[str, Any]:
+    """The event's data: silent nodes if there are any, otherwise the diagnosis of all ranks."""
+    silent = sorted({share["node"] for share in hang.attempt.placement} - set(hang.reports))
+    ranks = [rank for of_node, _ in hang.reports.values() for rank in of_node]
+    quiet_s = max(quiet for _, quiet in hang.reports.values())
+    data: dict[str, Any] = {"quiet_s": quiet_s, "step": hang.step}
     if silent:
-        waiting = sorted(each.rank for each in standings)
-        message = (
-            f"nothing is told by node {', '.join(silent)}; {len(waiting)} ranks of the others wait"
-        )
+        waiting = sorted(rank.rank for rank in ranks)
+        message = f"no report from node {', '.join(silent)}; {len(waiting)} ranks on others wait"
         return {
             **data,
             "node": silent[0],
@@ -98,17 +91,17 @@ def judged(gathering: Gathering) -> dict[str, Any]:
             "waiting": waiting,
             "message": message,
         }
-    found = diagnose_stall(standings)
+    diagnosis = diagnose_stall(ranks)
     data |= {
-        "ranks": [each.rank for each in found.behind],
-        "waiting": [each.rank for each in found.waiting],
+        "ranks": [rank.rank for rank in diagnosis.behind],
+        "waiting": [rank.rank for rank in diagnosis.waiting],
     }
-    if found.behind:
-        first = found.behind[0]
+    if diagnosis.behind:
+        first = diagnosis.behind[0]
         data |= {"rank": first.rank, "node": first.node, "stage": first.stage, "phase": first.phase}
         data |= {
             "step": first.step,
             "where": first.where,
-            "nodes": sorted({each.node for each in found.behind}),
+            "nodes": sorted({rank.node for rank in diagnosis.behind}),
         }
-    return {**data, "message": describe_culprits(found)}
+    return {**data, "message": describe_culprits(diagnosis)}

@@ -1,4 +1,4 @@
-"""A real Redis under the control plane, what it sent to nodes, and nodes that speak."""
+"""A real Redis, orders sent to nodes, and fake nodes that send reports."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from workers.contracts.wire import envelope, names
 
 
 class Broker:
-    """The session's Redis, emptied, as settings.REDIS_URL."""
+    """The session's Redis, emptied, used as settings.REDIS_URL."""
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
 
     def orders(self, node: Node) -> list[tuple[str, dict[str, Any]]]:
-        """Takes what waits in a node's queue: `(kind, body)`, opened with the node's secret."""
-        found = []
+        """Remove the orders in a node's queue: `(kind, body)`, opened with its secret."""
+        orders = []
         while message := self.client.rpop(names.node_queue(node.name)):
             args = json.loads(base64.b64decode(json.loads(message)["body"]))[0]
             kind = envelope.peek(args[0])[0]
-            found.append(
+            orders.append(
                 (
                     kind,
                     envelope.open_envelope(
@@ -40,11 +40,11 @@ class Broker:
                     ),
                 )
             )
-        return found
+        return orders
 
 
-class Speaker:
-    """Says what a node's agent and supervisors would say, straight to the service."""
+class FakeNode:
+    """Sends reports of a node's agent and supervisors directly to the service."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -56,11 +56,11 @@ class Speaker:
         return envelope.seal(secret, kind, body, **more)
 
     def beat(self, *attempts: Attempt, state: str = "running") -> bool:
-        seen = [{"fence": str(attempt.fence), "state": state} for attempt in attempts]
-        body = {"node": self.node.name, "time": time.time(), "attempts": seen}
+        states = [{"fence": str(attempt.fence), "state": state} for attempt in attempts]
+        body = {"node": self.node.name, "time": time.time(), "attempts": states}
         return services.report(self.sealed(names.KIND_HEARTBEAT, body))
 
-    def tells(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
+    def send_report(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
         self.seq += 1
         body = {
             "attempt_id": str(attempt.pk),
@@ -74,7 +74,9 @@ class Speaker:
         return services.report(self.sealed(names.KIND_REPORT, body))
 
     def exited(self, attempt: Attempt, exit_class: str, **data: Any) -> bool:
-        return self.tells(attempt, "exited", **{"class": exit_class, "reason": exit_class, **data})
+        return self.send_report(
+            attempt, "exited", **{"class": exit_class, "reason": exit_class, **data}
+        )
 
 
 @pytest.fixture

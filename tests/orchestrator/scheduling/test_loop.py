@@ -1,6 +1,4 @@
-"""The loop's two supports: entries at least once through killed servers and dead readers; one
-holder of the lease.
-"""
+"""Inbox: at-least-once delivery despite killed servers and readers. Lease: one holder."""
 
 from __future__ import annotations
 
@@ -40,18 +38,18 @@ def inbox(server: RedisServer, name: str) -> Inbox:
 
 
 def take(box: Inbox, wanted: Callable[[Entry], bool], seconds: float = 90) -> list[Entry]:
-    """Entries up to and with the wanted one."""
-    found, deadline = [], time.monotonic() + seconds
+    """Entries up to and including the wanted one."""
+    entries, deadline = [], time.monotonic() + seconds
     while time.monotonic() < deadline:
         entry = box.get(0.2)
         if entry is not None:
-            found.append(entry)
+            entries.append(entry)
             if wanted(entry):
-                return found
-    raise AssertionError(f"not within {seconds} s; got {found}")
+                return entries
+    raise AssertionError(f"not within {seconds} s; got {entries}")
 
 
-def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) -> None:
+def test_entries_and_wakes_arrive_and_acknowledged_entries_are_deleted(server: RedisServer) -> None:
     box = inbox(server, "a")
     with server.client() as client:
         client.xadd(names.REPORTS, {"m": "one"})
@@ -59,7 +57,7 @@ def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) 
         client.lpush(names.TICK, "1")
         take(box, lambda entry: entry.id is None)
         assert entry.id is not None
-        box.done(entry.id)
+        box.acknowledge(entry.id)
         box.flush()
         assert (
             client.xlen(names.REPORTS) == 0
@@ -68,12 +66,12 @@ def test_entries_and_wakes_arrive_and_what_is_done_is_gone(server: RedisServer) 
     box.stop()
 
 
-def test_what_a_dead_reader_had_taken_is_read_by_the_next(server: RedisServer) -> None:
+def test_entries_of_a_dead_reader_are_read_by_the_next(server: RedisServer) -> None:
     first = inbox(server, "a")
     with server.client() as client:
         for text in ("one", "two"):
             client.xadd(names.REPORTS, {"m": text})
-        take(first, lambda entry: entry.text == b"two")  # taken, never done with
+        take(first, lambda entry: entry.text == b"two")  # read, not acknowledged
         first.stop()
         second = inbox(server, "b")
         assert [entry.text for entry in take(second, lambda entry: entry.text == b"two")] == [
@@ -83,19 +81,17 @@ def test_what_a_dead_reader_had_taken_is_read_by_the_next(server: RedisServer) -
         second.stop()
 
 
-@pytest.mark.parametrize("data_kept", [True, False])
-def test_a_killed_server_delays_and_loses_nothing_that_it_kept(
-    server: RedisServer, data_kept: bool
-) -> None:
+@pytest.mark.parametrize("data_survives", [True, False])
+def test_a_killed_server_loses_no_stored_entry(server: RedisServer, data_survives: bool) -> None:
     box = inbox(server, "a")
     with server.client() as client:
         client.xadd(names.REPORTS, {"m": "before"})
         # the append-only file is synced every second
-        kept = client.execute_command("WAITAOF", 1, 0, 90_000)
-        assert kept[0] == 1
+        synced = client.execute_command("WAITAOF", 1, 0, 90_000)
+        assert synced[0] == 1
     take(box, lambda entry: entry.text == b"before")
     server.kill()
-    if not data_kept:
+    if not data_survives:
         for path in server.directory.rglob("*.aof*"):
             path.unlink()
     time.sleep(0.3)
@@ -104,12 +100,12 @@ def test_a_killed_server_delays_and_loses_nothing_that_it_kept(
         client.xadd(names.REPORTS, {"m": "after"})
         client.lpush(names.TICK, "1")
     texts = [entry.text for entry in take(box, lambda entry: entry.text == b"after")]
-    assert (b"before" in texts) == data_kept, "what was not acknowledged is read again"
+    assert (b"before" in texts) == data_survives, "what was not acknowledged is read again"
     box.stop()
 
 
 @pytest.mark.django_db
-def test_one_holder_at_a_time_and_the_next_when_it_lapses() -> None:
+def test_one_holder_at_a_time_and_the_next_after_expiry() -> None:
     elsewhere = "another-host-1-abcd"
     assert lease.hold(elsewhere) and lease.hold(elsewhere, beat=True)
     mine = lease.new_holder()
@@ -130,7 +126,7 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for() -> None:
 
 
 @pytest.mark.django_db
-def test_health_tells_of_a_scheduler_that_stopped(
+def test_health_reports_a_stopped_scheduler(
     redis_url: str, settings: object, clock: FakeClock
 ) -> None:
     from orchestrator.common import redis as common_redis
@@ -139,11 +135,11 @@ def test_health_tells_of_a_scheduler_that_stopped(
     common_redis.reset()
     assert not selectors.health()["ok"]
     assert lease.hold("a-host-1-x", beat=True)
-    told = selectors.health()
-    assert told["ok"] and told["troubles"] == [] and told["ingest"]["lag_s"] == 0.0
+    health = selectors.health()
+    assert health["ok"] and health["troubles"] == [] and health["ingest"]["lag_s"] == 0.0
     Lease.objects.update(beat=clock.now() - timedelta(seconds=60))
-    told = selectors.health()
-    assert not told["ok"] and "last heard of 60 s ago" in told["troubles"][0]
+    health = selectors.health()
+    assert not health["ok"] and "last ran 60 s ago" in health["troubles"][0]
     common_redis.reset()
 
 

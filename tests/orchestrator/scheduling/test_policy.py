@@ -1,6 +1,4 @@
-"""The pure policy: whole gangs, no device twice, even ranks, priorities, no starvation, a sentence
-for each.
-"""
+"""The pure policy: complete gangs, exclusive devices, priority, no starvation, reasons."""
 
 from __future__ import annotations
 
@@ -11,7 +9,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.scheduling.policy import RESERVE_AFTER_S, Decision, NodeView, Slot, Waiting, place
+from orchestrator.scheduling.policy import (
+    RESERVE_AFTER_S,
+    Decision,
+    NodeView,
+    QueuedRun,
+    Slot,
+    place,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 T = NOW.timestamp()
@@ -35,14 +40,14 @@ def node(
     return NodeView(name, more.pop("pool", "default"), slots, **more)
 
 
-def run(number: int, devices: int, *, waited: float = 1.0, **more: Any) -> Waiting:
-    return Waiting(number, devices, more.pop("pool", "default"), T - waited, **more)
+def run(number: int, devices: int, *, waited: float = 1.0, **more: Any) -> QueuedRun:
+    return QueuedRun(number, devices, more.pop("pool", "default"), T - waited, **more)
 
 
 def placed(decision: Decision) -> dict[int, list[tuple[str, tuple[int, ...]]]]:
     return {
-        one.run: [(share.node, share.devices) for share in one.shares]
-        for one in decision.placements
+        placement.run: [(share.node, share.devices) for share in placement.shares]
+        for placement in decision.placements
     }
 
 
@@ -64,11 +69,11 @@ def fleet(nodes: list[tuple[str, list[Slot], bool]]) -> list[NodeView]:
         NodeView(
             f"n{i}",
             pool,
-            tuple(replace(one, index=j) for j, one in enumerate(some)),
+            tuple(replace(slot, index=j) for j, slot in enumerate(slots)),
             up,
             "" if up else "silent",
         )
-        for i, (pool, some, up) in enumerate(nodes)
+        for i, (pool, slots, up) in enumerate(nodes)
     ]
 
 
@@ -86,57 +91,59 @@ waiting = st.builds(
     device=st.sampled_from([None, "cpu", "h100-80g"]),
     owner=st.just("bob"),
     max_seconds=st.sampled_from([None, 10.0, 100.0]),
-    keep=st.sampled_from([(), ("n0",), ("n0", "n1")]),
+    checkpoint_nodes=st.sampled_from([(), ("n0",), ("n0", "n1")]),
 )
 queues = st.lists(waiting, max_size=8).map(
-    lambda some: [replace(one, run=i + 1) for i, one in enumerate(some)]
+    lambda queue: [replace(run, run=i + 1) for i, run in enumerate(queue)]
 )
 
 
 @settings(max_examples=80, deadline=None)
 @given(queue=queues, nodes=fleets)
-def test_every_decision_keeps_the_rules(queue: list[Waiting], nodes: list[NodeView]) -> None:
+def test_every_decision_satisfies_the_invariants(
+    queue: list[QueuedRun], nodes: list[NodeView]
+) -> None:
     decision = place(queue, nodes, NOW)
     assert decision == place(list(reversed(queue)), list(reversed(nodes)), NOW), (
         "the order of the input must not matter"
     )
-    by_name, wanted = {one.name: one for one in nodes}, {one.run: one for one in queue}
+    by_name, wanted = {item.name: item for item in nodes}, {item.run: item for item in queue}
     assert sorted(
-        [one.run for one in decision.placements] + [one.run for one in decision.waits]
+        [item.run for item in decision.placements] + [wait.run for wait in decision.waits]
     ) == sorted(wanted)
-    given_away = set()
+    allocated = set()
     for placement in decision.placements:
-        asked = wanted[placement.run]
+        queued = wanted[placement.run]
         counts = {len(share.devices) for share in placement.shares}
         assert (
             len(counts) == 1
-            and sum(len(share.devices) for share in placement.shares) == asked.devices
+            and sum(len(share.devices) for share in placement.shares) == queued.devices
         )
         kinds = set()
         for share in placement.shares:
-            there = by_name[share.node]
-            assert there.usable and there.pool == asked.pool
+            target = by_name[share.node]
+            assert target.usable and target.pool == queued.pool
             for index in share.devices:
-                slot = there.slots[index]
-                assert slot.run is None and (share.node, index) not in given_away
-                given_away.add((share.node, index))
+                slot = target.slots[index]
+                assert slot.run is None and (share.node, index) not in allocated
+                allocated.add((share.node, index))
                 kinds.add(slot.kind)
-        assert len(kinds) == 1 and asked.device in (None, *kinds)
+        assert len(kinds) == 1 and queued.device in (None, *kinds)
     for wait in decision.waits:
-        assert wait.reason.startswith("waits") and len(wait.reason) <= 300
+        assert wait.reason.startswith("Waiting ") and len(wait.reason) <= 300
         assert wait.may_start is None or wait.may_start >= T
 
 
 @settings(max_examples=80, deadline=None)
 @given(queue=queues, nodes=fleets)
-def test_quotas_are_never_exceeded(queue: list[Waiting], nodes: list[NodeView]) -> None:
+def test_quotas_are_never_exceeded(queue: list[QueuedRun], nodes: list[NodeView]) -> None:
     decision = place(queue, nodes, NOW, quotas={"default": 3})
-    wanted = {one.run: one for one in queue}
+    wanted = {item.run: item for item in queue}
     assert (
         sum(
-            wanted[one.run].devices
-            for one in decision.placements
-            if wanted[one.run].pool == "default"
+            wanted[placement.run].devices
+            for placement in decision.placements
+            if wanted[placement.run].pool == "default"
         )
         <= 3
     )
@@ -157,27 +164,27 @@ def test_a_gang_spreads_evenly_over_the_fewest_nodes() -> None:
 
 def test_an_uneven_spread_is_named_as_the_reason() -> None:
     ever = place([run(1, 3)], [node("a", 2), node("b", 1)], NOW)
-    assert "only as 2 + 1" in reason(ever, 1) and "same number of ranks on every node" in reason(
+    assert "have 2 + 1, but" in reason(ever, 1) and "same number of ranks on every node" in reason(
         ever, 1
     )
     now = place([run(1, 3)], [node("a", 3, held={0: 9}), node("b", 1)], NOW)
-    assert "enough are free in pool default, but as 2 + 1" in reason(now, 1)
+    assert "in pool default: enough are free, but as 2 + 1 per node" in reason(now, 1)
 
 
-def test_who_holds_what_is_told() -> None:
+def test_the_reason_names_the_holders() -> None:
     nodes = [node("a", 4, held=dict.fromkeys(range(4), 12)), node("b", 2)]
     assert reason(place([run(1, 4)], nodes, NOW), 1) == (
-        "waits for 4 devices: 2 of 6 are free in pool default; r12 holds 4"
+        "Waiting for 4 devices in pool default; 2 of 6 are free. Run 12 holds 4."
     )
 
 
 def test_other_reasons() -> None:
     four = [node("a", 4)]
-    assert "has 4 in all; ask for 4 or fewer" in reason(place([run(1, 8)], four, NOW), 1)
+    assert "has 4 in total. Request 4 or fewer" in reason(place([run(1, 8)], four, NOW), 1)
     assert "pool x has no node" in reason(place([run(1, 1, pool="x")], four, NOW), 1)
     assert "has only cpu" in reason(place([run(1, 1, device="h100-80g")], four, NOW), 1)
-    assert "no node of pool default takes work; a is silent" in reason(
-        place([run(1, 1)], [node("a", 4, usable=False, away="silent")], NOW), 1
+    assert "no node of pool default accepts work; a is silent" in reason(
+        place([run(1, 1)], [node("a", 4, usable=False, unusable_reason="silent")], NOW), 1
     )
     assert "before its next attempt" in reason(place([run(1, 1, not_before=T + 5)], four, NOW), 1)
     assert "allows bob 2 at a time" in reason(
@@ -192,24 +199,24 @@ def test_priority_goes_first_then_time() -> None:
     assert sorted(placed(decision)) == [2, 3] and decision.waits[0].run == 1
 
 
-def test_small_runs_pass_a_big_one_only_for_a_while() -> None:
+def test_small_runs_overtake_a_large_one_only_for_a_while() -> None:
     nodes = [node("a", 4, held={0: 9, 1: 9})]
     small = run(2, 1, waited=5)
     assert placed(place([run(1, 4, waited=RESERVE_AFTER_S - 1), small], nodes, NOW)) == {
         2: [("a", (2,))]
     }
     late = place([run(1, 4, waited=RESERVE_AFTER_S + 1), small], nodes, NOW)
-    assert placed(late) == {} and "kept for r1, which has waited longer" in reason(late, 2)
+    assert placed(late) == {} and "reserved for run 1, which has waited longer" in reason(late, 2)
 
 
-def test_a_short_run_may_use_what_is_kept_until_it_is_needed() -> None:
+def test_a_short_run_may_backfill_reserved_devices() -> None:
     nodes = [node("a", 4, held={0: 9, 1: 9}, until=T + 100)]
     big = run(1, 4, waited=RESERVE_AFTER_S + 1)
     assert placed(place([big, run(2, 1, max_seconds=90)], nodes, NOW)) == {2: [("a", (2,))]}
     assert placed(place([big, run(2, 1, max_seconds=110)], nodes, NOW)) == {}
 
 
-def test_starts_are_estimated_where_limits_are_known() -> None:
+def test_starts_are_estimated_if_limits_are_known() -> None:
     nodes = [node("a", 4, held=dict.fromkeys(range(4), 9), until=T + 40)]
     waits = place([run(1, 4, waited=9, max_seconds=20), run(2, 2)], nodes, NOW).waits
     assert [wait.may_start for wait in waits] == [T + 40, T + 60]
@@ -217,21 +224,21 @@ def test_starts_are_estimated_where_limits_are_known() -> None:
     assert unknown[0].may_start is None
 
 
-def test_a_checkpoint_keeps_its_run_on_its_nodes_unless_they_are_gone() -> None:
+def test_a_run_waits_for_the_nodes_of_its_checkpoint_unless_they_are_lost() -> None:
     a, b = node("a", 4, held={0: 9, 1: 9, 2: 9}), node("b", 4)
-    assert placed(place([run(1, 2, keep=("a",))], [a, b], NOW)) == {}, (
-        "its node is up and only busy"
+    assert placed(place([run(1, 2, checkpoint_nodes=("a",))], [a, b], NOW)) == {}, (
+        "its node is up but busy"
     )
-    assert placed(place([run(1, 1, keep=("a",))], [a, b], NOW)) == {1: [("a", (3,))]}
-    silent = node("a", 4, usable=False, away="silent")
-    assert "which holds its checkpoint" in reason(
-        place([run(1, 1, keep=("a",))], [silent, b], NOW), 1
+    assert placed(place([run(1, 1, checkpoint_nodes=("a",))], [a, b], NOW)) == {1: [("a", (3,))]}
+    silent = node("a", 4, usable=False, unusable_reason="silent")
+    assert "which stores the run's checkpoint" in reason(
+        place([run(1, 1, checkpoint_nodes=("a",))], [silent, b], NOW), 1
     )
-    lost = node("a", 4, usable=False, away="lost")
-    assert placed(place([run(1, 1, keep=("a",))], [lost, b], NOW)) == {1: [("b", (0,))]}
+    lost = node("a", 4, usable=False, unusable_reason="lost")
+    assert placed(place([run(1, 1, checkpoint_nodes=("a",))], [lost, b], NOW)) == {1: [("b", (0,))]}
 
 
-def test_gpus_go_before_slots_and_kinds_do_not_mix() -> None:
+def test_gpus_precede_cpu_slots_and_kinds_do_not_mix() -> None:
     nodes = [node("a", 4), node("b", 4, kind="h100-80g")]
     assert placed(place([run(1, 2)], nodes, NOW)) == {1: [("b", (0, 1))]}
     assert placed(place([run(1, 8)], nodes, NOW)) == {}

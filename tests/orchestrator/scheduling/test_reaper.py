@@ -1,4 +1,4 @@
-"""What the timer finds. A silent node fails nothing; a lost one ends what it had, once."""
+"""The reaper: a silent node fails nothing; attempts of a lost node end once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from orchestrator.scheduling import reaper, services
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports.presence import Presence
 from tests import factories
-from tests.orchestrator.scheduling.conftest import Broker, Speaker
+from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 
 pytestmark = pytest.mark.django_db
-LONG_AGO = -1e6  # this process has listened for long
+LONG_AGO = -1e6  # this process has read reports for a long time
 
 
 def running(owner: User, *names: str, devices: int = 1) -> tuple[Attempt, list[Node]]:
@@ -28,7 +28,7 @@ def running(owner: User, *names: str, devices: int = 1) -> tuple[Attempt, list[N
     services.tick()
     attempt = Attempt.objects.select_related("run").get(run=run)
     for node in nodes:
-        Speaker(node).tells(attempt, "running")
+        FakeNode(node).send_report(attempt, "running")
     attempt.refresh_from_db()
     return attempt, nodes
 
@@ -41,7 +41,9 @@ def quiet(node: Node, seconds: float) -> None:
     Node.objects.filter(pk=node.pk).update(last_heartbeat=clock.now() - timedelta(seconds=seconds))
 
 
-def test_silent_fails_nothing_and_lost_gives_the_run_back(broker: Broker, owner: User) -> None:
+def test_a_silent_node_fails_nothing_and_a_lost_one_requeues_its_run(
+    broker: Broker, owner: User
+) -> None:
     attempt, [node] = running(owner, "n1")
     quiet(node, 20)
     assert services.reap(known=Presence(since=LONG_AGO)) == 0
@@ -57,7 +59,7 @@ def test_silent_fails_nothing_and_lost_gives_the_run_back(broker: Broker, owner:
     assert services.reap(known=Presence(since=LONG_AGO)) == 0
 
 
-def test_a_scheduler_that_was_away_blames_no_node(broker: Broker, owner: User) -> None:
+def test_a_restarted_scheduler_marks_no_node_silent(broker: Broker, owner: User) -> None:
     _, [node] = running(owner, "n1")
     quiet(node, 1000)
     services.reap(known=Presence())
@@ -65,18 +67,18 @@ def test_a_scheduler_that_was_away_blames_no_node(broker: Broker, owner: User) -
     assert node.health == "up"
 
 
-def test_one_lost_node_ends_the_whole_gang(broker: Broker, owner: User) -> None:
-    attempt, [here, gone] = running(owner, "n1", "n2", devices=2)
-    actions(broker, here)
-    Node.objects.filter(pk=gone.pk).update(health="lost")
+def test_a_lost_node_ends_the_gang(broker: Broker, owner: User) -> None:
+    attempt, [up, lost] = running(owner, "n1", "n2", devices=2)
+    actions(broker, up)
+    Node.objects.filter(pk=lost.pk).update(health="lost")
     services.reap()
-    assert actions(broker, here) == ["kill"]
-    Speaker(here).exited(attempt, "cancelled")
+    assert actions(broker, up) == ["kill"]
+    FakeNode(up).exited(attempt, "cancelled")
     attempt.refresh_from_db()
     assert attempt.exit_class == "lost" and "n2 was lost" in attempt.exit["reason"]
 
 
-def test_what_nobody_launches_is_ordered_again_and_then_lost(broker: Broker, owner: User) -> None:
+def test_a_launch_is_repeated_and_then_lost(broker: Broker, owner: User) -> None:
     node = factories.node("n1")
     run = factories.run(owner)
     services.tick()
@@ -84,7 +86,7 @@ def test_what_nobody_launches_is_ordered_again_and_then_lost(broker: Broker, own
     Attempt.objects.update(created=clock.now() - timedelta(seconds=30))
     services.reap()
     services.reap()
-    assert actions(broker, node) == ["launch"], "again, but not at every pass"
+    assert actions(broker, node) == ["launch"], "repeated, but not at every pass"
     Attempt.objects.update(created=clock.now() - timedelta(seconds=500))
     services.reap()
     run.refresh_from_db()
@@ -95,18 +97,16 @@ def test_what_nobody_launches_is_ordered_again_and_then_lost(broker: Broker, own
     )
 
 
-def test_a_node_that_is_up_without_its_attempt_has_lost_it(broker: Broker, owner: User) -> None:
+def test_an_attempt_missing_on_a_node_that_is_up_is_lost(broker: Broker, owner: User) -> None:
     attempt, _ = running(owner, "n1")
     known = Presence(since=LONG_AGO)
     known.missing[str(attempt.fence), "n1"] = LONG_AGO
     assert services.reap(known=known) == 1
     attempt.refresh_from_db()
-    assert attempt.exit_class == "lost" and "has this attempt no more" in attempt.exit["reason"]
+    assert attempt.exit_class == "lost" and "no longer has this attempt" in attempt.exit["reason"]
 
 
-def test_a_wish_goes_to_the_nodes_again_and_sharper(
-    broker: Broker, owner: User, settings: Any
-) -> None:
+def test_a_request_is_repeated_and_escalated(broker: Broker, owner: User, settings: Any) -> None:
     attempt, [node] = running(owner, "n1")
     actions(broker, node)
     runs.run_cancel(run=attempt.run, by=owner)
@@ -114,22 +114,22 @@ def test_a_wish_goes_to_the_nodes_again_and_sharper(
     services.reap(known=known)
     services.reap(known=known)
     assert actions(broker, node) == ["cancel"]
-    known.first[str(attempt.fence), "cancel"] -= settings.ENV.cancel_grace_s + reaper.SHARPEN_S + 1
+    known.first[str(attempt.fence), "cancel"] -= settings.ENV.cancel_grace_s + reaper.ESCALATE_S + 1
     services.reap(known=known)
     assert actions(broker, node) == ["kill"]
-    Speaker(node).exited(attempt, "cancelled", reason="Cancelled on request.")
+    FakeNode(node).exited(attempt, "cancelled", reason="Cancelled on request.")
     assert Run.objects.get().state == "cancelled"
 
 
-def test_a_run_cancelled_before_its_order_left_ends_at_once(
+def test_a_run_cancelled_before_its_order_was_sent_ends_at_once(
     broker: Broker, owner: User, settings: Any
 ) -> None:
     factories.node("n1")
-    run, there = factories.run(owner), settings.REDIS_URL
+    run, url = factories.run(owner), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     services.tick()
     runs.run_cancel(run=Run.objects.get(pk=run.pk), by=owner)
-    settings.REDIS_URL = there
+    settings.REDIS_URL = url
     services.reap()
     assert (
         Run.objects.get(pk=run.pk).state == "cancelled"
@@ -137,20 +137,21 @@ def test_a_run_cancelled_before_its_order_left_ends_at_once(
     )
 
 
-def test_a_checkpoint_or_a_profile_is_asked_for_once(broker: Broker, owner: User) -> None:
+def test_a_checkpoint_or_a_profile_is_requested_once(broker: Broker, owner: User) -> None:
     attempt, [node] = running(owner, "n1")
     actions(broker, node)
-    for ask, word in ((runs.run_checkpoint, "checkpoint"), (runs.run_memory_snapshot, "memory")):
-        ask(run=Run.objects.get(), by=owner)
+    for request, action in (
+        (runs.run_checkpoint, "checkpoint"),
+        (runs.run_memory_snapshot, "memory"),
+    ):
+        request(run=Run.objects.get(), by=owner)
         services.reap()
         services.reap()
         attempt.refresh_from_db()
-        assert actions(broker, node) == [word] and attempt.requested == ""
+        assert actions(broker, node) == [action] and attempt.requested == ""
 
 
-def test_an_external_run_without_a_word_has_ended(
-    broker: Broker, owner: User, settings: Any
-) -> None:
+def test_a_silent_external_run_ends(broker: Broker, owner: User, settings: Any) -> None:
     run = factories.external_run(owner)
     services.reap()
     assert Run.objects.get(pk=run.pk).state == "running"
@@ -158,4 +159,4 @@ def test_an_external_run_without_a_word_has_ended(
     Run.objects.filter(pk=run.pk).update(created=before, last_seen=before)
     services.reap()
     run.refresh_from_db()
-    assert run.state == "failed" and "Nothing was heard" in run.exit["reason"]
+    assert run.state == "failed" and "sent nothing" in run.exit["reason"]

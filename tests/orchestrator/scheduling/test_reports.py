@@ -1,6 +1,4 @@
-"""News from nodes: joins, beats, states, exits; forged, foreign, stale and repeated ones do
-nothing.
-"""
+"""Reports: joins, heartbeats, states; forged, foreign, stale or repeated ones are ignored."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from orchestrator.scheduling import services
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports.handler import dropped
 from tests import factories
-from tests.orchestrator.scheduling.conftest import Broker, Speaker
+from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import envelope, names
 
 pytestmark = pytest.mark.django_db
@@ -30,20 +28,20 @@ def placed(owner: User, *, devices: int = 1) -> Attempt:
     return Attempt.objects.select_related("run").get(run=run)
 
 
-def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> None:
+def test_a_join_reply_completes_the_secret(broker: Broker) -> None:
     token = fleet.join_token_create(by=None)
     request = envelope.join_request(token, name="n9")
     body = {"request": request, "inventory": factories.inventory("n9").to_dict()}
     token_id, key = envelope.join_token_parts(token)
     text = envelope.seal(key, names.KIND_JOIN, body, ttl_s=60, now=time.time(), node=token_id)
     replies = []
-    for _ in range(2):  # the stream may be read twice
+    for _ in range(2):  # an entry may be read twice
         assert services.report(text)
         replies.append(json.loads(broker.client.lpop(names.join_reply_key(request["nonce_a"]))))
     assert replies[0] == replies[1]
     name, secret = envelope.join_accept(token, request, replies[0])
     node = Node.objects.get(name="n9")
-    assert name == "n9" and Speaker(node).sealed("x", {}, nonce="1", now=0.0) == envelope.seal(
+    assert name == "n9" and FakeNode(node).sealed("x", {}, nonce="1", now=0.0) == envelope.seal(
         secret, "x", {}, ttl_s=60, now=0.0, node="n9", nonce="1"
     )
     again = envelope.join_request(token, name="n10")
@@ -58,21 +56,20 @@ def test_a_join_is_answered_with_what_completes_the_secret(broker: Broker) -> No
     assert not Node.objects.filter(name="n10").exists()
 
 
-def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(
-    broker: Broker, owner: User
-) -> None:
-    speaker, attempt = Speaker(factories.node("n1")), placed(owner, devices=2)
+def test_reports_move_a_run_to_its_end_and_free_its_devices(broker: Broker, owner: User) -> None:
+    node, attempt = FakeNode(factories.node("n1")), placed(owner, devices=2)
     seen = []
-    told: list[tuple[str, dict[str, Any]]] = [("launching", {}), ("running", {})]
-    told.append(("exited", {"class": "ok", "reason": "done"}))
-    for kind, data in told:
-        assert speaker.tells(attempt, kind, **data) and speaker.tells(attempt, kind, **data)
+    reports: list[tuple[str, dict[str, Any]]] = [("launching", {}), ("running", {})]
+    reports.append(("exited", {"class": "ok", "reason": "done"}))
+    for kind, data in reports:
+        assert node.send_report(attempt, kind, **data) and node.send_report(attempt, kind, **data)
         attempt.refresh_from_db()
         seen.append((attempt.state, Run.objects.get(pk=attempt.run_id).state))
     assert seen == [("launching", "starting"), ("running", "running"), ("exited", "finished")]
     assert not Allocation.objects.filter(released=None).exists()
     assert (
-        speaker.tells(attempt, "running") and Run.objects.get(pk=attempt.run_id).state == "finished"
+        node.send_report(attempt, "running")
+        and Run.objects.get(pk=attempt.run_id).state == "finished"
     )
 
 
@@ -81,10 +78,10 @@ def test_a_run_goes_from_launching_to_its_end_and_frees_its_devices(
     [
         ({"secret": b"another"}, "forged"),
         ({"now": time.time() - 1000}, "expired"),
-        ({"node": "unheard-of"}, "unknown"),
+        ({"node": "unknown-node"}, "unknown"),
     ],
 )
-def test_what_does_not_open_is_dropped(
+def test_unreadable_entries_are_dropped(
     broker: Broker, owner: User, wrong: dict[str, Any], code: str
 ) -> None:
     node, before = factories.node("n1"), dropped[code]
@@ -97,60 +94,58 @@ def test_what_does_not_open_is_dropped(
         "time": 1.0,
         "type": "running",
     }
-    assert not services.report(Speaker(node).sealed(names.KIND_REPORT, body, **wrong))
+    assert not services.report(FakeNode(node).sealed(names.KIND_REPORT, body, **wrong))
     assert dropped[code] == before + 1
     attempt.refresh_from_db()
     assert attempt.state == "assigned"
-    assert services.report(Speaker(node).sealed(names.KIND_REPORT, body)), (
-        "the same words, rightly sealed, count"
+    assert services.report(FakeNode(node).sealed(names.KIND_REPORT, body)), (
+        "the same body is accepted with a valid seal"
     )
 
 
-def test_nonsense_is_dropped() -> None:
+def test_malformed_entries_are_dropped() -> None:
     for text in (b"", b"\xff\xfe", "x" * 64 + ".{}", "no envelope"):
         assert not services.report(text)
 
 
 def test_a_stale_fence_and_a_foreign_node_change_nothing(broker: Broker, owner: User) -> None:
-    one, other = factories.node("n1", devices=1), factories.node("n2", devices=1)
+    own, other = factories.node("n1", devices=1), factories.node("n2", devices=1)
     attempt = placed(owner)
     assert attempt.placement[0]["node"] == "n1"
-    Speaker(one).tells(attempt, "running", fence="0" * 32)
-    Speaker(other).tells(attempt, "running")
-    Speaker(other).exited(attempt, "ok")
+    FakeNode(own).send_report(attempt, "running", fence="0" * 32)
+    FakeNode(other).send_report(attempt, "running")
+    FakeNode(other).exited(attempt, "ok")
     attempt.refresh_from_db()
     assert attempt.state == "assigned"
 
 
-def test_a_gang_runs_when_every_node_runs_and_a_heartbeat_alone_can_tell(
+def test_a_gang_runs_when_every_node_reports_running_also_by_heartbeat(
     broker: Broker, owner: User
 ) -> None:
     nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
     attempt = placed(owner, devices=4)
-    Speaker(nodes[0]).tells(attempt, "running")
+    FakeNode(nodes[0]).send_report(attempt, "running")
     attempt.refresh_from_db()
     assert attempt.state == "launching"
-    Speaker(nodes[1]).beat(attempt, state="running")
+    FakeNode(nodes[1]).beat(attempt, state="running")
     attempt.refresh_from_db()
     assert attempt.state == "running" and Run.objects.get(pk=attempt.run_id).state == "running"
 
 
-def test_the_first_cause_wins_and_the_other_nodes_are_ended(broker: Broker, owner: User) -> None:
+def test_the_first_cause_wins_and_other_nodes_are_killed(broker: Broker, owner: User) -> None:
     nodes = [factories.node(name, devices=2) for name in ("n1", "n2")]
     attempt = placed(owner, devices=4)
     for node in nodes:
-        Speaker(node).tells(attempt, "running")
+        FakeNode(node).send_report(attempt, "running")
         broker.orders(node)
-    # what lost its peer may speak first
-    Speaker(nodes[1]).exited(
+    # a rank that lost its peer may report first
+    FakeNode(nodes[1]).exited(
         attempt, "infrastructure", reason="Connection closed by peer", time=10.0
     )
     [(kind, order)] = broker.orders(nodes[0])
     assert (kind, order["action"]) == ("control", "kill") and broker.orders(nodes[1]) == []
-    assert Allocation.objects.filter(released=None).count() == 4, (
-        "held until the whole gang is over"
-    )
-    Speaker(nodes[0]).exited(
+    assert Allocation.objects.filter(released=None).count() == 4, "held until all nodes have exited"
+    FakeNode(nodes[0]).exited(
         attempt, "user_error", reason="ValueError: bad data", rank=1, time=11.0
     )
     attempt.refresh_from_db()
@@ -159,18 +154,18 @@ def test_the_first_cause_wins_and_the_other_nodes_are_ended(broker: Broker, owne
     assert Run.objects.get(pk=attempt.run_id).state == "failed"
 
 
-def test_checkpoints_and_events_are_kept_once(broker: Broker, owner: User) -> None:
-    speaker, attempt = Speaker(factories.node("n1")), placed(owner)
-    told = {"type": "rank_exited", "rank": 1, "data": {"code": -9}}
+def test_checkpoints_and_events_are_recorded_once(broker: Broker, owner: User) -> None:
+    node, attempt = FakeNode(factories.node("n1")), placed(owner)
+    event = {"type": "rank_exited", "rank": 1, "data": {"code": -9}}
     for _ in range(2):
-        speaker.seq = 7
-        speaker.tells(attempt, "event", **told)
-        speaker.tells(
+        node.seq = 7
+        node.send_report(attempt, "event", **event)
+        node.send_report(
             attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5"
         )
     assert Checkpoint.objects.filter(run=attempt.run).values_list("step", "bytes").get() == (5, 9)
     for size in (7, 8):
-        speaker.tells(
+        node.send_report(
             attempt,
             "artifact",
             name="rank-0-profile",
@@ -181,19 +176,19 @@ def test_checkpoints_and_events_are_kept_once(broker: Broker, owner: User) -> No
         "attempt-1-rank-0-profile",
         8,
     )
-    event = RunEvent.objects.get(run=attempt.run, type="rank_exited")
-    assert (event.rank, event.data["code"], event.attempt) == (1, -9, 1)
+    row = RunEvent.objects.get(run=attempt.run, type="rank_exited")
+    assert (row.rank, row.data["code"], row.attempt) == (1, -9, 1)
 
 
-def test_a_node_that_still_has_what_is_over_is_told_to_end_it(broker: Broker, owner: User) -> None:
+def test_a_node_is_ordered_to_kill_an_ended_attempt(broker: Broker, owner: User) -> None:
     from datetime import timedelta
 
     from orchestrator.common import clock
 
     node = factories.node("n1")
     attempt = placed(owner)
-    Speaker(node).exited(attempt, "infrastructure")
+    FakeNode(node).exited(attempt, "infrastructure")
     broker.orders(node)
     Attempt.objects.filter(pk=attempt.pk).update(ended=clock.now() - timedelta(seconds=60))
-    Speaker(node).beat(attempt)
+    FakeNode(node).beat(attempt)
     assert [(kind, order["action"]) for kind, order in broker.orders(node)] == [("control", "kill")]

@@ -1,6 +1,4 @@
-"""A tick: rows, allocations and sealed orders for what starts; a sentence, written once, for what
-waits.
-"""
+"""A tick: rows, allocations and sealed orders of placed runs; reasons, written once, of others."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import selectors, services
 from orchestrator.scheduling.models import Allocation
 from tests import factories
-from tests.orchestrator.scheduling.conftest import Broker, Speaker
+from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 
 pytestmark = pytest.mark.django_db
 
@@ -72,7 +70,7 @@ def test_reasons_are_written_when_they_change_and_only_then(broker: Broker, owne
     second.refresh_from_db()
     assert (
         second.wait_reason
-        == f"waits for 1 device: 0 of 2 are free in pool default; r{first.pk} holds 2"
+        == f"Waiting for 1 device in pool default; 0 of 2 are free. Run {first.pk} holds 2."
     )
     with CaptureQueriesContext(
         connection,
@@ -81,19 +79,19 @@ def test_reasons_are_written_when_they_change_and_only_then(broker: Broker, owne
     assert not [
         query for query in queries.captured_queries if query["sql"].startswith(("UPDATE", "INSERT"))
     ]
-    assert len(queries) <= 8, "a pass costs a handful of queries"
+    assert len(queries) <= 8, "a pass costs few queries"
 
 
-def test_redis_away_delays_an_order_and_loses_nothing(
+def test_unavailable_redis_delays_an_order_and_loses_nothing(
     broker: Broker, owner: User, settings: Any
 ) -> None:
     node = factories.node("n1")
-    run, there = factories.run(owner), settings.REDIS_URL
+    run, url = factories.run(owner), settings.REDIS_URL
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     services.tick()
     attempt = Attempt.objects.get(run=run)
     assert attempt.dispatched is None
-    settings.REDIS_URL = there
+    settings.REDIS_URL = url
     services.reap()
     attempt.refresh_from_db()
     assert attempt.dispatched is not None and [kind for kind, _ in broker.orders(node)] == [
@@ -104,7 +102,7 @@ def test_redis_away_delays_an_order_and_loses_nothing(
 def test_two_schedulers_at_once_place_a_run_once(
     broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second decides on what it saw before the first placed."""
+    """The second decides from a snapshot of before the first's placement."""
     from orchestrator.scheduling import tick
     from orchestrator.scheduling.placement import snapshot
 
@@ -114,7 +112,7 @@ def test_two_schedulers_at_once_place_a_run_once(
     services.tick()
     held = set(Allocation.objects.values_list("pk", flat=True))
     # same run, then another run for the same devices
-    for queue in (old.queue, [one for one in old.queue if one.run == runs_[1].pk]):
+    for queue in (old.queue, [run for run in old.queue if run.run == runs_[1].pk]):
         stale = snapshot.Snapshot(
             queue, old.nodes, old.runs, old.resume, old.quotas, old.pool_priority
         )
@@ -135,8 +133,8 @@ def saved(owner: User, broker: Broker) -> Callable[[], Run]:
         run = factories.run(owner, devices=1)
         services.tick()
         attempt = Attempt.objects.get(run=run)
-        on = factories.Node.objects.get(name="n1")
-        Speaker(on).tells(
+        node = factories.Node.objects.get(name="n1")
+        FakeNode(node).send_report(
             attempt,
             "checkpoint",
             step=10,
@@ -144,7 +142,7 @@ def saved(owner: User, broker: Broker) -> Callable[[], Run]:
             bytes=5,
             path=f"runs/{run.pk}/checkpoints/step-10",
         )
-        Speaker(on).exited(attempt, "infrastructure")
+        FakeNode(node).exited(attempt, "infrastructure")
         Run.objects.filter(pk=run.pk).update(not_before=None)
         broker.client.flushall()
         return Run.objects.get(pk=run.pk)
@@ -152,7 +150,7 @@ def saved(owner: User, broker: Broker) -> Callable[[], Run]:
     return make
 
 
-def test_a_requeued_run_resumes_on_the_node_that_has_its_checkpoint(
+def test_a_requeued_run_resumes_on_the_node_of_its_checkpoint(
     broker: Broker, saved: Callable[[], Run]
 ) -> None:
     n1 = factories.node("n1", devices=1)
@@ -167,7 +165,7 @@ def test_a_requeued_run_resumes_on_the_node_that_has_its_checkpoint(
     )
 
 
-def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(
+def test_it_starts_from_the_beginning_elsewhere_if_that_node_is_lost(
     broker: Broker, saved: Callable[[], Run]
 ) -> None:
     n1 = factories.node("n1", devices=1)
@@ -181,18 +179,16 @@ def test_it_starts_anew_elsewhere_when_that_node_is_lost_and_says_so(
     assert event.data["nodes"] == ["n1"] and "starts from the beginning" in event.data["message"]
 
 
-def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(
-    broker: Broker, owner: User
-) -> None:
+def test_a_checkpoint_split_over_nodes_is_not_resumed(broker: Broker, owner: User) -> None:
     nodes = [factories.node(name, devices=1) for name in ("n1", "n2")]
     run = factories.run(owner, devices=2)
     services.tick()
     attempt = Attempt.objects.get(run=run)
-    Speaker(nodes[0]).tells(
+    FakeNode(nodes[0]).send_report(
         attempt, "checkpoint", step=10, tokens=1, bytes=5, path=f"runs/{run.pk}/checkpoints/step-10"
     )
     for node in nodes:
-        Speaker(node).exited(attempt, "infrastructure")
+        FakeNode(node).exited(attempt, "infrastructure")
         broker.orders(node)
     Run.objects.filter(pk=run.pk).update(not_before=None)
     services.tick()
@@ -201,12 +197,12 @@ def test_parts_on_two_nodes_that_share_nothing_are_no_checkpoint(
         None,
     ]
     assert (
-        "lies in parts on n1, n2"
+        "is split over n1, n2"
         in RunEvent.objects.get(run=run, type="checkpoint_left_behind").data["message"]
     )
 
 
-def test_the_queue_tells_each_person_what_they_may_see(
+def test_the_queue_shows_each_user_only_visible_runs(
     broker: Broker, owner: User, stranger: User, teammate: User
 ) -> None:
     factories.node("n1", devices=2)
@@ -217,7 +213,7 @@ def test_the_queue_tells_each_person_what_they_may_see(
     assert (entry.run.pk, entry.position) == (
         waiting.pk,
         1,
-    ) and f"r{holder.pk} holds 2" in entry.reason
+    ) and f"Run {holder.pk} holds 2" in entry.reason
     assert entry.may_start is not None
     assert selectors.queue_visible_to(user=stranger) == []
     assert [a.attempt.run_id for a in selectors.allocations_by_device().values()] == [

@@ -1,7 +1,4 @@
-"""`manage.py scheduler`: the control plane's loop, in the foreground.
-
-A second one waits until the first is gone.
-"""
+"""`manage.py scheduler`: runs the scheduler's loop; a second one waits until the first ends."""
 
 from __future__ import annotations
 
@@ -14,13 +11,16 @@ from orchestrator.scheduling.loop import Loop
 
 
 class Command(BaseCommand):
+    """Runs the scheduler in the foreground."""
+
     help = (
-        "Reads nodes' reports, places waiting runs, sends orders, looks after silent nodes. "
+        "Reads nodes' reports, places waiting runs, sends orders, handles silent nodes. "
         "SIGTERM stops it promptly."
     )
-    requires_system_checks: list[str] = []  # `manage.py check` is for that; a start loads no pages
+    requires_system_checks: list[str] = []  # `manage.py check` runs them; this starts faster
 
     def handle(self, *args: Any, **options: Any) -> None:
+        """Run until SIGTERM or SIGINT."""
         loop = Loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda sent, frame: loop.stop())

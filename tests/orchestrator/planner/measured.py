@@ -20,7 +20,7 @@ def requests(
     *, device: str = "a100-80g", using: str = "megatron", hidden: tuple[int, ...] = (1024, 2048)
 ) -> list[Request]:
     """Plans of small models on up to 16 devices, every axis but experts and context varied."""
-    found = []
+    result = []
     for width, (tp, pp, dp), micro, recompute in product(
         hidden,
         [(1, 1, 8), (2, 2, 2), (4, 1, 2), (8, 1, 1), (2, 1, 8), (1, 4, 2)],
@@ -46,26 +46,29 @@ def requests(
             "recompute": recompute,
             "precision": "bf16",
         }
-        found.append(request(spec, plan, device=device, seq_len=1024, using=using))
-    return found
+        result.append(request(spec, plan, device=device, seq_len=1024, using=using))
+    return result
 
 
 def measured(
-    asked: list[Request], truth: Mapping[str, float], *, noise: float = 0.0, seed: int = 0
+    request_list: list[Request], truth: Mapping[str, float], *, noise: float = 0.0, seed: int = 0
 ) -> list[Pair]:
     """Step times under the parameters of `truth`, log-normal noise on each."""
     table = table_of(
-        asked, {**columns_for(asked), **{name: np.asarray(value) for name, value in truth.items()}}
+        request_list,
+        {**columns_for(request_list), **{name: np.asarray(value) for name, value in truth.items()}},
     )
-    wobble = np.exp(noise * np.random.default_rng(seed).standard_normal(len(asked)))
+    wobble = np.exp(noise * np.random.default_rng(seed).standard_normal(len(request_list)))
     times = table.column("step_time_s") * wobble
-    return [(each, {"step_time_s": float(time)}) for each, time in zip(asked, times, strict=True)]
+    return [
+        (each, {"step_time_s": float(time)}) for each, time in zip(request_list, times, strict=True)
+    ]
 
 
 def errors(pairs: list[Pair], calibration: Calibration | None) -> Any:
     """Relative errors `(n,)` of predictions."""
-    asked = [each for each, _ in pairs]
-    predicted = table_of(asked, columns_for(asked, calibration)).column("step_time_s")
+    request_list = [each for each, _ in pairs]
+    predicted = table_of(request_list, columns_for(request_list, calibration)).column("step_time_s")
     return predicted / np.array([numbers["step_time_s"] for _, numbers in pairs]) - 1
 
 

@@ -22,8 +22,9 @@ def request(
     seq_len: int = 2048,
     using: Any = "orrery",
 ) -> Request:
-    """`using` is a framework's name, or its switches; the cluster has as many devices as the plan
-    wants.
+    """A request whose cluster has as many devices as the plan needs.
+
+    `using` is a framework's name or its switches.
     """
     spec = preset(model) if isinstance(model, str) else model
     laid = ParallelPlan.model_validate(plan or {})
@@ -33,6 +34,6 @@ def request(
 
 
 def predicted(model: str | ModelSpec, plan: dict[str, Any] | None = None, **more: Any) -> Table:
-    """One row, every pipeline rank."""
-    asked = [request(model, plan, **more)]
-    return table_of(asked, columns_for(asked))
+    """A table of one row with every pipeline rank."""
+    request_list = [request(model, plan, **more)]
+    return table_of(request_list, columns_for(request_list))

@@ -33,22 +33,28 @@ def test_measures():
     assert measures.spearman(np.array([1.0, 1, 2, 3]), np.array([3.0, 2, 1, 1])) == pytest.approx(
         -0.8888888, abs=1e-6
     )
-    found = measures.fit_errors(
+    result = measures.fit_errors(
         np.array([True, True, False, False]), np.array([False, True, False, True])
     )
-    assert (found.ran, found.out_of_memory, found.false_fits, found.false_refusals) == (2, 2, 1, 1)
+    assert (result.ran, result.out_of_memory, result.false_fits, result.false_refusals) == (
+        2,
+        2,
+        1,
+        1,
+    )
 
 
 def test_splits_never_show_what_they_hold_out():
     pairs = measured(requests(), {})
     for split in random_splits(pairs, 10, (0, 1)):
         shown, held = (
-            {id(asked) for asked, _ in each} for each in (split.calibrating, split.held_out)
+            {id(request_list) for request_list, _ in each}
+            for each in (split.calibrating, split.held_out)
         )
         assert len(shown) == 10 and not shown & held and len(shown | held) == len(pairs)
     widths = list(leave_one_out(pairs, lambda pair: pair[0].model.hidden))
     assert [split.name for split in widths] == ["1024", "2048"]
-    assert {asked.model.hidden for asked, _ in widths[0].calibrating} == {2048}
+    assert {request_list.model.hidden for request_list, _ in widths[0].calibrating} == {2048}
 
 
 def test_report_from_a_directory(tmp_path):

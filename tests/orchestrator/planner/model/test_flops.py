@@ -54,10 +54,10 @@ def test_full_recomputation_counts_as_narayanan(layers, hidden, heads):
     table = predicted(model, {"recompute": "full"}, seq_len=s)
     square = layers * hidden**2 * s
     hardware = 96 * square * (1 + s / (6 * hidden) + v / (16 * layers * hidden))
-    asked = 72 * square * (1 + s / (6 * hidden) + v / (12 * layers * hidden))
+    request_list = 72 * square * (1 + s / (6 * hidden) + v / (12 * layers * hidden))
     # biases and norms are in ours
     assert table["hardware_flops"][0] == pytest.approx(hardware, rel=1e-3)
-    assert table["model_flops"][0] == pytest.approx(asked, rel=1e-3)
+    assert table["model_flops"][0] == pytest.approx(request_list, rel=1e-3)
 
 
 @pytest.mark.parametrize(

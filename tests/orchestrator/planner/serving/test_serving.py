@@ -15,7 +15,7 @@ from orchestrator.planner.serving import serving
 H200 = {"device": "h200-141g", "nodes": 1, "devices_per_node": 8}
 
 
-def ask(model: Any = "llama3-8b", cluster: dict[str, Any] = H200, **more: Any) -> dict[str, Any]:
+def query(model: Any = "llama3-8b", cluster: dict[str, Any] = H200, **more: Any) -> dict[str, Any]:
     answer = serving({"model": model, "cluster": cluster, **more})
     assert answer["ok"], answer["problems"]
     return answer
@@ -38,11 +38,11 @@ def test_kv_cache_of_published_models(sizes: dict[str, int], published: int) -> 
     known mistake.
     """
     model = {**sizes, "ffn": 4 * sizes["hidden"], "vocab": 32000, "max_seq_len": 8192}
-    assert ask(model)["kv_bytes_per_token"] == published
+    assert query(model)["kv_bytes_per_token"] == published
 
 
 def test_the_latent_cache_is_not_divided_by_tp() -> None:
-    one, eight = (ask("deepseek-v3", tp=tp, quantize="fp8") for tp in (1, 8))
+    one, eight = (query("deepseek-v3", tp=tp, quantize="fp8") for tp in (1, 8))
     assert one["kv_bytes_per_token"] == 70_272  # arXiv 2505.09343, table 1
     assert (
         one["memory"]["kv_bytes_per_sequence_device"]
@@ -51,7 +51,7 @@ def test_the_latent_cache_is_not_divided_by_tp() -> None:
 
 
 def test_key_value_heads_are_copied_beyond_their_number() -> None:
-    held = [ask("llama3-8b", tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 4, 8)]
+    held = [query("llama3-8b", tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 4, 8)]
     assert held[0] == 4 * held[1] == 8 * held[2]
     mqa = {
         "layers": 2,
@@ -62,14 +62,16 @@ def test_key_value_heads_are_copied_beyond_their_number() -> None:
         "vocab": 512,
         "max_seq_len": 4096,
     }
-    assert len({ask(mqa, tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 2, 8)}) == 1
+    assert (
+        len({query(mqa, tp=tp)["memory"]["kv_bytes_per_sequence_device"] for tp in (1, 2, 8)}) == 1
+    )
 
 
 def test_a_window_bounds_the_cache() -> None:
     model = {"layers": 2, "hidden": 512, "heads": 8, "ffn": 512, "vocab": 512, "max_seq_len": 65536}
-    whole = ask(model, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
+    whole = query(model, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
     assert (
-        ask({**model, "window": 1024}, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
+        query({**model, "window": 1024}, prompt_len=8192, output_len=8192)["kv_bytes_per_sequence"]
         * 16
         == whole
     )
@@ -79,17 +81,17 @@ def test_decode_of_13b_on_an_a100_is_near_what_was_measured() -> None:
     """22.0 ms measured in the vLLM paper's setting (OPT-13B class on A100-40GB); 16.7 ms would be
     the bare stream.
     """
-    answer = ask("llama2-13b", {"device": "a100-40g"}, batch=1, prompt_len=128, output_len=128)
+    answer = query("llama2-13b", {"device": "a100-40g"}, batch=1, prompt_len=128, output_len=128)
     assert answer["tpot_s"] == pytest.approx(22.0e-3, rel=0.1)
     assert answer["bound"] == "memory bandwidth"
 
 
 def test_the_crossover_batch_is_peak_over_bandwidth() -> None:
-    assert ask(cluster={"device": "h100-80g"})["crossover_batch"] == pytest.approx(295, abs=1)
+    assert query(cluster={"device": "h100-80g"})["crossover_batch"] == pytest.approx(295, abs=1)
 
 
 def test_larger_batches_trade_latency_for_throughput() -> None:
-    curve = ask()["curve"]
+    curve = query()["curve"]
     assert [point["batch"] for point in curve] == sorted({point["batch"] for point in curve})
     assert all(
         a["tpot_s"] <= b["tpot_s"] and a["tokens_per_s"] <= b["tokens_per_s"]
@@ -99,22 +101,22 @@ def test_larger_batches_trade_latency_for_throughput() -> None:
 
 def test_speculative_gain_follows_leviathan() -> None:
     """arXiv 2211.17192: at α 0.8, γ 5 the expected tokens a step are (1 - 0.8^6) / 0.2."""
-    found = ask(acceptance=0.8, draft_tokens=5, draft_cost=0.05)["speculative"]
-    assert found["accepted_per_step"] == pytest.approx((1 - 0.8**6) / 0.2)
-    assert found["speculative_speedup"] == pytest.approx(found["accepted_per_step"] / 1.25)
-    assert ask(acceptance=0.05, draft_cost=0.9)["speculative"]["pays"] is False
-    assert ask(acceptance=1.0, draft_tokens=4)["speculative"]["accepted_per_step"] == pytest.approx(
-        5
-    )
+    result = query(acceptance=0.8, draft_tokens=5, draft_cost=0.05)["speculative"]
+    assert result["accepted_per_step"] == pytest.approx((1 - 0.8**6) / 0.2)
+    assert result["speculative_speedup"] == pytest.approx(result["accepted_per_step"] / 1.25)
+    assert query(acceptance=0.05, draft_cost=0.9)["speculative"]["pays"] is False
+    assert query(acceptance=1.0, draft_tokens=4)["speculative"][
+        "accepted_per_step"
+    ] == pytest.approx(5)
 
 
-def test_what_does_not_fit_says_what_would() -> None:
-    answer = ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8})
+def test_suggestions_for_requests_that_do_not_fit() -> None:
+    answer = query("llama3-70b", {"device": "h100-80g", "devices_per_node": 8})
     assert answer["fits"] is False and answer["suggestions"][0].startswith("quantize")
     for change in answer["suggestions"]:
         field, value = change.split()
         fixed = {field: int(value) if value.isdigit() else value}
-        assert ask("llama3-70b", {"device": "h100-80g", "devices_per_node": 8}, batch=1, **fixed)[
+        assert query("llama3-70b", {"device": "h100-80g", "devices_per_node": 8}, batch=1, **fixed)[
             "fits"
         ], change
 
@@ -133,7 +135,7 @@ def test_what_does_not_fit_says_what_would() -> None:
         ({"model": "llama9"}, "model"),
     ],
 )
-def test_bad_questions_are_told(change: dict[str, Any], field: str) -> None:
+def test_invalid_requests_are_reported(change: dict[str, Any], field: str) -> None:
     answer = serving({"model": "llama3-8b", "cluster": H200, **change})
     assert answer["ok"] is False
     assert any(
@@ -142,7 +144,7 @@ def test_bad_questions_are_told(change: dict[str, Any], field: str) -> None:
 
 
 def test_every_number_opens_its_formula() -> None:
-    plain = ask(acceptance=0.7)
+    plain = query(acceptance=0.7)
     tree = serving({"model": "llama3-8b", "cluster": H200, "acceptance": 0.7}, explained=True)
     assert tree["tpot_s"]["value"] == plain["tpot_s"] and tree["tpot_s"]["source"]
     names = set()

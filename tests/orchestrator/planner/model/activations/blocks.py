@@ -1,8 +1,7 @@
-"""Plain decoder blocks in torch, readable and without a kernel library: what autograd keeps of them
-is measured.
+"""Plain decoder blocks in torch without a kernel library, to measure what autograd saves of them.
 
-A `Style` says how a block is computed where implementations differ; sizes are a ModelSpec's. Knows
-no planner.
+A `Style` selects the implementation; sizes are those of a ModelSpec. Does not depend on the
+planner.
 """
 
 from __future__ import annotations

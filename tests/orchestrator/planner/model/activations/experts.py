@@ -12,9 +12,7 @@ from workers.contracts.specs.model import ModelSpec
 
 
 class Experts(nn.Module):
-    """Route, put tokens in the order of their experts, compute, weight, put back; shared experts
-    beside.
-    """
+    """Routed experts: sort tokens by expert, compute, weight, unsort; shared experts."""
 
     def __init__(self, spec: ModelSpec, style: Style) -> None:
         super().__init__()

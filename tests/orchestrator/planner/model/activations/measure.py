@@ -1,7 +1,7 @@
-"""What a stack of blocks keeps for its backward pass, measured on fake tensors by autograd's hooks
-and by MemTracker.
+"""Bytes that a stack of blocks saves for its backward pass, measured on fake tensors.
 
-Bytes of one block are the difference between stacks of two heights. Knows no formulas.
+Uses autograd's hooks and MemTracker. Bytes of one block are the difference between stacks of two
+heights. Does not depend on formulas.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _hooked(
             return tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
-            kept = _forward(blocks, x, arguments, recompute)
-        del kept
+            saved = _forward(blocks, x, arguments, recompute)
+        del saved
         return sum(storage.nbytes() for storage in held.values())
 
 
@@ -88,9 +88,9 @@ def _tracked(
         tracker = MemTracker()
         tracker.track_external(blocks, *_tensors(arguments))
         with tracker:
-            kept = _forward(blocks, x, arguments, recompute)
+            saved = _forward(blocks, x, arguments, recompute)
             held = tracker.get_tracker_snapshot("current")[torch.device("cpu")]
-        del kept
+        del saved
         return int(
             sum(
                 value

@@ -39,11 +39,12 @@ def test_a_whole_model_and_its_loss(
     name: str, precision: str, batch: int, seq_len: int, changes: Any
 ) -> None:
     model = preset(name).model_copy(update=changes)
-    kept, peak = _measured(model, DTYPES[precision], batch, seq_len)
+    saved, peak = _measured(model, DTYPES[precision], batch, seq_len)
     plan = {"precision": precision, "micro_batch_size": batch}
     table = predicted(model, plan, device="cpu", seq_len=seq_len)
-    assert float(table["saved_for_backward_bytes"][0, 0]) == pytest.approx(kept, rel=5e-4)
-    # at its worst the loss, or the head's backward pass, beside what the layers keep; there are no
+    assert float(table["saved_for_backward_bytes"][0, 0]) == pytest.approx(saved, rel=5e-4)
+    # at its worst the loss, or the head's backward pass, in addition to what the layers save; there
+    # are no
     # earlier gradients
     held = float(
         (table["activations_bytes"] + table["logits_bytes"] + table["head_moment_bytes"])[0, 0]
@@ -94,7 +95,7 @@ def test_key_and_value_heads_are_split_only_as_far_as_they_go() -> None:
     assert one_head[1] == one_head[0] / 4
 
 
-def test_gathered_inputs_are_kept_whole_where_they_are_not_gathered_again() -> None:
+def test_inputs_are_saved_in_full_unless_gathered_again() -> None:
     plan = {"tp": 8, "sequence_parallel": True, "precision": "bf16"}
     parts = predicted("llama3-8b", plan, using="megatron")
     whole = predicted("llama3-8b", plan, using={"name": "megatron", "regathers_inputs": False})
@@ -154,7 +155,7 @@ def test_the_tree_of_a_layer_adds_up(model: str) -> None:
 
 
 def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) -> tuple[int, int]:
-    """Bytes that autograd keeps after the forward pass, and the most beside weights at any time
+    """Bytes that autograd keeps after the forward pass, and the peak without weights
     (weight gradients of
     the head come later than the loss's worst moment)."""
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -179,7 +180,7 @@ def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) ->
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             loss()
-        kept = sum(storage.nbytes() for storage in held.values())
+        saved = sum(storage.nbytes() for storage in held.values())
         held.clear()
         tracker = MemTracker()
         tracker.track_external(decoder)
@@ -187,7 +188,7 @@ def _measured(model: ModelSpec, dtype: torch.dtype, batch: int, seq_len: int) ->
             loss().backward()
         snapshot = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
         sizes = {str(getattr(kind, "value", kind)): size for kind, size in snapshot.items()}
-        return kept, sizes["Total"] - sizes["Parameter"] - sizes["Gradient"]
+        return saved, sizes["Total"] - sizes["Parameter"] - sizes["Gradient"]
 
 
 @pytest.mark.parametrize(
@@ -201,14 +202,14 @@ def test_more_recomputation_never_keeps_more(using: str) -> None:
             {"tp": 8, "sequence_parallel": True},
             {"cp": 4, "pp": 4, "global_batch_size": 8},
         ):
-            kept, working = [], []
+            saved, working = [], []
             for recompute in ("none", "selective", "full"):
                 table = predicted(
                     model, {"precision": "bf16", "recompute": recompute, **laid}, using=using
                 )
-                kept.append(table["activations_bytes"])
+                saved.append(table["activations_bytes"])
                 working.append(table["layer_working_bytes"])
-            assert (kept[0] >= kept[1]).all(), (model, laid)
-            assert (kept[1] > kept[2]).all(), (model, laid)
+            assert (saved[0] >= saved[1]).all(), (model, laid)
+            assert (saved[1] > saved[2]).all(), (model, laid)
             assert working[0] <= working[1] <= working[2], (model, laid)
-            assert np.isfinite(kept).all() and (kept[2] > 0).all()
+            assert np.isfinite(saved).all() and (saved[2] > 0).all()

@@ -196,15 +196,18 @@ def groups_of(size: int) -> DeviceMesh:
     )["group"]
 
 
-def counts(asked: list[dict[str, Any]]) -> list[dict[str, int]]:
+def counts(request_list: list[dict[str, Any]]) -> list[dict[str, int]]:
     """Of each of the asked programs in turn, all on the same ranks."""
-    return [_one(each) for each in asked]
+    return [_one(each) for each in request_list]
 
 
-def _one(asked: dict[str, Any]) -> dict[str, int]:
-    model, plan = ModelSpec.from_dict(asked["model"]), ParallelPlan.from_dict(asked["plan"])
+def _one(request_list: dict[str, Any]) -> dict[str, int]:
+    model, plan = (
+        ModelSpec.from_dict(request_list["model"]),
+        ParallelPlan.from_dict(request_list["plan"]),
+    )
     programs = {"tp": tensor_parallel, "pp": pipeline_parallel, "ep": expert_parallel}
-    step = programs.get(asked["axis"], data_parallel)(model, plan, asked["seq_len"])
+    step = programs.get(request_list["axis"], data_parallel)(model, plan, request_list["seq_len"])
     step()  # DistributedDataParallel settles its buckets after the first backward pass
     step()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
@@ -214,7 +217,7 @@ def _one(asked: dict[str, Any]) -> dict[str, int]:
 
 def counted(events: Any, *, group: int) -> dict[str, int]:
     """Bytes by kind, all tensors being fp32; all-gathers are over `group` ranks."""
-    found = dict.fromkeys(
+    result = dict.fromkeys(
         ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"), 0
     )
     for event in events:
@@ -222,12 +225,12 @@ def counted(events: Any, *, group: int) -> dict[str, int]:
         if event.name in ("c10d::_reduce_scatter_base_", "_c10d_functional::reduce_scatter_tensor"):
             # gloo does it by an all-reduce
             whole = size[1] if event.name.startswith("c10d") else size[0]
-            found["reduce_scatter"] += whole
-            found["all_reduce"] -= whole
+            result["reduce_scatter"] += whole
+            result["all_reduce"] -= whole
         elif event.name == "c10d::alltoall_base_":
-            found["all_to_all"] += size[1]
+            result["all_to_all"] += size[1]
         elif event.name == "gloo:all_gather":
-            found["all_gather"] += size[0] * group
+            result["all_gather"] += size[0] * group
         elif event.name in ("gloo:all_reduce", "gloo:broadcast", "gloo:send"):
-            found[event.name[5:]] += size[0]
-    return found
+            result[event.name[5:]] += size[0]
+    return result

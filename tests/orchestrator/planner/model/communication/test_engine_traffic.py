@@ -97,7 +97,7 @@ def predicted(model: dict[str, Any], plan: dict[str, Any], devices: int) -> dict
         (MOE, {"dp": 2, "ep": 2, "zero": 3}, "orrery"),
     ],
 )
-def test_what_is_not_counted_is_said_to_be_unknown(
+def test_uncounted_collectives_are_marked_unknown(
     model: dict[str, Any], plan: dict[str, Any], framework: str
 ) -> None:
     line = {
@@ -116,16 +116,17 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, fl
     """By case, then by rank: all in one start of as many ranks as the largest wants."""
     pool = Pool(RANKS, tmp_path_factory.mktemp("pool") / "store")
     try:
-        asked = [
+        request_list = [
             {"axis": axis, "model": model, "plan": plan, "seq_len": 16}
             for axis, model, plan in CASES
         ]
         by_rank = pool.call(
-            "tests.orchestrator.planner.model.communication.collective_program:counts", asked=asked
+            "tests.orchestrator.planner.model.communication.collective_program:counts",
+            request_list=request_list,
         )
     finally:
         pool.close()
-    return [list(found) for found in zip(*by_rank, strict=True)]
+    return [list(result) for result in zip(*by_rank, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, fl
 def test_bytes_of_a_step_are_exact(number: int, measured: list[list[dict[str, float]]]) -> None:
     axis, model, plan = CASES[number]
     degrees = [plan.get(name, 1) for name in ("dp", "tp", "pp", "cp")]
-    message, found = predicted(model, plan, math.prod(degrees)), measured[number]
+    counted, result = predicted(model, plan, math.prod(degrees)), measured[number]
     data = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
     axes = {
         "dp": data,
@@ -144,6 +145,6 @@ def test_bytes_of_a_step_are_exact(number: int, measured: list[list[dict[str, fl
         "tp": ("all_reduce", "all_gather", "reduce_scatter"),
     }[axis]
     for kind in axes:
-        assert max(rank[kind] for rank in found) == message[kind], (kind, message, found)
+        assert max(rank[kind] for rank in result) == counted[kind], (kind, counted, result)
     if axis == "dp":
-        assert all(rank == found[0] for rank in found)
+        assert all(rank == result[0] for rank in result)

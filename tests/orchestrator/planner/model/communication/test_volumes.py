@@ -39,9 +39,9 @@ def test_sharded_gradients_are_reduced_in_every_micro_batch():
     ("zero", "bytes_"), [(0, 2 * 4), (1, 4 + 2 * 4), (2, 2 + 4), (3, 2 * 2 + 4)]
 )
 def test_the_engine_sends_gradients_in_fp32(zero, bytes_):
-    """Beside bf16 products its weights and gradients are fp32, and `fully_shard` reduces in fp32;
+    """Products are bf16, weights and gradients fp32, and `fully_shard` reduces in fp32;
     ZeRO 1 reduces all.
-    That is what takes time; the volume told is the paper's."""
+    This determines the time; the reported volume is that of the paper."""
     psi, plan = parameter_count(preset("llama3-8b")).total, {"dp": 8, "zero": zero}
     assert moved("llama3-8b", plan, "stage_dp_sent_bytes") == bytes_ * psi
     assert moved("llama3-8b", plan, "dp_bytes") == (2 + (zero == 3)) * 2 * psi

@@ -33,16 +33,16 @@ def table(*plans: dict[str, object], seq_len: int = 4096):
 
 def test_weights_come_twice_and_gradients_go_once_for_each_micro_batch() -> None:
     total = parameter_count(preset("llama3-8b")).total
-    found = table(
+    result = table(
         {"offload": "all"},
         {"offload": "all", "zero": 3},
         {"offload": "optimizer"},
         {"offload": "nvme"},
     )
-    rate, storage = found["host_link_bytes_per_s"], found["nvme_bytes_per_s"]
-    each = total * (2 * found["param_bytes"][0] + found["grad_bytes"][0])
+    rate, storage = result["host_link_bytes_per_s"], result["nvme_bytes_per_s"]
+    each = total * (2 * result["param_bytes"][0] + result["grad_bytes"][0])
     expected = [4 * each / rate, 4 * each / 8 / rate, 0.0, 4 * each / min(rate, storage)]
-    assert found.column("streaming_s") == pytest.approx(expected, rel=1e-3)
+    assert result.column("streaming_s") == pytest.approx(expected, rel=1e-3)
 
 
 def test_offload_is_never_free_and_slower_the_farther_away() -> None:
@@ -62,8 +62,8 @@ def test_offload_is_never_free_and_slower_the_farther_away() -> None:
 def test_automatic_recomputation_costs_what_it_does_not_keep() -> None:
     budgets = [None, 2 * 2**30, 8 * 2**30, 2**50]
     auto = [{"zero": 3, "recompute": "auto", "recompute_budget_bytes": each} for each in budgets]
-    found = table({"zero": 3, "recompute": "full"}, *auto, {"zero": 3, "recompute": "none"})
-    times, bytes_ = found.column("step_time_s"), found.column("total_bytes")
+    result = table({"zero": 3, "recompute": "full"}, *auto, {"zero": 3, "recompute": "none"})
+    times, bytes_ = result.column("step_time_s"), result.column("total_bytes")
     assert times[1] == pytest.approx(times[0]) and bytes_[1] == pytest.approx(bytes_[0], rel=1e-3)
     assert times[0] >= times[2] > times[3] > times[4] == pytest.approx(times[5])
     assert bytes_[1] <= bytes_[2] < bytes_[3] < bytes_[4]

@@ -1,6 +1,4 @@
-"""Peak of the storages that are alive while torch runs, on fake tensors: what an allocator would
-have had to give.
-"""
+"""Peak of live storages while torch runs, on fake tensors: the memory an allocator must provide."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def peak_of_a_sharded_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -
             tokens = torch.zeros(plan.micro_batch_size, seq_len, dtype=torch.long)
             with tracker:
                 token_loss(decoder(tokens), tokens).backward()
-        (found,) = tracker.get_tracker_snapshot("peak").values()
-        return int(found["Total"])
+        (result,) = tracker.get_tracker_snapshot("peak").values()
+        return int(result["Total"])
     finally:
         dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""One rank of tensor-parallel shards under `fully_shard`: prints the bytes it holds after an
-update, as JSON.
+"""One rank of tensor-parallel shards under `fully_shard`: prints its bytes after an update as JSON.
 
-`test_states` runs it under torchrun, with the model and the tensor-parallel degree as arguments.
+`test_model_states` runs it under torchrun with the model and the tensor parallel degree as
+arguments.
 """
 
 from __future__ import annotations

@@ -59,13 +59,13 @@ def test_lines_add_up_and_the_worst_rank_is_named(using, plan):
 
 
 def test_plans_mixed_in_one_table_are_as_plans_alone():
-    asked = [
+    request_list = [
         request(name, plan, using="megatron")
         for name in ("llama3-8b", "deepseek-v2")
         for plan in PLANS
     ]
-    together = table_of(asked, columns_for(asked))
-    alone = [table_of([each], columns_for([each])) for each in asked]
+    together = table_of(request_list, columns_for(request_list))
+    alone = [table_of([each], columns_for([each])) for each in request_list]
     for name in ("total_bytes", "worst_stage", "headroom_bytes"):
         assert together[name] == pytest.approx([float(each[name][0]) for each in alone]), name
 
@@ -74,8 +74,10 @@ def test_what_saves_memory_saves_memory():
     plan = {"dp": 8, "precision": "bf16", "micro_batch_size": 2, "global_batch_size": 64}
     stages = [total("llama3-8b", {**plan, "zero": zero}, using="deepspeed") for zero in range(4)]
     assert sorted(stages, reverse=True) == stages
-    kept = [total("llama3-8b", {**plan, "recompute": how}) for how in ("none", "selective", "full")]
-    assert sorted(kept, reverse=True) == kept
+    saved = [
+        total("llama3-8b", {**plan, "recompute": how}) for how in ("none", "selective", "full")
+    ]
+    assert sorted(saved, reverse=True) == saved
     fsdp = {**plan, "zero": 3}
     assert total("llama3-8b", {**fsdp, "offload": "all"}) < total(
         "llama3-8b", {**fsdp, "offload": "optimizer"}
@@ -188,7 +190,7 @@ def test_bloom_on_a100(hidden, layers, plan, grad_dtype, peak_gb):
     """Peaks, and runs that ended out of memory, of bigscience-workshop/bigscience,
     chronicles-prequel of tr11-176B-ml.
 
-    Logs round to a gigabyte and tell what the allocator reserves, which differs by 5 GB between
+    Logs round to a gigabyte and show what the allocator reserves, which differs by 5 GB between
     like runs.
     """
     spec = ModelSpec.from_dict(

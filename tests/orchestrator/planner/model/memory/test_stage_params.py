@@ -1,6 +1,4 @@
-"""Parameters of each pipeline rank: every preset under any split adds up to the model, copies and
-padding apart.
-"""
+"""Parameters of each pipeline rank sum to the model for every preset, without copies and padding."""
 
 from __future__ import annotations
 

@@ -15,10 +15,10 @@ from tests.orchestrator.planner.predicted import request
 SLOWER = {"gemm_efficiency": 0.6, "launch_s": 1.5e-3, "intra_efficiency": 0.5}
 
 
-def interval(asked, calibration=None):
+def interval(request_list, calibration=None):
     """Low, high and predicted."""
-    table = table_of(asked, columns_for(asked, calibration))
-    return (*bounds(table, asked, calibration), table.column("step_time_s"))
+    table = table_of(request_list, columns_for(request_list, calibration))
+    return (*bounds(table, request_list, calibration), table.column("step_time_s"))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.08])
@@ -35,13 +35,13 @@ def test_four_of_five_runs_lie_inside(noise):
 
 
 def test_they_hold_the_prediction_and_widen_with_noise():
-    asked = requests()[:10]
+    request_list = requests()[:10]
     narrow, wide = (
         fit(shuffled(measured(requests(), SLOWER, noise=noise), 5)[:30]) for noise in (0.01, 0.15)
     )
     spans = []
     for calibration in (narrow, wide, None):
-        low, high, predicted = interval(asked, calibration)
+        low, high, predicted = interval(request_list, calibration)
         assert np.all((low < predicted) & (predicted < high))
         spans.append(np.median(high / low))
     assert spans[0] < spans[1] and spans[0] < spans[2]
@@ -60,8 +60,8 @@ def test_they_widen_away_from_the_runs_and_say_so():
     assert high[1] / low[1] > 1.1 * high[0] / low[0]
     table = table_of([near, far], columns_for([near, far], calibration))
     assert calibration.extrapolates("a100-80g", "megatron", table, 0) == []
-    told = calibration.extrapolates("a100-80g", "megatron", table, 1)
-    assert "hidden size 16384 is outside the measured 1024 to 1024" in told
+    messages = calibration.extrapolates("a100-80g", "megatron", table, 1)
+    assert "hidden size 16384 is outside the measured 1024 to 1024" in messages
     assert (
         "default values are used" in calibration.extrapolates("h100-80g", "megatron", table, 1)[0]
     )
@@ -79,7 +79,7 @@ def test_without_runs_a_known_pair_is_trusted_more():
     assert span("a100-80g", "megatron") < span("mi300x-192g", "deepspeed")
 
 
-def test_a_default_profile_widens_away_from_the_runs_it_was_set_with_and_says_so():
+def test_default_profile_intervals_widen_away_from_published_runs():
     """Megatron on A100 rests on unfused attention, recomputed, at tp 2 to 8: not on what a search
     likes best.
     """
@@ -117,16 +117,17 @@ def test_a_default_profile_widens_away_from_the_runs_it_was_set_with_and_says_so
     spans = high / low
     assert spans[0] < spans[1] < spans[2] and spans[2] > 1.1 * spans[0]
     table = table_of([like, kinds, far], columns_for([like, kinds, far]))
-    said = extrapolations(table, [like, kinds, far])
-    assert said[0] == ""
+    message = extrapolations(table, [like, kinds, far])
+    assert message[0] == ""
     assert (
-        "fused attention (they have unfused attention)" in said[1] and "recompute none" in said[1]
+        "fused attention (they have unfused attention)" in message[1]
+        and "recompute none" in message[1]
     )
-    assert "schedule zbv" in said[2] and "zero 1 is outside" in said[2]
+    assert "schedule zbv" in message[2] and "zero 1 is outside" in message[2]
 
 
 def test_one_run_that_agrees_narrows_and_never_widens():
-    asked = requests()[:12]
-    before = interval(asked)
-    after = interval(asked, fit([(asked[3], {"step_time_s": float(before[2][3])})]))
+    request_list = requests()[:12]
+    before = interval(request_list)
+    after = interval(request_list, fit([(request_list[3], {"step_time_s": float(before[2][3])})]))
     assert np.all(after[1] / after[0] <= 1.02 * before[1] / before[0])

@@ -33,8 +33,8 @@ def some_requests(count: int, seed: int) -> list[Request]:
     """Legal plans over the whole range: dense, latent and routed models, all axes, devices and
     frameworks.
     """
-    draw, found = random.Random(seed), list[Request]()
-    while len(found) < count:
+    draw, result = random.Random(seed), list[Request]()
+    while len(result) < count:
         model = preset(
             draw.choice(["llama3-8b", "gpt3-175b", "deepseek-v3", "mixtral-8x7b", "qwen3-0.6b"])
         )
@@ -59,22 +59,25 @@ def some_requests(count: int, seed: int) -> list[Request]:
         using = draw.choice(
             ["orrery", "fsdp2", "megatron", "megatron-deepspeed", "llm-foundry", "deepspeed"]
         )
-        asked = request(
+        request_list = request(
             model,
             plan,
             device=draw.choice(["h100-80g", "a100-40g", "b200-192g", "cpu"]),
             using=using,
         )
         if not plan_problems(
-            asked.plan, model=model, seq_len=asked.seq_len, devices=asked.cluster.devices
+            request_list.plan,
+            model=model,
+            seq_len=request_list.seq_len,
+            devices=request_list.cluster.devices,
         ):
-            found.append(asked)
-    return found
+            result.append(request_list)
+    return result
 
 
 def test_five_parts_make_the_step_for_any_plan():
-    asked = some_requests(400, seed=1)
-    table = table_of(asked, columns_for(asked))
+    request_list = some_requests(400, seed=1)
+    table = table_of(request_list, columns_for(request_list))
     parts = np.stack([table.column(name) for name in PARTS])
     assert np.all(np.isfinite(parts)) and np.all(parts >= -1e-12)
     assert np.all(parts[[0, 3, 4]] > 0)
@@ -83,11 +86,13 @@ def test_five_parts_make_the_step_for_any_plan():
     assert np.all(table.column("mfu") <= table.column("hfu") * (1 + 1e-12))
 
 
-def test_one_plan_alone_says_what_it_says_among_others():
-    asked = some_requests(60, seed=2)
-    together = table_of(asked, columns_for(asked)).column("step_time_s")
+def test_one_plan_has_the_same_values_alone_and_in_a_batch():
+    request_list = some_requests(60, seed=2)
+    together = table_of(request_list, columns_for(request_list)).column("step_time_s")
     for row in (0, 17, 59):
-        alone = explain(table_of([asked[row]], columns_for([asked[row]])), "step_time_s", depth=1)
+        alone = explain(
+            table_of([request_list[row]], columns_for([request_list[row]])), "step_time_s", depth=1
+        )
         assert alone.value == pytest.approx(together[row], rel=1e-12)
         assert alone.value == pytest.approx(sum(part.value for part in alone.inputs), rel=1e-12)
 
@@ -124,10 +129,10 @@ def test_530b_on_280_a100(more, seconds):
         update={**GPT_530B, "tie_embeddings": True, "dropout": 0.1}
     )
     using = {"name": "megatron", "flash_attention": False}
-    found = step_s(
+    result = step_s(
         spec, {**INTERLEAVED, "precision": "fp16", **more}, device="a100-80g", using=using
     )
-    assert found == pytest.approx(seconds, rel=0.03)
+    assert result == pytest.approx(seconds, rel=0.03)
 
 
 def test_deepseek_v3_on_2048_h800():
@@ -153,7 +158,7 @@ def test_deepseek_v3_on_2048_h800():
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE))
 def test_bubbles_are_the_simulators(schedule):
     """Uneven stages (table, head), hops, recomputation; makespan within 6% of the event simulator."""
-    draw, asked = random.Random(4), []
+    draw, request_list = random.Random(4), []
     virtual = 2 if schedule in ("zbv", "dualpipev", "interleaved_1f1b", "zb1p") else 1
     for _ in range(12):
         pp, recompute = draw.choice([2, 4, 8]), draw.choice(["none", "full", "selective"])
@@ -166,8 +171,8 @@ def test_bubbles_are_the_simulators(schedule):
             "precision": "bf16",
             "global_batch_size": pp * draw.choice([2, 4, 8]),
         }
-        asked.append(request("llama2-70b", plan, seq_len=4096, using="megatron"))
-    table = table_of(asked, columns_for(asked))
+        request_list.append(request("llama2-70b", plan, seq_len=4096, using="megatron"))
+    table = table_of(request_list, columns_for(request_list))
     value = table.column
     stage = (
         (value("dense_layer_s") + value("dense_layer_exposed_s"))
@@ -219,10 +224,16 @@ def test_what_costs_more_takes_longer():
 
 def test_slow_links_show_where_they_are_used():
     def with_network(gigabytes: float, plan: dict[str, Any]) -> Table:
-        asked = request("llama3-70b", {"precision": "bf16", **plan})
-        slow = ClusterSpec(**{**asked.cluster.to_dict(), "inter_node_gb_per_s": gigabytes})
-        asked = Request(asked.model, asked.plan, slow, asked.seq_len, asked.framework)
-        return table_of([asked], columns_for([asked]))
+        request_list = request("llama3-70b", {"precision": "bf16", **plan})
+        slow = ClusterSpec(**{**request_list.cluster.to_dict(), "inter_node_gb_per_s": gigabytes})
+        request_list = Request(
+            request_list.model,
+            request_list.plan,
+            slow,
+            request_list.seq_len,
+            request_list.framework,
+        )
+        return table_of([request_list], columns_for([request_list]))
 
     for plan in ({"dp": 2, "tp": 8}, {"tp": 16}, {"pp": 2, "tp": 8}, {"cp": 2, "tp": 8}):
         fast, slow = (float(with_network(rate, plan)["exposed_comm_s"][0]) for rate in (50.0, 1.0))
@@ -241,7 +252,7 @@ def test_small_shards_are_bound_by_launches():
         update={"hidden": 1024, "heads": 16, "kv_heads": 16, "head_dim": 64}
     )
     small = small.model_copy(update={"ffn": 4096})
-    found = [
+    result = [
         step_s(
             small,
             {"tp": tp, "precision": "fp16", "micro_batch_size": 2},
@@ -251,7 +262,7 @@ def test_small_shards_are_bound_by_launches():
         )
         for tp in (4, 8)
     ]
-    assert found[1] > 0.95 * found[0]
+    assert result[1] > 0.95 * result[0]
 
 
 def test_megatrons_softmax_falls_back_on_odd_shapes():

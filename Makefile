@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help install install-test up test test-quick test-all check lint format bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all check lint format messages bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -33,17 +33,23 @@ test-all: install-test ## every test with full matrices; takes long
 	@$(BIN)/python tools/system.py
 	@exec env ORRERY_TEST_MATRIX=full $(PYTEST) $(ARGS)
 
-check: install-test ## ruff, mypy, import-linter, Django checks, missing migrations
+check: install-test ## ruff, djLint, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/djlint webui/templates --check --quiet
+	@$(BIN)/djlint webui/templates --lint --quiet
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -W error manage.py check --fail-level WARNING
 	@$(BIN)/python manage.py makemigrations --check --dry-run
 
-format: install-test ## format and fix the code with ruff
+format: install-test ## format and fix code and templates
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/djlint webui/templates --reformat --quiet
+
+messages: install-test ## update the English message catalogue (needs gettext)
+	@cd webui && ../$(BIN)/python ../manage.py makemessages -l en --add-location file --no-wrap
 
 bench: install-test ## run the benchmarks that this machine supports; appends rows to docs/results/
 	@exec $(BIN)/python -m tests.bench $(ARGS)

@@ -1,4 +1,5 @@
-"""Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, systemd-analyze.
+"""Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, gettext
+and systemd-analyze.
 
 Requires root on Debian or Ubuntu. Elsewhere it prints one sentence that lists what the tests leave
 out.
@@ -25,6 +26,7 @@ NEEDS = {
         "the check of deploy/nginx",
         lambda: _available("nginx") or Path("/usr/sbin/nginx").exists(),
     ),
+    "gettext": ("the check of the message catalogue", lambda: _available("xgettext")),
     "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),
 }
 

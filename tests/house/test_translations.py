@@ -1,0 +1,127 @@
+"""Translation marks in templates and Python, and the English message catalogue."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from django.template.loader import get_template
+from django.utils import translation
+from django.utils.translation import trans_real
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = ROOT / "webui" / "templates"
+CATALOGUE = ROOT / "webui" / "locale" / "en" / "LC_MESSAGES" / "django.po"
+ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "data-label", "data-opens")
+# units, formats and the product's name are not translated
+ALLOWED = {"Orrery", "· Orrery", "ms", "s", "x", "MFU", "JSON", "tokens/s", "GiB", "W"}
+_TEMPLATE_TAG = r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}"
+_HTML_TAG = re.compile(
+    rf"""</?[a-zA-Z!](?:{_TEMPLATE_TAG}|"(?:{_TEMPLATE_TAG}|[^"])*"|"""
+    rf"""'(?:{_TEMPLATE_TAG}|[^'])*'|[^<>"'])*>""",
+    re.DOTALL,
+)
+_TRANSLATED = re.compile(
+    r"\{%\s*blocktranslate.*?\{%\s*endblocktranslate\s*%\}|\{%\s*comment.*?\{%\s*endcomment\s*%\}"
+    r"|\{%\s*block body_attributes.*?\{%\s*endblock\s*%\}"
+    r"|<(pre|code|kbd|script|style)\b.*?</\1>|<!--.*?-->",
+    re.DOTALL,
+)
+
+
+def unmarked(source: str) -> list[str]:
+    """Returns visible text and attributes outside of translation tags."""
+    source = _TRANSLATED.sub("", source)
+    texts = re.split(_TEMPLATE_TAG, _HTML_TAG.sub("{##}", source), flags=re.DOTALL)
+    for tag in _HTML_TAG.findall(source):
+        for name in ATTRIBUTES:
+            value = re.search(rf'\s{name}="((?:{_TEMPLATE_TAG}|[^"])*)"', tag, re.DOTALL)
+            texts += re.split(_TEMPLATE_TAG, value[1], flags=re.DOTALL) if value else []
+    plain = (" ".join(re.sub(r"&#?\w+;", "", text).split()) for text in texts)
+    return [text for text in plain if re.search(r"[A-Za-z]", text) and text not in ALLOWED]
+
+
+def test_unmarked_text_is_detected() -> None:
+    source = '<p title="Hint">Text <b>{% translate "ok" %}</b> {{ name }} more &nbsp;</p>'
+    assert unmarked(source) == ["Text", "more", "Hint"]
+    assert not unmarked("{% blocktranslate with a=b %}Text {{ a }}{% endblocktranslate %} <i>ms</i>")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(TEMPLATES.rglob("*.html")), ids=lambda path: str(path.relative_to(TEMPLATES))
+)
+def test_template_text_is_marked(path: Path) -> None:
+    assert unmarked(path.read_text()) == []
+
+
+def _messages(catalogue: str) -> set[tuple[str, ...]]:
+    entries = re.findall(r'^msgid(?:_plural)? ((?:".*"\n)+)', catalogue, re.MULTILINE)
+    return {tuple(re.findall(r'"(.*)"', entry)) for entry in entries}
+
+
+def test_catalogue_is_current(tmp_path: Path) -> None:
+    if not shutil.which("xgettext"):
+        assert not os.environ.get("CI"), "CI needs gettext: run tools/system.py"
+        pytest.skip("gettext is not installed")
+    copy = tmp_path / "webui"
+    shutil.copytree(ROOT / "webui", copy, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    subprocess.run(
+        [
+            ROOT / ".venv" / "bin" / "python",
+            "-m",
+            "django",
+            "makemessages",
+            "-l",
+            "en",
+            "--add-location",
+            "file",
+            "--no-wrap",
+        ],
+        cwd=copy,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "", "PYTHONPATH": ""},
+        check=True,
+        capture_output=True,
+    )
+    expected = _messages((copy / "locale" / "en" / "LC_MESSAGES" / "django.po").read_text())
+    assert _messages(CATALOGUE.read_text()) == expected, "run make messages"
+
+
+def test_another_language_changes_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    catalogue = trans_real.translation("en")
+    monkeypatch.setattr(catalogue, "gettext", lambda text: f"«{text}»")
+    page = get_template("webui/planner/actions.html")
+    context = {"plan": {"run": "{}", "query": "", "mood": "good"}}
+    with translation.override("en"):
+        assert "«Export»" in page.render(context)
+    monkeypatch.undo()
+    with translation.override("en"):
+        assert "«" not in page.render(context)
+
+
+_DISPLAY_CALLS = {"success", "error", "warning", "info", "redirect_with_message"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(path for name in ("views", "tabs") for path in (ROOT / "webui" / name).rglob("*.py")),
+    ids=lambda path: path.name,
+)
+def test_messages_in_views_are_marked(path: Path) -> None:
+    """`messages.success(request, "…")` and the like must not receive bare literals."""
+    bare = [
+        f"{path.name}:{call.lineno}"
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "attr", getattr(call.func, "id", "")) in _DISPLAY_CALLS
+        and len(call.args) > 1
+        and (
+            isinstance(call.args[1], ast.JoinedStr)
+            or (isinstance(call.args[1], ast.Constant) and isinstance(call.args[1].value, str))
+        )
+    ]
+    assert not bare

@@ -138,12 +138,12 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
         (
             "bytes",
             "model.gguf",
-            r"bytes are asked for, .*model\.gguf knows tokens by a tokenizer\.json; try none",
+            r"bytes were requested, but .*model\.gguf has a tokenizer\.json; try none",
         ),
         (
             str(tmp_path / "other.json"),
             "model.gguf",
-            "2 of .* tokens have other ids than in the tokenizer.json of .*gguf",
+            "2 of .* tokens have other ids in the tokenizer.json of .*gguf",
         ),
         (
             str(tmp_path / "wide.json"),
@@ -171,7 +171,7 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
     bare = tmp_path / "bare"
     their_model("Llama", {**THEIRS, "vocab_size": VOCAB}).save_pretrained(bare)
     with pytest.raises(
-        UserError, match=r"bare has no tokenizer\.json, and text would be read as bytes"
+        UserError, match=r"bare has no tokenizer\.json; text would be read as bytes"
     ):
         opened(spec(room, bare), tmp_path / "run")
     (tmp_path / "empty").mkdir()

@@ -350,7 +350,7 @@ def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
     [outcome] = result.outcomes
     assert outcome["class"] == "infrastructure"
     assert (
-        "no scratch file can be made" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
+        "a scratch file cannot be created" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
     )
 
 

@@ -34,8 +34,8 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(
             "vocab: 5 is out of range, it must be at least 257",
         ),
         (["tokens", "none.txt", "--out", "x.bin"], "none.txt does not exist"),
-        (["tokens", "empty.txt", "--out", "x.bin"], "there is no text in it"),
-        (["tokenizer", "a.txt", "--vocab", "300", "--out", "."], "is there already"),
+        (["tokens", "empty.txt", "--out", "x.bin"], "the files contain no text"),
+        (["tokenizer", "a.txt", "--vocab", "300", "--out", "."], "already exists"),
     ],
 )
 def test_what_cannot_be_done_is_told(

@@ -130,7 +130,7 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
             "lines.jsonl",
             b'{"text": "a"}\n\n{"txt": "b", "n": 1}\n',
             "jsonl",
-            "line 3 .* it has txt, n",
+            "line 3 .* it has the fields txt, n",
         ),
         ("broken.jsonl", b'{"text": "a"}\n{"text": "b\n', "jsonl", "line 2 is not JSON"),
         (
@@ -145,10 +145,10 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
             "jsonl",
             "line 1 is a conversation .* try train.objective sft",
         ),
-        ("blank.jsonl", b"\n\n", "jsonl", "there is no text in it"),
-        ("odd.bin", b"abc", "tokens", "3 bytes are no whole number of uint16"),
+        ("blank.jsonl", b"\n\n", "jsonl", "the files contain no text"),
+        ("odd.bin", b"abc", "tokens", "3 bytes are not a multiple of uint16"),
         ("none.bin", b"", "tokens", "is empty"),
-        ("bad.npy", b"abc", "tokens", "is no .npy array"),
+        ("bad.npy", b"abc", "tokens", "is not an .npy array"),
     ],
 )
 def test_wrong_files_are_told(
@@ -163,13 +163,13 @@ def test_wrong_files_are_told(
 @pytest.mark.parametrize(
     ("told", "message"),
     [
-        ({"tokens": 9}, "holds 4 tokens, a.bin.json says 9"),
-        ({"dtype": "uint32", "tokens": 3}, "holds 2 tokens, a.bin.json says 3"),
-        ({"dtype": "float16"}, "says dtype float16"),
+        ({"tokens": 9}, "holds 4 tokens, a.bin.json has 9"),
+        ({"dtype": "uint32", "tokens": 3}, "holds 2 tokens, a.bin.json has 3"),
+        ({"dtype": "float16"}, "has dtype float16"),
         ({"vocab": 257}, "its tokenizer has 257 tokens, the model's vocabulary 256"),
         (
             {"tokens": 4, "starts": "a.npy"},
-            "says where documents start in a.npy, which cannot be read",
+            "names a.npy for document starts, which cannot be read",
         ),
     ],
 )
@@ -186,9 +186,9 @@ def test_cut_files_of_tokens(tmp_path: Path) -> None:
     header = np.zeros(256, "<i4")
     header[:3] = 20240520, 1, 1000
     (tmp_path / "a.bin").write_bytes(header.tobytes() + bytes(1998))
-    with pytest.raises(UserError, match="holds 999 tokens, its header says 1000"):
+    with pytest.raises(UserError, match="holds 999 tokens, its header has 1000"):
         opened(tmp_path, path=str(tmp_path / "a.bin"), format="tokens")
     np.save(tmp_path / "a.npy", np.zeros(1000, "<u2"))
     (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:-10])
-    with pytest.raises(UserError, match=r"is no .npy array"):
+    with pytest.raises(UserError, match=r"is not an .npy array"):
         opened(tmp_path, path=str(tmp_path / "a.npy"), format="tokens")

@@ -90,7 +90,7 @@ def test_weights_that_were_made_with_another_are_refused(tmp_path: Path) -> None
     check_same(same, tmp_path / "same.gguf")
     other = words(tmp_path / "other.json", {"a": 1, "b": 0, "<unk>": 2})
     with pytest.raises(
-        UserError, match=r"2 of 3 tokens have other ids than in .*weights, as 'a': 1, there 0"
+        UserError, match=r"2 of 3 tokens have other ids in .*weights, as 'a': 1, there 0"
     ):
         check_same(other, weights)
     (weights / "step-00000004").mkdir()

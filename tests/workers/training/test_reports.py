@@ -167,7 +167,7 @@ def test_unusable_prompts_are_refused(tmp_path):
         open_prompts(long, long.train.samples, cache=tmp_path, checkpoints=tmp_path)
     (np.arange(4000) % 200).astype(np.uint16).tofile(tmp_path / "ids.bin")
     data = {"path": str(tmp_path / "ids.bin"), "format": "tokens"}
-    with pytest.raises(UserError, match="without a tokenizer"):
+    with pytest.raises(UserError, match="token files have no tokenizer, so prompts"):
         accept({**make_spec(samples={"prompts": ["x"]}), "data": data})
     drawn_run = accept({**make_spec(samples={"count": 1}), "data": data})
     prompts = open_prompts(drawn_run, drawn_run.train.samples, cache=tmp_path, checkpoints=tmp_path)

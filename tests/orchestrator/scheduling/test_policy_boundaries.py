@@ -254,7 +254,7 @@ def test_holders_are_counted_again_after_a_placement_in_their_pool() -> None:
     assert (reason(decision, 2), reason(decision, 5)) == (elsewhere, elsewhere)
 
 
-def test_a_checkpoint_run_does_not_change_what_others_are_told() -> None:
+def test_a_checkpoint_run_does_not_change_the_reasons_of_others() -> None:
     nodes = [node("a", 0, 2), node("b", 1, 1)]
     first = run(1, 2, 9, checkpoint_nodes=("a",))
     decision = place([first, run(2, 4, 8)], nodes, NOW)

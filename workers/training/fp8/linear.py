@@ -110,7 +110,7 @@ class _Multiply(torch.autograd.Function):
             x_gradient = x_gradient.view(*gradient.shape[:-1], weight.shape[1])
         if ctx.needs_weight_gradient:
             weight_grad = weight_gradient(
-                quantize(flat, COLUMN), Tiles(*input_tiles, COLUMN), weight.dtype
+                quantize(flat, COLUMN), Tiles(input_tiles[0], input_tiles[1], COLUMN), weight.dtype
             )
         return x_gradient, weight_grad, None, None
 

@@ -31,7 +31,7 @@ def data_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
 
     world = build_axes(plan, World(dist.get_rank(), dist.get_world_size(), torch.device("cpu")))
     parallel = parallelize(model, plan, world, seed=1)
-    optimizer = build_optimizer(parallel.parameters(), OptimizerSpec(), split_state=plan.zero == 1)
+    optimizer = build_optimizer(parallel.parameters(), OptimizerSpec(), shard_state=plan.zero == 1)
 
     def step() -> None:
         for index in range(plan.accumulation):

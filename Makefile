@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-.PHONY: help install install-test up test test-quick test-all check lint format messages bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all test-mutation check lint format messages bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -32,6 +32,9 @@ test-quick: install-test ## the tests without ranks, browser, flows and Triton i
 test-all: install-test ## every test with full matrices; takes long
 	@$(BIN)/python tools/system.py
 	@exec env ORRERY_TEST_MATRIX=full $(PYTEST) $(ARGS)
+
+test-mutation: install-test ## mutation testing of five modules, within a time budget: ARGS="--only policy --budget-s 600"
+	@exec $(BIN)/python tools/mutation.py $(ARGS)
 
 check: install-test ## ruff, djLint, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .
@@ -62,4 +65,4 @@ lock: install-test ## resolve the dependencies into requirements/
 	@$(BIN)/python tools/lock.py
 
 clean: ## remove the virtual environment and caches; keeps the data directory
-	rm -rf .venv node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-mutation node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -277,3 +277,15 @@ def test_a_checkpoint_holds_its_run_unless_one_of_its_nodes_is_unusable() -> Non
     # the checkpoint's nodes have no device of the requested kind
     other = run(1, 1, device="l4", checkpoint_nodes=("a",))
     assert placed(place([other], [*nodes, node("e", 1, kind="l4")], NOW)) == [1]
+
+
+def test_a_gang_takes_only_its_share_of_each_node() -> None:
+    decision = place([run(1, 4), run(2, 1)], [node("a", 3), node("b", 3)], NOW)
+    shares = decision.placements[0].shares
+    assert [(share.node, share.devices) for share in shares] == [("a", (0, 1)), ("b", (0, 1))]
+    assert placed(decision) == [1, 2]
+
+
+def test_the_devices_of_a_holder_are_added_up_over_nodes() -> None:
+    decision = place([run(1, 6)], [node("a", 1, 2), node("b", 1, 2)], NOW)
+    assert reason(decision, 1) == reasons.busy(run(1, 6), 2, 6, "Run 99 holds 4.")

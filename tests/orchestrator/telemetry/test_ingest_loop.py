@@ -308,3 +308,14 @@ def test_every_writer_is_acknowledged_with_its_stream_and_rank() -> None:
         ]
         * 2
     )
+
+
+def test_a_tick_with_entries_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [[Entry(*entry(1)), Entry(*entry(2))], []]
+    acknowledged: list[Any] = []
+    monkeypatch.setattr(Ingest, "_read", lambda self: entries.pop(0))
+    monkeypatch.setattr(Ingest, "_commit", lambda self, new: ([], {}))
+    monkeypatch.setattr(Ingest, "_acknowledge", lambda self, *args: acknowledged.append(args))
+    ingest = Ingest()
+    assert (ingest.tick(), ingest.ticks) == (2, 1)
+    assert (ingest.tick(), ingest.ticks, len(acknowledged)) == (0, 1, 1)

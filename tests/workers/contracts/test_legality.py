@@ -240,3 +240,23 @@ def test_expert_models_check_the_width_of_their_experts() -> None:
     names = {rule.reason for rule in legality_rules(model=MOE) if rule.field == "tp"}
     assert "does not divide ffn" not in names and "does not divide expert_ffn" in names
     assert "does not divide ffn" in {rule.reason for rule in legality_rules(model=LLAMA)}
+
+
+def test_messages_name_the_numbers() -> None:
+    def message(model: ModelSpec | None = LLAMA, **fields: Any) -> str:
+        context = {name: fields.pop(name) for name in ("seq_len", "devices") if name in fields}
+        return plan_problems(ParallelPlan.from_dict(fields), model=model, **context)[0].message
+
+    assert message(cp=2, tp=8, sequence_parallel=True, seq_len=8) == (
+        "4 tokens per rank do not divide by tp 8"
+    )
+    assert message(dp=3, tp=2, pp=2, cp=2, devices=7) == (
+        "dp 3 x tp 2 x pp 2 x cp 2 is 24 devices, not 7"
+    )
+    assert message(MOE, dp=2, cp=3, ep=4) == "ep 4 does not divide dp x cp = 6"
+    assert message(dp=3, micro_batch_size=2, global_batch_size=4) == (
+        "4 sequences do not divide by micro_batch_size 2 x dp 3 = 6"
+    )
+    assert message(
+        pp=4, schedule="dualpipev", virtual_stages=2, micro_batch_size=3, dp=2, global_batch_size=42
+    ) == ("dualpipev requires at least 2 x pp = 8 micro-batches, there are 7")

@@ -243,12 +243,14 @@ def framework(request: Mapping[str, Any] | str | None) -> Framework:
 
     Raises Refused for an unknown name.
     """
-    switches = {"name": request} if isinstance(request, str) else dict(request or {})
+    switches: dict[str, Any] = (
+        {"name": request} if isinstance(request, str) else dict(request or {})
+    )
     name = str(switches.pop("name", "orrery"))
     if name not in FRAMEWORKS:
         near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
         raise Refused(
-            f"{name!r} is not a framework the planner knows",
+            f"{name!r} is not a known framework",
             ", ".join(near),
             field="framework.name",
         )

@@ -150,7 +150,7 @@ def test_a_tokenizer_that_is_not_the_weights_is_refused(room, tmp_path):
             "model.gguf",
             "token ids up to 9999, the model's vocabulary has",
         ),
-        (None, strange, r"train\.init_from: .*cuts text into words in a way called 'default'"),
+        (None, strange, r"train\.init_from: .*uses the pre-tokenizer 'default'"),
     ):
         document = spec(room, room / source)
         document["data"] |= {"tokenizer": tokenizer} if tokenizer else {}

@@ -90,7 +90,7 @@ def test_the_best_run_is_the_one_validated_lowest(owner: User) -> None:
     )
     assert page.count('<span class="badge good">best</span>') == 1
     listed = client.get("/experiments/").content.decode()
-    assert "1 experiment with 4 runs." in listed and ">dips</a>" in listed
+    assert "1 experiment, 4 runs." in listed and ">dips</a>" in listed
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ from django.test import Client
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
 from tests import factories
+from tests.webui.pages import compact
 from webui.forms.spec_fields import FIELDS
 from webui.forms.spec_form import parse, spec_of, values_of
-from webui.forms.verdict import summarize_spec
+from webui.forms.spec_summary import summarize_spec
 from webui.views.new_run import START
 from workers.contracts import RunSpec
 
@@ -112,7 +113,9 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 def errors_of_field(page: str, field: str) -> list[str]:
     """The error messages of the field with that path."""
     result = re.search(
-        rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>', page, re.DOTALL
+        rf'<div class="field[^"]*" data-field="{re.escape(field)}".*?</div>',
+        compact(page),
+        re.DOTALL,
     )
     assert result, f"no field {field}"
     return [
@@ -246,7 +249,7 @@ def test_a_wrong_field_shows_its_error_and_creates_nothing(
     assert not Run.objects.exists()
     for path, text in changes.items():  # what was typed is still there
         if path not in ("model", "model.custom", "data.preset") and text:
-            assert f'name="{path}" value="{text}"' in page
+            assert f'name="{path}" value="{text}"' in compact(page)
 
 
 @pytest.mark.django_db
@@ -266,10 +269,11 @@ def test_json_alone_is_submitted_where_it_was_edited_last(owner: User) -> None:
 def test_like_an_older_run_and_from_a_preset(people: factories.People) -> None:
     run = factories.run(people.owner, name="older", devices=2, tags=["x"])
     page = factories.client_for(people.teammate).get(f"/runs/new/?like={run.pk}").content.decode()
+    fields = compact(page)
     assert (
-        "Like run" in page
-        and 'name="plan.dp" value="2"' in page
-        and 'name="tags" value="x"' in page
+        "Like run" in fields
+        and 'name="plan.dp" value="2"' in fields
+        and 'name="tags" value="x"' in fields
     )
     run.refresh_from_db()  # PostgreSQL keeps an object's keys in an order of its own
     assert html.escape(json.dumps(run.spec, indent=2)) in page
@@ -343,8 +347,8 @@ def test_unsupported_features_are_reported_before_submit(owner: User) -> None:
 
 @pytest.mark.django_db
 def test_external_runs_get_their_three_lines(owner: User) -> None:
-    page = html.unescape(
-        factories.client_for(owner).get("/runs/new/?kind=external").content.decode()
+    page = compact(
+        html.unescape(factories.client_for(owner).get("/runs/new/?kind=external").content.decode())
     )
     assert 'orrery_recorder.init("http://testserver", token' in page
     assert (

@@ -17,6 +17,7 @@ from orchestrator.accounts.models import User
 from orchestrator.planner import api
 from orchestrator.planner.models import SavedPlan
 from tests import factories
+from tests.webui.pages import compact
 from webui.planner.export import ENGINES
 from webui.planner.form import parse_form
 from webui.planner.form_fields import FIELDS
@@ -73,7 +74,7 @@ def keys_of(page: str) -> list[str]:
 def get(client: Client, path: str = "/planner/", **changes: Any) -> str:
     answer = client.get(f"{path}?{urlencode({**SMALL, **changes}, doseq=True)}")
     assert answer.status_code == 200, answer.status_code
-    return answer.content.decode()
+    return compact(answer.content.decode())
 
 
 def search(**changes: Any) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def search(**changes: Any) -> dict[str, Any]:
 
 
 def test_page_without_query_shows_results(client: Client) -> None:
-    page = client.get("/planner/").content.decode()
+    page = compact(client.get("/planner/").content.decode())
     assert re.search(
         r"is the fastest of [\d,]+ plans that fit: .* per step.* MFU .* of 80 GiB", sentence(page)
     )
@@ -134,7 +135,7 @@ def test_link_restores_the_form_state(client: Client) -> None:
 
 
 def test_example_links_open_without_errors(client: Client) -> None:
-    page = client.get("/planner/examples/").content.decode()
+    page = compact(client.get("/planner/examples/").content.decode())
     assert all(shown in text_of(page) for shown in ("120 2 Ψ", "31.4 2 Ψ", "16.6 2 Ψ", "1.9 3 Ψ"))
     links = re.findall(r'<a class="button small" href="([^"]+)">Open<', page)
     assert len(links) >= 4
@@ -369,7 +370,7 @@ def test_notes_on_host_memory_precision_and_collectives(client: Client) -> None:
 def test_run_this_plan_fills_the_form(client: Client) -> None:
     page = get(client, tokens="262144000")
     spec = html.unescape(re.search(r'name="spec" value="([^"]*)"', page)[1])  # type: ignore[index]
-    form = client.get("/runs/new/", {"spec": spec}).content.decode()
+    form = compact(client.get("/runs/new/", {"spec": spec}).content.decode())
     assert 'name="train.steps" value="1000"' in form and 'name="train.seq_len" value="4096"' in form
     assert 'name="plan.global_batch_size" value="64"' in form
     shown = json.loads(

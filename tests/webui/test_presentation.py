@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from webui.charts import axes, devices, panels, week
+from webui.charts import axes, devices, run_charts, week
 from webui.charts.spread import spread
 from webui.presentation import event_messages
 from webui.presentation.log_grouping import first_cause, format_ranks, group_lines, level
@@ -19,11 +19,11 @@ NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
 
 def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
     charts = [
-        *panels.SUMMARY,
-        *panels.PERFORMANCE,
-        *panels.NUMERICS,
-        *panels.SYSTEM,
-        panels.ALLOCATOR,
+        *run_charts.SUMMARY,
+        *run_charts.PERFORMANCE,
+        *run_charts.NUMERICS,
+        *run_charts.SYSTEM,
+        run_charts.ALLOCATOR,
     ]
     drawn = {line.name: panel.unit for panel in charts for line in panel.series}
     elsewhere = {"comm/arrival_skew_s", "memory/capacity_bytes"}
@@ -34,10 +34,10 @@ def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
 
 
 def test_a_page_has_no_chart_for_what_is_not_there() -> None:
-    assert [panel.id for panel in panels.summary(["loss", "lr"], "train")] == ["loss", "lr"]
-    assert [panel.id for panel in panels.summary([], "train")][:2] == ["loss", "throughput"]
-    assert panels.system(["loss"]) == []
-    sources = panels.summary(["loss", "loss/code", "loss/web", "reward"], "external")
+    assert [panel.id for panel in run_charts.summary(["loss", "lr"], "train")] == ["loss", "lr"]
+    assert [panel.id for panel in run_charts.summary([], "train")][:2] == ["loss", "throughput"]
+    assert run_charts.system(["loss"]) == []
+    sources = run_charts.summary(["loss", "loss/code", "loss/web", "reward"], "external")
     assert [panel.id for panel in sources] == ["loss", "loss_sources", "custom-0"]
     assert sources[2].title == "reward"
     layers = [f"grad_underflow/layer_{layer:02}" for layer in range(40)]
@@ -51,12 +51,12 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
         *layers,
         *loads,
     ]
-    assert [panel.id for panel in panels.summary(data, "train")] == ["loss", "loss_scale"]
-    assert [panel.id for panel in panels.numerics(data)] == ["loss_scale", "max_violation"]
-    assert [panel.id for panel in panels.performance(data)] == ["step_split", "sent"]
-    assert panels.unshown(loads) == 0
-    assert panels.unshown(layers) == 0
-    assert panels.unshown([f"metric-{i}" for i in range(panels.MOST_PANELS + 3)]) == 3
+    assert [panel.id for panel in run_charts.summary(data, "train")] == ["loss", "loss_scale"]
+    assert [panel.id for panel in run_charts.numerics(data)] == ["loss_scale", "max_violation"]
+    assert [panel.id for panel in run_charts.performance(data)] == ["step_split", "sent"]
+    assert run_charts.unshown(loads) == 0
+    assert run_charts.unshown(layers) == 0
+    assert run_charts.unshown([f"metric-{i}" for i in range(run_charts.MOST_PANELS + 3)]) == 3
 
 
 def line(text: str, rank: int, seq: int = 1, attempt: int = 1) -> Any:

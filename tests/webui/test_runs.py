@@ -13,6 +13,7 @@ from orchestrator.runs import services
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
+from tests.webui.pages import compact
 from webui.forms.run_filters import RunFilters
 from webui.views.runs import sentence
 from workers.contracts.wire.points import PointBatch
@@ -188,7 +189,7 @@ def test_runs_are_compared_by_metrics_and_spec_differences(owner: User, stranger
         "/runs/bulk/", {"run": [served.pk, other.pk, one.pk], "action": "compare"}, follow=True
     )
     assert chosen.redirect_chain == [(f"/runs/compare/?runs={one.pk},{other.pk},{served.pk}", 302)]
-    page = " ".join(chosen.content.decode().split())
+    page = compact(chosen.content.decode())
     cells = (
         r'<td class="num best">35[.0]*</td><td class="num">36\.40?<span '
         r'class="off">\+4\.0%</span></td>'

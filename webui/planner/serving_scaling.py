@@ -179,7 +179,7 @@ def scaling(request: PageRequest) -> HttpResponse:
         "headline": "",
         "tiles": _tiles(_SCALING_TILES, answer),
         "rest": _scaling_summary(answer, inputs) if answer else _first(problems),
-        "result_context": bool(answer),
+        "answered": bool(answer),
     }
     return render(request, "webui/planner/scaling.html", context)
 
@@ -300,7 +300,7 @@ def _served(answer: Mapping[str, Any]) -> dict[str, Any]:
     ]
     speculative = answer.get("speculative")
     return {
-        "result_context": True,
+        "answered": True,
         "tiles": _tiles(_SERVING_TILES, answer),
         "bar": bar,
         "fits": answer["fits"],

@@ -107,9 +107,9 @@ def test_experts_and_16_bits(precision, train, tmp_path):
 @pytest.mark.parametrize(
     ("plan", "more", "message"),
     [
-        ({"tp": 2}, {"kind": "int8"}, "tp 2 gives each rank a part.*try int4, or tp 1"),
-        ({"tp": 4}, {}, "tp 4 cuts 64 inputs within a group.*try tp 2"),
-        ({"precision": "fp8"}, {}, "tiles of their own.*precision bf16"),
+        ({"tp": 2}, {"kind": "int8"}, "over all inputs, which tp 2 shards.*try int4, or tp 1"),
+        ({"tp": 4}, {}, "tp 4 splits 64 inputs within a group.*try tp 2"),
+        ({"precision": "fp8"}, {}, "their own tiles.*precision bf16"),
         ({}, {"compile": True}, "compile false"),
         ({"pp": 2, "schedule": "pipedream"}, {}, "versions of weights.*schedule 1f1b"),
     ],

@@ -121,8 +121,8 @@ def test_recomputation_and_precision(reference, data, train, tmp_path):
         tmp_path,
     )
     assert measured.values("loss") == exact
-    [data] = [event["data"] for event in measured.events() if event["type"] == "recompute_chosen"]
-    layers = [layer for stage in data["stages"] for layer in stage["layers"]]
+    [choice] = [event["data"] for event in measured.events() if event["type"] == "recompute_chosen"]
+    layers = [layer for stage in choice["stages"] for layer in stage["layers"]]
     assert any(layer["kind"] == "some" for layer in layers), layers
     for precision in ("bf16", "fp16", "fp8"):
         rounded = train(spec(data, DENSE, {"precision": precision}, steps=3), tmp_path / precision)

@@ -135,6 +135,6 @@ def test_broken_weights_end_all_ranks_with_one_sentence(folders, train, tmp_path
     (broken / "config.json").write_text(json.dumps({**config, "model_type": "bert"}))
     result = train(spec("Llama", broken, {"dp": 2, "zero": 3}), tmp_path / "out")
     assert {outcome["class"] for outcome in result.outcomes} == {"user_error"}
-    assert all("model_type is 'bert'" in outcome["reason"] for outcome in result.outcomes)
+    assert all("model_type 'bert' is not known" in outcome["reason"] for outcome in result.outcomes)
     absent = make_spec(None, None, init_from={"package": "no-such-package"})
     assert "is not installed" in train(absent, tmp_path / "absent").outcomes[0]["reason"]

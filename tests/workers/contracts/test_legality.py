@@ -260,3 +260,9 @@ def test_messages_name_the_numbers() -> None:
     assert message(
         pp=4, schedule="dualpipev", virtual_stages=2, micro_batch_size=3, dp=2, global_batch_size=42
     ) == ("dualpipev requires at least 2 x pp = 8 micro-batches, there are 7")
+
+
+def test_stage_layers_have_one_entry_per_virtual_stage() -> None:
+    plan = {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2, "global_batch_size": 2}
+    assert problems(**plan, stage_layers=[8, 8, 8, 8]) == []
+    assert problems(**plan, stage_layers=[32]) == [("plan.stage_layers", "[8, 8, 8, 8]")]

@@ -149,7 +149,7 @@ def test_an_error_appears_at_its_field_and_disappears_with_a_valid_value(
 ) -> None:
     with opened(browser, live_server, START) as page:
         page.fill('[name="seq_len"]', "8k")
-        expect(page.locator('[data-errors="seq_len"]')).to_contain_text("not a whole number")
+        expect(page.locator('[data-errors="seq_len"]')).to_contain_text("not an integer")
         expect(page.locator('[name="seq_len"]')).to_have_attribute("aria-invalid", "true")
         page.fill('[name="seq_len"]', "2048")
         expect(page.locator('[data-errors="seq_len"]')).to_be_empty()
@@ -181,7 +181,7 @@ def test_what_would_fit_is_taken_with_one_press(
 ) -> None:
     with opened(browser, live_server, PAGES[1]) as page:
         expect(page.locator("#headline")).to_contain_text("does not fit")
-        page.get_by_role("link", name="Take it").first.click()
+        page.get_by_role("link", name="Apply").first.click()
         expect(page.locator("#headline")).to_contain_text("is the fastest of")
 
 

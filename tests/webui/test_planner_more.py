@@ -169,10 +169,10 @@ def test_run_page_shows_predicted_vs_measured(people: factories.People) -> None:
     )
     panels = json.loads(html.unescape(re.search(r'id="run-panels"[^>]*>(.*?)</script>', before)[1]))  # type: ignore[index]
     levels = {level["label"]: level["value"] for panel in panels for level in panel["levels"]}
-    assert levels["step time predicted"] == pytest.approx(run.prediction["step_time_s"])
+    assert levels["full step predicted"] == pytest.approx(run.prediction["step_time_s"])
     measured(run, step_time_s=1.04, **{"memory/activations_bytes": 1.5})
     speed = text_of(client.get(f"/runs/{run.pk}/comparison/?part=performance").content.decode())
-    assert "within a tenth" in speed and "+4.0%" in speed
+    assert "within 10%" in speed and "+4.0%" in speed
     held = text_of(client.get(f"/runs/{run.pk}/comparison/?part=memory").content.decode())
     assert "not activations +50.0%" in held
     assert client.get(f"/runs/{run.pk}/?tab=memory").status_code == 200
@@ -197,7 +197,7 @@ def test_finished_run_calibrates(people: factories.People) -> None:
         f"/runs/{run.pk}/act/", {"action": "calibrate"}, follow=True
     ).content.decode()
     made = Calibration.objects.get()
-    assert made.default and made.rows == 1 and "Predictions for cpu rest on" in text_of(done)
+    assert made.default and made.rows == 1 and "Predictions for cpu now use" in text_of(done)
     client.post(f"/runs/{run.pk}/act/", {"action": "calibrate"})
     assert Calibration.objects.get().rows == 1  # the same run replaces itself
     later = client.get(

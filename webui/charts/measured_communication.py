@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Rows by kind of collective; `predicted` tells whether a prediction exists."""
+    """Rows by kind of collective; `predicted`: whether a prediction exists."""
 
     rows: list[Call]
     summary: str

@@ -134,13 +134,13 @@ def _cells(measure: Measure, values: Sequence[float | None]) -> list[Cell]:
     best = (
         min(known) if measure.better == _LESS else max(known) if measure.better == _MORE else None
     )
-    stands_out = best is not None and len(known) > 1 and any(value != best for value in known)
+    is_best_unique = best is not None and len(known) > 1 and any(value != best for value in known)
     base = values[0]
     return [
         Cell(
             _shown(measure, value),
             _off(value, base) if place and value is not None and base else "",
-            stands_out and value == best,
+            is_best_unique and value == best,
         )
         for place, value in enumerate(values)
     ]

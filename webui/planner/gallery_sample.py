@@ -130,8 +130,8 @@ def search_answer(*, scale: float = 1.0) -> dict[str, Any]:
 
 def gallery_context() -> dict[str, Any]:
     """Returns the context of all planner components for the gallery."""
-    found, state = search_answer(), parse_form(QueryDict())
-    plans, tokens = found["plans"], 1e12
+    result, state = search_answer(), parse_form(QueryDict())
+    plans, tokens = result["plans"], 1e12
     wanted = plans[2]
     key = plan_key(wanted["plan"])
     drawn = simulate(
@@ -155,12 +155,12 @@ def gallery_context() -> dict[str, Any]:
     ]
     return {
         "form_state": state,
-        "found": found,
+        "search_result": result,
         "rows": [
             result_layout.row(rank, each, 0, state, key) for rank, each in enumerate(plans, 1)
         ],
         "plan": result_layout.chosen(wanted, state, tokens),
-        "scatter": result_layout.drawn(plans, found["pareto"], key),
+        "scatter": result_layout.drawn(plans, result["pareto"], key),
         "pipeline": pipeline(timeline(drawn, 8)),
         "comparison": {
             "first": plans[0]["plan"],

@@ -107,7 +107,7 @@ def result_context(planner: PlannerClient) -> dict[str, Any]:
         **base,
         "tokens": tokens,
         "problems": [],
-        "found": result,
+        "search_result": result,
         "headline": headline,
         "rest": rest,
         "notes": notes,

@@ -136,12 +136,12 @@ def serving(request: PageRequest) -> HttpResponse:
             "nodes": -(-devices // per_node),
             "devices_per_node": per_node,
         }
-        asked = {
+        request_values = {
             name: value for name, value in inputs.items() if name != "device" and value is not None
         }
         try:
             answer = user_api.serving(
-                user=request.user, request={**asked, "cluster": cluster, "explain": True}
+                user=request.user, request={**request_values, "cluster": cluster, "explain": True}
             )
         except BadRequest as refused:
             problems = [

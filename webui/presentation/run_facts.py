@@ -95,7 +95,7 @@ class Facts:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan as resolved, else as submitted; empty if there is none or it is "auto"."""
+        """The plan as resolved, else as submitted; empty if unknown or "auto"."""
         plan = self.run.plan or self.run.spec.get("plan")
         return plan if isinstance(plan, dict) else {}
 

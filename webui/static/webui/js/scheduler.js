@@ -30,7 +30,7 @@ class Scheduler {
   }
 
   wake() {
-    if (this.timer) { // waiting for somebody else's turn
+    if (this.timer) { // waiting for the next turn
       clearTimeout(this.timer);
       this.timer = 0;
       this.waiting = false;

@@ -1,4 +1,4 @@
-/* Sparklines and small rings on a canvas of our own, sharp on every screen. Knows numbers and a colour. */
+/* Sparklines and small rings on a canvas of our own, sharp on every screen. Depends on numbers and a color only. */
 
 /** Draws `values` over the whole canvas; a last point is marked, values that are not finite leave a red tick. */
 export function spark(canvas, values, colour = getComputedStyle(canvas).color) {

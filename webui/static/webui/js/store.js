@@ -1,4 +1,4 @@
-/* Curves in the browser: at most 1,500 points each, spikes kept, one value a step. Knows no DOM and no network. */
+/* Curves in the browser: at most 1,500 points each, spikes retained, one value per step. Does not depend on DOM or network. */
 import { parse } from "./format.js";
 
 export const MOST = 1500;

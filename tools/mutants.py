@@ -13,7 +13,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 def find_mutants(source: str) -> list[tuple[str, int, int]]:
     """`(operator, occurrence, line)` of all mutants that can change behaviour."""
     lines = source.splitlines()
-    nodes, skipped, found = list(ast_nodes(get_ast(source))), spans_without_effect(source), []
+    nodes, skipped, results = list(ast_nodes(get_ast(source))), spans_without_effect(source), []
     for name in operator_names():
         operator = get_operator(name)
         if operator.arguments():  # replaces variables that one would have to name
@@ -22,8 +22,8 @@ def find_mutants(source: str) -> list[tuple[str, int, int]]:
         for number, (start, _) in enumerate(places):
             marker = lines[start[0] - 1][start[1] :].startswith("*,")  # of keyword-only parameters
             if not marker and not any(first <= start < last for first, last in skipped):
-                found.append((name.removeprefix("core/"), number, start[0]))
-    return found
+                results.append((name.removeprefix("core/"), number, start[0]))
+    return results
 
 
 def spans_without_effect(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:

@@ -1,5 +1,4 @@
-"""What lives on the nodes: contracts, agent, launcher, recorder, models, training and inference.
+"""Code that runs on the nodes: contracts, agent, launcher, recorder, models, training, inference.
 
-Knows nothing of the control plane or of pages; `workers.contracts` is the one room both sides
-import.
+Does not depend on the control plane or pages; both sides import `workers.contracts`.
 """

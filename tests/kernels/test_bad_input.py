@@ -78,7 +78,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # valid argumen
         },
     ),
     "paged_attention": (
-        kernels.paged_kv,
+        kernels.paged_attention,
         {
             "q": R(3, 4, 16),
             "k_cache": CACHE,
@@ -238,7 +238,9 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
         (partial(kernels.quantize_1x128, torch.ones(3, 0)), "must not be empty"),
         (partial(kernels.apply_rope, R(3, 0, 8), R(3, 1, 8), R(4, 4), R(4, 4)), "q has shape"),
         (
-            partial(kernels.paged_kv, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_splits=300),
+            partial(
+                kernels.paged_attention, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_splits=300
+            ),
             "in 1 to 256",
         ),
         (
@@ -270,11 +272,13 @@ def test_out_of_bounds_accesses_are_rejected(call: Callable[[], Any], message: s
 def test_a_plan_for_a_larger_cache_is_rejected() -> None:
     plan = plan_pages(TABLE, LENS, blocks=7, block_size=4)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
-        kernels.paged_kv(R(2, 4, 16), CACHE, CACHE, TABLE, LENS, plan=plan)
+        kernels.paged_attention(R(2, 4, 16), CACHE, CACHE, TABLE, LENS, plan=plan)
     random_latents = R(6, 4, 40)
     with pytest.raises(ValueError, match="a cache of 7 blocks; this one has 6"):
         kernels.mla_decode(
             R(2, 3, 32), R(2, 3, 8), random_latents, TABLE, LENS, scale=0.3, plan=plan
         )
     with pytest.raises(TypeError, match="scales must be a pair"):
-        kernels.paged_kv(R(2, 4, 16), CACHE.char(), CACHE.char(), TABLE, LENS, scales=(R(6, 4, 2),))  # type: ignore[arg-type]
+        kernels.paged_attention(
+            R(2, 4, 16), CACHE.char(), CACHE.char(), TABLE, LENS, scales=(R(6, 4, 2),)
+        )  # type: ignore[arg-type]

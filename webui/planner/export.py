@@ -33,7 +33,7 @@ def export(request: PageRequest) -> HttpResponse:
             headers={"Content-Disposition": name},
         )
     context: dict[str, Any] = {
-        "made": config,
+        "config": config,
         "query": state.query(),
         "engine": engine,
         "tab": "planner",

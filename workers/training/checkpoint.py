@@ -1,8 +1,7 @@
-"""Distributed checkpoints: written beside training, complete or absent, read back under any plan.
+"""Distributed checkpoints: written asynchronously, complete or absent, readable under any plan.
 
-Tensors go by their unwrapped names through torch.distributed.checkpoint, so that any ZeRO stage and
-any number of ranks
-reads what any other wrote. Does not know steps' numbers beyond those it is given.
+Tensors have unwrapped names in torch.distributed.checkpoint, so that any ZeRO stage and any number
+of ranks can read them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _SAVER = "torch.distributed.checkpoint.state_dict_saver"
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """`seconds` until it was complete; for `stall_s` of them the training of rank 0 stood still."""
+    """A finished save: `seconds` until complete; rank 0 did not train for `stall_s` of them."""
 
     step: int
     tokens: int
@@ -43,13 +42,12 @@ class Saved:
 
 
 class Checkpointer:
-    """Saves to `root/step-N`; at most one save is under way.
+    """Saves to `root/step-N`, one save at a time.
 
-    A save writes to a hidden folder; when every rank has finished, rank 0 adds the manifest and
-    renames. `on_saved` is
-    called on rank 0 only, from the thread that finished it. An asynchronous save holds the loop for
-    a copy of the
-    tensors, into the same memory each time: fresh pages cost three times the copy itself.
+    A save writes to a hidden folder. When every rank has finished, rank 0 adds the manifest and
+    renames the folder. `on_saved` is called on rank 0, from the thread that finished the save. An
+    asynchronous save blocks the loop while it copies the tensors, into the same memory each time,
+    because new pages cost three times the copy.
     """
 
     def __init__(
@@ -67,40 +65,38 @@ class Checkpointer:
         self._group: Any = None
         self._stager: Any = None
         self._pending: Future[Any] | None = None
-        if spec is not None:  # here nothing waits for it: 0.4 s of imports, and the group
+        if spec is not None:  # 0.4 s of imports and the group, before training starts
             import_module(_SAVER)
             if world.size > 1:
-                self._meet()
+                self._create_group()
 
     def save(
         self, tensors: dict[str, Any], *, step: int, manifest: dict[str, Any], wait: bool
     ) -> None:
-        """Start a save on all ranks; returns after the tensors are copied, or with `wait` after the
-        rename.
-        """
+        """Start a save on all ranks; return after the copy, or with `wait` after the rename."""
         dcp: Any = import_module(_SAVER)
         started = time.perf_counter()
         self.finish()
-        self._meet()
-        beside = self.root / f".{step_folder(step)}.{self.tag}"
+        self._create_group()
+        temporary = self.root / f".{step_folder(step)}.{self.tag}"
         if self.world.rank == 0:
-            for left in self.root.glob(".step-*"):  # by an attempt that ended while it wrote
-                shutil.rmtree(left, ignore_errors=True)
-            beside.mkdir(parents=True)
+            for unfinished in self.root.glob(".step-*"):  # of an attempt that ended during a save
+                shutil.rmtree(unfinished, ignore_errors=True)
+            temporary.mkdir(parents=True)
         self.world.barrier()
-        beyond = self.async_ and not wait
-        if beyond:
+        in_background = self.async_ and not wait
+        if in_background:
             if self._stager is None:
                 self._stager = _stager(pinned=self.world.device.type == "cuda")
             self._pending = dcp.async_save(
                 tensors,
-                storage_writer=_writer(beside),
+                storage_writer=_writer(temporary),
                 process_group=self._group,
                 async_stager=self._stager,
             )
             assert isinstance(self._pending, Future)
         else:
-            dcp.save(tensors, storage_writer=_writer(beside), process_group=self._group)
+            dcp.save(tensors, storage_writer=_writer(temporary), process_group=self._group)
             self._pending = Future()
             self._pending.set_result(None)
         stall_s = time.perf_counter() - started
@@ -108,39 +104,39 @@ class Checkpointer:
             self._pending = _then(
                 self._pending,
                 lambda: self._complete(
-                    beside, step, manifest, started, stall_s if beyond else None
+                    temporary, step, manifest, started, stall_s if in_background else None
                 ),
             )
-        if not beyond:
+        if not in_background:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for a save under way. Raises what it failed with."""
+        """Wait for a running save; raises its error."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             pending.result()
 
-    def _meet(self) -> None:
-        """A group of its own: the writing thread's collectives must not mix with the step's."""
+    def _create_group(self) -> None:
+        """Create a separate group: the writing thread's collectives must not mix with the step's."""
         if self._group is None:
-            _need_group()
+            _ensure_group()
             self._group = cached_group(
                 "checkpoint", lambda: dist.new_group(backend="gloo", group_desc="checkpoint")
             )
 
     def _complete(
         self,
-        beside: Path,
+        temporary: Path,
         step: int,
         manifest: dict[str, Any],
         started: float,
         stall_s: float | None,
     ) -> None:
         target = self.root / step_folder(step)
-        size = write_manifest(beside, manifest)
+        size = write_manifest(temporary, manifest)
         shutil.rmtree(target, ignore_errors=True)
-        beside.rename(target)
-        # later steps are of a course that a rewind gave up, or damaged
+        temporary.rename(target)
+        # later steps were discarded by a rewind, or are damaged
         complete = complete_checkpoints(self.root)
         later = [folder for folder in complete if folder.name > target.name]
         for old in [*later, *complete[len(later) + self.keep :]]:
@@ -153,34 +149,31 @@ class Checkpointer:
 
 
 def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
-    """`model.<name>` and `optim.<name>.<key>`: what a checkpoint holds, of this rank, by names free
-    of any wrapping.
+    """This rank's tensors by unwrapped name: `model.<name>` and `optim.<name>.<key>`.
 
-    `weights` are the parameters and what else belongs to the model's state.
+    `weights`: the parameters and the model's other state.
     """
-    found: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
+    tensors: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
     state = get_optimizer_state(optimizer)
     for name, parameter in weights.items():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                found[f"optim.{name}.{key}"] = value
-    return found
+                tensors[f"optim.{name}.{key}"] = value
+    return tensors
 
 
 def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer) -> None:
-    """Read weights and optimizer state in place, each rank what it holds under its own plan."""
+    """Read weights and optimizer state in place: each rank reads its own shards."""
     from torch.distributed.checkpoint.state_dict_loader import load
 
     fill_state(optimizer, [tensor for tensor in weights.values() if tensor.requires_grad])
     tensors = training_tensors(weights, optimizer)
-    _need_group()
+    _ensure_group()
     load(tensors, storage_reader=checkpoint_reader(folder))
 
 
-def _need_group() -> None:
-    """A process on its own gets a group of one: torch's checkpoints then go the same way as among
-    many.
-    """
+def _ensure_group() -> None:
+    """A single process gets a group of one, which torch's checkpoints require."""
     if not dist.is_initialized():
         init_process_group(alone=True)
 
@@ -192,9 +185,7 @@ def _writer(folder: Path) -> Any:
 
 
 def _stager(*, pinned: bool) -> Any:
-    """Copies tensors to the host before training goes on, and keeps the memory of the copies for
-    the next time.
-    """
+    """Copies tensors to the host before training continues, and reuses the memory of the copies."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     return DefaultStager(
@@ -208,14 +199,14 @@ def _stager(*, pinned: bool) -> Any:
 
 
 def _then(first: Future[Any], action: Callable[[], None]) -> Future[Any]:
-    """A future for `action` run once `first` is done well; errors of either are its error."""
+    """A future for `action`, run after `first` succeeds; it has the error of either."""
     second: Future[Any] = Future()
 
     def run(done: Future[Any]) -> None:
         try:
             done.result()
             action()
-        except BaseException as error:  # carried to whoever waits
+        except BaseException as error:  # re-raised in `finish`
             second.set_exception(error)
         else:
             second.set_result(None)

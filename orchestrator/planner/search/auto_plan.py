@@ -54,7 +54,7 @@ def resolve_auto(
     """The fastest plan that fits; if none fits, the one with the least memory and `fits` false.
 
     `fix` holds the user's fields, `allowed` the values that the engine supports, both as in a
-    search's `fix`; a fixed value that is not allowed is refused. `runs` tells whether the engine
+    search's `fix`; a fixed value that is not allowed is refused. `runs`: whether the engine
     supports a combination. Without a global batch, the batch with the most tokens/s is chosen, the
     smallest one within 2% of it. Deterministic. Raises Refused.
     """
@@ -73,7 +73,7 @@ def resolve_auto(
 def choose_plan(
     scenario: Scenario, calibration: Calibration | None = None
 ) -> ParallelPlan | list[Problem]:
-    """The plan of a request line with an "auto" plan, or why there is none."""
+    """The plan of a request line with an "auto" plan, or the reason for refusing it."""
     try:
         choice = resolve_auto(scenario, calibration=calibration)
     except Refused as error:
@@ -104,7 +104,7 @@ def _intersect(fix: dict[str, Any], allowed: dict[str, Any]) -> dict[str, Any]:
 def _first_supported(
     result: SearchResult, runs: Callable[[ParallelPlan], bool] | None
 ) -> int | None:
-    """The index of the fastest plan that the engine supports; None if there is none."""
+    """The index of the fastest plan that the engine supports; None if it supports no plan."""
     if runs is None:
         return 0 if result.requests else None
     return next((index for index, item in enumerate(result.requests) if runs(item.plan)), None)

@@ -9,22 +9,22 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from orchestrator.config import env
+from orchestrator.config import env_settings
 
-Read = Callable[[dict[str, str]], env.Env]
+Read = Callable[[dict[str, str]], env_settings.Env]
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """Reads the settings from an environment with these variables only."""
 
-    def read(variables: dict[str, str]) -> env.Env:
+    def read(variables: dict[str, str]) -> env_settings.Env:
         for name in os.environ:
             if name.startswith("ORRERY_") or name in ("DATABASE_URL", "REDIS_URL"):
                 monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return env.read()
+        return env_settings.read()
 
     return read
 
@@ -72,14 +72,14 @@ def test_a_wrong_setting_names_its_variable(read: Read, name: str, value: str, h
 
 def test_the_secret_key_is_generated_once_and_private(read: Read, tmp_path: Path) -> None:
     settings = read({"ORRERY_HOME": str(tmp_path / "home")})
-    key = env.secret_key(settings)
+    key = env_settings.secret_key(settings)
     assert len(key) > 40
-    assert env.secret_key(settings) == key
+    assert env_settings.secret_key(settings) == key
     assert (tmp_path / "home" / "secret_key").stat().st_mode & 0o077 == 0
 
 
 def test_database_url(read: Read) -> None:
-    made = env.database(read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
+    made = env_settings.database(read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
     assert (made["USER"], made["PASSWORD"], made["HOST"], made["PORT"], made["NAME"]) == (
         "ada",
         "p@ss",
@@ -88,4 +88,4 @@ def test_database_url(read: Read) -> None:
         "orrery",
     )
     with pytest.raises(ImproperlyConfigured, match="mysql"):
-        env.database(read({"DATABASE_URL": "mysql://x/y"}))
+        env_settings.database(read({"DATABASE_URL": "mysql://x/y"}))

@@ -136,11 +136,11 @@ def test_named_numbers_are_explained_to_the_requested_depth() -> None:
     [answer] = api.estimate(
         [PIPELINE], explain=parse_explain_options(["mfu", "send_bytes", "step_time_low_s"], 1)
     )
-    found = answer.pop("explained")
-    assert answer == plain and list(found) == ["mfu", "send_bytes", "step_time_low_s"]
-    assert found["mfu"]["value"] == pytest.approx(plain["mfu"])
-    assert found["mfu"]["inputs"] and not any(each["inputs"] for each in found["mfu"]["inputs"])
-    assert len(json.dumps(found)) < 20_000
+    result = answer.pop("explained")
+    assert answer == plain and list(result) == ["mfu", "send_bytes", "step_time_low_s"]
+    assert result["mfu"]["value"] == pytest.approx(plain["mfu"])
+    assert result["mfu"]["inputs"] and not any(each["inputs"] for each in result["mfu"]["inputs"])
+    assert len(json.dumps(result)) < 20_000
     assert (
         parse_explain_options(False) is None
         and parse_explain_options(None) is None
@@ -174,8 +174,8 @@ def test_unsupported_precision_adds_a_note(device: str, precision: str, used: st
     [answer] = api.estimate(
         [{**LINE, "cluster": cluster, "plan": {"dp": 8, "zero": 3, "precision": precision}}]
     )
-    said = [each for each in answer["notes"] if "does not multiply" in each]
-    assert (used in said[0] and precision in said[0]) if used else not said
+    output = [each for each in answer["notes"] if "does not multiply" in each]
+    assert (used in output[0] and precision in output[0]) if used else not output
     searched = api.search(
         {
             **SEARCH,
@@ -202,13 +202,13 @@ def test_a_plan_that_exceeds_host_memory_does_not_fit() -> None:
         and "has 40 GiB" in small["notes"][0]
         and not large["notes"]
     )
-    asked = {
+    requested = {
         **SEARCH,
         "framework": "megatron",
         "fix": {**SEARCH["fix"], "zero": 2, "offload": ["none", "optimizer"]},
     }
     fit = [
-        api.search({**asked, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"]
+        api.search({**requested, "cluster": {**LINE["cluster"], "host_gib_per_device": gib}})["fit"]
         for gib in (5, 64)
     ]
     assert 0 < fit[0] < fit[1]
@@ -232,9 +232,9 @@ def test_trees_equal_the_numbers_and_end_at_inputs() -> None:
         for block in ("time", "comm")
         for name, value in plain[block].items()
     ]
-    for value, found in pairs:
-        assert set(found) == {"name", "value", "unit", "formula", "inputs", "source"}
-        assert found["value"] == pytest.approx(value, rel=1e-9, abs=1)
+    for value, result in pairs:
+        assert set(result) == {"name", "value", "unit", "formula", "inputs", "source"}
+        assert result["value"] == pytest.approx(value, rel=1e-9, abs=1)
     seen: set[str] = set()
     waiting = [tree["step_time_s"], tree["memory"]["total_bytes"]]
     while waiting:
@@ -325,13 +325,13 @@ def test_an_auto_plan_is_chosen() -> None:
 
 
 def test_serving_and_export_answer_or_refuse() -> None:
-    asked = {
+    requested = {
         "model": "llama3-70b",
         "cluster": LINE["cluster"],
         "prompt_len": 1024,
         "output_len": 256,
     }
-    answer = api.serving(asked)
+    answer = api.serving(requested)
     assert answer["fits"] and answer["kv_bytes_per_token"] == 2 * 80 * 8 * 128 * 2
     assert all(
         math.isfinite(answer[name])
@@ -341,7 +341,7 @@ def test_serving_and_export_answer_or_refuse() -> None:
     assert answer["devices"] == 8 and answer["memory"]["weights_bytes_per_device"] < 75e9
     for wrong in ({"tp": 7}, {"model": "x"}, {"colour": 1}):
         with pytest.raises(BadRequest):
-            api.serving({**asked, **wrong})
+            api.serving({**requested, **wrong})
     for kind in ("torchtitan", "megatron", "deepspeed", "accelerate"):
         assert api.export({**LINE, "plan": {**LINE["plan"], "zero": 1}}, kind).text
     with pytest.raises(BadRequest) as caught:

@@ -61,7 +61,7 @@ def test_plan_needs_no_database_and_no_redis(tmp_path: Path) -> None:
     environ = {
         **os.environ,
         "ORRERY_HOME": str(tmp_path / "home"),
-        "DATABASE_URL": "postgresql://nobody@127.0.0.1:9/none",
+        "DATABASE_URL": "postgresql://user@127.0.0.1:9/none",
         "REDIS_URL": "redis://127.0.0.1:9/0",
         "DJANGO_SETTINGS_MODULE": "orchestrator.config.settings",
     }
@@ -70,8 +70,8 @@ def test_plan_needs_no_database_and_no_redis(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines()]
-    told = [(each["id"], each["ok"]) for each in answers]
-    assert told == [(1, False), (None, False), (None, False), ("q1", True), ("\ud800", False)]
+    reported = [(each["id"], each["ok"]) for each in answers]
+    assert reported == [(1, False), (None, False), (None, False), ("q1", True), ("\ud800", False)]
     command = [sys.executable, "manage.py", "plan", *SMALL, "--device", "a200", "--json"]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "a100" in done.stderr
@@ -145,7 +145,7 @@ def test_a_calibration_moves_predictions_to_measurements(tmp_path: Path) -> None
     def predicted(*arguments: str) -> list[float]:
         return [
             json.loads(line)["step_time_s"]
-            for line in plan("--requests", str(asked), *arguments).splitlines()
+            for line in plan("--requests", str(requested), *arguments).splitlines()
         ]
 
     lines = [
@@ -158,7 +158,7 @@ def test_a_calibration_moves_predictions_to_measurements(tmp_path: Path) -> None
         for batch in (8, 16, 32)
         for seq_len in (2048, 4096, 8192)
     ]
-    asked = measurements(tmp_path / "asked.jsonl", lines)
+    requested = measurements(tmp_path / "asked.jsonl", lines)
     measured = [1.4 * each for each in predicted()]
     file = measurements(
         tmp_path / "measured.jsonl",
@@ -168,17 +168,17 @@ def test_a_calibration_moves_predictions_to_measurements(tmp_path: Path) -> None
         ],
     )
     out = tmp_path / "calibration.json"
-    said = io.StringIO()
+    output = io.StringIO()
     call_command(
         "calibrate",
         "--measurements",
         str(file),
         "--out",
         str(out),
-        stdout=said,
+        stdout=output,
         stderr=io.StringIO(),
     )
-    assert "9 of 9" in said.getvalue()
+    assert "9 of 9" in output.getvalue()
     for now, wanted in zip(predicted("--calibration", str(out)), measured, strict=True):
         assert now == pytest.approx(wanted, rel=0.05)
 

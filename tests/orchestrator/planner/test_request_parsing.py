@@ -49,9 +49,9 @@ LLAMA_CONFIG = {
 
 
 def fields(line: Any, **more: Any) -> list[str]:
-    found = parse_line(line, **more)
-    assert found.request is None and all(item.message for item in found.problems), found
-    return [item.field for item in found.problems]
+    result = parse_line(line, **more)
+    assert result.request is None and all(item.message for item in result.problems), result
+    return [item.field for item in result.problems]
 
 
 def test_extra_fields_of_a_line_are_ignored() -> None:
@@ -69,8 +69,8 @@ def test_extra_fields_of_a_line_are_ignored() -> None:
         "plan": {**LINE["plan"], "_why": "tried"},
         "framework": {"name": "fsdp2", "compiler": "x", "grad_dtype": None},
     }
-    found = parse_line(more)
-    assert found.request == plain and found.measured["weather"] == "fine"
+    result = parse_line(more)
+    assert result.request == plain and result.measured["weather"] == "fine"
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,12 @@ def test_an_illegal_plan_is_distinguished_from_an_unreadable_line() -> None:
 
 def test_a_model_may_be_a_config_or_a_file(tmp_path: Path) -> None:
     shape = PRESETS["llama3-8b"]
-    found = parse_line({**LINE, "model": LLAMA_CONFIG}).request
-    assert found is not None and (found.model.hidden, found.model.kv_heads, found.model.ffn) == (
+    result = parse_line({**LINE, "model": LLAMA_CONFIG}).request
+    assert result is not None and (
+        result.model.hidden,
+        result.model.kv_heads,
+        result.model.ffn,
+    ) == (
         4096,
         8,
         shape.ffn,
@@ -161,8 +165,8 @@ def test_own_devices_are_named_or_written_out() -> None:
     own = DEVICES["h100-80g"].model_copy(update={"name": "lab-gpu", "memory_bytes": 40 * 2**30})
     line = {**LINE, "cluster": {"device": "lab-gpu", "devices_per_node": 8}}
     assert fields(line) == ["cluster.device"]
-    found = parse_line(line, ParseOptions({"lab-gpu": own})).request
-    assert found is not None and found.entry is own
+    result = parse_line(line, ParseOptions({"lab-gpu": own})).request
+    assert result is not None and result.entry is own
     written = parse_line(
         {**LINE, "cluster": {"device": own.to_dict(), "devices_per_node": 8}}
     ).request

@@ -67,10 +67,12 @@ def line(
     }
 
 
-def told(lines: list[dict]) -> list[dict]:
-    found = api.estimate(lines)
-    assert all(each["ok"] for each in found), [each["problems"] for each in found if not each["ok"]]
-    return found
+def reported(lines: list[dict]) -> list[dict]:
+    result = api.estimate(lines)
+    assert all(each["ok"] for each in result), [
+        each["problems"] for each in result if not each["ok"]
+    ]
+    return result
 
 
 def plans_of(name: str) -> list[dict[str, Any]]:
@@ -92,9 +94,9 @@ def test_every_preset_on_every_device_is_answered_with_numbers_that_agree(using)
         for place, name in enumerate(names)
         for at, plan in enumerate(plans_of(name))
     ]
-    for asked, answer in zip(lines, told(lines), strict=True):
-        where = f"{asked['model']['name']} {asked['plan']} {asked['cluster']['device']}"
-        assert answer["id"] == asked["id"] and answer.keys() >= {
+    for requested, answer in zip(lines, reported(lines), strict=True):
+        where = f"{requested['model']['name']} {requested['plan']} {requested['cluster']['device']}"
+        assert answer["id"] == requested["id"] and answer.keys() >= {
             "problems",
             "fits",
             "memory",
@@ -106,7 +108,7 @@ def test_every_preset_on_every_device_is_answered_with_numbers_that_agree(using)
         assert all(type(each) is float and math.isfinite(each) and each >= 0 for each in numbers), (
             where
         )
-        _memory_agrees(answer["memory"], asked["plan"].get("pp", 1), answer["fits"], where)
+        _memory_agrees(answer["memory"], requested["plan"].get("pp", 1), answer["fits"], where)
         assert answer["comm"].keys() == COMM and all(
             type(each) is int for each in answer["comm"].values()
         ), where
@@ -117,9 +119,9 @@ def test_every_preset_on_every_device_is_answered_with_numbers_that_agree(using)
             where
         )
         assert 0 < answer["mfu"] <= answer["hfu"] < 1 and 0 <= answer["bubble_fraction"] < 1, where
-        _rates_agree(asked, answer, where)
+        _rates_agree(requested, answer, where)
         for axis in ("tp", "pp", "cp", "ep"):
-            assert (answer["comm"][f"{axis}_bytes"] > 0) == (asked["plan"].get(axis, 1) > 1), (
+            assert (answer["comm"][f"{axis}_bytes"] > 0) == (requested["plan"].get(axis, 1) > 1), (
                 axis,
                 where,
             )
@@ -140,10 +142,10 @@ def _memory_agrees(memory: dict[str, Any], ranks: int, fits: bool, where: str) -
     assert not fits or memory["total_bytes"] <= memory["capacity_bytes"], where
 
 
-def _rates_agree(asked: dict, answer: dict, where: str) -> None:
+def _rates_agree(requested: dict, answer: dict, where: str) -> None:
     """Speed, FLOPs, price and days by hand from the step's time."""
-    plan, shape = asked["plan"], ModelSpec.from_dict(asked["model"])
-    seq_len, entry = asked["workload"]["seq_len"], DEVICES[asked["cluster"]["device"]]
+    plan, shape = requested["plan"], ModelSpec.from_dict(requested["model"])
+    seq_len, entry = requested["workload"]["seq_len"], DEVICES[requested["cluster"]["device"]]
     batch = plan.get("global_batch_size", plan["dp"])
     rate = batch * seq_len / answer["step_time_s"] / 8
     assert answer["tokens_per_s_per_device"] == pytest.approx(rate), where
@@ -162,12 +164,12 @@ def test_data_parallelism_moves_two_or_three_times_the_parameters(name, using):
     """2, 2, 2, 3 times Ψ for ZeRO 0-3 (arXiv 1910.02054, section 7), in 16 bit; padding adds a
     little.
     """
-    found = told([line(name, {"dp": 8, "zero": zero}, using=using) for zero in range(4)])
+    result = reported([line(name, {"dp": 8, "zero": zero}, using=using) for zero in range(4)])
     each = 2 * parameter_count(preset(name)).total
-    assert [answer["comm"]["dp_bytes"] / each for answer in found] == pytest.approx(
+    assert [answer["comm"]["dp_bytes"] / each for answer in result] == pytest.approx(
         [2, 2, 2, 3], rel=0.003
     )
-    alone = told(
+    alone = reported(
         [line(name, {"tp": 8 if name != "gpt2-124m" else 4, "pp": 1 if name != "gpt2-124m" else 2})]
     )
     assert alone[0]["comm"]["dp_bytes"] == 0
@@ -191,7 +193,7 @@ def test_states_of_75_billion_parameters_on_64_devices():
     }
     spec = ModelSpec.from_dict(shape)
     scale = 7.5e9 / parameter_count(spec).total
-    found = told(
+    result = reported(
         [
             line(
                 spec,
@@ -204,7 +206,7 @@ def test_states_of_75_billion_parameters_on_64_devices():
         ]
     )
     states = [
-        sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) * scale / 1e9 for each in found
+        sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) * scale / 1e9 for each in result
     ]
     assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
 
@@ -217,8 +219,8 @@ def test_bubbles_shrink_with_micro_batches_and_match_the_closed_form(schedule):
         {"tp": 2, "pp": 4, "schedule": schedule, "global_batch_size": number}
         for number in (8, 16, 32, 64, 128)
     ]
-    found = told([line("gpt3-175b", plan, using="megatron") for plan in plans])
-    bubbles = [each["bubble_fraction"] for each in found]
+    result = reported([line("gpt3-175b", plan, using="megatron") for plan in plans])
+    bubbles = [each["bubble_fraction"] for each in result]
     assert all(more > fewer > 0 for more, fewer in pairwise(bubbles))
     even = [3 / (plan["global_batch_size"] + 3) for plan in plans]
     if schedule in {"gpipe", "1f1b"}:  # embedding and head make stages a little uneven
@@ -229,24 +231,28 @@ def test_bubbles_shrink_with_micro_batches_and_match_the_closed_form(schedule):
 
 @pytest.mark.parametrize("using", sorted(FRAMEWORKS))
 def test_what_should_cost_or_save_does(using):
-    def asked(**plan: Any) -> dict:
+    def requested(**plan: Any) -> dict:
         return line("llama2-7b", {"dp": 8, "micro_batch_size": 2, **plan}, using=using)
 
-    def totals(found: list[dict], name: str = "total_bytes") -> list[float]:
-        return [each["memory"][name] for each in found]
+    def totals(result: list[dict], name: str = "total_bytes") -> list[float]:
+        return [each["memory"][name] for each in result]
 
-    sharded = told([asked(zero=zero) for zero in range(4)])
+    sharded = reported([requested(zero=zero) for zero in range(4)])
     states = [sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) for each in sharded]
     assert all(more >= less for more, less in pairwise(states)) and states[0] > 4 * states[3]
-    kept, some, full = told([asked(zero=3, recompute=how) for how in ("none", "selective", "full")])
+    stored, some, full = reported(
+        [requested(zero=3, recompute=how) for how in ("none", "selective", "full")]
+    )
     assert (
-        totals([kept], "activations_bytes")
+        totals([stored], "activations_bytes")
         >= totals([some], "activations_bytes")
         > totals([full], "activations_bytes")
     )
-    assert kept["step_time_s"] < some["step_time_s"] < full["step_time_s"]
-    assert kept["mfu"] == pytest.approx(kept["hfu"]) and 1.25 < full["hfu"] / full["mfu"] < 4 / 3
-    lengths = told(
+    assert stored["step_time_s"] < some["step_time_s"] < full["step_time_s"]
+    assert (
+        stored["mfu"] == pytest.approx(stored["hfu"]) and 1.25 < full["hfu"] / full["mfu"] < 4 / 3
+    )
+    lengths = reported(
         [
             line("llama2-7b", {"dp": 8}, using=using, workload={"seq_len": s})
             for s in (512, 1024, 2048, 4096)
@@ -254,17 +260,19 @@ def test_what_should_cost_or_save_does(using):
     )
     assert all(more > less for less, more in pairwise(totals(lengths)))
     assert all(more["step_time_s"] > less["step_time_s"] for less, more in pairwise(lengths))
-    wide, narrow = told([asked(precision=name) for name in ("fp32", "bf16")])
+    wide, narrow = reported([requested(precision=name) for name in ("fp32", "bf16")])
     assert wide["step_time_s"] > narrow["step_time_s"]
     assert wide["memory"]["activations_bytes"] > narrow["memory"]["activations_bytes"]
-    places = told([asked(zero=3, offload=where) for where in ("none", "optimizer", "all", "nvme")])
+    places = reported(
+        [requested(zero=3, offload=where) for where in ("none", "optimizer", "all", "nvme")]
+    )
     assert all(more >= less for more, less in pairwise(totals(places)))
     assert all(slower["step_time_s"] > faster["step_time_s"] for faster, slower in pairwise(places))
 
 
 def test_trees_reach_down_to_what_is_given_and_their_sums_hold():
     plan = {"dp": 4, "pp": 2, "ep": 4, "zero": 1, "global_batch_size": 16}
-    [plain] = told([line("deepseek-v2", plan)])
+    [plain] = reported([line("deepseek-v2", plan)])
     [answer] = api.estimate([line("deepseek-v2", plan)], explain=ExplainOptions())
     trees = [*answer["memory"].values(), *answer["time"].values(), *answer["comm"].values()]
     trees += [answer[name] for name in NUMBERS]
@@ -317,7 +325,7 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         (line("llama3-8b", {"dp": 8}, workload={"seq_len": 0}), "workload.seq_len"),
         (line("llama3-8b", {"dp": 8}, workload={"tokens": math.inf}), "workload.tokens"),
         (line("gpt2-124m", {"dp": 8}, workload={"seq_len": 4096}), "workload.seq_len"),
-        (line("llama3-8b", {"dp": 8}, using="nobody"), "framework.name"),
+        (line("llama3-8b", {"dp": 8}, using="unknown"), "framework.name"),
         ({**line("llama3-8b"), "model": {**shape.to_dict(), "layers": 0}}, "model.layers"),
         (
             {
@@ -338,9 +346,9 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         source="a page",
         id=7,
     )
-    found = api.estimate([each for bad, _ in wrong for each in (bad, right)])
-    assert all(answer["ok"] and answer["id"] == 7 for answer in found[1::2])
-    for (_, field), answer in zip(wrong, found[::2], strict=True):
+    result = api.estimate([each for bad, _ in wrong for each in (bad, right)])
+    assert all(answer["ok"] and answer["id"] == 7 for answer in result[1::2])
+    for (_, field), answer in zip(wrong, result[::2], strict=True):
         assert answer["ok"] is False and not answer.keys() - {"id", "ok", "fits", "problems"}
         assert field in {each["field"] for each in answer["problems"]}, answer["problems"]
         assert all(
@@ -349,7 +357,7 @@ def test_lines_that_cannot_be_answered_say_why_and_keep_their_place():
         )
 
 
-def test_auto_never_trains_on_stale_weights_and_a_search_says_where_it_would():
+def test_auto_never_trains_on_stale_weights_and_a_search_message_where_it_would():
     """A small model in a pipeline is fastest with PipeDream, which is another algorithm."""
     scenario = {
         key: value for key, value in line("llama-15m", using="orrery").items() if key != "plan"

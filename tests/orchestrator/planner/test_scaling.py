@@ -34,9 +34,11 @@ def test_budget_and_cost_agree() -> None:
 
 
 def test_costs_and_trees() -> None:
-    found = scaling(parameters=1e9, devices=8, flops_per_device=1e14, usd_per_hour=2.0, power_w=500)
-    assert found["usd"] == pytest.approx(found["device_hours"] * 2)
-    assert found["energy_kwh"] == pytest.approx(found["device_hours"] / 2)
+    output = scaling(
+        parameters=1e9, devices=8, flops_per_device=1e14, usd_per_hour=2.0, power_w=500
+    )
+    assert output["usd"] == pytest.approx(output["device_hours"] * 2)
+    assert output["energy_kwh"] == pytest.approx(output["device_hours"] / 2)
     tree = scaling(parameters=1e9, flops_per_device=1e14, explained=True)["days"]
     assert tree["inputs"][0]["name"] == "total_flops" and "Kaplan" in tree["inputs"][0]["source"]
 
@@ -52,8 +54,8 @@ def test_costs_and_trees() -> None:
     ],
 )
 def test_bad_numbers_are_refused(wrong: dict[str, float]) -> None:
-    found = scaling(**{"flops_per_device": 1e14, **wrong})
-    assert found["ok"] is False and found["problems"][0]["message"]
+    output = scaling(**{"flops_per_device": 1e14, **wrong})
+    assert output["ok"] is False and output["problems"][0]["message"]
 
 
 @pytest.mark.parametrize(

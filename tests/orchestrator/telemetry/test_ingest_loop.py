@@ -104,7 +104,7 @@ def test_the_constants() -> None:
     assert (ingest.ticks, ingest._claimed_at, ingest._entry_bytes) == (0, 0.0, 500_000.0)
 
 
-def test_a_read_asks_for_as_many_entries_as_a_tick_holds(fake: Client, time: Time) -> None:
+def test_a_read_requests_for_as_many_entries_as_a_tick_holds(fake: Client, time: Time) -> None:
     ingest = Ingest(name="me", _claimed_at=100.0)
     fake.new = [[entry(i, 1_000) for i in range(1, 5)]]
     assert ids(ingest._read()) == [1, 2, 3, 4]
@@ -120,7 +120,9 @@ def test_a_read_asks_for_as_many_entries_as_a_tick_holds(fake: Client, time: Tim
     assert fake.reads() == [(1, 1000), (1, None)]
 
 
-def test_a_read_stops_when_fewer_entries_arrive_than_it_asked_for(fake: Client, time: Time) -> None:
+def test_a_read_stops_when_fewer_entries_arrive_than_it_requested_for(
+    fake: Client, time: Time
+) -> None:
     ingest = Ingest(_claimed_at=100.0)
     fake.new = [[entry(1), entry(2), entry(3)], [entry(4)]]
     assert ids(ingest._read()) == [1, 2, 3] and fake.reads() == [(4, 1000)]

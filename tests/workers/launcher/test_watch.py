@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION
-from workers.launcher.hangs.rank_watch import MIN_LIMIT_S, RankWatch, Stall, StallOver
+from workers.launcher.hangs.hang_detector import MIN_LIMIT_S, RankWatch, Stall, StallOver
 from workers.launcher.hangs.stragglers import LOOKS, StragglerDetector
 
 

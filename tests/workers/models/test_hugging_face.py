@@ -22,8 +22,8 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.convert import convert, main
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.hf.config import read_shape
 from workers.models.hf.saving import save_hugging_face
+from workers.models.hf.weights_config import read_shape
 from workers.models.hf.writing import write_config
 from workers.models.weights.manifest import write_manifest
 from workers.models.weights.open import open_weights

@@ -48,8 +48,8 @@ def make_spec(
 
 def final_weights(result: Result, step: int) -> dict[str, Tensor]:
     """The weights in a run's checkpoint of `step`, whole, by name."""
-    found = CheckpointFolder(result.directory / "checkpoints" / step_folder(step))
-    return {name: found.read(name) for name in weight_shapes(found.spec)}
+    results = CheckpointFolder(result.directory / "checkpoints" / step_folder(step))
+    return {name: results.read(name) for name in weight_shapes(results.spec)}
 
 
 def relative(ours: Tensor, theirs: Tensor) -> float:

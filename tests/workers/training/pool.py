@@ -83,22 +83,22 @@ class Pool:
     def train(self, spec: dict[str, Any], directory: Path, **more: str) -> Result:
         """Run `spec` on all ranks; `more` are environment variables of the run."""
         return Result(
-            self._ask({"spec": spec, "directory": str(directory), "env": more}), directory
+            self._request({"spec": spec, "directory": str(directory), "env": more}), directory
         )
 
     def call(self, function: str, **given: Any) -> list[Any]:
         """What `package.module:name` returns on each rank, as JSON; fails with the first rank's
         traceback.
         """
-        answers = self._ask({"call": function, "given": given})
+        answers = self._request({"call": function, "given": given})
         errors = [answer["error"] for answer in answers if "error" in answer]
         assert not errors, errors[0]
         return [answer["returns"] for answer in answers]
 
-    def _ask(self, job: dict[str, Any]) -> list[dict[str, Any]]:
-        said = json.dumps(job)
+    def _request(self, job: dict[str, Any]) -> list[dict[str, Any]]:
+        output = json.dumps(job)
         for line in self.lines:
-            line.send(said)
+            line.send(output)
         hung = threading.Timer(TIMEOUT_S, self.abort)
         hung.start()
         try:
@@ -179,7 +179,7 @@ def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
     while True:
         try:
             job = json.loads(line.recv())
-        except EOFError:  # whoever asked is gone
+        except EOFError:  # the requesting process has exited
             os._exit(0)
         if "call" in job:
             answer = _called(job["call"], job["given"])

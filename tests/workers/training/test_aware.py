@@ -115,7 +115,7 @@ def test_experts_and_16_bits(precision, train, tmp_path):
     ],
     ids=str,
 )
-def test_refused_where_weights_are_not_rounded_as_they_are_kept(plan, more, message):
+def test_refused_where_weights_are_not_rounded_as_they_are_stored(plan, more, message):
     problems = engine_problems(RunSpec.from_dict(spec(plan, **more)))
-    [found] = [each for each in problems if each.field == "train.quantize_aware"]
-    assert re.search(message, f"{found.message}; try {found.hint}"), found
+    [results] = [each for each in problems if each.field == "train.quantize_aware"]
+    assert re.search(message, f"{results.message}; try {results.hint}"), results

@@ -18,7 +18,7 @@ from workers.training.parallel import arrival_skew
 from workers.training.parallel.arrival_skew import ArrivalTracker
 
 
-def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
+def test_a_beacon_is_read_while_its_thread_is(tmp_path, monkeypatch):
     monkeypatch.setattr("workers.metrics.beacon.PULSE_S", 0.2)
     beacon = Beacon(tmp_path)
     try:
@@ -30,12 +30,18 @@ def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
         while not read_pulse(tmp_path).where:
             time.sleep(0.02)
         while (
-            found := read_progress(tmp_path, now_ns=(now := time.monotonic_ns()))
-        ).beat_s >= found.idle_s:
+            results := read_progress(tmp_path, now_ns=(now := time.monotonic_ns()))
+        ).beat_s >= results.idle_s:
             time.sleep(0.02)  # it beats, though it makes no mark
-        assert (found.step, found.micro_batch, found.phase, found.marks) == (3, 1, "forward", 4)
+        assert (results.step, results.micro_batch, results.phase, results.marks) == (
+            3,
+            1,
+            "forward",
+            4,
+        )
         assert (
-            now / 1e9 - after <= found.idle_s + 1e-6 and found.idle_s <= now / 1e9 - before + 1e-6
+            now / 1e9 - after <= results.idle_s + 1e-6
+            and results.idle_s <= now / 1e9 - before + 1e-6
         )
     finally:
         beacon.close()
@@ -45,7 +51,7 @@ def test_a_beacon_is_read_while_its_thread_stands(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("zero", [1, 3])
-def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
+def test_every_rank_reports_how_late_it_came(zero, train, tmp_path):
     result = train(
         make_spec(None, {"dp": 2, "zero": zero, "micro_batch_size": 1, "global_batch_size": 4}),
         tmp_path,
@@ -56,32 +62,32 @@ def test_every_rank_tells_how_late_it_came(zero, train, tmp_path):
         "the first one is not late"
     )
     for rank in (0, 1):
-        found = read_progress(tmp_path / f"rank-{rank}", now_ns=time.monotonic_ns())
-        assert found.step >= 3 and found.marks > 4 * 4
+        results = read_progress(tmp_path / f"rank-{rank}", now_ns=time.monotonic_ns())
+        assert results.step >= 3 and results.marks > 4 * 4
 
 
-def test_a_rank_that_is_last_step_after_step_is_told_once(monkeypatch):
+def test_a_rank_that_is_last_step_after_step_is_reported_once(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(arrival_skew.time, "perf_counter", lambda: now[0])
     of_rank_0 = ArrivalTracker(rank=0, size=4, stages=2, device=torch.device("cpu"))
-    told = []
+    reported = []
     for step in range(30):
         now[0] += 1.0
         slow = 0.9 if step < 24 else 0.4
         # the second stage begins before the first, always
         late_s = of_rank_0.finish_step([0.4, 0.4, 0.2, 0.2 + slow - 0.4])
         assert late_s == 0.0
-        told.append(of_rank_0.straggler())
-    [found] = [each for each in told if each]
-    assert (found["rank"], found["stage"], found["late_s"]) == (3, 1, 0.5)
-    assert told.index(found) >= 7, "after eight seconds"
+        reported.append(of_rank_0.straggler())
+    [results] = [each for each in reported if each]
+    assert (results["rank"], results["stage"], results["late_s"]) == (3, 1, 0.5)
+    assert reported.index(results) >= 7, "after eight seconds"
 
 
 def late_on(directory: str, rank: int) -> dict[str, Any]:
     """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is
     late.
     """
-    kept, here = ArrivalTracker.straggler, os.environ["RANK"]
+    stored, here = ArrivalTracker.straggler, os.environ["RANK"]
     ArrivalTracker.straggler = lambda self: {
         "rank": rank,
         "stage": 0,
@@ -102,22 +108,22 @@ def late_on(directory: str, rank: int) -> dict[str, Any]:
             places,
         )
     finally:
-        ArrivalTracker.straggler = kept
+        ArrivalTracker.straggler = stored
 
 
-def test_over_several_nodes_the_late_rank_tells_itself_with_its_node(pools, tmp_path):
+def test_over_several_nodes_the_late_rank_reports_itself_with_its_node(pools, tmp_path):
     call = "tests.workers.training.test_beacon:late_on"
     result = Result(pools(2).call(call, directory=str(tmp_path), rank=1), tmp_path)
     assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
-    told = [
+    reported = [
         [event["data"] for event in result.events(rank) if event["type"] == "straggler"]
         for rank in (0, 1)
     ]
-    assert told[0] == [] and [each["step"] for each in told[1]] == [1, 2]
-    assert all((each["rank"], each["node"], each["stage"]) == (1, "n1", 0) for each in told[1])
+    assert reported[0] == [] and [each["step"] for each in reported[1]] == [1, 2]
+    assert all((each["rank"], each["node"], each["stage"]) == (1, "n1", 0) for each in reported[1])
 
 
-def test_a_look_into_a_first_mark_that_is_being_written_tells_nothing(tmp_path):
+def test_a_look_into_a_first_mark_that_is_being_written_reports_nothing(tmp_path):
     (tmp_path / BEACON).write_bytes(LAYOUT.pack(VERSION, 1, 0, 3, 0, b"") + BEAT.pack(5))
     assert read_progress(tmp_path, now_ns=10**15) is None, (
         "else it looks as if nothing had moved since the machine began"

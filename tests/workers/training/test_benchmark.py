@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
 
 
 def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, Any]:
-    """In a rank of the pool: runs the benchmark; the variant `breaks` fails for want of memory."""
+    """In a rank of the pool: runs the benchmark; the variant `breaks` runs out of memory."""
     import os
 
     from workers.runtime.environment import read_environment
@@ -44,11 +44,11 @@ def ranks(spec: dict[str, Any], directory: str, breaks: str = "") -> dict[str, A
 
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     environment = read_environment(Path(directory), env={name: os.environ[name] for name in names})
-    runner.Repeat, kept = Broken, runner.Repeat
+    runner.Repeat, stored = Broken, runner.Repeat
     try:
         outcome = runner.run_benchmark(accept_benchmark(spec), environment)
     finally:
-        runner.Repeat = kept
+        runner.Repeat = stored
     return {"class": outcome.exit_class, "reason": outcome.reason, "step": outcome.step}
 
 

@@ -1,6 +1,4 @@
-"""Matrix products by oneDNN beside fp64: every layout that a linear layer and its gradients hand
-over.
-"""
+"""oneDNN matrix products compared with fp64, for all layouts of a linear layer's passes."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from workers.training.numerics import cpu_products
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """For every product, whoever made this CPU; as a process has it that trains on one where it
+    """For every product, on any CPU; as a process has it that trains on one where it
     pays.
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -26,7 +24,7 @@ def onednn(monkeypatch):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_and_its_gradients(onednn, bias):
     x, weight, added = torch.randn(3, 7, 19), torch.randn(23, 19), torch.randn(23) if bias else None
-    found = []
+    result = []
     for dtype in (torch.float32, torch.float64):
         leaves = [
             each.detach().to(dtype).requires_grad_()
@@ -35,11 +33,11 @@ def test_a_linear_layer_and_its_gradients(onednn, bias):
         ]
         out = functional.linear(*leaves)
         out.square().sum().backward()
-        found.append([out, *(leaf.grad for leaf in leaves)])
-        assert all(each.is_contiguous() for each in found[-1]), (
+        result.append([out, *(leaf.grad for leaf in leaves)])
+        assert all(each.is_contiguous() for each in result[-1]), (
             "gradients that optimizers walk through fast"
         )
-    for ours, exact in zip(*found, strict=True):
+    for ours, exact in zip(*result, strict=True):
         assert torch.allclose(ours.double(), exact, rtol=1e-5, atol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Runs on data of one's own: mixed, tokenised, resumed, and ended by a sentence where it cannot be
+"""Runs on the user's data: mixed, tokenised, resumed, and ended by a sentence where it cannot be
 used.
 """
 
@@ -34,7 +34,7 @@ def test_ids_outside_the_vocabulary(train, tmp_path):
 def mixed(tmp_path, plan, **train):
     (tmp_path / "verse.jsonl").write_text(
         "".join(
-            json.dumps({"text": f"The {n}th line says: nothing comes of {n} nothings."}) + "\n"
+            json.dumps({"text": f"The {n}th line says: nothing follows from {n} nothings."}) + "\n"
             for n in range(60)
         )
     )

@@ -30,12 +30,12 @@ SHAPES = [(256, 128, 256), (131, 200, 300), (5, 24, 40)]
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Of many magnitudes: rows and columns a thousandfold apart, zeros, and whole tiles of them."""
     generator = torch.Generator().manual_seed(seed)
-    found = torch.randn(*shape, generator=generator)
-    found *= 10 ** (3 * torch.rand(shape[0], 1, generator=generator) - 3)
-    found[:, 0] *= 1000
-    found[0] = 0
-    found[torch.rand(*shape, generator=generator) < 0.05] = 0
-    return found
+    results = torch.randn(*shape, generator=generator)
+    results *= 10 ** (3 * torch.rand(shape[0], 1, generator=generator) - 3)
+    results[:, 0] *= 1000
+    results[0] = 0
+    results[torch.rand(*shape, generator=generator) < 0.05] = 0
+    return results
 
 
 def e4m3(value: np.ndarray) -> np.ndarray:
@@ -107,8 +107,8 @@ def test_products(m, n, k):
             reference(gradient, COLUMN)[1].T @ reference(x.detach(), COLUMN)[1],
         ),
     }
-    for name, (found, exact) in wanted.items():
-        apart = np.abs(found.double().numpy() - exact).max()
+    for name, (results, exact) in wanted.items():
+        apart = np.abs(results.double().numpy() - exact).max()
         # fp32 sums of up to 256 products, in the order of whichever library multiplies
         assert apart <= 2e-6 * np.abs(exact).max(), name
     plain = (x @ weight.t()).detach()
@@ -145,15 +145,15 @@ def cublas(a, b, scale_a, kind_a, scale_b, kind_b, *, output_dtype, use_fast_acc
 
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_operands_lie_as_hopper_reads_them(m, n, k, monkeypatch):
-    found = []
+    results = []
     for fast in (False, True):
         x, weight, gradient = layer(m, n, k)
         monkeypatch.setattr(hopper, "usable", lambda device, fast=fast: fast)
         monkeypatch.setattr(functional, "scaled_mm", cublas, raising=False)
         out = multiply(x, weight)
         out.backward(gradient)
-        found.append((out.detach(), x.grad, weight.grad))
-    for emulated, fast in zip(*found, strict=True):
+        results.append((out.detach(), x.grad, weight.grad))
+    for emulated, fast in zip(*results, strict=True):
         assert emulated.shape == fast.shape
         assert (emulated - fast).abs().max() <= 1e-6 * emulated.abs().max()
 
@@ -234,8 +234,8 @@ def alone(train, tmp_path_factory):
 def test_follows_fp32_and_keeps_less(alone):
     assert alone["fp8"].values("loss") == pytest.approx(alone["fp32"].values("loss"), rel=1e-2)
     assert alone["fp8"].values("loss") != alone["bf16"].values("loss")
-    kept = {name: result.values("memory/activations_bytes")[0] for name, result in alone.items()}
-    assert kept["fp8"] < kept["bf16"] < kept["fp32"]
+    stored = {name: result.values("memory/activations_bytes")[0] for name, result in alone.items()}
+    assert stored["fp8"] < stored["bf16"] < stored["fp32"]
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,8 @@ def test_import_train_export_reload_resume(room, train, tmp_path):
     first = train(
         spec(room, room / "model.gguf", checkpoint={"every_steps": 3}), tmp_path / "first"
     )
-    told = next(event["data"] for event in first.events() if event["type"] == "weights_loaded")
-    assert told["tokenizer"] == str(tmp_path / "first" / "checkpoints" / "tokenizer.json")
+    reported = next(event["data"] for event in first.events() if event["type"] == "weights_loaded")
+    assert reported["tokenizer"] == str(tmp_path / "first" / "checkpoints" / "tokenizer.json")
     pair = train(
         spec(room, room / "model.gguf", {"dp": 2, "zero": 3, "micro_batch_size": 1}),
         tmp_path / "pair",
@@ -179,14 +179,14 @@ def test_text_is_never_read_as_bytes_unasked(room, tmp_path):
         UserError, match=r"train\.init_from: .*empty contains neither a config\.json"
     ):
         opened(spec(room, tmp_path / "empty"), tmp_path / "run")
-    asked = spec(room, bare)
-    asked["data"]["tokenizer"] = "bytes"
-    made = tmp_path / "made" / "step-00000001"  # by a run on bytes: its manifest tells
+    requested = spec(room, bare)
+    requested["data"]["tokenizer"] = "bytes"
+    made = tmp_path / "made" / "step-00000001"  # by a run on bytes, as its manifest says
     made.mkdir(parents=True)
     (made / "manifest.json").write_text(
         json.dumps({"version": 1, "spec": {"data": {"preset": "shakespeare"}}})
     )
-    for document in (asked, spec(room, made.parent)):
+    for document in (requested, spec(room, made.parent)):
         window = opened(document, tmp_path / "run").window(0)
         assert bytes(window.tolist()).decode() in WORDS * 2
 

@@ -79,8 +79,8 @@ def test_import_train_export_reload(family, folders, train, tmp_path):
         result = train(spec(family, source, plan, checkpoint={"every_steps": 3}), last)
         assert [outcome["class"] for outcome in result.outcomes] == ["ok", "ok"], result.outcomes
         assert result.values("loss") == pytest.approx(alone.values("loss"), rel=1e-5)
-    told = next(event["data"] for event in result.events() if event["type"] == "weights_loaded")
-    assert told["path"] == str(source)
+    reported = next(event["data"] for event in result.events() if event["type"] == "weights_loaded")
+    assert reported["path"] == str(source)
 
     assert main([str(last), str(tmp_path / "exported")]) == 0
     again = transformers().AutoModelForCausalLM.from_pretrained(tmp_path / "exported").eval()
@@ -102,12 +102,12 @@ def test_a_restart_goes_on_from_its_checkpoint_not_from_the_beginning(folders, t
     assert [point["step"] for point in more.points()] == [1, 2, 3, 4]
 
 
-def test_what_differs_on_purpose_is_told(folders, train, tmp_path):
+def test_what_differs_on_purpose_is_reported(folders, train, tmp_path):
     longer = spec("Llama", folders["Llama"])
     longer["model"] |= {"rope": {"theta": 5e5}, "max_seq_len": 128, "dropout": 0.1}
     result = train(longer, tmp_path)
-    told = next(event["data"] for event in result.events() if event["type"] == "weights_loaded")
-    assert told["model_differs_in"] == ["dropout", "max_seq_len", "rope.theta"]
+    reported = next(event["data"] for event in result.events() if event["type"] == "weights_loaded")
+    assert reported["model_differs_in"] == ["dropout", "max_seq_len", "rope.theta"]
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_numbers_of_one_process(plan, case, alone, train, tmp_path):
     assert max(relative(ours[name], theirs[name]) for name in theirs) <= 1e-4
 
 
-def test_the_bias_is_kept_in_checkpoints(alone, train, tmp_path):
+def test_the_bias_is_stored_in_checkpoints(alone, train, tmp_path):
     first = spec("deepseek-v3", {}, steps=6, checkpoint={"every_steps": 6})
     train(first, tmp_path)
     train(spec("deepseek-v3", {"dp": 2, "zero": 3}, checkpoint={"every_steps": 6}), tmp_path)

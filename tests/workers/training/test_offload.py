@@ -1,5 +1,5 @@
 """Offloaded optimizers: the same numbers bit for bit, states where they were asked to be, and
-errors of disks told.
+disk errors are reported.
 """
 
 from __future__ import annotations
@@ -94,12 +94,12 @@ ALONE += [("adafactor", "all"), ("muon", "optimizer"), ("adamw8bit", "nvme")]
 
 @pytest.mark.parametrize(("rule", "offload"), ALONE)
 def test_one_process_learns_the_same_bit_for_bit(rule, offload, plain, train, tmp_path):
-    found = ended(train(spec({"offload": offload}, rule), tmp_path))
+    results = ended(train(spec({"offload": offload}, rule), tmp_path))
     want = plain({}, rule)
     for name in ("loss", "grad_norm"):
-        assert found.values(name) == want.values(name), name
+        assert results.values(name) == want.values(name), name
     held = {
-        name: found.values(f"memory/{name}_bytes")[-1]
+        name: results.values(f"memory/{name}_bytes")[-1]
         for name in ("params", "grads", "optimizer", "offloaded")
     }
     whole = {
@@ -130,13 +130,13 @@ PLANS = [
 @pytest.mark.parametrize(("plan", "rule"), PLANS, ids=lambda each: str(each).replace("'", "")[1:60])
 def test_two_ranks_learn_the_same_bit_for_bit(plan, rule, plain, train, tmp_path):
     plan = {"dp": 2, **plan}
-    found = ended(train(spec(plan, rule), tmp_path))
+    results = ended(train(spec(plan, rule), tmp_path))
     want = plain({name: value for name, value in plan.items() if name != "offload"}, rule)
     for name in ("loss", "grad_norm"):
         # of overflows both have infinities
-        assert str(found.values(name)) == str(want.values(name)), name
+        assert str(results.values(name)) == str(want.values(name)), name
     if "loss_scale" in plan:
-        skipped = [event for event in found.events() if event["type"] == "overflow_skipped_step"]
+        skipped = [event for event in results.events() if event["type"] == "overflow_skipped_step"]
         assert skipped, "the scale must overflow for this test to mean something"
     for rank in (0, 1):
         gone = [
@@ -144,7 +144,7 @@ def test_two_ranks_learn_the_same_bit_for_bit(plan, rule, plain, train, tmp_path
             *(["params", "grads"] if plan["zero"] == 3 and plan["offload"] != "optimizer" else []),
         ]
         least = sum(want.values(f"memory/{name}_bytes", rank)[-1] for name in gone)
-        assert least <= found.values("memory/offloaded_bytes", rank)[-1] <= least + 64 * 4 * 21
+        assert least <= results.values("memory/offloaded_bytes", rank)[-1] <= least + 64 * 4 * 21
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_checkpoints_hold_the_states_and_load_under_any_other_offload(
 ):
     checkpoint = {"every_steps": 3, "async": True}
     ended(train(spec(before, rule, steps=3, checkpoint=checkpoint), tmp_path))
-    found = ended(train(spec(after, rule, checkpoint=checkpoint), tmp_path))
-    assert "checkpoint_restored" in [event["type"] for event in found.events()]
+    results = ended(train(spec(after, rule, checkpoint=checkpoint), tmp_path))
+    assert "checkpoint_restored" in [event["type"] for event in results.events()]
     want = plain({}, rule).values("loss")
-    assert found.values("loss") == (
+    assert results.values("loss") == (
         want if "dp" not in {**before, **after} else pytest.approx(want, rel=1e-5)
     )
 
@@ -189,7 +189,7 @@ def stepped(optimizer, given, steps=2):
 
 
 def test_states_on_disk_are_not_in_memory(tmp_path):
-    """256 MB of states on disk, 3 buffers of 24 MB of them in memory: told by the process's
+    """256 MB of states on disk, 3 buffers of 24 MB of them in memory: measured by the process's
     resident memory.
     """
     rule = OptimizerSpec.from_dict(RULES["adamw"])
@@ -199,7 +199,7 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
     for each in ours.values():
         each.grad = torch.ones_like(each)
     before, _ = process_memory(torch.device("cpu"))
-    found = stepped(optimizer, ours)
+    results = stepped(optimizer, ours)
     after, _ = process_memory(torch.device("cpu"))
     states = 2 * sum(each.nbytes for each in ours.values())
     assert optimizer.disk.bytes >= states == 256_000_000
@@ -209,7 +209,7 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
         "the file has no name, and goes with the process however that ends"
     )
     for one, other in zip(
-        found, stepped(build_optimizer(theirs, rule, shard_state=False), theirs), strict=True
+        results, stepped(build_optimizer(theirs, rule, shard_state=False), theirs), strict=True
     ):
         assert torch.equal(one, other)
     held = get_optimizer_state(optimizer)
@@ -221,7 +221,7 @@ def test_states_on_disk_are_not_in_memory(tmp_path):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("offload", ["optimizer", "nvme"])
 def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatch):
-    """Masters apart from weights, as beside a GPU, here without one: streams do nothing, copies are
+    """Masters apart from weights, as with a GPU, here without one: streams do nothing, copies are
     made at once.
     """
 
@@ -294,7 +294,7 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
     release(optimizer)
 
 
-def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_with_what_to_try(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -309,16 +309,16 @@ def test_a_full_disk_is_told_with_what_to_try(tmp_path, monkeypatch):
     )
     with pytest.raises(
         OSError, match=r"cannot be reserved.*No space left.*bytes are free.*ORRERY_SCRATCH"
-    ) as told:
+    ) as reported:
         stepped(optimizer, given)
-    assert told.value.errno == errno.ENOSPC and str(tmp_path) in str(told.value)
+    assert reported.value.errno == errno.ENOSPC and str(tmp_path) in str(reported.value)
     release(optimizer)
 
 
 @pytest.mark.parametrize(
     ("call", "message"), [("preadv", "cannot be read"), ("pwritev", "cannot be written")]
 )
-def test_a_failing_disk_is_told(call, message, tmp_path, monkeypatch):
+def test_a_failing_disk_is_reported(call, message, tmp_path, monkeypatch):
     def broken(*_):
         raise OSError(errno.EIO, "Input/output error")
 
@@ -340,7 +340,7 @@ def test_a_failing_disk_is_told(call, message, tmp_path, monkeypatch):
     release(optimizer)
 
 
-def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported(train, tmp_path):
     (tmp_path / "file").write_text("")
     result = train(
         spec({"offload": "nvme"}),
@@ -350,11 +350,12 @@ def test_a_folder_that_cannot_be_made_is_told(train, tmp_path):
     [outcome] = result.outcomes
     assert outcome["class"] == "infrastructure"
     assert (
-        "a scratch file cannot be created" in outcome["reason"] and "ORRERY_SCRATCH" in outcome["reason"]
+        "a scratch file cannot be created" in outcome["reason"]
+        and "ORRERY_SCRATCH" in outcome["reason"]
     )
 
 
-def test_scratch_goes_where_it_is_told(tmp_path):
+def test_scratch_goes_where_it_is_reported(tmp_path):
     disk = Disk(tmp_path / "far" / "away")
     extent = disk.reserve(5000)
     buffer = disk.buffer(5000)
@@ -381,5 +382,5 @@ def test_scratch_goes_where_it_is_told(tmp_path):
 )
 def test_what_does_not_go_together_is_refused(plan, message):
     problems = engine_problems(RunSpec.from_dict(spec(plan)))
-    [found] = [each for each in problems if each.field == "plan.offload"]
-    assert message in found.message and found.hint
+    [results] = [each for each in problems if each.field == "plan.offload"]
+    assert message in results.message and results.hint

@@ -1,4 +1,4 @@
-"""Each update rule learns alike under every ZeRO stage, holds the bytes it should, and goes on
+"""Each update rule gives equal losses under every ZeRO stage, holds the right bytes, and resumes
 under another plan.
 """
 
@@ -136,14 +136,14 @@ def model():
 
 def test_adafactor_is_torchs():
     ours, theirs = model(), model()
-    found = steps_of(
+    results = steps_of(
         build_optimizer(ours, OptimizerSpec.from_dict({**RULES["adafactor"]}), shard_state=False),
         ours.values(),
     )
     want = steps_of(
         torch.optim.Adafactor(theirs.values(), lr=3e-2, weight_decay=0.1), theirs.values()
     )
-    for one, other in zip(found, want, strict=True):
+    for one, other in zip(results, want, strict=True):
         torch.testing.assert_close(one, other)
 
 
@@ -189,10 +189,10 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
 
 def test_orthogonal_stacks():
     stack = torch.randn(3, 40, 20, generator=torch.Generator().manual_seed(0))
-    found = orthogonalize(stack, steps=5)
-    for one, alone in zip(found, stack, strict=True):
+    results = orthogonalize(stack, steps=5)
+    for one, alone in zip(results, stack, strict=True):
         torch.testing.assert_close(one, orthogonalize(alone, steps=5))
-    values = torch.linalg.svdvals(found)
+    values = torch.linalg.svdvals(results)
     assert 0.6 < float(values.min()) <= float(values.max()) < 1.3
 
 
@@ -218,13 +218,13 @@ def test_eight_bits_keep_large_numbers_within_a_hundredth(signed, columns):
     values[2] = 0
     blocks = Blocks(torch.empty(7, columns, dtype=torch.uint8), torch.empty(7, -(-columns // 256)))
     quantize(values, blocks, signed=signed)
-    found = dequantize(blocks, signed=signed)
-    assert bool((found[2] == 0).all())
+    results = dequantize(blocks, signed=signed)
+    assert bool((results[2] == 0).all())
     largest = values.abs().amax(dim=1, keepdim=True)
-    assert float(((found - values).abs() / largest.clamp(min=1e-30)).max()) <= 0.0095
+    assert float(((results - values).abs() / largest.clamp(min=1e-30)).max()) <= 0.0095
     if not signed:
         rest = torch.arange(7) != 2
-        assert bool((found[rest] > 0).all()), "no second moment becomes zero"
+        assert bool((results[rest] > 0).all()), "no second moment becomes zero"
     assert len(set(codebook(signed, torch.device("cpu")).values.tolist())) == (
         256 if signed else 255
     )

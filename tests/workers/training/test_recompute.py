@@ -100,10 +100,10 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         assert taller - lower == pytest.approx(message, rel=0.005), kind
         gradients = {name: each.grad for name, each in decoder.named_parameters()}
         assert all(each is not None for each in gradients.values())
-        told = [module.recorded for module in decoder.modules() if hasattr(module, "recorded")]
-        whole = whole or (gradients, told)
+        reported = [module.recorded for module in decoder.modules() if hasattr(module, "recorded")]
+        whole = whole or (gradients, reported)
         assert all(torch.equal(gradients[name], each) for name, each in whole[0].items()), kind
-        assert all(torch.equal(*pair) for pair in zip(told, whole[1], strict=True)), (
+        assert all(torch.equal(*pair) for pair in zip(reported, whole[1], strict=True)), (
             "expert loads count once"
         )
 
@@ -139,14 +139,14 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
     assert held["none"] > held["selective"] > held["full"] < 0.6 * held["none"]
     full = results["full"]
     assert all(hfu > mfu for hfu, mfu in zip(full.values("hfu"), full.values("mfu"), strict=True))
-    [told] = [
+    [reported] = [
         event["data"] for event in results["auto"].events() if event["type"] == "recompute_chosen"
     ]
-    [stage] = told["stages"]
+    [stage] = reported["stages"]
     assert (
         stage["full_bytes"]
         <= stage["bytes"]
-        <= told["budget_bytes"]
+        <= reported["budget_bytes"]
         == 40_000
         < stage["none_bytes"]
     )
@@ -157,10 +157,10 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
 
 def test_auto_keeps_all_where_there_is_room_and_refuses_less_than_the_least(train, tmp_path):
     roomy = train(make_spec(None, {**BATCH, "recompute": "auto"}, steps=1), tmp_path / "roomy")
-    [told] = [event["data"] for event in roomy.events() if event["type"] == "recompute_chosen"]
-    assert [layer["kind"] for layer in told["stages"][0]["layers"]] == ["none"]
-    assert told["stages"][0]["extra_s"] == 0
-    least = told["stages"][0]["full_bytes"]
+    [reported] = [event["data"] for event in roomy.events() if event["type"] == "recompute_chosen"]
+    assert [layer["kind"] for layer in reported["stages"][0]["layers"]] == ["none"]
+    assert reported["stages"][0]["extra_s"] == 0
+    least = reported["stages"][0]["full_bytes"]
     assert least == 2 * 2 * 16 * 32 * 4, "two layers' inputs of two sequences of 16 tokens"
     plan = {**BATCH, "dp": 2, "recompute": "auto", "recompute_budget_bytes": least - 1}
     poor = train(make_spec(None, plan, steps=1), tmp_path / "poor")
@@ -172,8 +172,8 @@ def test_auto_keeps_all_where_there_is_room_and_refuses_less_than_the_least(trai
     exact = train(
         make_spec(None, {**plan, "recompute_budget_bytes": least}, steps=1), tmp_path / "exact"
     )
-    [told] = [event["data"] for event in exact.events() if event["type"] == "recompute_chosen"]
-    assert [layer["kind"] for layer in told["stages"][0]["layers"]] == ["full"]
+    [reported] = [event["data"] for event in exact.events() if event["type"] == "recompute_chosen"]
+    assert [layer["kind"] for layer in reported["stages"][0]["layers"]] == ["full"]
 
 
 def test_best_sets_and_their_spread_over_layers_are_the_best():
@@ -189,9 +189,9 @@ def test_best_sets_and_their_spread_over_layers_are_the_best():
                 for c in subsets
                 if sum(sizes[i] for i in c) <= budget
             )
-            found = min((c for c in sets if c.bytes <= budget), key=lambda c: c.seconds)
-            assert found.seconds == pytest.approx(best, abs=1e-12)
-            assert found.bytes == sum(sizes[i] for i in found.items)
+            result = min((c for c in sets if c.bytes <= budget), key=lambda c: c.seconds)
+            assert result.seconds == pytest.approx(best, abs=1e-12)
+            assert result.bytes == sum(sizes[i] for i in result.items)
         layers = [sets, best_sets(sizes[:4], seconds[:4]), sets]
         budget = draw.randint(0, 2 * sum(sizes))
         places = choose_sets(layers, budget)

@@ -148,7 +148,9 @@ class Summary(Contract):
     silent: Count = 0
     # version 0.1 wrote `stood`
     snapshot: EngineSnapshot | None = Field(
-        default=None, validation_alias=AliasChoices("snapshot", "stood")
+        # version 0.1 wrote `stood`
+        default=None,
+        validation_alias=AliasChoices("snapshot", "stood"),
     )
     files: list[ArtifactRef] = []
 

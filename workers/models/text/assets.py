@@ -14,7 +14,7 @@ from typing import Any
 from workers.models.errors import WeightsError
 from workers.models.gguf.header import read_gguf_header
 from workers.models.gguf.tokenizer import tokenizer_files
-from workers.models.hf.config import read_json
+from workers.models.hf.weights_config import read_json
 from workers.models.weights.locations import no_weights_error, resolve_weights_path
 from workers.models.weights.manifest import NAME as MANIFEST
 from workers.models.weights.manifest import read_manifest

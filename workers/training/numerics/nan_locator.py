@@ -62,7 +62,7 @@ def find_non_finite(
 
 
 def _earliest(results: list[list[tuple[int, int, str, int]]]) -> NonFiniteSource | None:
-    """The smallest position forward, else the largest backward; an empty name is none."""
+    """The smallest position forward, else the largest backward; an empty name has no position."""
     forward = [each for each, _ in results if each[2]]
     if forward:
         *_, module, rank = min(forward)

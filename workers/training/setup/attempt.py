@@ -32,8 +32,8 @@ from workers.runtime.exits import Outcome, UserError, classify, write_exit
 from workers.training.checkpoint import Checkpointer, Saved, load_training
 from workers.training.data.inherited import describe_tokenizer
 from workers.training.data.losses import SourceLosses
-from workers.training.data.run_samples import open_samples
 from workers.training.data.prompts import Prompts, open_prompts
+from workers.training.data.run_samples import open_samples
 from workers.training.data.samples import Samples
 from workers.training.loop.memory_metrics import MemoryMetrics, describe_memory
 from workers.training.loop.objective import uses_hidden_states

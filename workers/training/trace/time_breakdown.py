@@ -51,9 +51,7 @@ class StepTimeBreakdown:
         before = self.part
         if part == before:
             return before
-        read_s = (
-            time.perf_counter()
-        )  # one reading for both clocks
+        read_s = time.perf_counter()  # one reading for both clocks
         now = self.clock.now(read_s)
         if before is not None:
             self._marks.append((before, self._since, now))

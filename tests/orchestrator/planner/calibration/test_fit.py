@@ -32,14 +32,14 @@ def runs():
 
 def line(pair, measured_as=None):
     """A measurement line."""
-    asked, numbers = pair
+    requested, numbers = pair
     return {
         "id": "run",
-        "model": asked.model.to_dict(),
-        "plan": asked.plan.to_dict(),
-        "cluster": asked.cluster.to_dict(),
-        "workload": {"seq_len": asked.seq_len},
-        "framework": {"name": asked.framework.name, "notes": "ignored"},
+        "model": requested.model.to_dict(),
+        "plan": requested.plan.to_dict(),
+        "cluster": requested.cluster.to_dict(),
+        "workload": {"seq_len": requested.seq_len},
+        "framework": {"name": requested.framework.name, "notes": "ignored"},
         "measured": measured_as if measured_as is not None else numbers,
         "_private": 1,
         "source": "a test",
@@ -62,8 +62,8 @@ def test_values_stay_within_their_bounds(runs):
 def test_outliers_have_little_effect(runs):
     """Three of thirty runs are three times too slow."""
     spoiled = [
-        (asked, {"step_time_s": numbers["step_time_s"] * (3 if row < 3 else 1)})
-        for row, (asked, numbers) in enumerate(runs[:30])
+        (requested, {"step_time_s": numbers["step_time_s"] * (3 if row < 3 else 1)})
+        for row, (requested, numbers) in enumerate(runs[:30])
     ]
     assert np.abs(errors(runs[30:], fit(spoiled))).mean() < 0.04
 
@@ -73,18 +73,21 @@ def test_a_deviating_shape_is_corrected_only_near_itself():
     not.
     """
     runs = [
-        (asked, {"step_time_s": numbers["step_time_s"] * (1.3 if asked.plan.tp == 4 else 1)})
-        for asked, numbers in measured(requests(), SLOWER)
+        (
+            requested,
+            {"step_time_s": numbers["step_time_s"] * (1.3 if requested.plan.tp == 4 else 1)},
+        )
+        for requested, numbers in measured(requests(), SLOWER)
     ]
     shown, held = runs[::2], runs[1::2]
-    found = np.abs(errors(held, fit(shown)))
-    there = np.array([asked.plan.tp == 4 for asked, _ in held])
+    result = np.abs(errors(held, fit(shown)))
+    there = np.array([requested.plan.tp == 4 for requested, _ in held])
     assert there.sum() == 6
-    assert found[there].mean() < 0.08 and found[~there].mean() < 0.05
+    assert result[there].mean() < 0.08 and result[~there].mean() < 0.05
 
 
 def test_no_correction_far_from_all_runs(runs):
-    asked = [
+    requested = [
         request(
             "llama3-405b",
             {"tp": 8, "pp": 8, "dp": 8, "precision": "bf16"},
@@ -92,9 +95,9 @@ def test_no_correction_far_from_all_runs(runs):
             using="megatron",
         )
     ]
-    columns = columns_for(asked, fit(runs[:20]))
+    columns = columns_for(requested, fit(runs[:20]))
     assert float(columns["correction_runs"]) > 10
-    assert table_of(asked, columns)["correction"] == pytest.approx(1.0, abs=0.02)
+    assert table_of(requested, columns)["correction"] == pytest.approx(1.0, abs=0.02)
 
 
 def test_any_measured_number_is_sufficient(runs):
@@ -102,8 +105,8 @@ def test_any_measured_number_is_sufficient(runs):
     calibration.
     """
     pairs = runs[:12]
-    asked = [each for each, _ in pairs]
-    table = table_of(asked, columns_for(asked))
+    requested = [each for each, _ in pairs]
+    table = table_of(requested, columns_for(requested))
     seconds = np.array([numbers["step_time_s"] for _, numbers in pairs])
     devices = table.column("devices")
     tokens = table.column("step_tokens") / seconds / devices
@@ -116,12 +119,12 @@ def test_any_measured_number_is_sufficient(runs):
         [{"tflops_per_device": value} for value in hardware.tolist()],
         [{"tflops_per_device": value, "flops": "model"} for value in model.tolist()],
     ):
-        found = (
-            fit([line(pair, told) for pair, told in zip(pairs, numbers, strict=True)])
+        result = (
+            fit([line(pair, reported) for pair, reported in zip(pairs, numbers, strict=True)])
             .groups[0]
             .values
         )
-        assert found == pytest.approx(expected, rel=1e-3)
+        assert result == pytest.approx(expected, rel=1e-3)
 
 
 def test_unusable_lines_are_reported(runs):
@@ -137,11 +140,11 @@ def test_unusable_lines_are_reported(runs):
         line(runs[4], {"step_time_s": float("nan")}),
         line(runs[5], {"out_of_memory": True}),
     ]
-    found = read_measurements(lines)
-    assert [each["line"] for each in found.left_out] == [2, 3, 4, 5, 6, 7, 8]
-    assert all(each["message"] for each in found.left_out)
+    result = read_measurements(lines)
+    assert [each["line"] for each in result.left_out] == [2, 3, 4, 5, 6, 7, 8]
+    assert all(each["message"] for each in result.left_out)
     calibration = fit(lines)
-    assert calibration.left_out == found.left_out
+    assert calibration.left_out == result.left_out
     assert calibration.groups[0].rows == 2 and calibration.groups[0].timed == 1
 
 
@@ -149,11 +152,12 @@ def test_json_round_trip(runs):
     calibration = fit(runs[:10])
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
     assert again == calibration
-    asked = [each for each, _ in runs[10:14]]
-    told, back = (
-        table_of(asked, columns_for(asked, each))["step_time_s"] for each in (calibration, again)
+    requested = [each for each, _ in runs[10:14]]
+    reported, back = (
+        table_of(requested, columns_for(requested, each))["step_time_s"]
+        for each in (calibration, again)
     )
-    assert np.array_equal(told, back)
+    assert np.array_equal(reported, back)
 
 
 @pytest.mark.parametrize(
@@ -187,24 +191,24 @@ def test_groups_do_not_mix(runs):
     both = fit([*runs[:20], *other[:20]])
     alone = [fit(runs[:20]), fit(other[:20])]
     assert [each.device for each in both.groups] == ["a100-80g", "h100-80g"]
-    asked = [runs[30][0], other[30][0]]
-    mixed = table_of(asked, columns_for(asked, both))["step_time_s"]
+    requested = [runs[30][0], other[30][0]]
+    mixed = table_of(requested, columns_for(requested, both))["step_time_s"]
     single = [
         float(table_of([each], columns_for([each], own))["step_time_s"][0])
-        for each, own in zip(asked, alone, strict=True)
+        for each, own in zip(requested, alone, strict=True)
     ]
     assert mixed == pytest.approx(single, rel=1e-9)
 
 
 def test_measured_peaks_correct_memory_too():
-    asked = requests()[:24]
-    table = table_of(asked, columns_for(asked))
+    requested = requests()[:24]
+    table = table_of(requested, columns_for(requested))
     runs = [
         (each, {"peak_bytes": float(total) * 1.04})
-        for each, total in zip(asked, table.column("total_bytes"), strict=True)
+        for each, total in zip(requested, table.column("total_bytes"), strict=True)
     ]
     [group] = fit(runs).groups
-    after = table_of(asked, columns_for(asked, fit(runs))).column("total_bytes")
+    after = table_of(requested, columns_for(requested, fit(runs))).column("total_bytes")
     peaks = np.array([numbers["peak_bytes"] for _, numbers in runs])
     assert (
         np.abs(after / peaks - 1).mean()
@@ -212,7 +216,7 @@ def test_measured_peaks_correct_memory_too():
         < np.abs(table.column("total_bytes") / peaks - 1).mean()
     )
     assert (group.weighed, group.timed) == (24, 0)
-    unchanged = table_of(asked, columns_for(asked, fit(runs))).column("step_time_s")
+    unchanged = table_of(requested, columns_for(requested, fit(runs))).column("step_time_s")
     assert unchanged == pytest.approx(table.column("step_time_s"))
 
 

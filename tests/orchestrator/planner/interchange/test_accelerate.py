@@ -22,9 +22,9 @@ def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The file as `accelerate launch` loads it: configuration and resolved arguments."""
     monkeypatch.setattr(launch, "is_deepspeed_available", lambda: True)
 
-    def loaded(found: Exported) -> tuple[ClusterConfig, Any]:
-        path = tmp_path / found.filename
-        path.write_text(found.text, encoding="utf-8")
+    def loaded(result: Exported) -> tuple[ClusterConfig, Any]:
+        path = tmp_path / result.filename
+        path.write_text(result.text, encoding="utf-8")
         config = load_config_from_file(str(path))  # refuses unknown keys
         given = launch.launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
         resolved, _, _ = launch._validate_launch_command(given)
@@ -40,10 +40,10 @@ def test_accelerate_loads_every_file(load: Any) -> None:
     taken = 0
     for model, plan, cluster, seq_len in legal_cases(300, seed=17):
         try:
-            found = export("accelerate", model=model, plan=plan, cluster=cluster, seq_len=seq_len)
+            result = export("accelerate", model=model, plan=plan, cluster=cluster, seq_len=seq_len)
         except Inexpressible:
             continue
-        config, resolved = load(found)
+        config, resolved = load(result)
         taken += 1
         assert config.num_processes == plan.world_size == resolved.num_processes
         assert config.num_machines == cluster.nodes
@@ -112,8 +112,8 @@ def test_sharding_selects_the_engine(
     config, _ = load(write("accelerate", **plan))
 
     assert config.distributed_type.value == kind
-    found = config.fsdp_config or config.deepspeed_config
-    assert {key: found[key] for key in section} == section
+    result = config.fsdp_config or config.deepspeed_config
+    assert {key: result[key] for key in section} == section
 
 
 def test_notes_give_accumulation_and_batch() -> None:
@@ -128,11 +128,11 @@ def test_notes_give_accumulation_and_batch() -> None:
 
 
 def test_two_machines_get_notes(load: Any) -> None:
-    found = write("accelerate", dp=16, zero=3)
+    result = write("accelerate", dp=16, zero=3)
 
-    config, _ = load(found)
+    config, _ = load(result)
     assert (config.num_machines, config.num_processes, config.rdzv_backend) == (2, 16, "c10d")
-    assert any("machine_rank" in note for note in found.notes)
+    assert any("machine_rank" in note for note in result.notes)
 
 
 def test_on_cpus_only_data_parallelism_is_exported(load: Any) -> None:

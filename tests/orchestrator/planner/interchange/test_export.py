@@ -30,17 +30,17 @@ def test_every_legal_plan_is_exported_or_refused_with_a_hint(kind: str) -> None:
     written = 0
     for model, plan, cluster, seq_len in legal_cases(400, seed=3):
         try:
-            found = export(kind, model=model, plan=plan, cluster=cluster, seq_len=seq_len)
+            result = export(kind, model=model, plan=plan, cluster=cluster, seq_len=seq_len)
         except Inexpressible as refused:
             assert "; " in str(refused), (str(refused), plan.to_json())
             continue
         written += 1
-        assert _READERS[kind](found.text)
-        for note in found.notes:
+        assert _READERS[kind](result.text)
+        for note in result.notes:
             if kind != "deepspeed":  # JSON has no comments
-                assert f"# {note}\n" in found.text
-        world = _world(kind, _READERS[kind](found.text), plan, cluster)
-        assert world == plan.world_size, (plan.to_json(), found.text)
+                assert f"# {note}\n" in result.text
+        world = _world(kind, _READERS[kind](result.text), plan, cluster)
+        assert world == plan.world_size, (plan.to_json(), result.text)
     assert written > 30
 
 
@@ -94,15 +94,15 @@ def test_any_model_name_gives_a_valid_file(kind: str) -> None:
     hostile = 'a"b\\\n[model]\nname = 1 # \x7f\x00\u2028 – é: {yes}'
     model = ModelSpec.from_dict({**PRESETS["llama2-7b"].to_dict(), "name": hostile})
 
-    found = write(kind, model, dp=8, zero=3)
+    result = write(kind, model, dp=8, zero=3)
 
-    read = _READERS[kind](found.text)
-    found.text.encode("utf-8")
+    read = _READERS[kind](result.text)
+    result.text.encode("utf-8")
     if kind == "torchtitan":
         assert set(read["model"]) == {"name", "flavor"}
         assert 'a"b\\' in read["model"]["flavor"]
     if kind != "deepspeed":
-        head = found.text.split("\n\n")[0]
+        head = result.text.split("\n\n")[0]
         assert all(line.startswith("# ") for line in head.splitlines())
 
 

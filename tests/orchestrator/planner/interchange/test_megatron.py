@@ -114,15 +114,15 @@ _FLAGS = {
 
 def parsed(text: str) -> dict[str, str]:
     """Arguments and their value, `""` for flags; each line is one argument."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         if words:
             name, *values = words
-            assert name not in found, name
+            assert name not in result, name
             assert name in _FLAGS[len(values)], line
-            found[name] = "".join(values)
-    return found
+            result[name] = "".join(values)
+    return result
 
 
 def megatron(model: str = "llama3-8b", **plan: Any) -> dict[str, str]:
@@ -140,7 +140,7 @@ def test_every_argument_exists_with_its_number_of_values() -> None:
 
 
 def test_llama3_405b_on_all_dense_axes() -> None:
-    found = megatron(
+    result = megatron(
         "llama3-405b",
         dp=8,
         tp=8,
@@ -182,12 +182,12 @@ def test_llama3_405b_on_all_dense_axes() -> None:
         # 126 layers do not divide by 16: the layout names them
         "--pipeline-model-parallel-layout": "Et*8|" + "t*8|" * 13 + "t*7|t*7L",
     }
-    assert {name: found.get(name) for name in expected} == expected
-    assert "--qk-layernorm" not in found
+    assert {name: result.get(name) for name in expected} == expected
+    assert "--qk-layernorm" not in result
 
 
 def test_deepseek_v3_with_latent_attention_and_experts() -> None:
-    found = megatron(
+    result = megatron(
         "deepseek-v3", dp=64, pp=4, ep=64, zero=1, global_batch_size=1024, recompute="selective"
     )
 
@@ -215,9 +215,9 @@ def test_deepseek_v3_with_latent_attention_and_experts() -> None:
         "--expert-tensor-parallel-size": "1",
         "--recompute-granularity": "selective",
     }
-    assert {name: found.get(name) for name in expected} == expected
+    assert {name: result.get(name) for name in expected} == expected
     assert not {"--group-query-attention", "--recompute-method", "--moe-router-pre-softmax"} & set(
-        found
+        result
     )
 
 
@@ -258,11 +258,11 @@ def test_zero_stages(zero: int, wanted: dict[str, str]) -> None:
         "--use-megatron-fsdp",
         "--data-parallel-sharding-strategy",
     }
-    found = megatron(dp=8, zero=zero, dp_replicate=2)
+    result = megatron(dp=8, zero=zero, dp_replicate=2)
 
     both = {"--use-distributed-optimizer": ""} if zero else {}
-    assert {name: found[name] for name in names & set(found)} == {**both, **wanted}
-    assert found.get("--num-distributed-optimizer-instances") == ("2" if zero else None)
+    assert {name: result[name] for name in names & set(result)} == {**both, **wanted}
+    assert result.get("--num-distributed-optimizer-instances") == ("2" if zero else None)
 
 
 @pytest.mark.parametrize(
@@ -279,26 +279,26 @@ def test_zero_stages(zero: int, wanted: dict[str, str]) -> None:
     ],
 )
 def test_schedules(schedule: str, virtual: int, wanted: str | None, words: str) -> None:
-    found = write(
+    result = write(
         "megatron", dp=2, pp=4, schedule=schedule, virtual_stages=virtual, global_batch_size=32
     )
 
-    assert parsed(found.text).get("--num-layers-per-virtual-pipeline-stage") == wanted
-    assert "--pipeline-model-parallel-layout" not in found.text
+    assert parsed(result.text).get("--num-layers-per-virtual-pipeline-stage") == wanted
+    assert "--pipeline-model-parallel-layout" not in result.text
     assert (
-        any(words in note for note in found.notes)
+        any(words in note for note in result.notes)
         if words
-        else not any("written as" in n for n in found.notes)
+        else not any("written as" in n for n in result.notes)
     )
 
 
 def test_a_v_shaped_pipeline_preserves_the_layers_of_each_device() -> None:
     layers = [6, 3, 4, 4, 4, 4, 4, 3]
 
-    found = megatron(pp=4, dp=2, schedule="zbv", stage_layers=layers, global_batch_size=16)
+    result = megatron(pp=4, dp=2, schedule="zbv", stage_layers=layers, global_batch_size=16)
 
     # the first device has the first and the last stage, 6 + 3
-    assert found["--pipeline-model-parallel-layout"] == "Et*9|t*7|t*8|t*8L"
+    assert result["--pipeline-model-parallel-layout"] == "Et*9|t*7|t*8|t*8L"
 
 
 @pytest.mark.parametrize(

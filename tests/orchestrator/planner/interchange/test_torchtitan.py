@@ -62,10 +62,10 @@ def titan(*model: str, **plan: Any) -> dict[str, Any]:
 def test_every_key_exists() -> None:
     for model, plan, cluster, seq_len in legal_cases(300, seed=5):
         try:
-            found = export("torchtitan", model=model, plan=plan, cluster=cluster, seq_len=seq_len)
+            result = export("torchtitan", model=model, plan=plan, cluster=cluster, seq_len=seq_len)
         except Inexpressible:
             continue
-        read = tomllib.loads(found.text)
+        read = tomllib.loads(result.text)
         for section, values in read.items():
             assert set(values) <= _OPTIONS[section], section
         assert read["activation_checkpoint"]["mode"] in _MODES
@@ -181,10 +181,10 @@ def test_an_unknown_shape_comes_with_its_registration() -> None:
     ],
 )
 def test_models_match_a_flavor_or_get_a_registration(model: str, name: str, flavor: str) -> None:
-    found = write("torchtitan", model, dp=8, zero=3, seq_len=512)
+    result = write("torchtitan", model, dp=8, zero=3, seq_len=512)
 
-    assert tomllib.loads(found.text)["model"] == {"name": name, "flavor": flavor}
-    assert any("register" in note for note in found.notes) == (flavor == model)
+    assert tomllib.loads(result.text)["model"] == {"name": name, "flavor": flavor}
+    assert any("register" in note for note in result.notes) == (flavor == model)
 
 
 @pytest.mark.parametrize(

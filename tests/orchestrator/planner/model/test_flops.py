@@ -66,7 +66,7 @@ def test_full_recomputation_counts_as_narayanan(layers, hidden, heads):
 )
 def test_selective_recomputation_counts_as_published(layers, hidden, heads, ratio):
     """arXiv 2205.05198, table 5: HFU over MFU; what really runs again is a third of that, and so
-    Orrery tells it.
+    Orrery reports it.
     """
     table = predicted(gpt(layers, hidden, heads), {"recompute": "selective"}, using="megatron")
     assert table["hfu"][0] / table["mfu"][0] == pytest.approx(ratio, abs=3e-3)

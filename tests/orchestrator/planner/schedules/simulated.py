@@ -1,4 +1,4 @@
-"""The event simulator on whole columns: what closed forms are held against."""
+"""The event simulator on whole columns: the reference of the closed forms."""
 
 from __future__ import annotations
 

@@ -107,9 +107,9 @@ def test_no_plan_fits_and_no_plan_is_legal() -> None:
         make_scenario("llama3-70b", "rtx4090-24g", 1, 2, 4096, 2), allowed=DATA_PARALLEL
     )
     assert not choice.fits and choice.plan is not None and "None of" in choice.how
-    found = choose_plan(make_scenario("llama3-8b", "h100-80g", 1, 8, 8192, 3))
-    assert isinstance(found, ParallelPlan)
-    assert not plan_problems(found, model=preset("llama3-8b"), seq_len=8192, devices=8)
+    result = choose_plan(make_scenario("llama3-8b", "h100-80g", 1, 8, 8192, 3))
+    assert isinstance(result, ParallelPlan)
+    assert not plan_problems(result, model=preset("llama3-8b"), seq_len=8192, devices=8)
     odd = choose_plan(make_scenario("gpt2-124m", "h100-80g", 1, 7, 1023, 5))
     assert isinstance(odd, ParallelPlan) or odd[0].message
 

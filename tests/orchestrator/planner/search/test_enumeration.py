@@ -141,7 +141,7 @@ def test_a_small_space_holds_every_legal_plan_once() -> None:
         SMALL.entry,
     )
     space = enumerate_plans(model, SMALL, seq_len, batch, chosen)
-    found = [plan.to_json() for _, _, plan in cells(space, chosen, batch)]
+    result = [plan.to_json() for _, _, plan in cells(space, chosen, batch)]
     degrees = [1, 2, 4, 8]
     expected = set()
     for dp, tp, pp, cp in itertools.product(degrees, [1, 2, 4], degrees, degrees):
@@ -183,8 +183,8 @@ def test_a_small_space_holds_every_legal_plan_once() -> None:
                 if ahead is None or zero == 3:
                     more = {"offload": offload, "recompute": recompute, "prefetch_layers": ahead}
                     expected.add(ParallelPlan.from_dict({**fields, **more}).to_json())
-    assert len(found) == space.size == len(set(found))
-    assert set(found) == expected
+    assert len(result) == space.size == len(set(result))
+    assert set(result) == expected
 
 
 def test_columns_of_a_block_match_its_plans() -> None:
@@ -241,8 +241,8 @@ def test_tensor_parallelism_stays_within_a_node_by_default() -> None:
     space = enumerate_plans(model, SMALL, 4096, 16, free)
     assert max(int(block.rows["tp"].max()) for block in space.blocks) == 4
     assert space.rejected["tp: spans nodes; fix tp to include it"] > 0
-    asked = build_axes({"tp": 8}, SMALL, SMALL.entry)
-    assert enumerate_plans(model, SMALL, 4096, 16, asked).size > 0
+    requested = build_axes({"tp": 8}, SMALL, SMALL.entry)
+    assert enumerate_plans(model, SMALL, 4096, 16, requested).size > 0
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,6 @@ def test_a_third_number_extends_the_front() -> None:
 
 def test_a_thinned_front_includes_both_ends() -> None:
     values = np.sort(np.random.default_rng(0).uniform(0.1, 100, 500))
-    kept = thinned(values, 40)
-    assert kept[0] == 0 and kept[-1] == 499 and kept.size <= 40
+    stored = thinned(values, 40)
+    assert stored[0] == 0 and stored[-1] == 499 and stored.size <= 40
     assert thinned(values[:10], 40).tolist() == list(range(10))

@@ -109,7 +109,7 @@ def make_calibration(scenario: Scenario) -> Calibration:
     return fit(lines)
 
 
-SCENES = {
+SCENARIOS = {
     "dense": (make_scenario("gpt3-175b"), {}),
     "experts, several precisions": (
         make_scenario("mixtral-8x7b", name="megatron", seq_len=4096),
@@ -139,9 +139,9 @@ SCENES = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", SCENARIOS)
 def test_the_grid_matches_single_plans(name: str) -> None:
-    scenario, fix = SCENES[name]
+    scenario, fix = SCENARIOS[name]
     calibration = make_calibration(scenario) if name == CALIBRATED else None
     parameters, batch = parameters_for(scenario, calibration), scenario.workload.global_batch_size
     assert (float(parameters["correction_runs"]) > 0) == (name == CALIBRATED)
@@ -151,7 +151,7 @@ def test_the_grid_matches_single_plans(name: str) -> None:
     )
     parts = list(space.parts(4096))
     draw = random.Random(name)
-    requests, told = [], {term: [] for term in TERMS}
+    requests, reported = [], {term: [] for term in TERMS}
     for part, table in searching._tables(
         scenario, chosen, draw.sample(parts, min(len(parts), 25)), parameters, batch
     ):
@@ -160,16 +160,18 @@ def test_the_grid_matches_single_plans(name: str) -> None:
             searching._request(scenario, chosen, part.fields(index), batch) for index in some
         ]
         for term in TERMS:
-            told[term] += np.broadcast_to(table[term], part.shape).reshape(-1)[some].tolist()
+            reported[term] += np.broadcast_to(table[term], part.shape).reshape(-1)[some].tolist()
     singles = table_of(requests, parameters)
     for term in TERMS:
         np.testing.assert_allclose(
-            told[term], singles.column(term), rtol=1e-9, atol=1e-12, err_msg=term
+            reported[term], singles.column(term), rtol=1e-9, atol=1e-12, err_msg=term
         )
     for row in draw.sample(range(len(requests)), min(len(requests), 12)):
         alone = table_of([requests[row]], parameters)
         for term in ("total_bytes", "step_time_s"):
-            assert explain(alone, term, depth=0).value == pytest.approx(told[term][row], rel=1e-9)
+            assert explain(alone, term, depth=0).value == pytest.approx(
+                reported[term][row], rel=1e-9
+            )
 
 
 def every(scenario: Scenario, fix: dict[str, object]):
@@ -192,17 +194,17 @@ def test_ranking_and_front_match_all_plans(objective: str) -> None:
         make_scenario("llama3-8b", nodes=1, seq_len=8192, batch=16),
         {"offload": ["none", "optimizer"], "devices": [4, 8], "zero": 2, "cp": 1},
     )
-    found = rank_plans(
+    result = rank_plans(
         scenario, fix=fix, parameters=parameters_for(scenario), objective=objective, top=15
     )
     requests, table = every(scenario, fix)
     fits = table.column("fits").astype(bool)
-    assert (found.enumerated, found.legal, found.fit) == (
+    assert (result.enumerated, result.legal, result.fit) == (
         len(requests),
         len(requests),
         int(fits.sum()),
     )
-    assert found.rejected["memory: does not fit"] == int((~fits).sum())
+    assert result.rejected["memory: does not fit"] == int((~fits).sum())
     name = {"time": "step_time_s", "cost": "usd_per_billion_tokens", "memory": "total_bytes"}[
         objective
     ]
@@ -212,34 +214,36 @@ def test_ranking_and_front_match_all_plans(objective: str) -> None:
         for variant in ("virtual_stages", "prefetch_layers", "dp_replicate"):
             plan.pop(variant, None)
         best.setdefault(tuple(plan.items()), values[row])
-    np.testing.assert_allclose(found.table.column(name)[:15], sorted(best.values())[:15], rtol=1e-9)
+    np.testing.assert_allclose(
+        result.table.column(name)[:15], sorted(best.values())[:15], rtol=1e-9
+    )
     columns = [
         table.column(each)[fits]
         for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")
     ]
     front = {tuple(float(column[row]) for column in columns) for row in undominated(columns)}
     shown = [
-        found.table.column(each)
+        result.table.column(each)
         for each in ("step_time_s", "usd_per_billion_tokens", "total_bytes", "devices")
     ]
-    told = {tuple(float(column[row]) for column in shown) for row in found.pareto}
-    assert len(told) >= 2
-    for point in told:
+    reported = {tuple(float(column[row]) for column in shown) for row in result.pareto}
+    assert len(reported) >= 2
+    for point in reported:
         assert any(np.allclose(point, other, rtol=1e-9) for other in front)
-    for request in found.requests:
-        scene_devices = request.cluster.devices
+    for request in result.requests:
+        scenario_devices = request.cluster.devices
         assert not plan_problems(
-            request.plan, model=scenario.model, seq_len=8192, devices=scene_devices
+            request.plan, model=scenario.model, seq_len=8192, devices=scenario_devices
         )
 
 
 def test_the_smallest_plan_is_returned_if_none_fits() -> None:
     scenario = make_scenario("gpt3-175b", "rtx4090-24g", nodes=1)
     fix = {"offload": "none", "recompute": "full"}
-    found = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
+    result = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
     requests, table = every(scenario, fix)
-    assert found.fit == 0 and found.plans == [] and found.enumerated == len(requests) > 1000
-    smallest = table_of([found.closest], parameters_for(scenario)).column("total_bytes")[0]
+    assert result.fit == 0 and result.plans == [] and result.enumerated == len(requests) > 1000
+    smallest = table_of([result.closest], parameters_for(scenario)).column("total_bytes")[0]
     assert smallest == pytest.approx(table.column("total_bytes").min(), rel=1e-9)
 
 
@@ -263,10 +267,10 @@ def test_the_smallest_plan_is_returned_if_none_fits() -> None:
 def test_no_legal_plan_gives_a_reason(
     scenario: Scenario, fix: dict[str, object], field: str
 ) -> None:
-    found = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
-    assert found.enumerated == 0 and found.plans == []
-    assert field in [each.field for each in found.problems]
-    assert all(each.message and each.hint for each in found.problems)
+    result = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario))
+    assert result.enumerated == 0 and result.plans == []
+    assert field in [each.field for each in result.problems]
+    assert all(each.message and each.hint for each in result.problems)
 
 
 def test_a_suggested_degree_divides_the_devices_with_the_others() -> None:

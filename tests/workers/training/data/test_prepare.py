@@ -38,7 +38,7 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(
         (["tokenizer", "a.txt", "--vocab", "300", "--out", "."], "already exists"),
     ],
 )
-def test_what_cannot_be_done_is_told(
+def test_what_cannot_be_done_is_reported(
     arguments: list[str],
     message: str,
     tmp_path: Path,

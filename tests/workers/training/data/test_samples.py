@@ -39,26 +39,26 @@ def samples(
 
 
 def test_an_epoch_sees_every_window_once_in_another_order() -> None:
-    found = samples(41)
-    epochs = [[int(found.window(epoch * 10 + i)[0]) for i in range(10)] for epoch in (0, 1)]
+    result = samples(41)
+    epochs = [[int(result.window(epoch * 10 + i)[0]) for i in range(10)] for epoch in (0, 1)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(0, 40, 4))
     assert epochs[0] != epochs[1]
-    assert found.window(3).tolist() == samples(41).window(3).tolist()
-    assert [found.window(i)[0] for i in range(10)] == epochs[0], (
+    assert result.window(3).tolist() == samples(41).window(3).tolist()
+    assert [result.window(i)[0] for i in range(10)] == epochs[0], (
         "going back is the same as going on"
     )
     assert [samples(41, seed=2).window(i)[0] for i in range(10)] != epochs[0]
 
 
 def test_each_source_has_its_share_and_epochs_of_its_own() -> None:
-    found = samples(9, 401, weights=(3, 1))
-    seen = [int(found.window(index)[0]) for index in range(80)]
+    result = samples(9, 401, weights=(3, 1))
+    seen = [int(result.window(index)[0]) for index in range(80)]
     small, large = [one for one in seen if one < 9], [one for one in seen if one >= 9]
     assert len(small) == 60 and Counter(small) == {0: 30, 4: 30}, (
         "repeated as often as its weight wants"
     )
     assert len(set(large)) == 20, "nothing twice before all was seen"
-    assert [found.source(index) for index in range(80)] == [int(one >= 9) for one in seen]
+    assert [result.source(index) for index in range(80)] == [int(one >= 9) for one in seen]
     backwards = samples(9, 401, weights=(3, 1))
     assert [int(backwards.window(index)[0]) for index in reversed(range(80))] == seen[::-1]
 
@@ -121,14 +121,14 @@ def test_blocks_cover_a_batch_once_under_any_dp(
 def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
     cpu = torch.device("cpu")
 
-    def batch(found: Samples, first: int, dp: int) -> list[list[int]]:
+    def batch(result: Samples, first: int, dp: int) -> list[list[int]]:
         rows = []
         for rank in range(dp):
             for block in microbatches_for(first, 8, micro_batch_size=2, dp=dp, rank=rank):
                 rows += list(
                     zip(
                         (block.first + i for i in range(2)),
-                        load_microbatch(found, block, cpu)[0],
+                        load_microbatch(result, block, cpu)[0],
                         strict=True,
                     )
                 )
@@ -138,7 +138,7 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
     seen = [batch(straight, step * 8, 1) for step in range(12)]
     for dp in (2, 4):
         assert [batch(straight, step * 8, dp) for step in range(12)] == seen
-    resumed = samples(41, 23, weights=(0.7, 0.3))  # knows nothing but the count of samples
+    resumed = samples(41, 23, weights=(0.7, 0.3))  # depends on the count of samples only
     assert [batch(resumed, step * 8, 4 if step < 9 else 2) for step in range(7, 12)] == seen[7:]
 
 
@@ -151,7 +151,7 @@ def test_padding_is_not_learned_from() -> None:
     assert documents is None, "it was not asked where they begin"
 
 
-def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() -> None:
+def test_batches_report_where_documents_begin_under_any_dp_and_after_a_resume() -> None:
     """By recorded places, by the token that ends documents, and of a source that knows none;
     padding is one.
     """
@@ -164,14 +164,14 @@ def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() ->
         Stream([ids]),
     ]
 
-    def told(stream: Stream, first: int, dp: int) -> dict[int, list[int]]:
-        found = Samples(
+    def reported(stream: Stream, first: int, dp: int) -> dict[int, list[int]]:
+        result = Samples(
             [Source("s", stream)], seq_len=4, vocab=41, seed=1, shuffle=True, masked=True
         )
         rows: dict[int, list[int]] = {}
         for rank in range(dp):
             for block in microbatches_for(first, 10, micro_batch_size=3, dp=dp, rank=rank):
-                documents = load_microbatch(found, block, torch.device("cpu"))[2]
+                documents = load_microbatch(result, block, torch.device("cpu"))[2]
                 assert documents is not None and len(documents.starts) == 3
                 assert all(list(row) == [0] for row in documents.starts[block.count :])
                 for row in range(block.count):
@@ -185,5 +185,5 @@ def test_batches_tell_where_documents_begin_under_any_dp_and_after_a_resume() ->
     }
     for dp in (1, 2, 4):
         for first in (0, 10):
-            assert told(streams[0], first, dp) == told(streams[1], first, dp) == expected
-            assert told(streams[2], first, dp) == {place: [0] for place in expected}
+            assert reported(streams[0], first, dp) == reported(streams[1], first, dp) == expected
+            assert reported(streams[2], first, dp) == {place: [0] for place in expected}

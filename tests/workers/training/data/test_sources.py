@@ -52,7 +52,7 @@ def test_shakespeare_is_bytes_and_its_end_is_held_out(tmp_path: Path) -> None:
     assert len(stream) > 1_000_000 and "HAMLET" in whole.decode("ascii")
     sources = Path(data_package.__file__).parents[1] / "corpora" / "SOURCES.md"
     assert hashlib.sha256(whole).hexdigest() in sources.read_text(), (
-        "the text is the one whose source is told"
+        "the text is the documented one"
     )
     train, held = stream.split()
     assert len(held) == len(stream) // 10
@@ -110,8 +110,11 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
         }
     )
     tokenizer = open_tokenizer(spec, vocab=256, checkpoints=tmp_path)
-    found = open_sources(spec, tokenizer=tokenizer, vocab=256, cache=tmp_path)
-    assert [(each.name, each.weight) for each in found] == [("shakespeare", 3.0), ("my_notes", 1.0)]
+    result = open_sources(spec, tokenizer=tokenizer, vocab=256, cache=tmp_path)
+    assert [(each.name, each.weight) for each in result] == [
+        ("shakespeare", 3.0),
+        ("my_notes", 1.0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
         ("bad.npy", b"abc", "tokens", "is not an .npy array"),
     ],
 )
-def test_wrong_files_are_told(
+def test_wrong_files_are_reported(
     name: str, content: bytes | None, format_: str, message: str, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -161,7 +164,7 @@ def test_wrong_files_are_told(
 
 
 @pytest.mark.parametrize(
-    ("told", "message"),
+    ("reported", "message"),
     [
         ({"tokens": 9}, "holds 4 tokens, a.bin.json has 9"),
         ({"dtype": "uint32", "tokens": 3}, "holds 2 tokens, a.bin.json has 3"),
@@ -174,10 +177,10 @@ def test_wrong_files_are_told(
     ],
 )
 def test_a_description_that_does_not_fit_its_file(
-    told: dict[str, Any], message: str, tmp_path: Path
+    reported: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     np.array([1, 2, 3, 4], "<u2").tofile(tmp_path / "a.bin")
-    (tmp_path / "a.bin.json").write_text(json.dumps(told))
+    (tmp_path / "a.bin.json").write_text(json.dumps(reported))
     with pytest.raises(UserError, match=message):
         opened(tmp_path, path=str(tmp_path / "a.bin"), format="tokens")
 

@@ -29,17 +29,17 @@ def test_a_trained_one_gives_text_back_and_is_the_same_each_time(tmp_path: Path)
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for _ in range(3)))
     data = {"path": str(tmp_path / "a.jsonl"), "format": "jsonl", "tokenizer": {"vocab": 300}}
     first = opened(tmp_path / "1", 300, **data)
-    kept = tmp_path / "1" / "kept" / "tokenizer.json"
+    stored = tmp_path / "1" / "kept" / "tokenizer.json"
     again = opened(tmp_path / "2", 300, **data)
     assert ids(first) == ids(again)
-    assert kept.read_bytes() == (tmp_path / "2" / "kept" / "tokenizer.json").read_bytes()
-    loaded = tokenizers.Tokenizer.from_file(str(kept))
+    assert stored.read_bytes() == (tmp_path / "2" / "kept" / "tokenizer.json").read_bytes()
+    loaded = tokenizers.Tokenizer.from_file(str(stored))
     assert loaded.get_vocab_size() <= 300
     end = loaded.token_to_id("<|endoftext|>")
-    found = ids(first)
-    assert found.count(end) == 3, "text that spells the special token is text"
-    assert len(found) < len(text.encode()) * 3 / 2, "pairs were merged"
-    once = found[: found.index(end)]
+    result = ids(first)
+    assert result.count(end) == 3, "text that spells the special token is text"
+    assert len(result) < len(text.encode()) * 3 / 2, "pairs were merged"
+    once = result[: result.index(end)]
     assert loaded.decode(once) == text
     assert documents(first)[: len(once) + 2] == [0] * len(once) + [1, 1]
 
@@ -105,8 +105,8 @@ def test_token_files_name_their_tokenizer(tmp_path: Path) -> None:
     path = words(tmp_path / "tokenizer.json", {"a": 0, "b": 1, "<unk>": 2})
     opened(tmp_path, path=str(tmp_path / "a.jsonl"), format="jsonl", tokenizer=str(path))
     [shard] = (tmp_path / "cache").glob("*.bin")
-    told = {"path": str(shard), "format": "tokens"}
-    assert ids(opened(tmp_path, **told, tokenizer=str(path))) == [0, 1]
+    reported = {"path": str(shard), "format": "tokens"}
+    assert ids(opened(tmp_path, **reported, tokenizer=str(path))) == [0, 1]
     other = words(tmp_path / "other.json", {"b": 0, "a": 1, "<unk>": 2})
     with pytest.raises(UserError, match="names another tokenizer"):
-        opened(tmp_path, **told, tokenizer=str(other))
+        opened(tmp_path, **reported, tokenizer=str(other))

@@ -1,4 +1,4 @@
-"""What steps tell of themselves: parts of their time, bytes by collective, the pipeline in time,
+"""What steps report: parts of their time, bytes by collective, the pipeline in time,
 profiles on demand.
 """
 
@@ -30,7 +30,7 @@ def predicted(model, plan):
     return answer["collectives"]
 
 
-def told(points, name):
+def reported(points, name):
     return [point["values"][name] for point in points]
 
 
@@ -69,18 +69,18 @@ DATA = [
 
 @pytest.mark.parametrize("plan", DATA, ids=str)
 def test_bytes_are_the_planners(plan, train, tmp_path):
-    found = train(make_spec(MODEL, plan, steps=4), tmp_path)
-    assert_parts_add_up(found.points(0), found.points(1))
+    result = train(make_spec(MODEL, plan, steps=4), tmp_path)
+    assert_parts_add_up(result.points(0), result.points(1))
     message = predicted(MODEL, plan)
     for rank in range(2):
-        values = found.points(rank)[-1]["values"]
-        assert "comm/bytes" not in found.points(rank)[1]["values"]
+        values = result.points(rank)[-1]["values"]
+        assert "comm/bytes" not in result.points(rank)[1]["values"]
         counted = {kind: values.get(f"comm/{kind}", 0) for kind in message}
         numbers = counted["all_reduce_bytes"] - message["all_reduce_bytes"]
         assert 0 < numbers < 200, "the step's sums, which the planner leaves out"
         assert counted == {**message, "all_reduce_bytes": message["all_reduce_bytes"] + numbers}
         assert values["comm/bytes"] == sum(counted.values())
-        assert max(told(found.points(rank), "comm/exposed_s")) > 0
+        assert max(reported(result.points(rank), "comm/exposed_s")) > 0
 
 
 @pytest.mark.parametrize("plan", [{"tp": 2}, {"tp": 2, "sequence_parallel": True}], ids=str)
@@ -89,10 +89,12 @@ def test_bytes_of_a_tensor_parallel_block_are_the_planners(plan, train, tmp_path
     plan = {**plan, "global_batch_size": 2}
     by_depth = []
     for layers in (2, 4):
-        found = train(make_spec({**MODEL, "layers": layers}, plan, steps=4), tmp_path / str(layers))
-        assert_parts_add_up(found.points(0), found.points(1))
+        result = train(
+            make_spec({**MODEL, "layers": layers}, plan, steps=4), tmp_path / str(layers)
+        )
+        assert_parts_add_up(result.points(0), result.points(1))
         by_depth.append(
-            (found.points()[-1]["values"], predicted({**MODEL, "layers": layers}, plan))
+            (result.points()[-1]["values"], predicted({**MODEL, "layers": layers}, plan))
         )
     for kind in ("all_reduce_bytes", "all_gather_bytes", "reduce_scatter_bytes"):
         counted, message = (
@@ -118,17 +120,17 @@ PIPES = [
 def test_the_pipeline_of_a_step_in_time(plan, train, tmp_path):
     count = 4
     model = {**TINY, "layers": 4}
-    found = train(make_spec(model, {"global_batch_size": count, **plan}, steps=4), tmp_path)
-    assert {outcome["class"] for outcome in found.outcomes} == {"ok"}, found.outcomes
-    assert_parts_add_up(found.points(0), found.points(1))
-    bubbles = told(found.points(), "pipeline/bubble_fraction")
-    assert bubbles == told(found.points(1), "pipeline/bubble_fraction") and all(
+    result = train(make_spec(model, {"global_batch_size": count, **plan}, steps=4), tmp_path)
+    assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
+    assert_parts_add_up(result.points(0), result.points(1))
+    bubbles = reported(result.points(), "pipeline/bubble_fraction")
+    assert bubbles == reported(result.points(1), "pipeline/bubble_fraction") and all(
         0 < each < 1 for each in bubbles
     )
     passes = set()
     for rank in range(2):
         [event] = [
-            each["data"] for each in found.events(rank) if each["type"] == "pipeline_timeline"
+            each["data"] for each in result.events(rank) if each["type"] == "pipeline_timeline"
         ]
         assert event["step"] == 2 and event["pp_rank"] == rank
         assert event["bubble_fraction"] == pytest.approx(bubbles[1])
@@ -161,7 +163,7 @@ def test_the_pipeline_of_a_step_in_time(plan, train, tmp_path):
 
 @pytest.mark.parametrize("plan", [{}, {"dp": 2, "zero": 3}, {"pp": 2, "schedule": "zbv"}], ids=str)
 def test_profiles_on_demand(plan, train, tmp_path):
-    """The next step's, of one rank of each pipeline place; training goes on as without."""
+    """The next step's, of one rank of each pipeline place; training is not affected."""
     spec = make_spec({**TINY, "layers": 4}, {"global_batch_size": 4, **plan}, steps=4)
     plain = train(spec, tmp_path / "plain")
     for number, (action, event_type) in enumerate(
@@ -170,11 +172,11 @@ def test_profiles_on_demand(plan, train, tmp_path):
         folder = tmp_path / action
         folder.mkdir()
         (folder / "control.json").write_text(json.dumps({"action": action, "id": number}))
-        found = train(spec, folder)
-        assert {outcome["class"] for outcome in found.outcomes} == {"ok"}, found.outcomes
-        assert found.values("loss") == plain.values("loss")
-        for rank in range(len(found.outcomes)):
-            events = [each["data"] for each in found.events(rank) if each["type"] == event_type]
+        result = train(spec, folder)
+        assert {outcome["class"] for outcome in result.outcomes} == {"ok"}, result.outcomes
+        assert result.values("loss") == plain.values("loss")
+        for rank in range(len(result.outcomes)):
+            events = [each["data"] for each in result.events(rank) if each["type"] == event_type]
             assert len(events) == (rank == 0 or "pp" in plan)
             for data in events:
                 path = folder / f"rank-{rank}" / data["name"]
@@ -190,7 +192,7 @@ def test_profiles_on_demand(plan, train, tmp_path):
                     }
                     assert {"aten::mm", "aten::embedding"} & names
                     continue
-                peak, held = data["peak"]["cpu"], found.points(rank)[-1]["values"]
+                peak, held = data["peak"]["cpu"], result.points(rank)[-1]["values"]
                 assert peak["params"] >= held["memory/params_bytes"] and peak["activations"] > 0
                 assert peak["optimizer"] >= held["memory/optimizer_bytes"] * 0.99
                 modules = json.loads(path.read_text())["modules"]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 T = TypeVar("T")
-CLIENT_CLOSED_REQUEST = 499  # nginx's status; nobody reads it
+CLIENT_CLOSED_REQUEST = 499  # nginx's status; no client reads it
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:

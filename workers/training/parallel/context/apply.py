@@ -99,7 +99,7 @@ def _drop_in_full_sequence(
     positions = [rank_positions(length, axis, chosen_BSK.device, rank) for rank in range(axis.size)]
     full_BSK = torch.empty_like(torch.cat(parts, dim=1))
     full_BSK[:, torch.cat(positions)] = torch.cat(parts, dim=1)
-    kept_BSK = drop_beyond_capacity(
+    within_capacity_BSK = drop_beyond_capacity(
         full_BSK, experts=experts, capacity=capacity, documents=documents
     )
-    return kept_BSK[:, positions[axis.rank]]
+    return within_capacity_BSK[:, positions[axis.rank]]

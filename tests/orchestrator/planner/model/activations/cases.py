@@ -84,7 +84,7 @@ class Case:
         return ("none", "products", "full") if self.engine else ("none", "core", "products", "full")
 
     def predicted(self, recompute: str) -> float:
-        """The planner's bytes for one layer; `recompute` as measured: none, core, products, full."""
+        """The planner's bytes for one layer; `recompute`: none, core, products or full."""
         selective = (
             recompute
             if recompute in ("core", "products")

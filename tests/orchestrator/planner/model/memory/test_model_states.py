@@ -252,7 +252,7 @@ def test_tensor_parallel_shards_of_four_ranks():
     "plan", [{"tp": 4, "dp": 2}, {"tp": 4, "dp": 2, "zero": 3}, {"tp": 2, "dp": 4, "zero": 3}]
 )
 def test_key_value_heads_fewer_than_tensor_ranks(plan):
-    """The engine keeps the weights of all of them on every rank; others a copy of the rank's own."""
+    """The engine stores all of them on every rank; other frameworks copy the rank's own."""
     given = {**ODD, "heads": 4, "kv_heads": 2, "head_dim": 18, "qk_norm": False, "ffn": 84}
     run = accept(make_spec(given, {**plan, "global_batch_size": 8}, steps=1))
     worst = max(rank["parameter_bytes"] for rank in describe_fake_ranks(run, 8)["ranks"])

@@ -1,4 +1,4 @@
-"""Parameters of each pipeline rank sum to the model for every preset, without copies and padding."""
+"""Parameters of pipeline ranks sum to the model for every preset, without copies and padding."""
 
 from __future__ import annotations
 

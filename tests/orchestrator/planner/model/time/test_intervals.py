@@ -68,7 +68,7 @@ def test_they_widen_away_from_the_runs_and_say_so():
 
 
 def test_without_runs_a_known_pair_is_trusted_more():
-    """Profiles that rest on published runs against a device and framework that none are known of."""
+    """A profile from published runs has narrower intervals than one without runs."""
 
     def span(device: str, using: str) -> float:
         low, high, _ = interval(

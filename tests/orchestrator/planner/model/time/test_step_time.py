@@ -157,7 +157,7 @@ def test_deepseek_v3_on_2048_h800():
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULE))
 def test_bubbles_are_the_simulators(schedule):
-    """Uneven stages (table, head), hops, recomputation; makespan within 6% of the event simulator."""
+    """Uneven stages, hops, recomputation: makespan within 6% of the event simulator."""
     draw, request_list = random.Random(4), []
     virtual = 2 if schedule in ("zbv", "dualpipev", "interleaved_1f1b", "zb1p") else 1
     for _ in range(12):

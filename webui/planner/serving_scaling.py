@@ -261,7 +261,9 @@ def _context(
             choices = [each for each in choices if each[0] != "own"]
         errors = [item for item in problems if item["field"] == field.name]
         items.append({"field": field, "value": value, "choices": choices, "errors": errors})
-    return {"tab": tab, "fields": items, "problems": problems}
+    labels = {field.name: field.label for field in fields}
+    labelled = [{**item, "label": labels.get(item["field"], "")} for item in problems]
+    return {"tab": tab, "fields": items, "problems": labelled}
 
 
 def _served(answer: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ _PHRASES = re.compile("|".join(PHRASES), re.IGNORECASE | re.MULTILINE)
 _QUOTING = {"tests/house/vocabulary.py", "tests/house/test_vocabulary.py", "CHANGELOG.md"}
 # a line with this note, and the line after it, may use a word: it names data that the release wrote
 _OLD_DATA = "version 0.1"
-_TORCH_NAMES = {"found_inf", "NOT_FOUND"}  # names of torch and HTTP
+_TORCH_NAMES = {"found_inf", "not_found"}  # names of torch and HTTP
 
 
 def tracked(*endings: str) -> list[Path]:

@@ -62,9 +62,9 @@ def text_of(page: str) -> str:
 
 
 def sentence(page: str) -> str:
-    found = re.search(r'<p class="sentence">(.*?)</p>', page, re.DOTALL)
-    assert found
-    return text_of(found[1])
+    result = re.search(r'<p class="sentence">(.*?)</p>', page, re.DOTALL)
+    assert result
+    return text_of(result[1])
 
 
 def keys_of(page: str) -> list[str]:
@@ -94,10 +94,10 @@ def test_page_without_query_shows_results(client: Client) -> None:
 
 
 def test_page_matches_the_planner_api(client: Client) -> None:
-    found, page = search(), get(client)
-    best = found["plans"][0]
+    result, page = search(), get(client)
+    best = result["plans"][0]
     assert keys_of(page)[0] == plan_key(best["plan"])
-    assert f"{found['enumerated']:,} valid, {found['fit']:,} fit" in text_of(page)
+    assert f"{result['enumerated']:,} valid, {result['fit']:,} fit" in text_of(page)
     copied = json.loads(
         html.unescape(re.search(r'<pre id="plan-json" hidden>(.*?)</pre>', page, re.DOTALL)[1])
     )  # type: ignore[index]
@@ -393,12 +393,12 @@ def test_saved_plan_is_shared_with_the_team_and_deleted_by_its_owner(
 ) -> None:
     page = get(client, pp="2")
     query = html.unescape(re.search(r'name="query" value="([^"]*)"><button>Save', page)[1])  # type: ignore[index]
-    kept = text_of(
+    stored = text_of(
         client.post(
             "/planner/save/", {"query": query, "name": "two stages"}, follow=True
         ).content.decode()
     )
-    assert "Saved plan two stages" in kept and "1 saved, 1 of them yours" in kept
+    assert "Saved plan two stages" in stored and "1 saved, 1 of them yours" in stored
     mate = factories.client_for(teammate)
     listed = mate.get("/planner/saved/").content.decode()
     link = html.unescape(re.search(r'data-href="([^"]+)"', listed)[1])  # type: ignore[index]

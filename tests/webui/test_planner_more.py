@@ -56,7 +56,7 @@ def test_serving_page(people: factories.People) -> None:
 @pytest.mark.django_db
 def test_scaling_page_forward_and_from_a_budget(people: factories.People) -> None:
     client = factories.client_for(people.owner)
-    asked = {
+    requested = {
         "parameters": "82G",
         "tokens": "150G",
         "device": "a100-80g",
@@ -66,15 +66,15 @@ def test_scaling_page_forward_and_from_a_budget(people: factories.People) -> Non
         "tokens_per_parameter": "20",
         "budget_days": "",
     }
-    page = client.get("/planner/scaling/", asked).content.decode()
+    page = client.get("/planner/scaling/", requested).content.decode()
     assert "82G parameters on 150G tokens train in 7.1 days on 1,024 a100-80g" in sentence(page)
     assert "k · N · D" in page
     back = client.get(
-        "/planner/scaling/", {**asked, "parameters": "", "tokens": "", "budget_days": "30"}
+        "/planner/scaling/", {**requested, "parameters": "", "tokens": "", "budget_days": "30"}
     )
     assert "30 days of 1,024 a100-80g train" in sentence(back.content.decode())
     empty = client.get(
-        "/planner/scaling/", {**asked, "parameters": "", "tokens": ""}
+        "/planner/scaling/", {**requested, "parameters": "", "tokens": ""}
     ).content.decode()
     assert "Fix these inputs" in empty
     assert client.get("/planner/scaling/").status_code == 200
@@ -127,12 +127,12 @@ def test_run_that_does_not_fit_requires_force(people: factories.People) -> None:
 
 def measured(run: Run, **factors: float) -> None:
     """Logs forty steps that are the prediction times a factor."""
-    said, steps = run.prediction, list(range(1, 41))
-    largest = said["largest_bytes"]
+    output, steps = run.prediction, list(range(1, 41))
+    largest = output["largest_bytes"]
     values = {
-        "step_time_s": said["step_time_s"],
-        "tokens_per_s": said["tokens_per_s"],
-        "mfu": said["mfu"],
+        "step_time_s": output["step_time_s"],
+        "tokens_per_s": output["tokens_per_s"],
+        "mfu": output["mfu"],
         **{
             f"memory/{part}_bytes": largest[part] for part in ("params", "optimizer", "activations")
         },
@@ -291,6 +291,6 @@ def test_pipeline_draws_every_block() -> None:
     ],
 )
 def test_ticks_are_few_and_on_the_axis(over: Axis, unit: str) -> None:
-    found = ticks(over, unit)
-    assert 1 <= len(found) <= 7 and all(0 <= tick.at <= 100 and tick.label for tick in found)
-    assert len({tick.label for tick in found}) == len(found)
+    result = ticks(over, unit)
+    assert 1 <= len(result) <= 7 and all(0 <= tick.at <= 100 and tick.label for tick in result)
+    assert len({tick.label for tick in result}) == len(result)

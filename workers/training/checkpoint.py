@@ -117,7 +117,7 @@ class Checkpointer:
             pending.result()
 
     def _create_group(self) -> None:
-        """Create a separate group: the writing thread's collectives must not mix with the step's."""
+        """Create a separate group: collectives of the writing thread must not mix with the step."""
         if self._group is None:
             _ensure_group()
             self._group = cached_group(

@@ -282,7 +282,7 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
             ).backward()
             if rule_of is optimizer:
                 assert len(travelled) == (made if offload == "optimizer" else 0), (
-                    "while the backward pass goes on"
+                    "during the backward pass"
                 )
             if not skipped:
                 gradients = [each.grad for each in given.values()]

@@ -146,11 +146,9 @@ class Summary(Contract):
     finishes: dict[str, int] = {}
     last: list[RequestStats] = []
     silent: Count = 0
-    # version 0.1 wrote `stood`
     snapshot: EngineSnapshot | None = Field(
-        # version 0.1 wrote `stood`
         default=None,
-        validation_alias=AliasChoices("snapshot", "stood"),
+        validation_alias=AliasChoices("snapshot", "stood"),  # version 0.1 wrote `stood`
     )
     files: list[ArtifactRef] = []
 

@@ -1,0 +1,1 @@
+"""The planner pages: form, queries, results and their charts."""

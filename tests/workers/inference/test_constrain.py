@@ -98,13 +98,13 @@ def test_a_models_own_tokenizer_joins_bytes_to_tokens():
             "json_schema cannot be met",
         ),
         ({"json_schema": {"type": "tree"}}, "json_schema cannot be met"),
-        ({"json_schema": False}, "json_schema is false; it must be an object"),
+        ({"json_schema": False}, "json_schema is false; it must be a JSON object"),
         ({"json_schema": "{"}, "json_schema is not JSON"),
         ({"regex": "(a"}, "regex cannot be met"),
         ({"regex": "((a?){60}){60}a{60}"}, "regex cannot be met: lexer error"),
-        ({"regex": 7}, "regex is 7; it must be a text"),
+        ({"regex": 7}, "regex is 7; it must be a string"),
         ({"grammar": "start: x"}, "grammar cannot be met"),
-        ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are given"),
+        ({"grammar": "start: /a/", "regex": "a"}, "regex and grammar are both set"),
     ],
 )
 def test_unsatisfiable_constraints_are_reported(form, message):

@@ -20,15 +20,15 @@ from workers.inference.main import main
 
 KILLED = """
 import os, signal, sys
-from workers.inference.generate.answer_file import Answers
+from workers.inference.generate.answer_file import AnswerFile
 from workers.inference.main import main
-real = Answers.give
-def give(self, place, answer):
-    real(self, place, answer)
+real = AnswerFile.write
+def write(self, index, answer):
+    real(self, index, answer)
     if self.done >= 5:
         os.write(self._file, b'{"id": 5, "te')
         os.kill(os.getpid(), signal.SIGKILL)
-Answers.give = give
+AnswerFile.write = write
 main(sys.argv[1:])
 """
 
@@ -324,7 +324,7 @@ def test_wrong_lines_are_reported_and_nothing_is_written(lines, message, room, c
         ({"model": {"path": "nowhere"}}, "nowhere does not exist"),
         ({"speed": 1}, "speed"),
         ({"generate": {"draft": {**BYTES, "vocab": 300}}}, "a draft of the same family"),
-        ({"generate": {"speculate": {}}}, "nothing to draft by"),
+        ({"generate": {"speculate": {}}}, "neither a draft model nor"),
     ],
 )
 def test_wrong_specs_are_reported(fields, message, room, capsys):

@@ -1,0 +1,1 @@
+"""Charts of the planner pages: numbers in, drawable data out."""

@@ -31,6 +31,7 @@ class TrainingRun:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step over all ranks."""
         return self.plan.global_batch_size * self.train.seq_len
 
     def describe(self) -> dict[str, Any]:

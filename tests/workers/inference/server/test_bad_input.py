@@ -148,7 +148,7 @@ def test_guide_that_exceeds_its_limits_ends_only_its_answer(bytewise, monkeypatc
     body = {"prompt": "a", "regex": "[ab]{9}", "max_tokens": 9}
     monkeypatch.setattr(
         "workers.inference.constrain.guide.Guide.advance",
-        lambda self, token: setattr(self, "lost", True),
+        lambda self, token: setattr(self, "failed", True),
     )
     assert send(bytewise, "/v1/completions", body)[0] == 200
     cut = bytewise.http.post("/v1/completions", json=body).json()

@@ -196,7 +196,8 @@ def test_vllm_backend_is_started_watched_and_stopped(start_server, tmp_path, mon
 
     def first_output():  # earlier points may have no output yet
         values = [each["values"] for each in serving.lines("points")]
-        return next((each for each in values if each["inference/new_tokens"]), None)
+        reported = (each for each in values if each["inference/new_tokens"])
+        return next((each for each in reported if "inference/ttft_s" in each), None)
 
     values = serving.until(first_output)
     assert values["inference/new_tokens"] == 3 and values["inference/kv_blocks_used"] == 100

@@ -1,4 +1,4 @@
-"""The documents say what is true: commands exist, files exist, settings are listed."""
+"""Documents are true: the commands, files and settings that they name exist."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("docs", "deploy", "examples", "orchestrator", "webui", "workers", "kernels", "tests")
 PAGES = sorted(
-    [
-        ROOT / "README.md",
-        *ROOT.glob("docs/**/*.md"),
-        *ROOT.glob("deploy/*.md"),
-        *ROOT.glob("orchestrator/*/README.md"),
-    ]
+    [*ROOT.glob("*.md"), *(page for name in FOLDERS for page in (ROOT / name).rglob("*.md"))]
 )
 
 

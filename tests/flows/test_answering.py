@@ -94,7 +94,7 @@ def test_a_model_is_served_while_a_killed_generate_run_completes(
         lambda: orrery.get(f"runs/{served}/requests")["summary"], 60, "the summary is reported"
     )
     assert summary["requests"] >= 2 and summary["finishes"]["length"] >= 2
-    with pytest.raises(openai.ConflictError, match="serves no more"):
+    with pytest.raises(openai.ConflictError, match="no longer serves"):
         client.models.list()
 
     assert orrery.until_state(generated, "finished", "failed") == "finished"
@@ -104,7 +104,7 @@ def test_a_model_is_served_while_a_killed_generate_run_completes(
     # nothing that was answered is answered again
     assert out.read_bytes().startswith(stored[: stored.rfind(b"\n") + 1])
     page = orrery.get(f"runs/{generated}/answers", limit=2)["items"]
-    assert page[1]["asked"] == request[1]["token_ids"] and len(page[1]["token_ids"]) == 120
+    assert page[1]["prompt"] == request[1]["token_ids"] and len(page[1]["token_ids"]) == 120
 
 
 def _models(client: openai.OpenAI) -> list[str]:

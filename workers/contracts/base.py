@@ -55,6 +55,15 @@ class Contract(BaseModel):
         return {"$schema": _SCHEMA_DIALECT, "x-version": CONTRACT_VERSION, **schema}
 
 
+class WireContract(Contract):
+    """Data that only programs of this project exchange; unknown fields are ignored.
+
+    So a newer sender may add fields before its receivers are upgraded.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+
 class Problem(Contract):
     """What is wrong with one field, and a hint what to do."""
 
@@ -144,6 +153,9 @@ def _message_and_hint(
         "less_than_equal": ("le", "at most"),
         "less_than": ("lt", "less than"),
     }
+    if kind == "too_long":
+        most = context.get("max_length")
+        return f"{name} has more than {most} entries", f"at most {most}"
     if kind in bounds:
         key, relation = bounds[kind]
         bound = f"{relation} {context.get(key)}"

@@ -1,4 +1,4 @@
-"""Exact parameter counts and model FLOPs of a ModelSpec.
+"""Exact parameter counts of a ModelSpec.
 
 Does not depend on precision, sharding or time.
 """
@@ -6,7 +6,6 @@ Does not depend on precision, sharding or time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from workers.contracts.specs.model import ModelSpec
 
@@ -46,7 +45,7 @@ def parameter_count(model: ModelSpec) -> ParameterCount:
     """Exact count, vocabulary not padded, without the routers' load-balancing bias (a buffer)."""
     norm = model.hidden * (2 if model.norm == "layernorm" and model.bias == "all" else 1)
     embedding = model.vocab * model.hidden
-    head = 0 if model.tie_embeddings else embedding
+    head = 0 if model.tie_embeddings else model.hidden if model.scalar_head else embedding
     positions = model.max_seq_len * model.hidden if model.position == "learned" else 0
     attention, dense, moe = _attention(model), _mlp(model, model.ffn), model.moe
     router = model.hidden * moe.experts if moe else 0
@@ -78,25 +77,6 @@ def parameter_count(model: ModelSpec) -> ParameterCount:
         shared=shared,
         moe_layers=moe_layers,
         dense_layers=dense_layers,
-    )
-
-
-def flops_per_token(
-    model: ModelSpec, seq_len: int, *, attention: Literal["full", "causal"] = "full"
-) -> float:
-    """Model FLOPs of one training token, forward and backward, nothing recomputed: 6N + 12·L·h·s.
-
-    N is every parameter that a token uses: all of them in a dense model, `active` ones in a mixture
-    of experts; token table and output head each count if they exist (a tied table once); only a
-    learned position table is excluded (nanoGPT's convention; PaLM, arXiv 2204.02311, appendix B). h
-    is the attention width: heads x head_dim, which is `hidden` in most models (MLA: the mean of key
-    and value widths). "full" counts the full s x s square, "causal" half of it. A window does not
-    reduce the count.
-    """
-    count = parameter_count(model)
-    square = 12 * model.layers * attention_width(model) * seq_len
-    return float(
-        6 * (count.active - count.positions) + (square if attention == "full" else square / 2)
     )
 
 

@@ -19,6 +19,8 @@ from workers.contracts.huggingface.families import FAMILIES, UNSUPPORTED, WEIGHT
 from workers.contracts.huggingface.fields import ConfigFields, UnreadableConfig
 from workers.contracts.specs.model import ModelSpec
 
+# how `architectures` of a reward model ends
+CLASSIFIER = "ForSequenceClassification"
 # the longest published config.json is below 100 kB
 MAX_CONFIG_BYTES = 4 * 2**20
 
@@ -60,7 +62,20 @@ def read_config(
     path = fields.text("_name_or_path", "name_or_path", default="")
     own_name = path.rstrip("/").rsplit("/", 1)[-1]
     shape = {"name": (own_name or name or family)[:120], **FAMILIES[family](fields)}
-    return family, _validated(shape, label)
+    return family, _validated({**shape, **_head(config, fields)}, label)
+
+
+def _head(config: Mapping[str, Any], fields: ConfigFields) -> dict[str, Any]:
+    """The fields of a sequence classifier's head. Raises UnreadableConfig for several labels."""
+    listed = config.get("architectures")
+    names = listed if isinstance(listed, list) else []
+    if not any(isinstance(each, str) and each.endswith(CLASSIFIER) for each in names):
+        return {}
+    labels = config.get("id2label")
+    count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
+    if count != 1:
+        raise fields.error("num_labels", f"is {count}", "only a reward model's one can be read")
+    return {"scalar_head": True, "tie_embeddings": False}
 
 
 def read_json_object(path: Path, *, max_bytes: int | None = MAX_CONFIG_BYTES) -> dict[str, Any]:

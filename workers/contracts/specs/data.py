@@ -8,18 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from workers.contracts.base import Contract, Problem, Refused, problem
 
-Format = Literal["text", "jsonl", "tokens"]
+# formats whose lines are examples of fine-tuning objectives
+ExampleFormat = Literal[
+    "messages", "prompt_completion", "preference", "labelled", "alpaca", "sharegpt"
+]
+EXAMPLE_FORMATS: tuple[ExampleFormat, ...] = get_args(ExampleFormat)
+Format = Literal["text", "jsonl", "tokens"] | ExampleFormat
 # suffixes of a folder's files, by format
 SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": (".txt",),
     "jsonl": (".jsonl",),
     "tokens": (".bin", ".npy"),
+    **dict.fromkeys(EXAMPLE_FORMATS, (".jsonl",)),
 }
 BYTES = 256
 _NAME = r"^[A-Za-z0-9_.-]{1,60}$"
@@ -151,9 +157,17 @@ class DataSpec(Contract):
 
 
 def data_problems(
-    data: DataSpec, *, vocab: int, field: str = "data", training: DataSpec | None = None
+    data: DataSpec,
+    *,
+    vocab: int,
+    field: str = "data",
+    training: DataSpec | None = None,
+    examples: tuple[ExampleFormat, ...] = (),
 ) -> list[Problem]:
-    """What in `data` does not match a model's vocabulary or, for validation, `training` data."""
+    """What in `data` does not match a model's vocabulary or, for validation, `training` data.
+
+    `examples`: the formats that the run's objective trains on; empty for plain text.
+    """
     problems = []
     if isinstance(data.tokenizer, BpeSpec):
         if data.tokenizer.vocab > vocab:
@@ -177,6 +191,14 @@ def data_problems(
                 problem(f"{field}.tokenizer", message, "leave it out, to use the run's own")
             )
     for place, source in data.parts(field):
+        if examples and source.format not in examples:
+            actual = source.preset or f"format {source.format}"
+            message = f"this objective trains on examples, the data is {actual}"
+            problems.append(problem(f"{place}.format", message, " or ".join(examples)))
+        if source.format in EXAMPLE_FORMATS and not examples:
+            message = f"{source.format} lines are for fine-tuning, this run trains on plain text"
+            hint = 'train.objective "sft", or format jsonl with a field `text` per line'
+            problems.append(problem(f"{place}.format", message, hint))
         if source.document_end is not None and source.document_end >= vocab:
             message = f"token {source.document_end} is outside the model's vocabulary of {vocab}"
             problems.append(problem(f"{place}.document_end", message, f"at most {vocab - 1}"))

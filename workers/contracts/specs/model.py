@@ -168,7 +168,8 @@ class ModelSpec(Contract):
     Bias: "all" adds one to every linear layer of attention and MLP and to LayerNorm, "qkv" to the
     query, key and value projections only, "none" to none; embeddings, output head and router never
     have one. Defaults: `kv_heads` = heads, `head_dim` = hidden / heads. `qk_norm` is an RMSNorm
-    over head_dim on queries and keys (Qwen3).
+    over head_dim on queries and keys (Qwen3). `scalar_head`: the head gives one number per token, a
+    reward model's score, instead of logits.
     """
 
     name: Annotated[str, Field(min_length=1, max_length=120)] = "custom"
@@ -189,6 +190,7 @@ class ModelSpec(Contract):
     qk_norm: bool = False
     window: Positive | None = None
     tie_embeddings: bool = False
+    scalar_head: bool = False
     bias: Annotated[Bias, BeforeValidator(_bias, json_schema_input_type=Bias | bool)] = "none"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     logit_softcap: Annotated[float, Field(gt=0)] | None = None
@@ -225,8 +227,19 @@ class ModelSpec(Contract):
         data.setdefault("kv_heads", 1)
         return data
 
+    def with_scalar_head(self) -> ModelSpec:
+        """The model as a reward model: one number per token in place of logits."""
+        changed = {"scalar_head": True, "tie_embeddings": False, "logit_softcap": None}
+        return self.model_copy(update=changed)
+
     @model_validator(mode="after")
     def _consistent(self) -> ModelSpec:
+        if self.scalar_head and self.tie_embeddings:
+            raise Refused(
+                "a scalar head has no row per token to share with the embedding",
+                "tie_embeddings false",
+                field="scalar_head",
+            )
         if self.heads % self.kv_heads:
             fits = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
             raise Refused(

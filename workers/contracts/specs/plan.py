@@ -109,6 +109,14 @@ class ParallelPlan(Contract):
         return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
 
     @property
+    def fully_shards(self) -> bool:
+        """Whether `fully_shard` holds the weights (ZeRO 2 and 3, offloaded weights).
+
+        Also on a single rank, where it gathers copies of its own weights and sends nothing.
+        """
+        return self.zero >= 2 or self.offloads_weights
+
+    @property
     def stages(self) -> int:
         """Pipeline stages over all devices."""
         return self.pp * self.virtual_stages

@@ -5,6 +5,8 @@ Does not check memory or which data paths an installation allows.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
@@ -12,9 +14,17 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from workers.contracts.base import Contract, Problem, Refused, problem
 from workers.contracts.catalog.devices import check_device
 from workers.contracts.catalog.presets import resolve_model
+from workers.contracts.examples.shapes import FORMATS, needed_shape
 from workers.contracts.specs.data import DataSpec, data_problems
+from workers.contracts.specs.finetuning.freezing import frozen_problems
+from workers.contracts.specs.finetuning.produce import ProduceBody
+from workers.contracts.specs.finetuning.reinforcement import (
+    PROMPT_FORMATS,
+    policy_problems,
+    with_prompts_per_step,
+)
 from workers.contracts.specs.legality import plan_problems, rotary_problems
-from workers.contracts.specs.model import Count, ModelSpec, Positive
+from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positive
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run_bodies import (
     BenchmarkBody,
@@ -27,7 +37,9 @@ from workers.contracts.specs.run_bodies import (
     TrainBody,
 )
 
-Kind = Literal["train", "generate", "serve", "evaluate", "script", "external", "benchmark"]
+Kind = Literal[
+    "train", "generate", "serve", "evaluate", "script", "external", "benchmark", "produce"
+]
 KINDS: tuple[Kind, ...] = (
     "train",
     "generate",
@@ -36,9 +48,11 @@ KINDS: tuple[Kind, ...] = (
     "script",
     "external",
     "benchmark",
+    "produce",
 )
 _NEEDS_BODY = {
     "train": '"train": {"steps": 200, "seq_len": 128}',
+    "produce": '"produce": {"tasks": ["open_qa"], "count": 100, "server": {"url": …, "model": …}}',
     "generate": '"generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}',
 }
 
@@ -46,6 +60,20 @@ Plan = Annotated[
     Annotated[Literal["auto"], Tag("@auto")] | Annotated[ParallelPlan, Tag("@plan")],
     Discriminator(lambda value: "@auto" if isinstance(value, str) else "@plan"),
 ]
+
+
+_IMAGE = re.compile(r"(docker://)?[A-Za-z0-9][A-Za-z0-9._/:@-]{0,254}")
+
+
+def check_image(text: str) -> str:
+    """A reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file."""
+    is_file = text.endswith(".sif") and re.fullmatch(r"/?[A-Za-z0-9][A-Za-z0-9._/@-]{0,500}", text)
+    if not (is_file or _IMAGE.fullmatch(text)) or ".." in text.split("/"):
+        raise Refused(
+            f"{text[:80]!r} is not the name of an image",
+            "a reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file",
+        )
+    return text
 
 
 class Resources(Contract):
@@ -57,6 +85,25 @@ class Resources(Contract):
     max_seconds: Annotated[float, Field(gt=0)] | None = None
     # a training run without progress for so long ends as hang; default: ORRERY_HANG_S
     hang_s: Annotated[float, Field(ge=10)] | None = None
+    # a container image for Docker or Apptainer; a path that ends with .sif for Apptainer alone
+    image: Annotated[str, AfterValidator(check_image)] | None = None
+    # limits of all processes on one node together
+    memory_gb: Annotated[float, Field(gt=0)] | None = None
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    processes: Annotated[int, Field(ge=16)] | None = None
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What a node must support to start the run: images, limits, limits of images."""
+        return needs_of(self.to_dict())
+
+
+def needs_of(resources: Mapping[str, Any]) -> tuple[str, ...]:
+    """`Resources.needs` of stored resources, without reading them as a contract."""
+    images = bool(resources.get("image"))
+    limits = "limits of images" if images else "limits"
+    limited = any(resources.get(name) is not None for name in ("memory_gb", "cpus", "processes"))
+    return ("images",) * images + (limits,) * limited
 
 
 class Retries(Contract):
@@ -88,6 +135,7 @@ class RunSpec(Contract):
     script: ScriptBody | None = None
     benchmark: BenchmarkBody | None = None
     external: ExternalBody | None = None
+    produce: ProduceBody | None = None
     resources: Resources = Resources()
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     retries: Retries = Retries()
@@ -114,7 +162,7 @@ class RunSpec(Contract):
             if kind in _NEEDS_BODY:
                 raise Refused(f"kind {kind} needs a body {kind}", _NEEDS_BODY[kind], field=kind)
             data = {**data, kind: {}}
-        return data
+        return with_prompts_per_step(data)
 
     @property
     def has_explicit_plan(self) -> bool:
@@ -126,12 +174,37 @@ class RunSpec(Contract):
         """Devices of the run; 1 if an automatic plan is not resolved and none are requested."""
         if self.resources.devices is not None:
             return self.resources.devices
-        return self.plan.world_size if isinstance(self.plan, ParallelPlan) else 1
+        if not isinstance(self.plan, ParallelPlan):
+            return 1 + self.rollout_devices
+        return self.plan.world_size + self.rollout_devices
+
+    @property
+    def rollout_devices(self) -> int:
+        """Devices of rollouts besides those of the plan."""
+        policy = None if self.train is None else self.train.policy
+        return 0 if policy is None else policy.rollout.separate_devices
 
     @property
     def shape(self) -> ModelSpec | None:
         """The model's shape; None if it is stored with weights elsewhere."""
-        return resolve_model(self.model)
+        return None if self.shape_source is not None else resolve_model(self.model)
+
+    @property
+    def shape_source(self) -> ModelSource | None:
+        """The weights that give the model's shape: named as model, or the initial ones without a
+        model.
+        """
+        if isinstance(self.model, ModelSource):
+            return self.model
+        train = self.train
+        named = train is None or train.init_from is None or "model" in self.model_fields_set
+        return None if named or train is None else train.init_from
+
+    @property
+    def trained_shape(self) -> ModelSpec | None:
+        """The shape that a training run gives the model: with a scalar head for a reward model."""
+        shape = self.shape
+        return shape if shape is None or self.train is None else self.train.trained_shape(shape)
 
     @property
     def body(self) -> Contract:
@@ -141,6 +214,9 @@ class RunSpec(Contract):
         return body
 
 
+_ON_NODES = ("image", "memory_gb", "cpus", "processes")
+
+
 def spec_problems(spec: RunSpec) -> list[Problem]:
     """Contradictions between valid fields; an empty list means the run may be submitted."""
     problems: list[Problem] = []
@@ -148,7 +224,7 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
     trains = spec.train or spec.benchmark
     seq_len = trains.seq_len if trains else None
     if spec.kind == "external":
-        return problems
+        return [_needless(field) for field in _ON_NODES if getattr(spec.resources, field)]
     if shape is not None and seq_len is not None:
         problems += [
             item.model_copy(update={"field": f"{spec.kind}.{item.field}"})
@@ -160,24 +236,49 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
             problems.append(item.model_copy(update={"field": field}))
         if (
             spec.resources.devices is not None
-            and spec.resources.devices != plan.world_size
+            and spec.resources.devices != plan.world_size + spec.rollout_devices
             and spec.kind != "script"
         ):
+            more = f" and rollouts have {spec.rollout_devices}" if spec.rollout_devices else ""
             problems.append(
                 problem(
                     "resources.devices",
                     f"{spec.resources.devices} devices are requested, the plan's world size is "
                     f"{plan.world_size} "
-                    f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp})",
-                    f"devices {plan.world_size}",
+                    f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp}){more}",
+                    f"devices {plan.world_size + spec.rollout_devices}",
                 )
             )
     if spec.train:
         problems += _train_problems(spec, spec.train)
     if spec.benchmark and spec.shape is not None:
         problems += data_problems(spec.data, vocab=spec.shape.vocab)
-    if spec.script and not spec.script.command:
+    if spec.script:
+        problems += _script_problems(spec.script)
+    return problems
+
+
+def _needless(field: str) -> Problem:
+    return problem(
+        f"resources.{field}",
+        "Orrery does not start an external run, so this has no effect",
+        f"no {field}",
+    )
+
+
+def _script_problems(script: ScriptBody) -> list[Problem]:
+    problems = []
+    if not script.command:
         problems.append(problem("script.command", "there is no program to run", '["train.py"]'))
+    for field, variables in (("env", script.env), ("secrets", script.secrets)):
+        for name, text in variables.items():
+            if not name or len(name) > 200 or "=" in name or "\0" in name + text:
+                message = f"{name[:40]!r} cannot be an environment variable"
+                hint = "a name of 1 to 200 characters without =, and a value without NUL"
+                problems.append(problem(f"script.{field}", message, hint))
+            elif len(text) > 100_000:
+                message = f"the value of {name} has {len(text)} characters"
+                problems.append(problem(f"script.{field}", message, "at most 100,000 characters"))
     return problems
 
 
@@ -223,11 +324,53 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
         problems.append(
             problem("train.samples.prompts", message, "data.tokenizer, or leaving the prompts out")
         )
+    plan = spec.plan if isinstance(spec.plan, ParallelPlan) else None
+    if train.optimizer.paged and spec.resources.device == "cpu":
+        message = "a CPU's optimizer states are in the host's memory already"
+        problems.append(problem("train.optimizer.paged", message, "paged false, or a GPU"))
+    if train.dpo and train.dpo.loss == "kto" and plan and plan.global_batch_size < 2:
+        message = "kto compares each prompt with another one's answer, the batch has one sample"
+        problems.append(problem("plan.global_batch_size", message, "2 or more"))
+    problems += frozen_problems(train, spec.trained_shape, plan)
+    if spec.shape is not None and spec.shape.scalar_head and train.reward is None:
+        message = f"{train.objective} predicts tokens, this head gives one number"
+        problems.append(problem("model.scalar_head", message, "false, or objective reward"))
+    if train.reward is not None and train.samples is not None and train.samples.count:
+        message = "a reward model scores texts and writes none"
+        problems.append(problem("train.samples", message, "leave it out"))
+    if train.policy is not None:
+        problems += policy_problems(train.policy, train.seq_len, plan, hang_s=spec.resources.hang_s)
+    problems += _evaluation_problems(train)
     if spec.shape is not None:
-        problems += data_problems(spec.data, vocab=spec.shape.vocab)
+        shape = needed_shape(train)
+        formats = FORMATS[shape] if shape is not None else ()
+        if train.policy is not None:
+            formats = PROMPT_FORMATS
+        problems += data_problems(spec.data, vocab=spec.shape.vocab, examples=formats)
         if train.eval and train.eval.data:
-            held_out = train.eval.data
             problems += data_problems(
-                held_out, vocab=spec.shape.vocab, field="train.eval.data", training=spec.data
+                train.eval.data,
+                vocab=spec.shape.vocab,
+                field="train.eval.data",
+                training=spec.data,
+                examples=formats,
             )
+    return problems
+
+
+def _evaluation_problems(train: TrainBody) -> list[Problem]:
+    """What the evaluation after training lacks: weights before and after it."""
+    body = train.evaluate
+    if body is None:
+        return []
+    problems = []
+    if train.init_from is None:
+        message = "an evaluation compares with train.init_from, which names no weights"
+        problems.append(problem("train.evaluate", message, "init_from, or no evaluate"))
+    if train.checkpoint is None:
+        message = "an evaluation reads the last checkpoint, the run saves none"
+        problems.append(problem("train.evaluate", message, "train.checkpoint"))
+    if body.baseline is not None:
+        message = "the baseline is train.init_from"
+        problems.append(problem("train.evaluate.baseline", message, "leaving it out"))
     return problems

@@ -9,16 +9,27 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from workers.contracts.base import Contract
+from workers.contracts.base import Contract, Refused
 from workers.contracts.catalog.presets import check_preset
 from workers.contracts.specs.data import DataSpec
+from workers.contracts.specs.finetuning.adapters import AdapterSpec
+from workers.contracts.specs.finetuning.chat_servers import ServerSpec
+from workers.contracts.specs.finetuning.objectives import (
+    BODIES,
+    DistillBody,
+    DpoBody,
+    Objective,
+    RewardBody,
+    SftBody,
+    default_body,
+)
+from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody, PpoBody
 from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positive
 
 Rate = Annotated[float, Field(ge=0)]
 Quantize = Literal["int8", "int4", "fp8"]
 RoundingFormat = Literal["int8", "int4"]  # of quantisation-aware training
 CacheDtype = Literal["int8"]  # of keys and values; default: the weights' dtype
-Objective = Literal["pretrain", "sft", "dpo", "reward", "grpo", "ppo", "distill"]
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
 
 
@@ -76,7 +87,9 @@ class OptimizerSpec(Contract):
     """An update rule; defaults depend on its name (torch.optim's defaults).
 
     `momentum`, `nesterov`, `ns_steps` are for sgd and muon. `scalar_lr` is the AdamW learning rate
-    that muon uses for parameters that are not matrices (default: lr).
+    that muon uses for parameters that are not matrices (default: lr). `lora_plus_ratio` multiplies
+    the rate of the matrices B of low-rank adapters (LoRA+, arXiv 2402.12354). With `paged` states
+    are in a GPU's unified memory, which moves to the host when it is full (QLoRA).
     """
 
     name: OptimizerName = "adamw"
@@ -91,6 +104,8 @@ class OptimizerSpec(Contract):
     nesterov: bool = False
     ns_steps: Positive = 5
     scalar_lr: Rate | None = None
+    lora_plus_ratio: Annotated[float, Field(gt=0)] | None = None
+    paged: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -140,24 +155,50 @@ class SamplesSpec(Contract):
     temperature: Rate = 0.8
 
 
-class AdapterSpec(Contract):
-    """Low-rank adapters (arXiv 2106.09685) on projections, all else frozen, for qlora in 4 bits."""
+class EvaluateBody(Contract):
+    """Metrics over `input` (default: the last tenth of the run's data).
 
-    name: Literal["lora", "qlora"] = "lora"
-    rank: Positive = 16
-    alpha: Annotated[float, Field(gt=0)] = 32.0
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    targets: list[Literal["q", "k", "v", "o", "gate", "up", "down"]] = ["q", "k", "v", "o"]
+    `references` are the expected answers of metrics that compare answers. Likelihoods are computed
+    in windows of `window` tokens (default: the model's context, at most 1,024) with stride `stride`
+    (default: half a window), over at most the first `max_tokens`. Answers are greedy, of at most
+    `max_new_tokens`. With `baseline` both models are evaluated on the same items and compared; the
+    server `judge` then chooses between their answers.
+    """
+
+    input: str | None = None
+    metrics: list[str] = ["loss", "perplexity"]
+    references: str | None = None
+    window: Annotated[int, Field(ge=2)] | None = None
+    stride: Positive | None = None
+    max_tokens: Positive | None = None
+    max_new_tokens: Positive = 64
+    stop: Stops = []
+    quantize: Quantize | None = None
+    baseline: ModelRef | None = None
+    judge: ServerSpec | None = None
 
 
 class TrainBody(Contract):
-    """Training: objective, steps, optimizer, evaluation, checkpoints and initial weights."""
+    """Training: objective, steps, optimizer, evaluation, checkpoints and initial weights.
+
+    The field of the objective's name holds its options. `freeze` lists name patterns (fnmatch) of
+    parameters that are not trained. With `evaluate` a run of kind evaluate follows that compares
+    the last checkpoint with the initial weights. `allow_data_change` continues a checkpoint of
+    other data, which is refused otherwise.
+    """
 
     objective: Objective = "pretrain"
+    sft: SftBody | None = None
+    dpo: DpoBody | None = None
+    reward: RewardBody | None = None
+    distill: DistillBody | None = None
+    grpo: GrpoBody | None = None
+    ppo: PpoBody | None = None
     steps: Positive
     seq_len: Positive
     seed: Count = 0
     eval: EvalSpec | None = None
+    evaluate: EvaluateBody | None = None
     optimizer: OptimizerSpec = OptimizerSpec()
     lr_schedule: LrSchedule = LrSchedule()
     clip_norm: Annotated[float, Field(gt=0)] | None = None
@@ -166,14 +207,91 @@ class TrainBody(Contract):
     samples: SamplesSpec | None = None
     init_from: ModelSource | None = None
     adapter: AdapterSpec | None = None
+    freeze: list[Annotated[str, Field(min_length=1, max_length=200)]] = []
     compile: bool = False
     fused_kernels: bool = True
     quantize_aware: RoundingFormat | None = None
     log_every: Positive = 1
+    allow_data_change: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options(cls, data: Any) -> Any:
+        """Require the objective's own options only; options with defaults may be absent."""
+        if not isinstance(data, dict):
+            return data
+        objective = data.get("objective", "pretrain")
+        for other in BODIES:
+            if other != objective and data.get(other) is not None:
+                raise Refused(
+                    f"objective is {objective} but options of {other} are given",
+                    f"objective {other}, or remove {other}",
+                    field=other,
+                )
+        if data.get(objective) is None:
+            if objective == "distill":
+                raise Refused(
+                    "distillation needs a teacher",
+                    '"distill": {"teacher": {"path": "DIR"}}',
+                    field="distill",
+                )
+            if objective in ("grpo", "ppo"):
+                raise Refused(
+                    "policy optimization needs rewards",
+                    f'"{objective}": {{"rewards": [{{"kind": "exact"}}]}}',
+                    field=str(objective),
+                )
+            if (options := default_body(str(objective))) is not None:
+                data = {**data, objective: options}
+        return data
+
+    @property
+    def policy(self) -> PolicyBody | None:
+        """The options of policy optimization; None for other objectives."""
+        return self.grpo or self.ppo
+
+    @property
+    def compares(self) -> bool:
+        """Whether a second, frozen module runs next to the trained one: a reference or teacher."""
+        return (
+            self.distill is not None
+            or (self.dpo is not None and self.dpo.needs_reference)
+            or (self.policy is not None and self.policy.needs_reference)
+        )
+
+    def trained_shape(self, model: ModelSpec) -> ModelSpec:
+        """The shape of the trained model: of a reward model, `model` with a scalar head."""
+        return model if self.reward is None else model.with_scalar_head()
+
+    @property
+    def pairs(self) -> bool:
+        """Whether a row holds a chosen and a rejected answer."""
+        return self.reward is not None or (self.dpo is not None and self.dpo.loss != "kto")
+
+    @property
+    def reference(self) -> Literal["initial", "adapter_off"] | ModelSource | None:
+        """The frozen model that preferences are compared with; None without one.
+
+        By default the model without its adapter, if it is known, else a copy of its first weights.
+        """
+        options = self.dpo or self.policy
+        if options is None or not options.needs_reference:
+            return None
+        off = self.adapter is not None and self.adapter.is_removable
+        named = None if self.dpo is None else self.dpo.reference
+        return named or ("adapter_off" if off else "initial")
+
+    @property
+    def holds_second(self) -> bool:
+        """Whether a second module with weights of its own runs next to the trained one."""
+        return self.compares and self.reference != "adapter_off"
 
     @property
     def writes(self) -> SamplesSpec | None:
         """The samples to generate, None for none; the default with checkpoints is SamplesSpec()."""
+        # a reward model scores texts instead of writing some; rollouts are samples
+        if self.reward is not None or self.policy is not None:
+            return None
         spec = self.samples or (SamplesSpec() if self.checkpoint else None)
         return spec if spec and spec.count else None
 
@@ -219,12 +337,23 @@ class GenerateBody(Contract):
     kv_cache_dtype: CacheDtype | None = None
 
 
+DEFAULT_ADAPTER_SLOTS, DEFAULT_ADAPTER_RANK = 8, 16
+# names that clients send as `model`
+AdapterName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,199}$")]
+AdapterPath = Annotated[str, Field(min_length=1, max_length=4000)]
+
+
 class ServeBody(Contract):
     """A server of OpenAI's API with `max_seqs` concurrent requests.
 
     `max_waiting` more may wait; further ones get 429. Without `api_key` only the control plane and,
     on a loopback address, this machine have access. From the submit on `api_key` is the hash of the
     key (`api_key_hash.hash_key`), never the key itself.
+
+    `adapters` are LoRA adapters over the model by the names that clients send as `model`, each the
+    path of its folder or of a run's checkpoints. `adapter_slots` of them, of rank `adapter_rank` at
+    most, are in the model's memory at a time (default: 8 if `adapters` names any, else none; rank
+    16, or what the named ones need). With slots, more can be loaded while the server runs.
     """
 
     max_batch_tokens: Positive = 2048
@@ -237,34 +366,45 @@ class ServeBody(Contract):
     speculate: SpeculateSpec | None = None
     api_key: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     backend: Literal["orrery", "vllm"] = "orrery"
+    adapters: Annotated[dict[AdapterName, AdapterPath], Field(max_length=1000)] = {}
+    adapter_slots: Annotated[int, Field(ge=0, le=256)] | None = None
+    adapter_rank: Annotated[int, Field(ge=1, le=512)] | None = None
 
+    @model_validator(mode="after")
+    def _holds_adapters(self) -> ServeBody:
+        if self.adapters and self.adapter_slots == 0:
+            raise Refused(
+                "adapters are given but there is no slot for any",
+                "adapter_slots 8, or leave it out",
+                field="adapter_slots",
+            )
+        if self.backend == "vllm" and (self.adapters or self.adapter_slots):
+            raise Refused(
+                "adapters are served by Orrery's own engine only",
+                'backend "orrery"',
+                field="adapters",
+            )
+        return self
 
-class EvaluateBody(Contract):
-    """Metrics over `input` (default: the last tenth of the run's data).
-
-    `references` are the expected answers of metrics that compare answers. Likelihoods are computed
-    in windows of `window` tokens (default: the model's context, at most 1,024) with stride `stride`
-    (default: half a window), over at most the first `max_tokens`. Answers are greedy, of at most
-    `max_new_tokens`.
-    """
-
-    input: str | None = None
-    metrics: list[str] = ["loss", "perplexity"]
-    references: str | None = None
-    window: Annotated[int, Field(ge=2)] | None = None
-    stride: Positive | None = None
-    max_tokens: Positive | None = None
-    max_new_tokens: Positive = 64
-    stop: Stops = []
-    quantize: Quantize | None = None
+    @property
+    def slots(self) -> int:
+        """Adapters in the model's memory at a time."""
+        if self.adapter_slots is not None:
+            return self.adapter_slots
+        return DEFAULT_ADAPTER_SLOTS if self.adapters else 0
 
 
 class ScriptBody(Contract):
-    """A user's torchrun program: `command` follows torchrun's own arguments."""
+    """A user's torchrun program: `command` follows torchrun's own arguments.
+
+    `secrets` are variables whose values are not shown after the submit; the spec then says in
+    which run each is stored, and the owner of that run can submit this text again.
+    """
 
     command: list[str] = []
     workdir: str | None = None
     env: dict[str, str] = {}
+    secrets: dict[str, str] = {}
 
 
 class BenchmarkBody(Contract):

@@ -12,6 +12,7 @@ from typing import Any
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.benchmark import as_training, technique_problems
 from workers.contracts.specs.engine_transforms import Combination, exclusions_of
+from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
@@ -21,6 +22,8 @@ from workers.contracts.specs.weight_rounding import group_for, linear_widths, sh
 ENGINE_RUNS = (
     "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
 )
+# adapters that the sampler of policy optimization adds to the weights
+MERGED_METHODS = ("lora", "rslora")
 # the values that each field of a plan may have; zero, dp and the batch are free
 ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all", "nvme"),
@@ -79,9 +82,11 @@ def _spec(spec: RunSpec) -> Refusals:
         yield from _values(spec.plan)
     yield from _combined(spec)
     if spec.shape is None:
-        message = "model must be a shape; train.init_from loads existing weights"
+        message = "the shape of these weights is not known here"
         yield "existing weights", problem("model", message, "a preset's name")
     yield from _training(spec.train)
+    if spec.train.ppo is not None and not isinstance(spec.plan, str):
+        yield from _value_model(spec.plan, spec.shape, spec.train)
 
 
 def _combined(spec: RunSpec) -> Refusals:
@@ -99,6 +104,11 @@ def _combined(spec: RunSpec) -> Refusals:
             yield row.problem(combination)
     if train.compile:
         yield from _compiled_selective(plan, model)
+    for row in exclusions_of(combination, scope="run", first="reference"):
+        yield row.problem(combination)
+    for first in ("frozen", "adapter", "nf4", "paged", "virtual_embeddings", "prefix"):
+        for row in exclusions_of(combination, scope="run", first=first):
+            yield row.problem(combination)
     for row in exclusions_of(combination, scope="run", first="quantize_aware"):
         # sharded widths are known for a given shape only
         if row.techniques[0] == "quantize_aware" or model is not None:
@@ -210,9 +220,38 @@ def _degree_for_groups(model: ModelSpec, tp: int, group: int) -> int:
 
 
 def _training(train: TrainBody) -> Refusals:
-    if train.objective != "pretrain":
-        message = f"this engine version does not train by {train.objective}"
-        yield train.objective, problem("train.objective", message, "pretrain")
-    if train.adapter is not None:
-        message = "this engine version trains all weights, without adapter"
-        yield "adapters", problem("train.adapter", message, "leave it out")
+    if train.policy is not None:
+        yield from _policy_optimization(train, train.policy)
+
+
+def _value_model(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) -> Refusals:
+    """What a second trained module lacks."""
+    if plan.precision == "fp16":
+        message = "the value model has no loss scale of its own, which fp16 needs"
+        yield "fp16 value model", problem("plan.precision", message, "bf16 or fp32")
+    if plan.offload != "none":
+        message = "gradients and states of the value model are not offloaded"
+        yield "offload", problem("plan.offload", message, "none, with zero 3 or recompute full")
+    if plan.recompute == "auto":
+        message = "recompute auto measures one model, PPO trains two"
+        yield "recompute auto", problem("plan.recompute", message, "full, selective or none")
+    if train.optimizer.paged:
+        message = "states of the value model are not paged"
+        yield "paged", problem("train.optimizer.paged", message, "false")
+    if model is not None and model.moe is not None:
+        message = "the experts of a value model are not balanced"
+        yield "experts", problem("model.moe", message, "a dense model, or objective grpo")
+
+
+def _policy_optimization(train: TrainBody, policy: PolicyBody) -> Refusals:
+    if train.eval is not None:
+        message = "held-out prompts are not evaluated during policy optimization"
+        yield "eval", problem("train.eval", message, "a run of kind evaluate afterwards")
+    adapter = train.adapter
+    if adapter is not None and (adapter.method not in MERGED_METHODS or adapter.storage):
+        message = (
+            f"the sampler needs merged weights, which {adapter.method} does not have"
+            if not adapter.storage
+            else "the sampler does not compute with weights in 4 bits"
+        )
+        yield "adapter", problem("train.adapter", message, " or ".join(MERGED_METHODS))

@@ -201,11 +201,11 @@ def _split(text: str | bytes) -> tuple[str, str]:
 def _parse(payload: str) -> dict[str, Any]:
     try:
         content = json.loads(payload)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter for thousands of nested brackets
         raise EnvelopeError("malformed", "The envelope does not contain JSON.") from None
     if (
         not isinstance(content, dict)
-        or set(content) != _FIELDS
+        or not content.keys() >= _FIELDS
         or not isinstance(content["body"], dict)
     ):
         raise EnvelopeError(

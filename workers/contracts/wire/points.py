@@ -7,21 +7,99 @@ Python's json writes are accepted as well. Does not depend on storage or envelop
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WithJsonSchema,
+    WrapValidator,
+    model_validator,
+)
 
-from workers.contracts.base import Contract, Refused
+from workers.contracts.base import Contract, Refused, WireContract
 from workers.contracts.specs.model import Count
 
-# Unix seconds
-Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Unix seconds, up to the end of year 9999
+Time = Annotated[float, Field(ge=0, le=253_402_300_799, allow_inf_nan=False)]
 RunId = Annotated[str, Field(min_length=1, max_length=64, coerce_numbers_to_str=True)]
+
+MAX_NAMES_PER_POINT: Final = 1000
+MAX_NAMES_PER_RUN: Final = 20_000
+MAX_DEPTH: Final = 50  # of nested objects and lists in an event's data
+MAX_EVENT_BYTES: Final = 1_000_000  # of an event's data as JSON
+_NOT_FINITE: Final = {
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "-Infinity": float("-inf"),
+}
+
+
+def _named_number(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """A number, or the name of one that is not finite; texts such as "1" and booleans are not."""
+    if isinstance(value, str) and value in _NOT_FINITE:
+        return _NOT_FINITE[value]
+    return handler(value)
+
+
 Number = Annotated[
     float,
+    Field(strict=True, allow_inf_nan=True),
+    WrapValidator(_named_number),
     WithJsonSchema({"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}),
 ]
+_SLOW_COLUMN: TypeAdapter[list[float | None]] = TypeAdapter(list[Number | None])
+
+
+def _column(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    """A column in native code, or entry by entry if it names numbers that are not finite."""
+    try:
+        return handler(value)
+    except ValidationError:
+        if isinstance(value, list) and any(isinstance(entry, str) for entry in value):
+            return _SLOW_COLUMN.validate_python(value)
+        raise
+
+
+Column = Annotated[
+    list[Annotated[float, Field(strict=True, allow_inf_nan=True)] | None],
+    WrapValidator(_column),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "items": {
+                "anyOf": [
+                    {"type": "number"},
+                    {"enum": ["NaN", "Infinity", "-Infinity"]},
+                    {"type": "null"},
+                ]
+            },
+        }
+    ),
+]
 MetricName = Annotated[str, Field(min_length=1, max_length=120)]
+
+
+def depth(data: Any) -> int:
+    """Levels of nested objects and lists; 0 for a plain value. Does not recurse."""
+    levels, level = 0, [data]
+    while level := [item for item in level if isinstance(item, (dict, list))]:
+        levels += 1
+        level = [
+            inner for item in level for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return levels
+
+
+def _shallow(data: dict[str, Any]) -> dict[str, Any]:
+    if depth(data) > MAX_DEPTH:
+        raise Refused(f"the data is nested more than {MAX_DEPTH} levels deep", "flatter data")
+    return data
+
 
 _LOOSE = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
 
@@ -41,7 +119,7 @@ class Point(Contract):
     step: Count
     tokens: Count
     time: Time
-    values: dict[MetricName, Number]
+    values: Annotated[dict[MetricName, Number], Field(max_length=MAX_NAMES_PER_POINT)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -62,14 +140,20 @@ class RunEvent(Contract):
     seq: Count
     time: Time
     type: Annotated[str, Field(min_length=1, max_length=60)]
-    data: dict[str, Any] = {}
+    data: Annotated[dict[str, Any], AfterValidator(_shallow)] = {}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         return {**vars(self), "data": plain(self.data)}
 
 
-class PointBatch(Contract):
+class ReportedEvent(RunEvent):
+    """An event on the wire: unknown fields are ignored."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="ignore")
+
+
+class PointBatch(WireContract):
     """Points of one rank in columns: `values[name][i]` belongs to `seq[i]`, null if it is missing.
 
     Columns are validated as lists in native code, without building Points.
@@ -85,7 +169,7 @@ class PointBatch(Contract):
     step: list[Count]
     tokens: list[Count]
     time: list[Time]
-    values: dict[MetricName, list[Number | None]]
+    values: Annotated[dict[MetricName, Column], Field(max_length=MAX_NAMES_PER_RUN)]
 
     @model_validator(mode="after")
     def _rectangular(self) -> PointBatch:

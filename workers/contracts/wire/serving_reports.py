@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Field
 
-from workers.contracts.base import Contract
+from workers.contracts.base import WireContract
 from workers.contracts.specs.model import Count, Positive
 
 SERVING = "serving"  # event: the server listens
@@ -19,6 +19,8 @@ SERVED = "served"  # event: the end of a serve run, with its Summary
 GENERATED = "generated"  # event: a generate run has answered its lines
 EVALUATED = "evaluated"  # event: an evaluate run's results
 QUANTIZED = "quantized"  # event: weights were quantised, with the change in perplexity
+# load and unload adapters, of the server and of the proxy, as in vLLM
+LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
 # of the first of several replicas: the others post their ReplicaStats when they end
 REPLICA_STATS_PATH = "/internal/replica-stats"
@@ -37,7 +39,7 @@ def serve_key(fence: str) -> str:
     return hashlib.sha256(f"serve {fence}".encode()).hexdigest()
 
 
-class Serving(Contract):
+class Serving(WireContract):
     """The data of a `serving` event.
 
     Requests with `serve_key(fence)` in KEY_HEADER go to `http://{host}:{port}`.
@@ -48,12 +50,13 @@ class Serving(Contract):
     model: str
     context: Positive
     chat: bool = False
+    pooling: bool = False  # a reward model: it scores texts and writes none
     block_size: Positive = 16
     blocks: Positive = 1
     backend: str = "orrery"
 
 
-class RequestStats(Contract):
+class RequestStats(WireContract):
     """One request, active or finished.
 
     Times are seconds since the server's start, null until they occur.
@@ -68,16 +71,34 @@ class RequestStats(Contract):
     prompt_tokens: Count
     shared_tokens: Count = 0
     new_tokens: Count = 0
-    max_new_tokens: Positive
+    max_new_tokens: Count
     blocks: Count = 0
     preemptions: Count = 0
     priority: int = 0
     accepted: Count = 0
     drafted: Count = 0
+    adapter: str | None = None
     finish: FinishReason | None = None
 
 
-class EngineState(Contract):
+class ServedAdapter(WireContract):
+    """An adapter that a server has loaded.
+
+    `slot` is its place in the model's memory, null while it is on disk or in host memory; `active`
+    and `requests` count its unfinished requests and all of them. `quantized` is how its base was
+    stored while it was trained, if in 4 bits.
+    """
+
+    name: str
+    path: str
+    rank: Positive
+    slot: Count | None = None
+    active: Count = 0
+    requests: Count = 0
+    quantized: str | None = None
+
+
+class EngineState(WireContract):
     """The engine's current state.
 
     `map` has one letter per block: `.` free, `k` free but cached by its hash, `1` used once, `s`
@@ -94,16 +115,18 @@ class EngineState(Contract):
     requests: list[RequestStats] = []
     ended: Count = 0
     draining: bool = False
+    adapters: list[ServedAdapter] = []
+    adapter_slots: Count = 0
 
 
-class EngineSnapshot(Contract):
+class EngineSnapshot(WireContract):
     """The engine's state at a time (Unix seconds), as a server last wrote it to ENGINE_SNAPSHOT."""
 
     time: float
     state: EngineState
 
 
-class ArtifactRef(Contract):
+class ArtifactRef(WireContract):
     """A file that a run produced; it becomes an artifact of the run."""
 
     name: str
@@ -111,7 +134,7 @@ class ArtifactRef(Contract):
     bytes: Count = 0
 
 
-class ReplicaStats(Contract):
+class ReplicaStats(WireContract):
     """Requests of the replica that `rank` leads, sent when it ends, `seconds` after its start.
 
     The newest latencies, and the last requests with times since its own start.
@@ -128,7 +151,7 @@ class ReplicaStats(Contract):
     last: list[RequestStats] = []
 
 
-class Summary(Contract):
+class Summary(WireContract):
     """Totals and percentiles of all finished requests at the end of a run; null without requests.
 
     They cover all replicas except the `silent` ones, which disconnected and whose folders are on
@@ -153,11 +176,43 @@ class Summary(Contract):
     files: list[ArtifactRef] = []
 
 
-class Evaluated(Contract):
+class ComparedMetric(WireContract):
+    """A metric of a model and of its baseline on the same items.
+
+    `low` and `high` bound `after - before` with 95% confidence; null if the metric has no interval.
+    `p` is the two-sided p-value that both are equal. `verdict` is same if that cannot be excluded
+    at 5%.
+    """
+
+    name: str
+    before: float
+    after: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    verdict: Literal["better", "worse", "same"] = "same"
+
+
+class Wins(WireContract):
+    """Judgements of answers with and without training.
+
+    `rate` is the share of wins, a tie counting half, with its 95% interval.
+    """
+
+    wins: Count = 0
+    losses: Count = 0
+    ties: Count = 0
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.5
+    low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    high: Annotated[float, Field(ge=0, le=1)] = 1.0
+
+
+class Evaluated(WireContract):
     """The data of an `evaluated` event, and results.json.
 
     Losses are means over tokens, in nats; shares are 0 to 1. `lines` are documents, windows of a
-    text, or questions, one per line of results.jsonl.
+    text, or questions, one per line of results.jsonl. `intervals` are 95% confidence intervals by
+    metric. With a `baseline`, `before` and `before_intervals` are its results on the same items.
     """
 
     metrics: dict[str, float]
@@ -169,10 +224,16 @@ class Evaluated(Contract):
     input: str | None = None
     window: Count = 0
     stride: Count = 0
+    intervals: dict[str, tuple[float, float]] = {}
+    baseline: str | None = None
+    before: dict[str, float] = {}
+    before_intervals: dict[str, tuple[float, float]] = {}
+    compared: list[ComparedMetric] = []
+    judged: Wins | None = None
     files: list[ArtifactRef] = []
 
 
-class Quantized(Contract):
+class Quantized(WireContract):
     """The data of a `quantized` event, and the head of report.json.
 
     Both perplexities are of the same held-out text.

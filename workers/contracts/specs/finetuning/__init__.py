@@ -1,0 +1,1 @@
+"""Options of fine-tuning: objectives and adapters of a training body."""

@@ -1,0 +1,1 @@
+"""Connections to the broker: TLS, and the users of nodes."""

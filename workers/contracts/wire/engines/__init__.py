@@ -1,0 +1,1 @@
+"""Messages of supervisors that other engines start."""

@@ -1,0 +1,1 @@
+"""Messages about the upkeep of nodes: probes before attempts, deletion of what runs left."""

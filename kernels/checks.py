@@ -144,6 +144,11 @@ def integer(
         raise ValueError(f"{name} is {value}; it must be {bounds}.")
 
 
+def needs_grad(*tensors: torch.Tensor | None) -> bool:
+    """Whether a gradient is recorded for any of the tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def boolean(name: str, value: object) -> None:
     """The value must be True or False."""
     if not isinstance(value, bool):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kernels import tuning
+from kernels.runtime import INTERPRET
 
 KNOWN_BACKENDS = ("own", "torch", "reference", "cudnn", "flash", "efficient", "math", "compiled")
 """Every backend that an operation may offer; other forced names raise ValueError."""
@@ -23,7 +24,7 @@ MAX_RECORDS = 1024
 """Distinct (operation, facts, backend) records; later ones are counted together under facts {}."""
 
 MAX_CACHED = 4096
-"""Cached choices by exact call key; further kinds of calls are checked and chosen each time."""
+"""Cached choices by exact call key; all are dropped when there are more."""
 
 
 class BackendUnavailable(RuntimeError):
@@ -137,16 +138,19 @@ def cache_choice(key: tuple[object, ...] | None, value: Any) -> None:
 
     `key` contains everything that checks and choice depend on; None caches nothing.
     """
-    if key is not None and len(_cached) < MAX_CACHED:
+    if key is not None:
+        if len(_cached) >= MAX_CACHED:
+            _cached.clear()
         _cached[key] = value, _latest.record
 
 
-def cpu_call_key(
-    op: str, tensors: Sequence[torch.Tensor | None], *options: object
+def call_key(
+    op: str, tensors: Sequence[torch.Tensor | None], *options: object, strides: bool = False
 ) -> tuple[object, ...] | None:
-    """Cache key of a call on CPU tensors whose strides do not matter; None for any other call.
+    """Cache key of a call: all that checks and choice may depend on; None if it cannot be cached.
 
-    Costs 2 us. Checking and choosing again costs 10 to 40 us; torch's smallest operators take 3 us.
+    Strides of CPU tensors matter only if kernels are interpreted, or with `strides`. Costs 2 to
+    5 us. Checking and choosing again costs 10 to 100 us; torch's smallest operators take 3 us.
     """
     if torch.compiler.is_compiling():
         return None
@@ -154,8 +158,12 @@ def cpu_call_key(
     for x in tensors:
         if x is None:
             key.append(None)
-        elif isinstance(x, torch.Tensor) and x.is_cpu:
-            key += (x.shape, x.dtype, x.layout, x.requires_grad)
+        elif not isinstance(x, torch.Tensor):
+            return None
+        elif x.is_cpu and not INTERPRET and not strides:
+            key += (x.shape, x.dtype, x.layout, x.requires_grad, type(x))
+        elif x.layout is torch.strided:
+            key += (x.shape, x.dtype, x.stride(), x.device, x.requires_grad, type(x))
         else:
             return None
     for option in options:

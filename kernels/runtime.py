@@ -117,6 +117,14 @@ def shared_memory_limit(arch: str) -> int:
     return _SHARED_MEMORY_BYTES.get(arch, min(_SHARED_MEMORY_BYTES.values()))
 
 
+def is_capturing(location: torch.Tensor | torch.device) -> bool:
+    """Whether a CUDA graph is being captured on this device: values cannot be read then, and copies
+    run at replays only.
+    """
+    device = location.device if isinstance(location, torch.Tensor) else location
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def device_guard(tensor: torch.Tensor) -> AbstractContextManager[object]:
     """Makes the tensor's device current for a launch; Triton launches on the current device
     only.

@@ -184,8 +184,8 @@ def _candidates(
 ) -> list[Candidate]:
     """The default order if nothing was measured (README: published figures of H100).
 
-    cuDNN leads if it can run. Own kernels lead otherwise if FlashAttention-2 is known to be slower:
-    windows, packed sequences, forward only. FlashAttention-2's backward leads in training.
+    cuDNN leads if it can run. FlashAttention-2 follows in training, where its backward pass is
+    faster; own kernels follow without gradients.
     """
     own_candidate = Candidate("own", autograd.why_not(q, v))
     reference_candidate = Candidate(
@@ -203,10 +203,7 @@ def _candidates(
         for b in ("cudnn", "efficient")
     }
     flash = Candidate("flash", cuda.flash_why_not(q, k, v, spec, wants_lse and grad))
-    if bounds is not None or spec.window or not grad:
-        preferred = [own_candidate, flash]
-    else:
-        preferred = [flash, own_candidate]
+    preferred = [flash, own_candidate] if grad else [own_candidate, flash]
     # Exact fp32 products do not use tensor cores; torch's kernel is tuned for them.
     if q.dtype is torch.float32:
         preferred = [sdpa["efficient"], *preferred]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import checks
+from kernels import checks, runtime
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 NO_WINDOW = 0
@@ -155,7 +155,7 @@ def _check_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _check_bounds(name: str, cu: Tensor, total: int, longest: int) -> None:
-    if cu.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if runtime.is_capturing(cu):
         return
     summary = getattr(cu, _CHECKED, None)
     version = 0 if cu.is_inference() else cu._version

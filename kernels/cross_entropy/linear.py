@@ -18,12 +18,14 @@ from torch.autograd.function import once_differentiable
 from kernels import checks, runtime
 from kernels.cross_entropy.reference import linear_cross_entropy as reference
 from kernels.cross_entropy.row_kernel import VocabularyShard, stats_and_grads
+from kernels.cross_entropy.weight_gradient import add_product, scaled, zeros_for
 from kernels.dispatch import Candidate, choose
 
 REDUCTIONS = ("mean", "sum", "none")
 CHUNK_BYTES = {"cuda": 512 << 20, "cpu": 32 << 20}
-"""Bytes of a chunk's logits. On a GPU, 131,072 rows in bf16 give 2,048 tokens, which fill it and
-round the weight's gradient four times in 8,192; on a CPU a chunk stays near its caches.
+"""Bytes of a chunk's logits. On a GPU, 131,072 rows in bf16 give 2,048 tokens, which fill it; on a
+CPU a chunk stays near its caches. The gradient of 16-bit weights is summed in fp32, which takes 4
+bytes per weight.
 """
 
 
@@ -190,12 +192,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if call.reduction != "none":
                 weights = weights.expand(len(targets))
             _, _, dh, dw = _run_chunks(h, w, targets, call, weights.contiguous(), lse)
-            return dh, dw, None, None
+            return (*_as_operands((dh, dw), (h, w)), None, None)
         saved, ctx.gradients = ctx.gradients, None
+        h, w, *_ = ctx.saved_tensors
         if gradient.is_cuda or float(gradient) != 1.0:  # reading a GPU's value would synchronise
             # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
-            saved = tuple(None if x is None else x.mul_(gradient.to(x.dtype)) for x in saved)
-        return *saved, None, None
+            saved = tuple(None if x is None else scaled(x, gradient) for x in saved)
+        return (*_as_operands(saved, (h, w)), None, None)
+
+
+def _as_operands(
+    gradients: tuple[Tensor | None, ...], operands: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
+    return tuple(
+        None if x is None else x.to(operand.dtype)
+        for x, operand in zip(gradients, operands, strict=True)
+    )
 
 
 def _run_chunks(
@@ -207,7 +219,7 @@ def _run_chunks(
     lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Losses `[N]`, log-sum-exps `[N]` (the given ones if any), and with `weights` the gradients of
-    h and w.
+    h and w, not yet rounded to their dtypes.
     """
     # 500x slower on a CPU
     kind = torch.float32 if h.dtype == torch.float16 and not h.is_cuda else h.dtype
@@ -217,9 +229,7 @@ def _run_chunks(
     losses = torch.zeros(count, dtype=wide, device=h.device)
     lses = torch.zeros(count, dtype=wide, device=h.device) if lse is None else lse
     dh = torch.empty_like(x) if weights is not None and call.needs[0] else None
-    dw = torch.empty_like(y) if weights is not None and call.needs[1] else None
-    if dw is not None and not count:
-        dw.zero_()
+    dw = zeros_for(y) if weights is not None and call.needs[1] else None
     logits = torch.empty(min(call.chunk, count), columns, dtype=kind, device=h.device)
     for first in range(0, count, call.chunk):
         part = slice(first, min(count, first + call.chunk))
@@ -234,18 +244,11 @@ def _run_chunks(
             losses[part], lses[part] = _losses(chunk, targets[part], call, weight)
         if dh is not None:
             torch.mm(chunk, y, out=dh[part])
-        if dw is not None and first:
-            dw.addmm_(chunk.t(), x[part])
-        elif dw is not None:
-            torch.mm(chunk.t(), x[part], out=dw)
+        if dw is not None:
+            add_product(dw, chunk, x[part])
     if dh is not None and call.group is not None:
         dist.all_reduce(dh, group=call.group)
-    return (
-        losses,
-        lses,
-        None if dh is None else dh.to(h.dtype),
-        None if dw is None else dw.to(w.dtype),
-    )
+    return losses, lses, dh, dw
 
 
 def _losses(

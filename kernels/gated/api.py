@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.gated import reference
 from kernels.gated.triton_swiglu import backward, forward
 from kernels.norm.reference import to_fp8
@@ -31,11 +32,37 @@ def swiglu(
     differentiable, and q is computed from y rounded to its dtype. Raises TypeError or ValueError
     before any launch. Source: Shazeer 2020, eq. 6.
     """
-    plain = quant is None and keep is False and backend is None
-    kind = cpu_call_key("swiglu", (gate_up, up)) if plain else None
-    if cached_choice(kind):
+    key = call_key("swiglu", (gate_up, up), quant, keep) if backend is None else None
+    chosen = cached_choice(key)
+    if chosen is None:
+        chosen = _choose(gate_up, up, quant, keep, backend)
+        cache_choice(key, chosen)
+    if chosen != "own":
         gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
-        return torch.nn.functional.silu(gate) * other
+        if quant and not keep:
+            with torch.no_grad():
+                return to_fp8(reference.swiglu(gate, other), quant)
+        if chosen == "torch":
+            return torch.nn.functional.silu(gate) * other
+        y = reference.swiglu(gate, other).to(gate.dtype)
+        return (y, *to_fp8(y.detach(), "1x128")) if keep else y
+    rows, other_rows = as_rows(gate_up), None if up is None else as_rows(up)
+    if checks.needs_grad(gate_up, up):
+        results = cast(list[torch.Tensor], _SwiGlu.apply(rows, other_rows, quant))
+    else:
+        results = forward(*_halves(rows, other_rows), quant, keep or not quant)
+    outputs = tuple(x.view(*gate_up.shape[:-1], x.shape[-1]) for x in results)
+    return outputs if quant else outputs[0]
+
+
+def _choose(
+    gate_up: torch.Tensor,
+    up: torch.Tensor | None,
+    quant: str | None,
+    keep: bool,
+    backend: str | None,
+) -> str:
+    """Checks the arguments; returns the backend."""
     needs_grad = _check(gate_up, up, quant, keep)
     width = gate_up.shape[-1] if up is not None else gate_up.shape[-1] // 2
     own = runtime.why_not(gate_up, up)
@@ -45,7 +72,7 @@ def swiglu(
         own = "Triton supports e4m3 from sm_89 on"
     if own is None and gate_up.numel() == 0:
         own = "gate_up is empty"
-    chosen = choose(
+    return choose(
         "swiglu",
         {"dtype": gate_up.dtype, "n": tuning.round_up(width), "quant": quant, "grad": needs_grad},
         [
@@ -54,25 +81,7 @@ def swiglu(
             Candidate("reference"),
         ],
         backend,
-    )
-    if chosen.backend != "own":
-        gate, other = gate_up.chunk(2, -1) if up is None else (gate_up, up)
-        if quant and not keep:
-            with torch.no_grad():
-                return to_fp8(reference.swiglu(gate, other), quant)
-        if chosen.backend == "torch":
-            cache_choice(kind, True)
-            return torch.nn.functional.silu(gate) * other
-        y = reference.swiglu(gate, other).to(gate.dtype)
-        return (y, *to_fp8(y.detach(), "1x128")) if keep else y
-    shape = (*gate_up.shape[:-1], width)
-    rows, other_rows = as_rows(gate_up), None if up is None else as_rows(up)
-    if needs_grad:
-        results = cast(list[torch.Tensor], _SwiGlu.apply(rows, other_rows, quant))
-    else:
-        results = forward(*_halves(rows, other_rows), quant, keep or not quant)
-    outputs = tuple(x.view(*shape[:-1], x.shape[-1]) for x in results)
-    return outputs if quant else outputs[0]
+    ).backend
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -89,6 +98,7 @@ class _SwiGlu(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gate_up, up = ctx.saved_tensors
         dgate_up = torch.empty_like(gate_up, memory_format=torch.contiguous_format)
@@ -122,9 +132,7 @@ def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, ke
         checks.same_dtype(gate_up=gate_up, up=up)
         checks.same_device(gate_up=gate_up, up=up)
     checks.one_of("quant", quant, (None, "row", "1x128"))
-    needs_grad = torch.is_grad_enabled() and (
-        gate_up.requires_grad or (up is not None and up.requires_grad)
-    )
+    needs_grad = checks.needs_grad(gate_up, up)
     if keep and quant != "1x128":
         raise ValueError(
             f'keep was given with quant {quant!r}; only "1x128" returns y with the codes.'

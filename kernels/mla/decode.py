@@ -16,8 +16,7 @@ from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, choose
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.mla.kernel import mla_decode_kernel
-from kernels.paged_kv.kernel import paged_attention_combine_kernel
-from kernels.paged_kv.launch import choose_splits, combine_parts
+from kernels.mla.splits import choose_splits, combine_parts, mla_decode_combine_kernel
 from kernels.paged_kv.page_plan import PagePlan, plan_pages
 from kernels.paged_kv.reference import paged_attention
 from kernels.paged_kv.torch_gather import gather_attention
@@ -251,7 +250,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
     constants = {"DV": 512, "BLOCK_V": 512, "BLOCK_P": 16}
     kernels.append(
         ShippedKernel(
-            "mla_decode", "combine-512", paged_attention_combine_kernel, signature, constants, 4, 1
+            "mla_decode", "combine-512", mla_decode_combine_kernel, signature, constants, 4, 1
         )
     )
     return kernels

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.norm import reference
 from kernels.norm.layer_backward import backward
 from kernels.norm.layer_forward import forward
@@ -27,9 +28,28 @@ def layer_norm(
     Shapes: x [..., N], w and b [N]; the result has x's shape and dtype, sums are fp32. Raises
     TypeError or ValueError before any launch. Source: Ba et al. 2016, eq. 4.
     """
-    kind = cpu_call_key("layer_norm", (x, w, b), eps) if backend is None else None
-    if cached_choice(kind):
+    key = call_key("layer_norm", (x, w, b), eps) if backend is None else None
+    chosen = cached_choice(key)
+    if chosen is None:
+        chosen = _choose(x, w, b, eps, backend)
+        cache_choice(key, chosen)
+    if chosen == "torch":
         return torch.nn.functional.layer_norm(x, w.shape, w, b, eps)
+    if chosen == "reference":
+        return reference.layer_norm(x, w, b, eps).to(x.dtype)
+    rows = as_rows(x)
+    y = (
+        cast(torch.Tensor, _LayerNorm.apply(rows, w, b, eps))
+        if checks.needs_grad(x, w, b)
+        else forward(rows, w, b, eps, False)[0]
+    )
+    return y.view(x.shape)
+
+
+def _choose(
+    x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None, eps: float, backend: str | None
+) -> str:
+    """Checks the arguments; returns the backend."""
     floats = (*checks.FLOATS, torch.float64)
     checks.dtype_in("x", x, floats)
     if x.dim() < 1:
@@ -41,15 +61,14 @@ def layer_norm(
         checks.shape(name, t, (x.shape[-1],), "(last dimension of x)")
     checks.positive("eps", eps)
     checks.same_device(x=x, **params)
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *params.values()))
     mixed = any(t.dtype != x.dtype for t in params.values())
-    chosen = choose(
+    return choose(
         "layer_norm",
         {
             "dtype": x.dtype,
             "n": tuning.round_up(x.shape[-1]),
             "bias": b is not None,
-            "grad": needs_grad,
+            "grad": checks.needs_grad(x, w, b),
         },
         [
             Candidate("own", runtime.why_not(x, w, b) or _own_why_not(x, params)),
@@ -57,19 +76,7 @@ def layer_norm(
             Candidate("reference"),
         ],
         backend,
-    )
-    if chosen.backend == "torch":
-        cache_choice(kind, True)
-        return torch.nn.functional.layer_norm(x, (x.shape[-1],), w, b, eps)
-    if chosen.backend == "reference":
-        return reference.layer_norm(x, w, b, eps).to(x.dtype)
-    rows = as_rows(x)
-    y = (
-        cast(torch.Tensor, _LayerNorm.apply(rows, w, b, eps))
-        if needs_grad
-        else forward(rows, w, b, eps, False)[0]
-    )
-    return y.view(x.shape)
+    ).backend
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -84,6 +91,7 @@ class _LayerNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, w, b, mean, rstd = ctx.saved_tensors
         need_dw, need_db = ctx.needs_input_grad[1], ctx.needs_input_grad[2]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, cpu_call_key
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.norm import reference
 from kernels.norm.rms_backward import backward
 from kernels.norm.rms_forward import QUANTS, forward
@@ -35,17 +36,42 @@ def rms_norm(
     from y rounded to x's dtype. Raises TypeError or ValueError before any launch. Source: Zhang &
     Sennrich 2019, eq. 4.
     """
-    plain = residual is None and quant is None and keep is False and backend is None
-    kind = cpu_call_key("rms_norm", (x, w), eps) if plain else None
-    if cached_choice(kind):
+    key = call_key("rms_norm", (x, w, residual), eps, quant, keep) if backend is None else None
+    chosen = cached_choice(key)
+    if chosen is None:
+        chosen = _choose(x, w, eps, residual, quant, keep, backend)
+        cache_choice(key, chosen)
+    if chosen == "torch" and residual is None and quant is None:
         return torch.nn.functional.rms_norm(x, w.shape, w, eps)
+    if chosen != "own":
+        return _without_kernel(chosen, x, w, eps, residual, quant, keep)
+    rows = as_rows(x)
+    other = None if residual is None else as_rows(residual)
+    if checks.needs_grad(x, w, residual):
+        results = _RmsNorm.apply(rows, other, w, eps, quant)
+    else:
+        result = forward(rows, w, eps, other, quant, False, keep or not quant)
+        results = (result.y, result.q, result.scale, None if residual is None else result.summed)
+    outputs = tuple(y.view(*x.shape[:-1], y.shape[-1]) for y in results if y is not None)
+    return outputs[0] if len(outputs) == 1 else outputs
+
+
+def _choose(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    quant: str | None,
+    keep: bool,
+    backend: str | None,
+) -> str:
+    """Checks the arguments; returns the backend."""
     needs_grad = _check(x, w, eps, residual, quant, keep)
-    n = x.shape[-1]
-    chosen = choose(
+    return choose(
         "rms_norm",
         {
             "dtype": x.dtype,
-            "n": tuning.round_up(n),
+            "n": tuning.round_up(x.shape[-1]),
             "residual": residual is not None,
             "quant": quant,
             "grad": needs_grad,
@@ -56,31 +82,32 @@ def rms_norm(
             Candidate("reference"),
         ],
         backend,
-    )
-    if chosen.backend != "own":
-        h = x if residual is None else x + residual
-        if quant and not keep:
-            with torch.no_grad():
-                q, scale = reference.to_fp8(reference.rms_norm(h, w, eps), quant)
-            return (q, scale) if residual is None else (q, scale, h)
-        if chosen.backend == "torch":
-            cache_choice(kind, True)
-            y = torch.nn.functional.rms_norm(h, (n,), w, eps)
-        else:
-            y = reference.rms_norm(h, w, eps).to(x.dtype)
-        if quant:
-            q, scale = reference.to_fp8(y.detach(), quant)
-            return (y, q, scale) if residual is None else (y, q, scale, h)
-        return y if residual is None else (y, h)
-    rows = as_rows(x)
-    other = None if residual is None else as_rows(residual)
-    if needs_grad:
-        results = _RmsNorm.apply(rows, other, w, eps, quant)
+    ).backend
+
+
+def _without_kernel(
+    backend: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    eps: float,
+    residual: torch.Tensor | None,
+    quant: str | None,
+    keep: bool,
+) -> Result:
+    """By torch's operator or the reference."""
+    h = x if residual is None else x + residual
+    if quant and not keep:
+        with torch.no_grad():
+            q, scale = reference.to_fp8(reference.rms_norm(h, w, eps), quant)
+        return (q, scale) if residual is None else (q, scale, h)
+    if backend == "torch":
+        y = torch.nn.functional.rms_norm(h, w.shape, w, eps)
     else:
-        result = forward(rows, w, eps, other, quant, False, keep or not quant)
-        results = (result.y, result.q, result.scale, None if residual is None else result.summed)
-    outputs = tuple(y.view(*x.shape[:-1], y.shape[-1]) for y in results if y is not None)
-    return outputs[0] if len(outputs) == 1 else outputs
+        y = reference.rms_norm(h, w, eps).to(x.dtype)
+    if quant:
+        q, scale = reference.to_fp8(y.detach(), quant)
+        return (y, q, scale) if residual is None else (y, q, scale, h)
+    return y if residual is None else (y, h)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -108,6 +135,7 @@ class _RmsNorm(torch.autograd.Function):
         )
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         dy, _, _, ds = grads
         summed, w, rstd = ctx.saved_tensors
@@ -147,7 +175,7 @@ def _check(
     checks.same_device(x=x, w=w, residual=residual)
     checks.one_of("quant", quant, QUANTS)
     inputs = [t for t in (x, w, residual) if t is not None]
-    needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+    needs_grad = checks.needs_grad(*inputs)
     if keep and not quant:
         raise ValueError("keep requires quant; without quant the result is y already.")
     if quant and needs_grad and not keep:

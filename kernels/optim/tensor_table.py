@@ -13,11 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels import runtime
+
 CHUNK = 16384
 """Elements of a program's chunk."""
 
 Row = tuple[torch.Tensor, ...]
-# a CUDA graph reads its tables again in each replay, so these stay allocated
+# a CUDA graph reads its tables and their sources again in each replay, so these stay allocated
 _captured: list[torch.Tensor] = []
 
 
@@ -63,13 +65,16 @@ def to_device(
     """The numbers as a tensor on the device, sent once while they stay the same; never
     synchronises.
     """
-    return _keep_if_captured(_to_device(values, shape, dtype, device))
+    # copies of a capture run at replays only: calls outside must not find them in a cache
+    make = _to_device.__wrapped__ if runtime.is_capturing(device) else _to_device
+    return _keep_if_captured(make(values, shape, dtype, device))
 
 
 def _table(dtypes: tuple[torch.dtype, ...], aligned: bool, rows: list[Row], chunk: int) -> Table:
     device = rows[0][0].device
     addresses = tuple(row[kind].data_ptr() for kind in range(len(dtypes)) for row in rows)
-    chunks = _chunks(tuple(row[0].numel() for row in rows), chunk, device)
+    make = _chunks.__wrapped__ if runtime.is_capturing(device) else _chunks
+    chunks = make(tuple(row[0].numel() for row in rows), chunk, device)
     table = to_device(addresses, (len(dtypes), len(rows)), torch.int64, device)
     numbers, owners, chunk_numbers = (_keep_if_captured(t) for t in chunks)
     return Table(dtypes, aligned, rows, table, numbers, owners, chunk_numbers)
@@ -101,10 +106,13 @@ def _chunks(
 
 
 def _send(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    if device.type != "cuda":
+        return x.to(device)
+    # each replay of a captured copy reads its source again
+    return _keep_if_captured(x.pin_memory(), device).to(device, non_blocking=True)
 
 
-def _keep_if_captured(x: torch.Tensor) -> torch.Tensor:
-    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+def _keep_if_captured(x: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    if runtime.is_capturing(x.device if device is None else device):
         _captured.append(x)
     return x

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.dispatch import Candidate, choose
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.paged_kv.launch import launch
 from kernels.paged_kv.page_plan import PagePlan, plan_pages
 from kernels.paged_kv.reference import paged_attention as reference
 from kernels.paged_kv.torch_gather import gather_attention
 
+MAX_PROGRAMS = 65_536
 QUANTIZED_DTYPES = (torch.int8, torch.float8_e4m3fn)
 
 
@@ -27,7 +28,7 @@ def paged_attention(
     seq_lens: Tensor,
     *,
     scale: float | None = None,
-    num_splits: int | None = None,
+    num_programs: int | None = None,
     window: int | None = None,
     softcap: float = 0.0,
     cu_q: Tensor | None = None,
@@ -46,27 +47,29 @@ def paged_attention(
     `plan_pages`; lengths include this step's tokens, whose keys are already written. A query at
     position i sees keys j <= i, and with a window i - window < j. Sequences of length 0 return
     zeros. scale defaults to D ** -0.5. softcap c > 0: c · tanh(scores / c). scales: for an int8 or
-    e4m3 cache, two `[blocks, block_size, kv_heads]` fp32, as written by `write_kv`. num_splits:
-    splits of a sequence on a GPU, chosen if None. return_lse: also returns the natural log-sum-exp
-    `[…, H]` fp32. plan: from `plan_pages` of the same table and lengths; without it every call
-    checks the addresses, which synchronises with a GPU. Raises ValueError or TypeError.
+    e4m3 cache, two `[blocks, block_size, kv_heads]` fp32, as written by `write_kv`. num_programs:
+    programs that share the work on a GPU, chosen if None. return_lse: also returns the natural
+    log-sum-exp `[…, H]` fp32. plan: from `plan_pages` of the same table and lengths; without it
+    every call checks the addresses, which synchronises with a GPU. Raises ValueError or TypeError.
     """
-    q_THD, plan, scale = _check_tensors(
-        q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan
-    )
-    _check_options(q, k_cache, v_cache, num_splits, window, softcap, scales)
-    facts: dict[str, object] = {
-        "dtype": q.dtype,
-        "cache": k_cache.dtype,
-        "head_dim": q.shape[-1],
-        "group": q_THD.shape[1] // k_cache.shape[2],
-        "queries": "one" if plan.queries == 1 else "several",
-        "device": q.device.type,
-    }
-    lse_only = "does not return the log-sum-exp" if return_lse else None
-    own = runtime.why_not(q) or _kernel_why_not(q, k_cache)
-    candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
-    chosen = choose("paged_attention", facts, candidates, backend).backend
+    key = None
+    if plan is not None and backend is None:
+        tensors = (q, k_cache, v_cache, *(scales or ()))
+        numbers = (plan.queries, plan.tokens, plan.page, plan.blocks, len(plan.lens))
+        options = (scale, num_programs, window, softcap, return_lse, plan.cu is None)
+        key = call_key("paged_attention", tensors, *options, *numbers, strides=True)
+    chosen = cached_choice(key)
+    if chosen is None or plan is None:
+        plan, scale = _check_tensors(
+            q, k_cache, v_cache, block_table, seq_lens, scale, cu_q, max_q, plan
+        )
+        _check_options(q, k_cache, v_cache, num_programs, window, softcap, scales)
+        chosen = _choose(q, k_cache, plan, return_lse, backend)
+        cache_choice(key, chosen)
+    else:
+        plan.check_tensors(block_table, seq_lens, cu_q)
+        scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    q_THD = q.reshape(-1, *q.shape[-2:])
     if chosen == "own":
         out, lse = launch(
             q_THD,
@@ -77,7 +80,8 @@ def paged_attention(
             window=window,
             softcap=softcap,
             scales=scales,
-            num_splits=num_splits,
+            num_programs=num_programs,
+            return_lse=return_lse,
         )
     elif chosen == "torch":
         out = gather_attention(
@@ -93,7 +97,7 @@ def paged_attention(
         )
         return out.view(*q.shape[:-1], v_cache.shape[3])
     else:
-        wide, lse = reference(
+        wide, exact_lse = reference(
             q_THD,
             k_cache,
             v_cache,
@@ -105,9 +109,26 @@ def paged_attention(
             softcap=softcap,
             scales=scales,
         )
-        out, lse = wide.to(q.dtype), lse.float()
+        out, lse = wide.to(q.dtype), exact_lse.float()
     out = out.view(*q.shape[:-1], v_cache.shape[3])
-    return (out, lse.view(q.shape[:-1])) if return_lse else out
+    return (out, lse.view(q.shape[:-1])) if return_lse and lse is not None else out
+
+
+def _choose(
+    q: Tensor, k_cache: Tensor, plan: PagePlan, return_lse: bool, backend: str | None
+) -> str:
+    facts: dict[str, object] = {
+        "dtype": q.dtype,
+        "cache": k_cache.dtype,
+        "head_dim": q.shape[-1],
+        "group": q.shape[-2] // k_cache.shape[2],
+        "queries": "one" if plan.queries == 1 else "several",
+        "device": q.device.type,
+    }
+    lse_only = "does not return the log-sum-exp" if return_lse else None
+    own = runtime.why_not(q) or _kernel_why_not(q, k_cache)
+    candidates = (Candidate("own", own), Candidate("torch", lse_only), Candidate("reference"))
+    return choose("paged_attention", facts, candidates, backend).backend
 
 
 def _kernel_why_not(q: Tensor, k_cache: Tensor) -> str | None:
@@ -132,7 +153,7 @@ def _check_tensors(
     cu_q: Tensor | None,
     max_q: int | None,
     plan: PagePlan | None,
-) -> tuple[Tensor, PagePlan, float]:
+) -> tuple[PagePlan, float]:
     checks.dtype_in("q", q, (*checks.FLOATS, torch.float64))
     checks.dims("q", q, 3, 4)
     checks.dims("k_cache", k_cache, 4)
@@ -174,16 +195,8 @@ def _check_tensors(
             cu_q=cu_q,
             max_q=max_q,
         )
-    elif (
-        plan.table is not block_table
-        or plan.lens is not seq_lens
-        or (cu_q is not None and plan.cu is not cu_q)
-    ):
-        raise ValueError(
-            "plan was made from another block_table, seq_lens or cu_q; call plan_pages again for "
-            "this step."
-        )
     else:
+        plan.check_tensors(block_table, seq_lens, cu_q)
         plan.check_cache(k_cache.shape[0], k_cache.shape[1])
     tokens = q.shape[0] if q.dim() == 3 else q.shape[0] * q.shape[1]
     if plan.cu is None and (
@@ -199,21 +212,22 @@ def _check_tensors(
     if scale is None:
         scale = width**-0.5
     checks.positive("scale", scale)
-    return q.reshape(tokens, heads, width), plan, float(scale)
+    return plan, float(scale)
 
 
 def _check_options(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    num_splits: int | None,
+    num_programs: int | None,
     window: int | None,
     softcap: float,
     scales: tuple[Tensor, Tensor] | None,
 ) -> None:
     checks.window(window)
     checks.softcap(softcap)
-    checks.splits(num_splits)
+    if num_programs is not None:
+        checks.integer("num_programs", num_programs, 1, MAX_PROGRAMS)
     if scales is None:
         checks.same_dtype(q=q, k_cache=k_cache, v_cache=v_cache)
         return

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import checks, runtime
-from kernels.dispatch import Candidate, choose
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.jit import jit, next_power_of_2, tl
 from kernels.paged_kv.api import QUANTIZED_DTYPES
 from kernels.shipped import ShippedKernel
@@ -39,8 +39,34 @@ def write_kv(
     slots and never synchronises with a GPU; a slot beyond the cache then writes wrong memory.
     Raises ValueError or TypeError.
     """
+    key = None
+    if backend is None and not check:
+        tensors = (k, v, k_cache, v_cache, slots, *(scales or ()))
+        key = call_key("write_kv", tensors, strides=True)
+    chosen = cached_choice(key)
+    if chosen is None:
+        chosen = _choose(k, v, k_cache, v_cache, slots, scales, check, backend)
+        cache_choice(key, chosen)
+    k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
+    if chosen == "torch":
+        _write_by_torch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+    elif slots_T.numel():
+        _launch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+
+
+def _choose(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    scales: tuple[Tensor, Tensor] | None,
+    check: bool,
+    backend: str | None,
+) -> str:
+    """Checks the arguments; returns the backend."""
     _check(k, v, k_cache, v_cache, slots, scales)
-    if check and slots.numel() and not (slots.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if check and slots.numel() and not runtime.is_capturing(slots):
         capacity, most = k_cache.shape[0] * k_cache.shape[1], int(slots.max())
         if most >= capacity:
             raise ValueError(
@@ -55,12 +81,7 @@ def write_kv(
     ):
         own = "Triton supports e4m3 from sm_89 on"
     candidates = (Candidate("own", own), Candidate("torch"))
-    chosen = choose("write_kv", facts, candidates, backend).backend
-    k_TGD, v_TGD, slots_T = k.flatten(0, -3), v.flatten(0, -3), slots.flatten()
-    if chosen == "torch":
-        _write_by_torch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
-    elif slots_T.numel():
-        _launch(k_TGD, v_TGD, k_cache, v_cache, slots_T, scales)
+    return choose("write_kv", facts, candidates, backend).backend
 
 
 def quantize_rows(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

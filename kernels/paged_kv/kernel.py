@@ -1,9 +1,9 @@
-"""Split-K paged attention: a program takes query rows of one kv head over one part of a sequence's
-keys.
+"""Paged attention over equal shares of work: a program computes the items of a `WorkTable` in its
+range, of which the first and the last may be parts.
 
 Rows are the query heads that share a kv head times the sequence's query tokens, so keys are read
 once for all of them (Flash-Decoding, crfm.stanford.edu/2023/10/12/flashdecoding.html;
-PagedAttention, arXiv 2309.06180). `paged_attention_combine_kernel` merges the partial results.
+PagedAttention, arXiv 2309.06180). `paged_attention_merge_kernel` merges items in parts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ def paged_attention_kernel(
     V,
     OUT,
     LSE,
+    PARTS,
+    PART_LSES,
+    SEQUENCES,
+    TILES,
+    ENDS,
     TABLE,
     LENS,
     CU,
@@ -40,7 +45,10 @@ def paged_attention_kernel(
     window,
     queries,
     kv_heads,
-    splits,
+    items,
+    min_blocks,
+    capacity,
+    last_block,
     q_t,
     q_h,
     k_b,
@@ -49,10 +57,8 @@ def paged_attention_kernel(
     v_b,
     v_s,
     v_h,
-    o_p,
     o_t,
     o_h,
-    l_p,
     l_t,
     table_b,
     s_b,
@@ -69,155 +75,210 @@ def paged_attention_kernel(
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    RETURN_LSE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """OUT [parts, T, H, Dv] and LSE [parts, T, H] (natural; -inf for a part without keys). scale
-    includes log2(e); if CAPPED, softcap does instead: score = softcap · tanh(scale · q·k), with
-    scale already divided by the cap.
+    """Writes OUT [T, H, Dv] and LSE [T, H] (natural; -inf for a query without keys) of complete
+    items, and PARTS [2 programs, BLOCK_M, BLOCK_V] and PART_LSES [2 programs, BLOCK_M] of parts:
+    part 0 of a program continues an item of its predecessor, part 1 begins one. scale includes
+    log2(e); if CAPPED, softcap does instead: score = softcap · tanh(scale · q·k), with scale
+    already divided by the cap. Lengths above `capacity` and blocks above `last_block` are reduced
+    to them.
     """
-    tiles = tl.cdiv(queries * GROUP, BLOCK_M)
     pid = tl.program_id(0)
-    tile = pid % tiles
-    head = pid // tiles % kv_heads
-    part = pid // (tiles * kv_heads) % splits
-    sequence = pid // (tiles * kv_heads * splits)
-    length = tl.load(LENS + sequence).to(tl.int32)
+    per_head = tl.load(ENDS + items - 1)
+    total = per_head * kv_heads
+    share = tl.maximum(tl.cdiv(total, tl.num_programs(0)), min_blocks)
+    at = pid * share
+    end = tl.minimum(at + share, total)
+    d = tl.arange(0, BLOCK_D)
+    e = tl.arange(0, BLOCK_V)
+    n = tl.arange(0, BLOCK_N)
+    while at < end:
+        head = at // per_head
+        local = at - head * per_head
+        item = 0
+        last = items - 1
+        while item < last:  # the first item that ends above `local`
+            middle = (item + last) // 2
+            if tl.load(ENDS + middle) > local:
+                last = middle
+            else:
+                item = middle + 1
+        item_end = tl.load(ENDS + item)
+        item_start = tl.load(ENDS + item - 1, mask=item > 0, other=0)
+        first_block = local - item_start
+        blocks = tl.minimum(item_end - local, end - at)
+        sequence = tl.load(SEQUENCES + item)
+        tile = tl.load(TILES + item)
+        length = tl.minimum(tl.load(LENS + sequence).to(tl.int32), capacity)
+        if RAGGED:
+            first = tl.load(CU + sequence).to(tl.int32)
+            count = tl.load(CU + sequence + 1).to(tl.int32) - first
+        else:
+            first = sequence * queries
+            count = queries
+
+        row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        query = row // GROUP
+        valid = query < count
+        token = (first + query).to(tl.int64)
+        q_head = head * GROUP + row % GROUP
+        q = tl.load(
+            Q + token[:, None] * q_t + q_head[:, None] * q_h + d[None, :],
+            mask=valid[:, None] & (d < D)[None, :],
+            other=0.0,
+        )
+        position = length - count + query  # of the query among the keys
+        newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
+        high = tl.maximum(length - count + newest + 1, 0)
+        low = 0
+        if WINDOWED:
+            oldest = tile * BLOCK_M // GROUP
+            low = tl.maximum(length - count + oldest - window + 1, 0) // BLOCK_N * BLOCK_N
+        start = low + first_block * BLOCK_N
+        stop = tl.minimum(start + blocks * BLOCK_N, high)
+
+        m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        l = tl.zeros([BLOCK_M], tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+        for begin in range(start, stop, BLOCK_N):
+            key = begin + n
+            inside = key < stop
+            block = tl.load(TABLE + sequence * table_b + key // PAGE, mask=inside, other=0)
+            block = tl.minimum(tl.maximum(block, 0), last_block).to(tl.int64)
+            slot = key % PAGE
+            k = tl.load(
+                K + (block * k_b + slot * k_s)[:, None] + (head * k_h + d)[None, :],
+                mask=inside[:, None] & (d < D)[None, :],
+                other=0.0,
+            )
+            s = dot(
+                q,
+                tl.trans(cast_to_queries(k, q, UPCAST)),
+                tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
+                UPCAST,
+            )
+            if QUANTIZED:
+                at_scale = block * s_b + slot * s_s + head
+                s = s * tl.load(K_SCALES + at_scale, mask=inside, other=0.0)[None, :]
+            s = s * scale
+            if CAPPED:
+                s = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
+            mask = inside[None, :] & (key[None, :] <= position[:, None])
+            if WINDOWED:
+                mask = mask & (key[None, :] > position[:, None] - window)
+            m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
+            v = tl.load(
+                V + (block * v_b + slot * v_s)[:, None] + (head * v_h + e)[None, :],
+                mask=inside[:, None] & (e < DV)[None, :],
+                other=0.0,
+            )
+            if QUANTIZED:
+                p = p * tl.load(V_SCALES + at_scale, mask=inside, other=0.0)[None, :]
+            acc = dot(p.to(q.dtype), cast_to_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
+
+        non_empty = l > 0.0
+        acc = acc * (1.0 / tl.where(non_empty, l, 1.0))[:, None]
+        lse = tl.where(
+            non_empty,
+            (m + tl.log2(tl.where(non_empty, l, 1.0))) * 0.6931471805599453,
+            float("-inf"),
+        )
+        if blocks == item_end - item_start:
+            tl.store(
+                OUT + token[:, None] * o_t + q_head[:, None] * o_h + e[None, :],
+                acc.to(OUT.dtype.element_ty),
+                mask=valid[:, None] & (e < DV)[None, :],
+            )
+            if RETURN_LSE:
+                tl.store(LSE + token * l_t + q_head, lse, mask=valid)
+        else:
+            part = (2 * pid + (first_block == 0).to(tl.int32)).to(tl.int64)
+            r = part * BLOCK_M + tl.arange(0, BLOCK_M)
+            tl.store(PARTS + r[:, None] * BLOCK_V + e[None, :], acc)
+            tl.store(PART_LSES + r, lse)
+        at += blocks
+
+
+@jit
+def paged_attention_merge_kernel(
+    PARTS,
+    PART_LSES,
+    OUT,
+    LSE,
+    SEQUENCES,
+    TILES,
+    ENDS,
+    CU,
+    queries,
+    kv_heads,
+    items,
+    min_blocks,
+    programs,
+    o_t,
+    o_h,
+    l_t,
+    GROUP: tl.constexpr,
+    DV: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    RAGGED: tl.constexpr,
+    RETURN_LSE: tl.constexpr,
+):
+    """One item of one kv head that several of `programs` computed: its parts weighted by their
+    sums. Items that one program computed are complete already.
+    """
+    pid = tl.program_id(0)
+    item = pid % items
+    head = pid // items
+    per_head = tl.load(ENDS + items - 1)
+    share = tl.maximum(tl.cdiv(per_head * kv_heads, programs), min_blocks)
+    start = head * per_head + tl.load(ENDS + item - 1, mask=item > 0, other=0)
+    end = head * per_head + tl.load(ENDS + item)
+    begin = start // share
+    last = (end - 1) // share
+    if (end == start) | (begin >= last):
+        return
+    sequence = tl.load(SEQUENCES + item)
     if RAGGED:
         first = tl.load(CU + sequence).to(tl.int32)
         count = tl.load(CU + sequence + 1).to(tl.int32) - first
     else:
         first = sequence * queries
         count = queries
-    if tile * BLOCK_M >= count * GROUP:
-        return
-
-    row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    i = tl.arange(0, BLOCK_M)
+    e = tl.arange(0, BLOCK_V)
+    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
+    for program in range(begin, last + 1):
+        part = (2 * program + (program == begin)).to(tl.int64)
+        lse = tl.load(PART_LSES + part * BLOCK_M + i)
+        o = tl.load(PARTS + (part * BLOCK_M + i)[:, None] * BLOCK_V + e[None, :])
+        m_new = tl.maximum(m, lse)
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        alpha = tl.exp2((m - base) * 1.4426950408889634)
+        weight = tl.exp2((lse - base) * 1.4426950408889634)
+        acc = acc * alpha[:, None] + o * weight[:, None]
+        l = l * alpha + weight
+        m = m_new
+    non_empty = l > 0.0
+    acc = acc / tl.where(non_empty, l, 1.0)[:, None]
+    row = tl.load(TILES + item) * BLOCK_M + i
     query = row // GROUP
     valid = query < count
     token = (first + query).to(tl.int64)
     q_head = head * GROUP + row % GROUP
-    d = tl.arange(0, BLOCK_D)
-    e = tl.arange(0, BLOCK_V)
-    n = tl.arange(0, BLOCK_N)
-    q = tl.load(
-        Q + token[:, None] * q_t + q_head[:, None] * q_h + d[None, :],
-        mask=valid[:, None] & (d < D)[None, :],
-        other=0.0,
-    )
-    position = length - count + query  # of the query among the keys
-    newest = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, count - 1)
-    high = tl.maximum(length - count + newest + 1, 0)
-    low = 0
-    if WINDOWED:
-        oldest = tile * BLOCK_M // GROUP
-        low = tl.maximum(length - count + oldest - window + 1, 0) // BLOCK_N * BLOCK_N
-    keys_per_part = tl.cdiv(tl.cdiv(high - low, BLOCK_N), splits) * BLOCK_N
-    start = low + part * keys_per_part
-    stop = tl.minimum(start + keys_per_part, high)
-
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
-    for at in range(start, stop, BLOCK_N):
-        key = at + n
-        inside = key < stop
-        block = tl.load(TABLE + sequence * table_b + key // PAGE, mask=inside, other=0).to(tl.int64)
-        slot = key % PAGE
-        k = tl.load(
-            K + (block * k_b + slot * k_s)[:, None] + (head * k_h + d)[None, :],
-            mask=inside[:, None] & (d < D)[None, :],
-            other=0.0,
-        )
-        s = dot(
-            q,
-            tl.trans(cast_to_queries(k, q, UPCAST)),
-            tl.zeros([BLOCK_M, BLOCK_N], tl.float32),
-            UPCAST,
-        )
-        if QUANTIZED:
-            s = (
-                s
-                * tl.load(K_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
-                    None, :
-                ]
-            )
-        s = s * scale
-        if CAPPED:
-            s = softcap * (1.0 - 2.0 / (1.0 + tl.exp2(s)))
-        mask = inside[None, :] & (key[None, :] <= position[:, None])
-        if WINDOWED:
-            mask = mask & (key[None, :] > position[:, None] - window)
-        m, l, alpha, p = softmax_step(m, l, tl.where(mask, s, float("-inf")), 1.0)
-        v = tl.load(
-            V + (block * v_b + slot * v_s)[:, None] + (head * v_h + e)[None, :],
-            mask=inside[:, None] & (e < DV)[None, :],
-            other=0.0,
-        )
-        if QUANTIZED:
-            p = (
-                p
-                * tl.load(V_SCALES + block * s_b + slot * s_s + head, mask=inside, other=0.0)[
-                    None, :
-                ]
-            )
-        acc = dot(p.to(q.dtype), cast_to_queries(v, q, UPCAST), acc * alpha[:, None], UPCAST)
-
-    non_empty = l > 0.0
-    acc = acc * (1.0 / tl.where(non_empty, l, 1.0))[:, None]
-    lse = tl.where(
-        non_empty, (m + tl.log2(tl.where(non_empty, l, 1.0))) * 0.6931471805599453, float("-inf")
-    )
     tl.store(
-        OUT + part.to(tl.int64) * o_p + token[:, None] * o_t + q_head[:, None] * o_h + e[None, :],
+        OUT + token[:, None] * o_t + q_head[:, None] * o_h + e[None, :],
         acc.to(OUT.dtype.element_ty),
         mask=valid[:, None] & (e < DV)[None, :],
     )
-    tl.store(LSE + part.to(tl.int64) * l_p + token * l_t + q_head, lse, mask=valid)
-
-
-@jit
-def paged_attention_combine_kernel(
-    PARTS,
-    LSES,
-    OUT,
-    LSE,
-    heads,
-    splits,
-    p_p,
-    p_t,
-    p_h,
-    l_p,
-    l_t,
-    o_t,
-    o_h,
-    DV: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_P: tl.constexpr,
-):
-    """One query head of one token: its parts weighted by their sums, OUT [T, H, Dv] and LSE
-    [T, H].
-    """
-    pid = tl.program_id(0).to(tl.int64)
-    token = pid // heads
-    head = pid % heads
-    part = tl.arange(0, BLOCK_P).to(tl.int64)  # parts · tokens · heads · columns may exceed 2^31
-    e = tl.arange(0, BLOCK_V)
-    lse = tl.load(LSES + part * l_p + token * l_t + head, mask=part < splits, other=float("-inf"))
-    most = tl.max(lse, 0)
-    base = tl.where(most == float("-inf"), 0.0, most)
-    weight = tl.exp2((lse - base) * 1.4426950408889634)
-    total = tl.sum(weight, 0)
-    non_empty = total > 0.0
-    o = tl.load(
-        PARTS + part[:, None] * p_p + token * p_t + head * p_h + e[None, :],
-        mask=(lse > float("-inf"))[:, None] & (e < DV)[None, :],
-        other=0.0,
-    )
-    o = tl.sum(o * weight[:, None], 0) / tl.where(non_empty, total, 1.0)
-    tl.store(OUT + token * o_t + head * o_h + e, o.to(OUT.dtype.element_ty), mask=e < DV)
-    tl.store(
-        LSE + token * l_t + head,
-        tl.where(
-            non_empty, base + tl.log2(tl.where(non_empty, total, 1.0)) * 0.6931471805599453, most
-        ),
-    )
+    if RETURN_LSE:
+        lse = tl.where(
+            non_empty,
+            m + tl.log2(tl.where(non_empty, l, 1.0)) * 0.6931471805599453,
+            float("-inf"),
+        )
+        tl.store(LSE + token * l_t + q_head, lse, mask=valid)

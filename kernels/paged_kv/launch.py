@@ -1,6 +1,4 @@
-"""Launch of the split-K kernel: number of splits, blocks, memory of partial results; shipped
-configurations.
-"""
+"""Launch of paged attention: programs, tiles, memory of partial results; shipped configurations."""
 
 from __future__ import annotations
 
@@ -12,13 +10,13 @@ from torch import Tensor
 
 from kernels import runtime, tuning
 from kernels.jit import UPCAST, cdiv, next_power_of_2
-from kernels.paged_kv.kernel import paged_attention_combine_kernel, paged_attention_kernel
+from kernels.paged_kv.kernel import paged_attention_kernel, paged_attention_merge_kernel
 from kernels.paged_kv.page_plan import PagePlan
+from kernels.paged_kv.work import MIN_KEYS, Rows, launches, work_table
 from kernels.shipped import ShippedKernel
 
-MAX_SPLITS = 64
-KEYS_PER_SPLIT = 256
-"""A split with fewer keys costs more to combine than it saves."""
+FEW_ROWS = 16
+"""Query rows of a sequence that fill one small tile: decodes and short verifications."""
 
 LOG2_E = math.log2(math.e)
 
@@ -49,14 +47,6 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 16, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 5}
 
 
-def choose_splits(programs: int, longest: int, sm_count: int) -> int:
-    """Splits of each sequence: two programs per multiprocessor, at least KEYS_PER_SPLIT keys
-    each.
-    """
-    target = cdiv(2 * sm_count, max(1, programs))
-    return max(1, min(target, cdiv(longest, KEYS_PER_SPLIT), MAX_SPLITS))
-
-
 def launch(
     q_THD: Tensor,
     k_cache: Tensor,
@@ -67,102 +57,152 @@ def launch(
     window: int | None,
     softcap: float,
     scales: tuple[Tensor, Tensor] | None,
-    num_splits: int | None,
-) -> tuple[Tensor, Tensor]:
-    """Output `[T, H, Dv]` and log-sum-exp `[T, H]` fp32."""
-    tokens, heads, width = q_THD.shape
-    kv_heads, values = k_cache.shape[2], v_cache.shape[3]
-    group, sequences = heads // kv_heads, plan.table.shape[0]
-    facts = {
-        "dtype": q_THD.dtype,
-        "head_dim": max(width, values),
-        "rows": tuning.round_up(group * plan.queries),
-    }
-    config = tuning.config("paged_attention", **facts)
+    num_programs: int | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Output `[T, H, Dv]` and, if it is wanted, log-sum-exp `[T, H]` fp32."""
+    tokens, heads, _ = q_THD.shape
+    values = v_cache.shape[3]
     # ragged: query tokens that belong to no sequence stay zero
     make = torch.zeros if plan.cu is not None else torch.empty
     out = make(tokens, heads, values, dtype=q_THD.dtype, device=q_THD.device)
-    lse = torch.full((tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device)
-    if not tokens or not sequences or not plan.queries:
-        return out, lse
-    programs = cdiv(group * plan.queries, config["BLOCK_M"]) * kv_heads * sequences
-    keys = plan.longest if window is None else min(plan.longest, window + plan.queries)
-    splits = num_splits or choose_splits(programs, keys, runtime.sm_count(q_THD.device))
-    parts, part_lses = out.unsqueeze(0), lse.unsqueeze(0)
-    if splits > 1:
-        parts = torch.empty(splits, tokens, heads, values, dtype=torch.float32, device=q_THD.device)
-        part_lses = torch.full(
-            (splits, tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device
-        )
+    lse = None
+    if return_lse:
+        lse = torch.full((tokens, heads), float("-inf"), dtype=torch.float32, device=q_THD.device)
+    if tokens and len(plan.lens) and plan.queries:
+        with runtime.device_guard(q_THD):
+            for rows in launches(plan, heads // k_cache.shape[2], FEW_ROWS):
+                _launch_rows(
+                    q_THD,
+                    k_cache,
+                    v_cache,
+                    out,
+                    lse,
+                    plan,
+                    rows,
+                    scale=scale,
+                    window=window,
+                    softcap=softcap,
+                    scales=scales,
+                    num_programs=num_programs,
+                )
+    return out, lse
+
+
+def _launch_rows(
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    plan: PagePlan,
+    rows: Rows,
+    *,
+    scale: float,
+    window: int | None,
+    softcap: float,
+    scales: tuple[Tensor, Tensor] | None,
+    num_programs: int | None,
+) -> None:
+    """Attention of the sequences of `rows`: their shares, then the items in parts."""
+    width, kv_heads, values = q_THD.shape[2], k_cache.shape[2], v_cache.shape[3]
+    config = tuning.config(
+        "paged_attention",
+        dtype=q_THD.dtype,
+        head_dim=max(width, values),
+        rows=tuning.round_up(rows.up_to),
+    )
+    block_m, block_n = config["BLOCK_M"], config["BLOCK_N"]
+    work = work_table(plan, rows, block_m=block_m, block_n=block_n, window=window)
+    min_blocks = 1 if num_programs else cdiv(MIN_KEYS, block_n)
+    programs = num_programs or count_programs(
+        work.most_blocks * kv_heads, min_blocks, runtime.sm_count(q_THD.device)
+    )
+    block_v = max(16, next_power_of_2(values))
+    parts = torch.empty(2 * programs, block_m, block_v, dtype=torch.float32, device=out.device)
+    part_lses = torch.empty(2 * programs, block_m, dtype=torch.float32, device=out.device)
     # With a cap the exponent of tanh's exp2 contains 2 · log2(e) / cap, and the cap log2(e): one
     # product each.
     score_scale = scale * LOG2_E if not softcap else 2.0 * LOG2_E * scale / softcap
     k_scales, v_scales = scales if scales is not None else (None, None)
-    with runtime.device_guard(q_THD):
-        paged_attention_kernel[(programs * splits,)](
-            q_THD,
-            k_cache,
-            v_cache,
-            parts,
-            part_lses,
-            plan.table,
-            plan.lens,
-            plan.cu,
-            k_scales,
-            v_scales,
-            score_scale,
-            softcap * LOG2_E,
-            window or 0,
-            plan.queries,
-            kv_heads,
-            splits,
-            *q_THD.stride()[:2],
-            *k_cache.stride()[:3],
-            *v_cache.stride()[:3],
-            *parts.stride()[:3],
-            *part_lses.stride()[:2],
-            plan.table.stride(0),
-            *(k_scales.stride()[:2] if k_scales is not None else (0, 0)),
-            GROUP=group,
-            D=width,
-            DV=values,
-            PAGE=plan.page,
-            BLOCK_D=max(16, next_power_of_2(width)),
-            BLOCK_V=max(16, next_power_of_2(values)),
-            RAGGED=plan.cu is not None,
-            WINDOWED=window is not None,
-            CAPPED=bool(softcap),
-            QUANTIZED=scales is not None,
-            UPCAST=UPCAST,
-            **config,
-        )
-        if splits > 1:
-            combine_parts(parts, part_lses, out, lse, num_warps=2)
-    return out, lse
-
-
-def combine_parts(
-    parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor, *, num_warps: int
-) -> None:
-    """Merges attention of parts [splits, tokens, heads, D_v] and their log-sum-exp into `out` and
-    `lse`.
-    """
-    splits, tokens, heads, values = parts.shape
-    paged_attention_combine_kernel[(tokens * heads,)](
+    lse_stride = 0 if lse is None else lse.stride(0)
+    paged_attention_kernel[(programs,)](
+        q_THD,
+        k_cache,
+        v_cache,
+        out,
+        lse,
+        parts,
+        part_lses,
+        work.sequences,
+        work.tiles,
+        work.ends,
+        plan.table,
+        plan.lens,
+        plan.cu,
+        k_scales,
+        v_scales,
+        score_scale,
+        softcap * LOG2_E,
+        window or 0,
+        plan.queries,
+        kv_heads,
+        work.items,
+        min_blocks,
+        plan.capacity,
+        max(plan.blocks - 1, 0),
+        *q_THD.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        *out.stride()[:2],
+        lse_stride,
+        plan.table.stride(0),
+        *(k_scales.stride()[:2] if k_scales is not None else (0, 0)),
+        GROUP=rows.group,
+        D=width,
+        DV=values,
+        PAGE=plan.page,
+        BLOCK_D=max(16, next_power_of_2(width)),
+        BLOCK_V=block_v,
+        RAGGED=plan.cu is not None,
+        WINDOWED=window is not None,
+        CAPPED=bool(softcap),
+        QUANTIZED=scales is not None,
+        RETURN_LSE=lse is not None,
+        UPCAST=UPCAST,
+        **config,
+    )
+    if programs == 1:
+        return
+    paged_attention_merge_kernel[(work.items * kv_heads,)](
         parts,
         part_lses,
         out,
         lse,
-        heads,
-        splits,
-        *parts.stride()[:3],
-        *part_lses.stride()[:2],
+        work.sequences,
+        work.tiles,
+        work.ends,
+        plan.cu,
+        plan.queries,
+        kv_heads,
+        work.items,
+        min_blocks,
+        programs,
         *out.stride()[:2],
+        lse_stride,
+        GROUP=rows.group,
         DV=values,
-        BLOCK_V=max(16, next_power_of_2(values)),
-        BLOCK_P=next_power_of_2(splits),
-        num_warps=num_warps,
+        BLOCK_M=block_m,
+        BLOCK_V=block_v,
+        RAGGED=plan.cu is not None,
+        RETURN_LSE=lse is not None,
+        num_warps=2 if block_m <= 16 else 4,
     )
+
+
+def count_programs(most_blocks: int, min_blocks: int, sm_count: int) -> int:
+    """Two programs per multiprocessor, fewer if each would have less than `min_blocks` blocks."""
+    return max(1, min(2 * sm_count, cdiv(most_blocks, min_blocks)))
 
 
 def shipped(arch: str) -> list[ShippedKernel]:
@@ -181,23 +221,16 @@ def shipped(arch: str) -> list[ShippedKernel]:
             arch, {"dtype": None, "head_dim": width, "rows": tuning.round_up(group * queries)}
         )
         quantised = kind == "*i8"
-        signature = {
-            "Q": "*bf16",
-            "K": kind,
-            "V": kind,
-            "OUT": "*fp32",
-            "LSE": "*fp32",
-            "TABLE": "*i32",
-            "LENS": "*i32",
-        }
-        signature |= {"CU": "*i32", "scale": "fp32", "softcap": "fp32"}
-        signature |= dict.fromkeys(
-            ("window", "queries", "kv_heads", "splits", "l_p", "l_t", "table_b", "s_b", "s_s"),
-            "i32",
-        )
-        strides = ("q_t", "q_h", "k_b", "k_s", "k_h", "v_b", "v_s", "v_h", "o_p", "o_t", "o_h")
+        signature = {"Q": "*bf16", "K": kind, "V": kind, "OUT": "*bf16"}
+        signature |= dict.fromkeys(("PARTS", "PART_LSES"), "*fp32")
+        signature |= dict.fromkeys(("SEQUENCES", "TILES", "ENDS", "TABLE", "LENS", "CU"), "*i32")
+        signature |= {"scale": "fp32", "softcap": "fp32"}
+        counts = ("window", "queries", "kv_heads", "items", "min_blocks", "capacity", "last_block")
+        signature |= dict.fromkeys((*counts, "l_t", "table_b", "s_b", "s_s"), "i32")
+        strides = ("q_t", "q_h", "k_b", "k_s", "k_h", "v_b", "v_s", "v_h", "o_t", "o_h")
         signature |= dict.fromkeys(strides, "i32:16")
         constants: dict[str, Any] = {
+            "LSE": None,
             "GROUP": group,
             "D": width,
             "DV": width,
@@ -208,6 +241,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
             "WINDOWED": False,
             "CAPPED": False,
             "QUANTIZED": quantised,
+            "RETURN_LSE": False,
             "UPCAST": False,
             "BLOCK_M": config["BLOCK_M"],
             "BLOCK_N": config["BLOCK_N"],
@@ -229,28 +263,22 @@ def shipped(arch: str) -> list[ShippedKernel]:
                 expects,
             )
         )
-    signature = {
-        "PARTS": "*fp32",
-        "LSES": "*fp32",
-        "OUT": "*bf16",
-        "LSE": "*fp32",
-        "heads": "i32",
-        "splits": "i32",
-    }
-    signature |= dict.fromkeys(("p_p", "p_t", "p_h", "o_t", "o_h"), "i32:16") | {
-        "l_p": "i32",
-        "l_t": "i32",
-    }
-    constants = {"DV": 128, "BLOCK_V": 128, "BLOCK_P": 32}
-    kernels.append(
-        ShippedKernel(
-            "paged_attention",
-            "combine-128",
-            paged_attention_combine_kernel,
-            signature,
-            constants,
-            2,
-            1,
+    for name, block_m, ragged in (("merge-decode", 16, False), ("merge-mixed", 64, True)):
+        signature = {"PARTS": "*fp32", "PART_LSES": "*fp32", "OUT": "*bf16"}
+        signature |= dict.fromkeys(("SEQUENCES", "TILES", "ENDS", "CU"), "*i32")
+        numbers = ("queries", "kv_heads", "items", "min_blocks", "programs", "l_t")
+        signature |= dict.fromkeys(numbers, "i32") | dict.fromkeys(("o_t", "o_h"), "i32:16")
+        constants = {"LSE": None, "GROUP": 4, "DV": 128, "BLOCK_M": block_m, "BLOCK_V": 128}
+        constants |= {"RAGGED": ragged, "RETURN_LSE": False}
+        kernels.append(
+            ShippedKernel(
+                "paged_attention",
+                name,
+                paged_attention_merge_kernel,
+                signature,
+                constants,
+                2 if block_m <= 16 else 4,
+                1,
+            )
         )
-    )
     return kernels

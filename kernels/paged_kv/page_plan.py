@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import checks
+from kernels import checks, runtime
 
 MAX_GROUPED_QUERIES = 16
 """Without a GPU, sequences with at most this many query tokens are computed together (decode,
@@ -52,7 +53,8 @@ class PagePlan:
     """The result of `plan_pages`, for every layer's `paged_attention` of the step.
 
     On a GPU it refers to `table`, `lens` and `cu`, not to their values: a captured graph may be
-    replayed after these were rewritten, as long as no sequence has more tokens than `queries`.
+    replayed after these were rewritten, as long as no sequence has more tokens than `queries`. Make
+    a plan per capture: `cached_work` holds the work tables of its step.
     """
 
     table: Tensor
@@ -69,6 +71,24 @@ class PagePlan:
     _scratch: dict[tuple[str, torch.dtype], Tensor] = field(
         default_factory=dict, repr=False, compare=False
     )
+    cached_work: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that the table has room for in each sequence."""
+        return self.table.shape[1] * self.page
+
+    def check_tensors(self, table: Tensor, lens: Tensor, cu: Tensor | None) -> None:
+        """Raises ValueError for other tensors than those that the plan was made from."""
+        if (
+            self.table is not table
+            or self.lens is not lens
+            or (cu is not None and self.cu is not cu)
+        ):
+            raise ValueError(
+                "plan was made from another block_table, seq_lens or cu_q; call plan_pages again "
+                "for this step."
+            )
 
     def check_cache(self, blocks: int, block_size: int) -> None:
         """Raises ValueError for a cache that the plan does not fit: its table may name blocks that
@@ -121,6 +141,8 @@ def plan_pages(
     queries: int = 1,
     cu_q: Tensor | None = None,
     max_q: int | None = None,
+    longest: int | None = None,
+    tokens: int | None = None,
     check: bool = True,
 ) -> PagePlan:
     """Checks a step's addresses.
@@ -130,7 +152,9 @@ def plan_pages(
     `queries` query tokens, the last ones of its length. For ragged batches, `cu_q` [B + 1] int
     contains the start of each sequence's tokens and their total, and `max_q` bounds the longest.
     `check=False` trusts the values and never synchronises with the GPU, as graph capture requires;
-    a wrong table then reads wrong memory. Raises ValueError or TypeError.
+    a wrong table then reads wrong memory. `longest`, the greatest length, and `tokens`, the total
+    of query tokens, are then needed for the best split of work, if the caller knows them. Raises
+    ValueError or TypeError.
     """
     checks.integer_dtype("block_table", block_table)
     checks.dims("block_table", block_table, 2)
@@ -148,6 +172,7 @@ def plan_pages(
     if max_q is not None:
         checks.integer("max_q", max_q, 0)
     sequences, width = block_table.shape
+    stated_longest, stated_tokens = longest, tokens
     longest, tokens = width * block_size, sequences * queries
     if cu_q is not None:
         checks.integer_dtype("cu_q", cu_q)
@@ -160,15 +185,14 @@ def plan_pages(
                 "a sequence."
             )
         queries, tokens = max_q or 0, -1
-    if check and not _capturing(block_table):
+    if not check:
+        longest = longest if stated_longest is None else stated_longest
+        tokens = tokens if stated_tokens is None else stated_tokens
+    elif not runtime.is_capturing(block_table):
         longest = _check_values(block_table, seq_lens, blocks, block_size)
         if cu_q is not None:
             queries, tokens = _check_starts(cu_q, max_q)
     return PagePlan(block_table, seq_lens, cu_q, tokens, queries, block_size, longest, blocks)
-
-
-def _capturing(x: Tensor) -> bool:
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _check_values(table: Tensor, lens: Tensor, blocks: int, page: int) -> int:

@@ -9,9 +9,10 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime, tuning
-from kernels.dispatch import Candidate, choose
+from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
 from kernels.operators import call_as_operator
 from kernels.paged_kv.cache_write import write_kv
 from kernels.rotary import reference
@@ -41,14 +42,37 @@ def apply_rope(
     positions and slots and never synchronises with a GPU. Raises TypeError or ValueError before any
     launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
     """
+    key = None
+    if backend is None and (not check or positions is None) and cache is None:
+        key = call_key("apply_rope", (q, k, cos, sin, positions), interleaved)
+    elif backend is None and not check:
+        tensors = (q, k, cos, sin, positions, *(cache or ()))
+        key = call_key("apply_rope with cache", tensors, interleaved, strides=True)
+    chosen = cached_choice(key)
+    if chosen is None:
+        chosen = _choose(q, k, cos, sin, positions, cache, check, backend)
+        cache_choice(key, chosen)
+    return _rotate(chosen, q, k, cos, sin, positions, cache, interleaved)
+
+
+def _choose(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    cache: Cache | None,
+    check: bool,
+    backend: str | None,
+) -> str:
+    """Checks the arguments; returns the backend."""
     needs_grad = _check(q, k, cos, sin, positions, cache, check)
-    length = q.shape[-3]
     own = runtime.why_not(q, k, cos, sin, positions, *(cache or ()))
     if own is None and torch.float64 in (q.dtype, cos.dtype):
         own = "fp64 is not supported"
     if own is None and q.numel() == 0:
         own = "an input is empty"
-    chosen = choose(
+    return choose(
         "apply_rope",
         {
             "dtype": q.dtype,
@@ -59,10 +83,24 @@ def apply_rope(
         },
         [Candidate("own", own), Candidate("reference")],
         backend,
-    )
+    ).backend
+
+
+def _rotate(
+    backend: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    positions: torch.Tensor | None,
+    cache: Cache | None,
+    interleaved: bool,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Rotated by the kernel or the reference."""
+    length = q.shape[-3]
     q_THD, k_TGD = _tokens(q), _tokens(k)
     positions_T = None if positions is None else positions.expand(q.shape[:-2]).reshape(-1)
-    if chosen.backend == "own":
+    if backend == "own":
         rotation_args = (cos.contiguous(), sin.contiguous(), positions_T, length, interleaved)
         if cache is not None:
             v, k_cache, v_cache, slots = cache
@@ -70,7 +108,7 @@ def apply_rope(
             return launch(q_THD, k_TGD, *rotation_args, cache=flat)[0].view(q.shape)
         rotated = (
             _Rope.apply(q_THD, k_TGD, *rotation_args)
-            if needs_grad
+            if checks.needs_grad(q, k)
             else _launch_rotation(q_THD, k_TGD, *rotation_args)
         )
         return cast(torch.Tensor, rotated[0]).view(q.shape), cast(torch.Tensor, rotated[1]).view(
@@ -108,6 +146,7 @@ class _Rope(torch.autograd.Function):
         return q_out, k_out
 
     @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dq, dk = (_last_adjacent(g) for g in grads)
         cos, sin, positions = ctx.saved_tensors
@@ -176,13 +215,13 @@ def _check(
                 f"positions has shape {tuple(positions.shape)}; it must be {tuple(q.shape[:-2])}, "
                 "as q's."
             )
-        if check and positions.numel() and not _capturing(q):
+        if check and positions.numel() and not runtime.is_capturing(q):
             minimum, most = (int(x) for x in torch.aminmax(positions))
             if minimum < 0 or most >= cos.shape[0]:
                 raise ValueError(
                     f"positions range from {minimum} to {most}; cos has 0 to {cos.shape[0] - 1}."
                 )
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    needs_grad = checks.needs_grad(q, k)
     if cache is not None:
         _check_cache(k, cache, check)
         if needs_grad or (torch.is_grad_enabled() and cache[0].requires_grad):
@@ -216,13 +255,8 @@ def _check_cache(k: torch.Tensor, cache: Cache, check: bool) -> None:
         checks.contiguous_last(name, x)
         checks.not_expanded(name, x)
     capacity = k_cache.shape[0] * k_cache.shape[1]
-    if check and slots.numel() and not _capturing(k) and int(slots.max()) >= capacity:
+    if check and slots.numel() and not runtime.is_capturing(k) and int(slots.max()) >= capacity:
         raise ValueError(
             f"slots contain {int(slots.max())}; the cache has {capacity} slots, 0 to "
             f"{capacity - 1}."
         )
-
-
-def _capturing(x: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured; values cannot be read then."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()

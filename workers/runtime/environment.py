@@ -95,15 +95,19 @@ def read_environment(
     )
 
 
-def check_world(plan: ParallelPlan, environment: Environment) -> None:
-    """Raises UserError if plan and torchrun disagree on the number of processes."""
-    if plan.world_size == environment.world_size:
+def check_world(plan: ParallelPlan, environment: Environment, *, more: int = 0) -> None:
+    """Raises UserError if plan, with `more` ranks, and torchrun disagree on the number of
+    processes.
+    """
+    size = plan.world_size + more
+    if size == environment.world_size:
         return
-    degrees = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.world_size}"
+    degrees = f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp}"
+    degrees += f" and {more} for rollouts = {size}" if more else f" = {size}"
     started = f"{environment.world_size} process" + ("es" if environment.world_size > 1 else "")
     raise UserError(
         f"plan: {degrees} devices, but {started} started (WORLD_SIZE); "
-        f"try torchrun --nproc-per-node {plan.world_size}, or dp {environment.world_size}"
+        f"try torchrun --nproc-per-node {size}, or dp {max(1, environment.world_size - more)}"
     )
 
 

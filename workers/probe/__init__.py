@@ -1,0 +1,1 @@
+"""Short measurements of devices and of the network between them."""

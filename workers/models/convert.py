@@ -1,8 +1,8 @@
 """The command `python -m workers.models.convert IN OUT [--to hf|orrery]`: converts weights.
 
-IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file or a fetched
-model's folder; OUT is a folder that does not exist yet. OUT appears only when it is complete,
-including tokenizer and generation settings.
+IN is a Hugging Face folder, a checkpoint (or a run's folder of them), a .gguf file, a fetched
+model's folder or an adapter's, which is merged into its base; OUT is a folder that does not exist
+yet. OUT appears only when it is complete, including tokenizer and generation settings.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+from workers.models.adapters.merged import MergedWeights
 from workers.models.errors import WeightsError
 from workers.models.hf.saving import save_hugging_face
 from workers.models.text.assets import GENERATION, TOKENIZER, read_assets, write_files
 from workers.models.weights.open import open_weights
 from workers.models.weights.orrery_checkpoint import CheckpointFolder, save_checkpoint
 
+MERGE = "merge.json"  # in a folder of merged weights: the adapter, its base, the error
 Form = Literal["hf", "orrery"]
 
 
@@ -56,6 +58,8 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise WeightsError(f"{target} exists; give a folder that does not")
     weights, files = open_weights(source), _read_assets(source)
+    if isinstance(weights, MergedWeights):
+        files = files or _read_assets(Path(weights.base.where))
     form: Form = to or ("hf" if isinstance(weights, CheckpointFolder) else "orrery")
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -65,6 +69,8 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
         else:
             save_checkpoint(weights, staging)
         write_files(files, staging)
+        if isinstance(weights, MergedWeights):
+            _report_merge(weights, staging)
         if form == "hf" and GENERATION in files:
             _copy_token_ids(staging, files[GENERATION])
         staging.chmod(0o755)  # mkdtemp allows the owner only
@@ -73,6 +79,18 @@ def convert(source: Path, target: Path, to: Form | None = None) -> Form:
         shutil.rmtree(staging, ignore_errors=True)
         raise
     return form
+
+
+def _report_merge(weights: MergedWeights, folder: Path) -> None:
+    """Record what was merged, and the error of storing it in the base's type."""
+    error = weights.error()
+    record = {**weights.describe(), **error.to_dict()}
+    (folder / MERGE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    logits = "" if error.logits is None else f", logits by at most {error.logits:.2g}"
+    print(
+        f"merged {weights.adapter.where} into {weights.base.where}: rounding changes the merged "
+        f"part by {error.relative:.2g} of the adapter's change{logits}"
+    )
 
 
 def _read_assets(source: Path) -> dict[str, bytes]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.specs.model import ModelSpec
+from workers.models.adapters.prompt import Prompt
 from workers.models.layers.attention import Attention
 from workers.models.layers.documents import Documents
 from workers.models.layers.head import Head, losses
@@ -32,22 +33,33 @@ ATTENTION = {"softmax": Attention, "mla": LatentAttention, "mfa": FactorisedAtte
 class Block(nn.Module):
     """One pre-norm layer: attention and MLP, dense or routed, each added to the residual stream."""
 
+    adapter_off = False  # compute without bottlenecks (`adapters.switch`)
+
     def __init__(self, spec: ModelSpec, layer: int = 0) -> None:
         super().__init__()
         self.dropout = spec.dropout
         self.attn_norm = build_norm(spec)
         self.attn = ATTENTION[spec.attention](spec)
         self.mlp_norm = build_norm(spec)
+        # bottleneck adapters after attention and MLP
+        self.attn_adapter: nn.Module | None = None
+        self.mlp_adapter: nn.Module | None = None
         self.mlp = RoutedMlp(spec, spec.moe) if spec.moe and spec.is_moe_layer(layer) else Mlp(spec)
 
     def forward(
         self, x: Tensor, rope: tuple[Tensor, Tensor] | None, documents: Documents | None = None
     ) -> Tensor:
         """`[B, S, hidden]` → `[B, S, hidden]`."""
-        x = x + self._drop(self.attn(self.attn_norm(x), rope, documents))
+        attended = self.attn(self.attn_norm(x), rope, documents)
+        if self.attn_adapter is not None and not self.adapter_off:
+            attended = self.attn_adapter(attended)
+        x = x + self._drop(attended)
         # a routed layer's capacity counts per document
         extra = (documents,) if isinstance(self.mlp, RoutedMlp) else ()
-        return x + self._drop(self.mlp(self.mlp_norm(x), *extra))
+        inner = self.mlp(self.mlp_norm(x), *extra)
+        if self.mlp_adapter is not None and not self.adapter_off:
+            inner = self.mlp_adapter(inner)
+        return x + self._drop(inner)
 
     def _drop(self, x: Tensor) -> Tensor:
         return functional.dropout(x, self.dropout) if self.training and self.dropout else x
@@ -71,7 +83,8 @@ class Decoder(nn.Module):
 
     A tied head has no parameter: it uses `embed.weight`. A `part` of the model has hidden states
     `[B, S, hidden]` as input if not first and as output if not last; its parameters have the same
-    names as in the full model, and a last part with a tied head has the embedding's weight too.
+    names as in the full model, and a last part with a tied head has the embedding's weight too. A
+    scalar head gives scores `[B, S, 1]`.
     """
 
     def __init__(self, spec: ModelSpec, part: Part | None = None) -> None:
@@ -89,6 +102,13 @@ class Decoder(nn.Module):
         self.norm = build_norm(spec) if part.last else None
         self.head = Head(spec) if part.last and not tied else None
         self.placement: Placement = whole_sequence  # replaceable, for a part of the sequence
+        # ranks that share a block's hidden states, while attention sees all their tokens
+        self.sequence_shards = 1
+        # whether the embedding's output needs a gradient even if its weight is frozen
+        self.input_gradients = False
+        # virtual tokens before the text: as embeddings, or as `prefixed` positions of attention
+        self.prompt: Prompt | None = None
+        self.prefixed = 0
         self._rope: tuple[Tensor, Tensor] | None = None
 
     def forward(
@@ -97,18 +117,28 @@ class Decoder(nn.Module):
         documents: Documents | None = None,
         targets: Tensor | None = None,
         each: bool = False,
+        positions: Tensor | None = None,
     ) -> Tensor:
-        """Logits, or losses with `targets`; hidden states if this is not the last part."""
+        """Logits, or losses with `targets`; hidden states if this is not the last part.
+
+        `positions` `[R]` of the flattened `[B · S]`: logits of these alone, `[1, R, vocab]`.
+        """
         x = self.through(x, documents)
+        if self.prompt is not None:
+            x = x[:, self.prompt.embedding.shape[0] :]
         if not self.part.last:
             return x
+        if positions is not None:
+            x = x.flatten(0, 1).index_select(0, positions).unsqueeze(0)
         return self.logits(x) if targets is None else self.losses(x, targets, each)
 
     def through(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         """`[B, S, hidden]` without norm and head, e.g. for logits of some tokens only."""
         if self.part.first:
+            if self.prompt is not None and documents is not None:
+                documents = documents.after(self.prompt.embedding.shape[0])
             x = self.embedded(x, documents)
-        rope = self._rope_for(x.shape[1], x.device)
+        rope = self._rope_for(x.shape[1] * self.sequence_shards, x.device)
         for block in self.blocks.values():
             x = block(x, rope, documents)
         return x
@@ -116,15 +146,20 @@ class Decoder(nn.Module):
     def embedded(self, tokens_BS: Tensor, documents: Documents | None = None) -> Tensor:
         """Embeddings `[B, S, hidden]` of tokens."""
         assert self.embed is not None
-        x = cast(Tensor, self.embed(tokens_BS))
+        x, tokens = cast(Tensor, self.embed(tokens_BS)), tokens_BS.shape[1]
+        if self.prompt is not None:
+            x, tokens = self.prompt(x), tokens + self.prompt.embedding.shape[0]
         if self.positions is not None:
-            length, local = self.placement(tokens_BS.shape[1], tokens_BS.device)
+            # counted in tokens: with sequence shards, `x` has a part of them
+            length, local = self.placement(tokens, tokens_BS.device)
             every = (
                 torch.arange(length, device=tokens_BS.device)
                 if documents is None
                 else documents.positions()
             )
-            x = x + self.positions(every[..., local])
+            x = x + self.positions(every[..., local] + self.prefixed)
+        if self.input_gradients and torch.is_grad_enabled() and not x.requires_grad:
+            x.requires_grad_()
         return (
             functional.dropout(x, self.spec.dropout) if self.training and self.spec.dropout else x
         )
@@ -158,6 +193,7 @@ class Decoder(nn.Module):
         if spec.position != "rope":
             return None
         length, local = self.placement(tokens, device)
+        length += self.prefixed
         # dynamic scaling depends on the sequence's length, so a longer table has other values
         dynamic = spec.rope.scaling is not None and spec.rope.scaling.name == "dynamic"
         fits = tables is not None and (
@@ -168,7 +204,8 @@ class Decoder(nn.Module):
                 spec.rope, spec.rotary_dim, length, device, max_seq_len=spec.max_seq_len
             )
             self._rope = tables
-        return tables[0][local], tables[1][local]
+        cosine, sine = tables[0][self.prefixed :], tables[1][self.prefixed :]
+        return cosine[local], sine[local]
 
 
 def whole_sequence(tokens: int, device: torch.device) -> tuple[int, slice]:

@@ -32,7 +32,8 @@ def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
     section 2.3); norm gains one, biases and buffers zero.
     """
     for name, parameter in model.named_parameters():
-        fill_parameter(name, parameter, layers=layers, seed=seed)
+        if not _fill_adapter(name, parameter, seed=seed):
+            fill_parameter(name, parameter, layers=layers, seed=seed)
     for buffer in model.buffers():
         buffer.zero_()
 
@@ -49,6 +50,33 @@ def fill_parameter(name: str, parameter: Tensor, *, layers: int, seed: int) -> N
         _fill_normal(
             name, parameter, STD / math.sqrt(2 * layers) if name.endswith(_RESIDUAL) else STD, seed
         )
+
+
+def _fill_adapter(name: str, parameter: Tensor, *, seed: int) -> bool:
+    """Fill a parameter of an adapter by its name; false for another parameter.
+
+    A uniform within ±1/sqrt(inputs) (He et al. 2015 with slope sqrt(5), as PEFT), B zero, factors
+    one. Values depend on name and seed, not on sharding.
+    """
+    local, place = local_part(parameter)
+    kind = name.rpartition(".")[2]
+    if kind == "lora_B":
+        local.zero_()
+    elif kind in ("ia3_l", "lora_magnitude"):
+        local.fill_(1.0)
+    elif name.endswith("_adapter.up.weight"):
+        local.zero_()  # at first the adapter changes nothing
+    elif kind in ("prefix_k", "prefix_v") or name == "prompt.embedding":
+        generator = torch.Generator().manual_seed(derived_seed(seed, name))
+        local.copy_(torch.empty(parameter.shape).normal_(0, 0.02, generator=generator)[place])
+    elif kind == "lora_A":
+        generator = torch.Generator().manual_seed(derived_seed(seed, name))
+        bound = 1 / math.sqrt(parameter.shape[1])
+        values = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+        local.copy_(values[place])
+    else:
+        return False
+    return True
 
 
 def derived_seed(*parts: int | str) -> int:

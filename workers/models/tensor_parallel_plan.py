@@ -52,4 +52,14 @@ def block_plan(spec: ModelSpec) -> dict[str, ParameterShard]:
         row = style == "row"
         plan[f"{module}.weight"] = ParameterShard(style, stacked + row)
         plan[f"{module}.bias"] = ParameterShard(style, None if row else stacked)
+        # of low-rank updates the factor at the sharded side; the other one is replicated
+        if row:
+            plan[f"{module}.lora_A"] = ParameterShard(style, 1)
+            plan[f"{module}.ia3_l"] = ParameterShard(style, 0)
+        else:
+            for name in ("lora_B", "lora_magnitude", "ia3_l"):
+                plan[f"{module}.{name}"] = ParameterShard(style, 0)
+    if spec.attention == "softmax":
+        for name in ("prefix_k", "prefix_v"):
+            plan[f"attn.{name}"] = ParameterShard("kv_heads", 0)
     return plan

@@ -89,6 +89,8 @@ def tensor_entries(spec: ModelSpec, family: str) -> list[Entry]:
     for name, shape in weight_shapes(spec).items():
         parts = name.split(".")
         theirs = ".".join(table.get(part, part) for part in parts)
+        if spec.scalar_head and parts[0] == "head":
+            theirs = "score.weight"
         if family == "gpt2" and parts[0] == "blocks":
             if parts[-2] in ("k", "v"):
                 continue  # with q

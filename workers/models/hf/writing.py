@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from workers.contracts.huggingface.config_reader import CLASSIFIER
 from workers.contracts.huggingface.rotary import SCALING_FIELDS
 from workers.contracts.specs.model import ModelSpec
 from workers.models.errors import WeightsError
@@ -66,7 +67,7 @@ def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
     """The configuration with the keys of transformers 4, which version 5 accepts too."""
     family = family_for(spec)
     common = {
-        "architectures": [_CLASSES[family]],
+        "architectures": [_architecture(spec, family)],
         "model_type": family,
         "_name_or_path": spec.name,
         "vocab_size": spec.vocab,
@@ -75,6 +76,8 @@ def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
         "bos_token_id": None,
         "eos_token_id": None,
     }
+    if spec.scalar_head:
+        common |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}, "pad_token_id": None}
     if family == "gpt2":
         return {**common, **_gpt2_config(spec)}
     config: dict[str, Any] = {
@@ -103,6 +106,14 @@ def write_config(spec: ModelSpec, *, dtype: str) -> dict[str, Any]:
             "max_window_layers": 0,
         }
     return config | (_moe_config(spec, family) if spec.moe else {})
+
+
+def _architecture(spec: ModelSpec, family: str) -> str:
+    """The class that computes the same: of a reward model, a classifier with one label."""
+    name = _CLASSES[family]
+    if not spec.scalar_head:
+        return name
+    return name.removesuffix("LMHeadModel").removesuffix("ForCausalLM") + CLASSIFIER
 
 
 def _gpt2(spec: ModelSpec) -> str:

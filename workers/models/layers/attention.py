@@ -5,11 +5,12 @@ Does not depend on caches or parallelism. Shapes: B batch, S sequence, H heads, 
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from workers.contracts.specs.model import ModelSpec
+from workers.models.adapters.prefix import attend_with_prefix
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
 from workers.models.layers.norms import RmsNorm
@@ -25,8 +26,17 @@ class AttentionBase(nn.Module):
     window: int | None
     dropout: float
     interleaved: bool
+    # trained keys and values before the text's, `[kv width, n]`
+    prefix_k: nn.Parameter | None
+    prefix_v: nn.Parameter | None
+    adapter_off = False  # attend to the text alone (`adapters.switch`)
     attend = staticmethod(attend)  # replaceable by another implementation
     operations: type[KernelOperations] = KernelOperations
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("prefix_k", None)
+        self.register_parameter("prefix_v", None)
 
     def attend_heads(
         self,
@@ -42,7 +52,15 @@ class AttentionBase(nn.Module):
         if rope is not None:
             q, k = self.operations.rotate(q, k, rope, self.interleaved)
         dropout = self.dropout if self.training else 0.0
-        out = self.attend(q, k, v, window=self.window, dropout=dropout, documents=documents)
+        how: dict[str, Any] = {
+            "window": self.window,
+            "dropout": dropout,
+            "documents": documents,
+        }
+        if self.prefix_k is not None and self.prefix_v is not None and not self.adapter_off:
+            out = attend_with_prefix(q, k, v, (self.prefix_k, self.prefix_v), **how)
+        else:
+            out = self.attend(q, k, v, **how)
         return cast(Tensor, self.o(out))
 
 

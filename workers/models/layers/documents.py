@@ -111,6 +111,11 @@ class Documents:
         """Whether every row is one document, so attention is the same as without documents."""
         return len(self.places) == len(self.starts) + 1
 
+    def after(self, tokens: int) -> Documents:
+        """The documents with `tokens` more positions before each row, in its first document."""
+        starts = [[0, *(start + tokens for start in row[1:])] for row in self.starts]
+        return Documents(starts, self.length + tokens, self.device)
+
     def chunks(self, window: int | None) -> tuple[int, list[AttentionChunk]]:
         """The number of equal batches of the concatenated rows, and the chunks of each batch."""
         if self.whole:

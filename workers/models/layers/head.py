@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 
 class Head(nn.Linear):
-    """`[B, S, hidden]` → logits `[B, S, V]`, or losses if there are targets."""
+    """`[B, S, hidden]` → logits `[B, S, V]`, or losses if there are targets; V is 1 of a scalar
+    head.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec.hidden, spec.vocab, bias=False)
+        super().__init__(spec.hidden, 1 if spec.scalar_head else spec.vocab, bias=False)
         self.softcap = spec.logit_softcap
 
     def forward(self, x: Tensor, targets_BS: Tensor | None = None, each: bool = False) -> Tensor:

@@ -19,6 +19,8 @@ from kernels import runtime
 from kernels.dispatch import Candidate, cache_choice, cached_choice, choose, record_choice
 from workers.contracts.specs.model import Moe
 from workers.models.layers.attention_math import attend, plain_attend
+from workers.models.layers.cpu_operations import frozen_rms_norm, is_plain_cpu
+from workers.models.layers.cpu_operations import rotate as cpu_rotate
 from workers.models.layers.rope import apply_rope
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class KernelOperations:
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467, eq. 4)."""
         if _use_torch("rms_norm", x, weight):
+            if not weight.requires_grad and is_plain_cpu(x, weight):
+                return frozen_rms_norm(x, weight, eps)
             return functional.rms_norm(x, (x.shape[-1],), weight, eps)
         result = kernels.rms_norm(x, weight, eps)
         assert isinstance(result, Tensor)
@@ -55,6 +59,8 @@ class KernelOperations:
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys `[B, S, H, D]`, rotated by their positions' angles; H may differ."""
         if _use_torch("apply_rope", q, k, *rope):
+            if not interleaved and is_plain_cpu(q, k, *rope):
+                return cpu_rotate(q, *rope), cpu_rotate(k, *rope)
             return apply_rope(q, *rope, interleaved), apply_rope(k, *rope, interleaved)
         result = kernels.apply_rope(q, k, *rope, interleaved=interleaved)
         assert isinstance(result, tuple)

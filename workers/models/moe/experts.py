@@ -67,8 +67,8 @@ class Experts(nn.Module):
         )
         self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
         self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
-        # replaceable, for experts on several ranks
-        self.through: Callable[[Tensor, Tensor], Tensor] = self.through_all
+        # for experts on several ranks: runs in place of `mlp`
+        self.exchange: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
         """`chosen_TK` are experts 0 to E - 1, or E for a dropped assignment."""
@@ -90,15 +90,16 @@ class Experts(nn.Module):
         weighted: Tensor = out_TK * weights_TK.unsqueeze(-1).to(out_TK.dtype)
         return weighted.sum(1)
 
-    def through_all(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
+    def through(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
         """Outputs of the first rows of `sorted_x`, `counts_E[e]` of them for expert e in order.
 
         Later rows are dropped: their outputs are zeros or missing.
         """
-        return self.mlp(sorted_x, counts_E)
+        run = self.mlp if self.exchange is None else self.exchange
+        return run(sorted_x, counts_E)
 
     def mlp(self, rows: Tensor, counts_E: Tensor, counts: list[int] | None = None) -> Tensor:
-        """`through_all` for this rank's experts; `counts` is `counts_E` if the host has it."""
+        """`through` for this rank's experts; `counts` is `counts_E` if the host has it."""
         if self._takes_rows() and self.operations.at_once(rows, self.up.weight):
             return self._at_once(rows, counts_E)
         sizes: list[int] = counts_E.tolist() if counts is None else counts

@@ -25,6 +25,7 @@ CONFIGURATION, GENERATION, TEMPLATE = (
     "generation_config.json",
     "chat_template.jinja",
 )
+ADAPTER_CONFIGURATION = "adapter_config.json"  # PEFT's
 _BYTES = 256
 NAMES = (
     TOKENIZER,
@@ -42,10 +43,11 @@ NAMES = (
 def read_assets(path: Path) -> dict[str, bytes]:
     """The asset files by name, of weights at `path` (as for `open_weights`); may be empty.
 
-    A tokenizer.json next to a .gguf file takes precedence over the one inside. Raises WeightsError
-    for a tokenizer in a GGUF file that cannot be read.
+    A tokenizer.json next to a .gguf file takes precedence over the one inside; an adapter's folder
+    without any has those of its base. Raises WeightsError for a tokenizer in a GGUF file that
+    cannot be read.
     """
-    where = resolve_weights_path(path)
+    where = _base_of(resolve_weights_path(path))
     if where.suffix == ".gguf" and where.is_file():
         files = _in_folder(where.parent)
         if TOKENIZER in files:
@@ -68,7 +70,7 @@ def reads_bytes(path: Path) -> bool:
     That is a vocabulary of 256, or a checkpoint of a run on text without a tokenizer. Raises
     WeightsError, also if there are no weights.
     """
-    where = resolve_weights_path(path)
+    where = _base_of(resolve_weights_path(path))
     if not where.exists():
         raise no_weights_error(where)
     if where.suffix == ".gguf":
@@ -89,6 +91,22 @@ def reads_bytes(path: Path) -> bool:
     return bool(data) and any(
         source.get("preset") or source.get("format", "text") != "tokens" for source in sources
     )
+
+
+def weights_folder(path: Path) -> Path:
+    """The folder of weights at `path`; of an adapter without assets that of its base."""
+    return _base_of(resolve_weights_path(path))
+
+
+def _base_of(where: Path) -> Path:
+    """The base's weights if `where` is a PEFT folder without assets of its own."""
+    configuration = where / ADAPTER_CONFIGURATION
+    if not configuration.is_file() or (where / MANIFEST).is_file():
+        return where
+    if any((where / name).is_file() for name in NAMES):
+        return where
+    base = Path(str(read_json(configuration).get("base_model_name_or_path") or ""))
+    return resolve_weights_path(base) if base.is_absolute() and base.exists() else where
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:

@@ -7,6 +7,7 @@ passes.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
@@ -20,11 +21,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from workers.models.errors import WeightsError
 
+# noncharacters of Unicode, which no text contains: bounds of `{% generation %}` when marked
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
 
-def render(template: str, names: Mapping[str, Any], *, where: str) -> str:
-    """The rendered template. Raises WeightsError for an invalid template or refused messages."""
+
+def render(template: str, names: Mapping[str, Any], *, where: str, marked: bool = False) -> str:
+    """The rendered template; with `marked` generated spans are between OPEN and CLOSE.
+
+    Raises WeightsError for an invalid template or refused messages.
+    """
     try:
-        return _compiled(template).render(**names)
+        return _compiled(template, marked).render(**names)
     except jinja2.TemplateSyntaxError as error:
         raise WeightsError(
             f"{where}: its chat template is invalid: {error}; fetch the model again"
@@ -35,21 +42,40 @@ def render(template: str, names: Mapping[str, Any], *, where: str) -> str:
         ) from None
 
 
+def marks_generation(template: str) -> bool:
+    """Whether the template marks what the model generates by `{% generation %}`."""
+    return _GENERATION.search(template) is not None
+
+
+_GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
+
+
 class _Generation(Extension):
     """`{% generation %}`, which marks the model's output for training; here it is plain text."""
 
     tags = {"generation"}
+    bounds: tuple[str, str] | None = None
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The nodes between the tag and its end."""
+        """The nodes between the tag and its end, with their bounds if requested."""
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        if self.bounds is None:
+            return body
+        before, after = (nodes.Output([nodes.TemplateData(bound)]) for bound in self.bounds)
+        return [before, *body, after]
+
+
+class _MarkedGeneration(_Generation):
+    bounds = (OPEN, CLOSE)
 
 
 @lru_cache(maxsize=16)
-def _compiled(template: str) -> jinja2.Template:
+def _compiled(template: str, marked: bool) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[loopcontrols, _MarkedGeneration if marked else _Generation],
     )
     environment.filters["tojson"] = lambda value, **how: json.dumps(
         value, ensure_ascii=False, **how

@@ -13,7 +13,7 @@ from typing import Any
 
 from workers.models.errors import WeightsError
 from workers.models.text.assets import CONFIGURATION, GENERATION, TEMPLATE, TOKENIZER, read_assets
-from workers.models.text.chat_templates import render
+from workers.models.text.chat_prompt import Messages, chat_text, encode_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,19 @@ class TextTokenizer:
         ids: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
         return ids
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids without the tokens around a text, and the characters of each as (start, stop)."""
+        encoding = self._loaded.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+    def control_tokens(self) -> dict[str, int]:
+        """Texts and ids of the special tokens, which delimit texts and turns."""
+        return {
+            token.content: number
+            for number, token in self._loaded.get_added_tokens_decoder().items()
+            if token.special
+        }
+
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
         """The text, with special tokens only if `special`; invalid UTF-8 becomes U+FFFD."""
         text: str = self._loaded.decode(list(ids), skip_special_tokens=not special)
@@ -55,21 +68,33 @@ class TextTokenizer:
         document: str = self._loaded.to_str()
         return document
 
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True, **more: Any
-    ) -> str:
+    def chat(self, messages: Messages, *, answer: bool = True, tools: Sequence[Any] = ()) -> str:
         """The conversation in the model's format, with `answer` up to the start of its answer.
 
-        `messages` are `{role, content}`. Encode the text without `special`: the template adds them.
-        Raises WeightsError if there is no template, or it refuses the messages.
+        `messages` are `{role, content}`. `encode_chat` returns its ids. Raises WeightsError
+        if there is no template, or it refuses the messages.
         """
+        template, where = self._template(), self.where
+        return chat_text(template, self.special, messages, tools=tools, answer=answer, where=where)
+
+    def encode_chat(self, messages: Messages, *, tools: Sequence[Any] = ()) -> list[int]:
+        """Ids of the conversation up to the start of the next answer. Raises as `chat`."""
+        return encode_chat(
+            self._template(),
+            self.special,
+            messages,
+            encode=lambda text: self.encode(text, special=False),
+            tools=tools,
+            where=self.where,
+        )
+
+    def _template(self) -> str:
         if self.chat_template is None:
             raise WeightsError(
                 f"{self.where} has no chat template; give an instruction-tuned model, or plain "
                 "prompts"
             )
-        names = {**self.special, **more, "messages": messages, "add_generation_prompt": answer}
-        return render(self.chat_template, names, where=self.where)
+        return self.chat_template
 
 
 def open_tokenizer(path: Path) -> TextTokenizer:

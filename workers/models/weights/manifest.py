@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from workers.models.errors import WeightsError
 NAME = "manifest.json"
 VERSION = 1
 _DIGITS = 8
+_THREADS = 16  # hashing releases the interpreter's lock
 
 
 def step_folder(step: int) -> str:
@@ -23,18 +26,23 @@ def step_folder(step: int) -> str:
     return f"step-{step:0{_DIGITS}d}"
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> int:
+def write_manifest(
+    folder: Path, manifest: dict[str, Any], *, digests: Mapping[str, str] | None = None
+) -> int:
     """Write the manifest of a finished folder, checksums included; returns the bytes of its files.
 
+    `digests`: SHA-256 of files that are already hashed, by relative path.
     The folder must still have a hidden name, so that a manifest torn by a crash is never used.
     """
+    known = digests or {}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != NAME]
     files = {}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != NAME:
-            files[str(path.relative_to(folder))] = {
-                "bytes": path.stat().st_size,
-                "sha256": _digest(path),
-            }
+    for path in paths:
+        name = str(path.relative_to(folder))
+        files[name] = {
+            "bytes": path.stat().st_size,
+            "sha256": known.get(name) or file_digest(path),
+        }
     document = {"version": VERSION, **manifest, "files": files}
     with open(folder / NAME, "w", encoding="utf-8") as file:
         file.write(json.dumps(document, indent=1))
@@ -84,12 +92,17 @@ def find_damage(folder: Path, manifest: dict[str, Any]) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != entry["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, not {entry['bytes']}"
-        if _digest(path) != entry["sha256"]:
+    names = list(manifest["files"])
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        digests = list(threads.map(lambda name: file_digest(folder / name), names))
+    for name, digest in zip(names, digests, strict=True):
+        if digest != manifest["files"][name]["sha256"]:
             return f"{name} does not have the checksum it was written with"
     return None
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

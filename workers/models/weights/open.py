@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.specs.model import ModelSource
+from workers.models.adapters.merged import open_adapter
+from workers.models.adapters.peft_files import is_adapter
 from workers.models.errors import WeightsError
 from workers.models.gguf.file import GgufFile
 from workers.models.hf.folder import HuggingFaceFolder, refuse_pickles
@@ -23,6 +25,8 @@ def open_weights(path: Path) -> Weights:
     """The weights at `path`, of a run's `checkpoints` folder the newest. Raises WeightsError."""
     path = resolve_weights_path(path)
     if path.is_dir():
+        if is_adapter(path):
+            return open_adapter(path, open_weights)
         if (path / NAME).is_file():
             return CheckpointFolder(path)
         if (path / "config.json").is_file():

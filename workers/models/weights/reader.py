@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.contracts.specs.model import ModelSpec
+from workers.models.adapters.linear import AdaptedLinear
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.initialise import local_part
@@ -37,11 +38,20 @@ def fill_model(decoder: Decoder, weights: Weights) -> None:
     stored = weight_shapes(weights.spec)
     for name, target in named_weights(decoder).items():
         local, place = local_part(target)
-        if name not in stored and not target.requires_grad:
-            local.zero_()  # a balancing bias that this training adds
-            continue
+        if name not in stored:
+            if not target.requires_grad:
+                local.zero_()  # a balancing bias that this training adds
+            continue  # an adapter's, with its initial values
+        if name == "head.weight" and decoder.spec.scalar_head and not weights.spec.scalar_head:
+            continue  # of a new reward model
         tensor = checked(weights.read(name), name, tuple(target.shape), weights.where)
         local.copy_(tensor[place])
+    if decoder.prompt is not None:
+        decoder.prompt.take(weights.read("embed.weight"))
+    for path, module in decoder.named_modules():
+        if isinstance(module, AdaptedLinear) and module.depends_on_base:
+            name = f"{path}.weight"
+            module.take(checked(weights.read(name), name, stored[name], weights.where))
 
 
 def checked(tensor: Tensor, name: str, shape: tuple[int, ...], where: str) -> Tensor:

@@ -1,0 +1,1 @@
+"""Post-training parts that use both training and inference."""

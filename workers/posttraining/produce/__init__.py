@@ -1,0 +1,1 @@
+"""Runs of kind produce: data from a served model, filtered, with provenance."""

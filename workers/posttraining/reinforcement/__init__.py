@@ -1,0 +1,1 @@
+"""Policy optimization: sample answers, score them, update the policy from them."""

@@ -1,0 +1,1 @@
+"""Advantages of answers from their groups, or of tokens from values."""

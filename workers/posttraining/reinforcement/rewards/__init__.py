@@ -1,0 +1,1 @@
+"""Rewards of sampled answers: rules, judges and the user's functions."""

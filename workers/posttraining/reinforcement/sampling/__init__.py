@@ -1,0 +1,1 @@
+"""Prompts, and groups of answers to them sampled by the inference engine."""

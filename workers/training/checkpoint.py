@@ -44,9 +44,10 @@ class Saved:
 class Checkpointer:
     """Saves to `root/step-N`, one save at a time.
 
-    A save writes to a hidden folder. When every rank has finished, rank 0 adds the manifest and
-    renames the folder. `on_saved` is called on rank 0, from the thread that finished the save. An
-    asynchronous save blocks the loop while it copies the tensors, into the same memory each time,
+    A save writes to a hidden folder; each rank hashes its file. When every rank has finished, rank
+    0 adds the manifest and renames the folder. `on_saved` is called on rank 0, from the thread that
+    finished the save. An asynchronous save blocks the loop while it copies the tensors, into the
+    same memory each time,
     because new pages cost three times the copy.
     """
 
@@ -71,9 +72,18 @@ class Checkpointer:
                 self._create_group()
 
     def save(
-        self, tensors: dict[str, Any], *, step: int, manifest: dict[str, Any], wait: bool
+        self,
+        tensors: dict[str, Any],
+        *,
+        step: int,
+        manifest: dict[str, Any],
+        wait: bool,
+        write_more: Callable[[Path], None] | None = None,
     ) -> None:
-        """Start a save on all ranks; return after the copy, or with `wait` after the rename."""
+        """Start a save on all ranks; return after the copy, or with `wait` after the rename.
+
+        On rank 0 `write_more` adds files to the folder.
+        """
         dcp: Any = import_module(_SAVER)
         started = time.perf_counter()
         self.finish()
@@ -104,7 +114,12 @@ class Checkpointer:
             self._pending = _then(
                 self._pending,
                 lambda: self._complete(
-                    temporary, step, manifest, started, stall_s if in_background else None
+                    temporary,
+                    step,
+                    manifest,
+                    started,
+                    stall_s if in_background else None,
+                    write_more,
                 ),
             )
         if not in_background:
@@ -131,9 +146,14 @@ class Checkpointer:
         manifest: dict[str, Any],
         started: float,
         stall_s: float | None,
+        write_more: Callable[[Path], None] | None,
     ) -> None:
         target = self.root / step_folder(step)
-        size = write_manifest(temporary, manifest)
+        if write_more is not None:
+            write_more(temporary)
+        from workers.training.checkpoint_writer import take_digests
+
+        size = write_manifest(temporary, manifest, digests=take_digests(temporary))
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
         # later steps were discarded by a rewind, or are damaged
@@ -148,26 +168,40 @@ class Checkpointer:
         )
 
 
-def training_tensors(weights: dict[str, Tensor], optimizer: Optimizer) -> dict[str, Any]:
+def training_tensors(
+    weights: dict[str, Tensor], optimizer: Optimizer, *, model: str = "model", optim: str = "optim"
+) -> dict[str, Any]:
     """This rank's tensors by unwrapped name: `model.<name>` and `optim.<name>.<key>`.
 
-    `weights`: the parameters and the model's other state.
+    `weights`: the parameters and the model's other state. A second model has other prefixes.
     """
-    tensors: dict[str, Any] = {f"model.{name}": tensor.detach() for name, tensor in weights.items()}
+    tensors: dict[str, Any] = {
+        f"{model}.{name}": tensor.detach() for name, tensor in weights.items()
+    }
     state = get_optimizer_state(optimizer)
     for name, parameter in weights.items():
         for key, value in state.get(parameter, {}).items():
             if isinstance(value, Tensor):
-                tensors[f"optim.{name}.{key}"] = value
+                tensors[f"{optim}.{name}.{key}"] = value
     return tensors
 
 
-def load_training(folder: Path, weights: dict[str, Tensor], optimizer: Optimizer) -> None:
-    """Read weights and optimizer state in place: each rank reads its own shards."""
+def load_training(
+    folder: Path,
+    weights: dict[str, Tensor],
+    optimizer: Optimizer,
+    *,
+    model: str = "model",
+    optim: str = "optim",
+) -> None:
+    """Read weights and optimizer state in place: each rank reads its own shards.
+
+    Prefixes as in `training_tensors`.
+    """
     from torch.distributed.checkpoint.state_dict_loader import load
 
     fill_state(optimizer, [tensor for tensor in weights.values() if tensor.requires_grad])
-    tensors = training_tensors(weights, optimizer)
+    tensors = training_tensors(weights, optimizer, model=model, optim=optim)
     _ensure_group()
     load(tensors, storage_reader=checkpoint_reader(folder))
 
@@ -179,9 +213,9 @@ def _ensure_group() -> None:
 
 
 def _writer(folder: Path) -> Any:
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from workers.training.checkpoint_writer import HashingWriter
 
-    return FileSystemWriter(folder, single_file_per_rank=True, sync_files=True)
+    return HashingWriter(folder)
 
 
 def _stager(*, pinned: bool) -> Any:

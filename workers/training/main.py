@@ -36,6 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(json.dumps(describe_fake_ranks(run, options.fake_ranks), indent=2))
             return 0
+        if run.train.policy is not None:
+            raise UserError(
+                f"train.objective: this program trains on given samples, {run.train.objective} "
+                "samples answers; try workers.posttraining.reinforcement.main"
+            )
         check_world(run.plan, environment)
     except UserError as error:
         return refuse(error, None if options.print or options.fake_ranks is not None else directory)

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.specs.data import BpeSpec, DataSpec
+from workers.contracts.specs.model import ModelSource
 from workers.models.errors import WeightsError
-from workers.models.text.assets import read_assets, reads_bytes, write_files
+from workers.models.text.assets import NAMES, read_assets, reads_bytes, write_files
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.manifest import complete_checkpoints
 from workers.runtime.exits import UserError
@@ -80,6 +81,21 @@ def check_inherited(run: TrainingRun, *, checkpoints: Path) -> None:
     check_same(Path(tokenizer) if isinstance(tokenizer, str) else checkpoints / NAME, where)
 
 
+def check_teacher_tokenizer(source: ModelSource, *, checkpoints: Path) -> None:
+    """Raises UserError if a teacher's tokenizer gives text other ids than the run's."""
+    if not (checkpoints / NAME).is_file():
+        return
+    try:
+        check_same(checkpoints, locate_weights(source))
+    except WeightsError as error:
+        raise UserError(f"train.distill.teacher: {error}") from None
+    except UserError as error:
+        message = str(error).removeprefix("data.tokenizer: ").split("; try ")[0]
+        raise UserError(
+            f"train.distill.teacher: {message}; try a teacher with the run's tokenizer"
+        ) from None
+
+
 def _uses_weights_tokenizer(run: TrainingRun) -> bool:
     """Whether this run's text is read by the weights' tokenizer."""
     return run.spec.data.tokenizer is None and any(
@@ -110,11 +126,12 @@ def _refuse_byte_text(run: TrainingRun, where: Path, *, known: bool) -> None:
 
 
 def _read_named_tokenizer(path: Path) -> dict[str, bytes]:
-    """The file of a tokenizer that the spec names; empty if missing or invalid: loading reports
-    that.
+    """The files of a tokenizer that the spec names, a folder's with its chat template; empty if
+    missing or invalid: loading reports that.
     """
-    file = path / NAME if path.is_dir() else path
-    return {NAME: file.read_bytes()} if file.is_file() and file.suffix == ".json" else {}
+    if path.is_dir():
+        return {name: (path / name).read_bytes() for name in NAMES if (path / name).is_file()}
+    return {NAME: path.read_bytes()} if path.is_file() and path.suffix == ".json" else {}
 
 
 def _file_equals(path: Path, data: bytes) -> bool:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.run_bodies import SamplesSpec
 from workers.runtime.exits import UserError
+from workers.training.data.examples.run_examples import example_prompts
 from workers.training.data.inherited import resolve_data
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream
@@ -67,6 +69,10 @@ def open_prompts(run: TrainingRun, spec: SamplesSpec, *, cache: Path, checkpoint
     tokenizer = (
         reader if data.reads_text or (eval_data is not None and eval_data.reads_text) else None
     )
+    if needed_shape(run.train) is not None:
+        ids, chat = example_prompts(run, data, spec.prompts, cache=cache, checkpoints=checkpoints)
+        _check_lengths(ids if spec.prompts else [], run.train.seq_len)
+        return Prompts(ids if spec.prompts else ids[: spec.count], reader.decode, chat.stops[0])
     end = tokenizer.document_end if tokenizer else None
     decode = tokenizer.decode if tokenizer else None
     if spec.prompts:
@@ -85,13 +91,17 @@ def _encoded(prompts: Sequence[str], tokenizer: Tokenizer | None, seq_len: int) 
         )
         raise UserError(f"train.samples.prompts: {message}; try data.tokenizer, or no prompts")
     encoded = tokenizer.encode(prompts)
+    _check_lengths(encoded, seq_len)
+    return encoded
+
+
+def _check_lengths(encoded: Sequence[Sequence[int]], seq_len: int) -> None:
     for number, ids in enumerate(encoded):
         if not 0 < len(ids) < seq_len:
             message = f"{len(ids)} tokens; a sequence has {seq_len}, of which one must be generated"
             raise UserError(
                 f"train.samples.prompts.{number}: {message}; try one of 1 to {seq_len - 1} tokens"
             )
-    return encoded
 
 
 def _excerpt(

@@ -6,10 +6,13 @@ Does not depend on how files are read.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
+from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.runtime.exits import UserError
+from workers.training.data.examples.run_examples import open_example_samples
 from workers.training.data.inherited import check_inherited, copy_tokenizer, resolve_data
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
@@ -29,6 +32,14 @@ def open_samples(
     data, vocab, spec = resolve_data(run, checkpoints=checkpoints), run.model.vocab, run.train.eval
     tokenizer = open_tokenizer(data, vocab=vocab, checkpoints=checkpoints)
     check_inherited(run, checkpoints=checkpoints)
+    shape = needed_shape(run.train)
+    if shape is not None:
+        train_rows, held_out_rows = open_example_samples(
+            run, data, shape=shape, cache=cache, checkpoints=checkpoints
+        )
+        if train_rows.masked:
+            _refuse_dynamic(run.model, run.train.seq_len)
+        return cast("tuple[Samples, Samples | None]", (train_rows, held_out_rows))
     sources = open_sources(data, tokenizer=tokenizer, vocab=vocab, cache=cache)
     halves = [source.stream.split() for source in sources]
     train_sources = [

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from workers.runtime.exits import UserError
 from workers.training.data.mixture import Mixture
+from workers.training.data.rows import Row
 from workers.training.data.sources import Source
 
 
@@ -36,7 +37,8 @@ class Samples:
         name: str = "data",
         masked: bool = False,
     ) -> None:
-        self.seq_len, self.masked = seq_len, masked
+        self.seq_len, self.masked, self.uniform = seq_len, masked, True
+        self._ones = np.ones(seq_len, dtype=np.float32)
         self.names = [source.name for source in sources]
         self.mixture = Mixture([source.weight for source in sources])
         self.windows_by_source = [
@@ -62,6 +64,13 @@ class Samples:
         """
         source, number = self.mixture.locate(index)
         return self.windows_by_source[source].read(number)[1]
+
+    def row(self, index: int) -> Row:
+        """Global sample `index` with weight 1 everywhere, and its documents if `masked`."""
+        if not self.masked:
+            return Row(self.window(index), self._ones)
+        ids, starts = self.packed(index)
+        return Row(ids, self._ones, tuple(starts))
 
     def packed(self, index: int) -> tuple[NDArray[np.int64], list[int]]:
         """The window, and where documents begin in its inputs: `[0]` if its source has no

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from workers.contracts.specs.data import BpeSpec, DataSpec, SourceSpec
+from workers.contracts.specs.data import EXAMPLE_FORMATS, BpeSpec, DataSpec, SourceSpec
 from workers.runtime.exits import UserError
+from workers.training.data.examples.reading import example_texts
 from workers.training.data.files import check_text, json_documents, list_files, text_chunks
 from workers.training.data.shards import Shard, description_path, open_shard, write_shard
 from workers.training.data.stream import Stream
@@ -162,13 +163,15 @@ def write_tokens(target: Path, texts: Iterable[Iterable[str]], tokenizer: Tokeni
 
 
 def documents(part: SourceSpec, files: list[Path]) -> Iterator[Iterable[str]]:
-    """Each document in chunks: the text of a JSON line, or a full file."""
+    """Each document in chunks: the text of a JSON line or of an example, or a full file."""
     if part.preset is not None:
         yield [gzip.decompress(files[0].read_bytes()).decode("utf-8")]
         return
     for file in files:
         if part.format == "jsonl":
             yield from ([text] for text in json_documents(file))
+        elif part.format in EXAMPLE_FORMATS:
+            yield from ([text] for text in example_texts([file], part.format))
         else:
             yield text_chunks(file)
 

@@ -19,12 +19,18 @@ from workers.metrics.memory import (
     process_memory,
     storage_keys,
 )
+from workers.training.objectives.frozen_module import FrozenModule
 from workers.training.optim import get_master_weights, get_optimizer_state
 from workers.training.parallel.parallelize import Parallel
 from workers.training.recompute.memory_budget import in_flight
 
-_CATEGORIES = ("params", "grads", "optimizer", "activations", "buffers")
-_LABELS = {"params": "weights", "grads": "gradients", "optimizer": "optimizer state"}
+_CATEGORIES = ("params", "reference", "grads", "optimizer", "activations", "buffers")
+_LABELS = {
+    "params": "weights",
+    "reference": "weights of the reference or teacher",
+    "grads": "gradients",
+    "optimizer": "optimizer state",
+}
 
 
 def describe_memory(values: Mapping[str, float]) -> str:
@@ -48,15 +54,23 @@ def _size(held_bytes: float) -> str:
 class MemoryMetrics:
     """Bytes per category on this rank. Shapes are the same in all steps, so one is counted.
 
-    `params`, `grads`, `optimizer`: this rank's shards. `activations`: tensors that autograd saves
-    of a micro-batch by the end of its forward pass, times the micro-batches in flight on a pipeline
-    rank. `buffers`: buffers, and gathered or cast copies of weights at that time. `other`: the rest
-    of what the process has allocated (on a CPU its resident memory, Python and libraries included).
-    What the plan offloads counts as `offloaded` only, in the host's memory, which is also the CPU
-    device's, or on disk.
+    `params`, `grads`, `optimizer`, `reference` (a frozen second module): this rank's shards.
+    `activations`: tensors that autograd saves of a micro-batch by the end of its forward pass,
+    times the micro-batches in flight on a pipeline rank. `buffers`: buffers, and gathered or cast
+    copies of weights at that time. `other`: the rest of what the process has allocated (on a CPU
+    its resident memory, Python and libraries included). What the plan offloads counts as
+    `offloaded` only, in the host's memory, which is also the CPU device's, or on disk.
     """
 
-    def __init__(self, parallel: Parallel, device: torch.device, *, local_world_size: int) -> None:
+    def __init__(
+        self,
+        parallel: Parallel,
+        device: torch.device,
+        *,
+        local_world_size: int,
+        frozen: FrozenModule | None = None,
+    ) -> None:
+        """`frozen`: a second module, whose weights are a category of their own."""
         self.device = device
         self._parallel = parallel
         self._parts = len(parallel.parts)  # not counted yet
@@ -67,9 +81,11 @@ class MemoryMetrics:
         self._bytes = {
             "params": held_bytes(p for part in parallel.parts for p in part.parameters())
         }
+        if frozen is not None:
+            self._bytes["reference"] = frozen.bytes
         self._capacity = capacity_bytes(device, local_world_size=local_world_size)
         self._masters = 0
-        self._state_counted = False
+        self._state_counted = self._second_counted = False
 
     @contextmanager
     def forward(self) -> Iterator[None]:
@@ -83,7 +99,7 @@ class MemoryMetrics:
         with SavedForBackward() as saved:
             yield
         gathered = parallel.gathered_weights()
-        weights = storage_keys([*parallel.parameters().values(), *gathered])
+        weights = storage_keys([*parallel.stored_weights(), *gathered])
         self._activations += saved.held(without=weights)
         self._gathered = max(self._gathered, held_bytes(gathered))
         self._parts -= 1
@@ -111,6 +127,23 @@ class MemoryMetrics:
         self._bytes |= {"grads": held_bytes(gradients), "optimizer": held_bytes(state)}
         self._masters = held_bytes(get_master_weights(optimizer))
         self._state_counted = True
+
+    def count_second(
+        self, weights: list[Tensor], gradients: list[Tensor], optimizer: Optimizer
+    ) -> None:
+        """Add another trained module to the categories, after its update; counts once."""
+        if self._second_counted:
+            return
+        state = [
+            x
+            for entry in get_optimizer_state(optimizer).values()
+            for x in entry.values()
+            if isinstance(x, Tensor)
+        ]
+        added = {"params": weights, "grads": gradients, "optimizer": state}
+        for name, tensors in added.items():
+            self._bytes[name] = self._bytes.get(name, 0) + held_bytes(tensors)
+        self._second_counted = True
 
     def values(self) -> dict[str, float]:
         """All `memory/..._bytes` metrics now."""

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from workers.training.data.samples import Samples
+from workers.training.data.rows import RowSource
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import matmul_context
 from workers.training.parallel.context.apply import shard_sequence
@@ -34,15 +34,16 @@ class SequentialRunner:
         for index, microbatch in enumerate(microbatches):
             started = time.perf_counter()
             with context.trace.time_breakdown.within("data"):
-                inputs, targets, documents = context.load(context.samples, microbatch)
+                batch = context.load(context.samples, microbatch)
             data_s += time.perf_counter() - started
             with ExitStack() as stack:
                 stack.enter_context(matmul_context(plan.precision, context.world.device))
                 stack.enter_context(context.gradient_sync(last=index + 1 == len(microbatches)))
                 context.progress.enter("forward")
+                batch = context.with_reference(batch)
                 context.seed_dropout(microbatch)
                 with context.memory.forward():
-                    loss = context.model_loss(self.module, inputs, targets, documents, microbatch)
+                    loss = context.model_loss(self.module, batch)
                 context.progress.enter("backward")
                 torch.autograd.backward(loss * factor)
                 context.trace.time_breakdown.enter("other")
@@ -50,22 +51,22 @@ class SequentialRunner:
         context.parallel.finish_gradients()
         return total * context.loss_share, data_s
 
-    def evaluate(self, samples: Samples, count: int) -> Tensor:
+    def evaluate(self, samples: RowSource, count: int, *, phase: str = "validation") -> Tensor:
         """See `MicrobatchRunner`."""
         context = self.context
-        total = torch.zeros(2, dtype=torch.float64, device=context.world.device)
+        total = torch.zeros((), dtype=torch.float64, device=context.world.device)
         for microbatch in context.microbatches(0, count):
-            context.progress.enter("validation")
-            inputs, targets, documents = context.load(samples, microbatch)
+            context.progress.enter(phase)
+            batch = context.load(samples, microbatch)
             with matmul_context(context.run.plan.precision, context.world.device):
-                total[0] += context.model_loss(self.module, inputs, targets, documents, None)
-            total[1] += (targets >= 0).sum()
+                batch = context.with_reference(batch)
+                total += context.model_loss(self.module, batch, training=False)
         context.parallel.release_gathered()
-        return total * context.loss_share
+        return context.shares(total)
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
         """See `MicrobatchRunner`."""
         context = self.context
-        inputs, _ = shard_sequence(tokens_BS, tokens_BS, context.world.axis("cp"))
+        inputs = shard_sequence(tokens_BS, context.world.axis("cp"))
         with matmul_context(context.run.plan.precision, context.world.device):
             return context.local_logits(self.module(inputs), at)

@@ -1,14 +1,15 @@
 """What the parts of a training step share: model, data, optimizer, reporting and the loss.
 
-A leaf of the loop: runners, reports and the loop take a `StepContext`; `setup.attempt` builds it
-once. Does not depend on how micro-batches are scheduled.
+A leaf of the loop: runners, reports and the loop take a `StepContext`; `setup.loop_builder` builds
+it once. Does not depend on how micro-batches are scheduled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol, cast
 
 import torch
@@ -16,17 +17,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from workers.metrics.recorder import Recorder
-from workers.models.layers.documents import Documents
+from workers.models.decoder import Decoder
 from workers.training.data.losses import SourceLosses
-from workers.training.data.samples import Samples
+from workers.training.data.rows import MeasuredRows, RowSource
 from workers.training.loop.memory_metrics import MemoryMetrics
-from workers.training.loop.objective import token_loss, token_losses
 from workers.training.loop.progress import Progress
+from workers.training.objectives.counts import Counts
+from workers.training.objectives.frozen_module import FrozenModule
+from workers.training.objectives.objective import Objective, TokenObjective
+from workers.training.objectives.token_losses import token_losses_at
 from workers.training.optim import EarlyGradientCopies
-from workers.training.parallel.batch_sharding import Microbatch, load_microbatch, microbatches_for
+from workers.training.parallel.batch_sharding import (
+    IGNORED,
+    Batch,
+    Microbatch,
+    Reference,
+    TopTokens,
+    load_microbatch,
+    microbatches_for,
+)
 from workers.training.parallel.context.apply import rank_positions, shard_sequence
 from workers.training.parallel.mesh import World
 from workers.training.parallel.parallelize import Parallel
+from workers.training.parallel.unpadded import Unpadding
 from workers.training.setup.spec_loading import TrainingRun
 from workers.training.trace.step_trace import Trace
 
@@ -38,12 +51,14 @@ class MicrobatchRunner(Protocol):
         """Run the global batch from sample `first`; leave reduced gradients on the parameters.
 
         The loss is multiplied by `factor` before the backward passes. Returns this rank's share of
-        the summed token loss (fp64) and the seconds spent on data.
+        the summed loss (fp64) and the seconds spent on data.
         """
         ...
 
-    def evaluate(self, samples: Samples, count: int) -> Tensor:
-        """`[2]` fp64: this rank's share of summed loss and of tokens of `count` samples."""
+    def evaluate(self, samples: RowSource, count: int, *, phase: str = "validation") -> Tensor:
+        """fp64: this rank's share of the summed loss and of the objective's metrics of `count`
+        samples.
+        """
         ...
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
@@ -54,25 +69,28 @@ class MicrobatchRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepContext:
     """What one attempt's steps need on this rank.
 
-    `source_losses` is set if the data has several sources. `loss_from_hidden`: the loss is computed
-    from hidden states, without full logits.
+    `source_losses` is set if the data has several sources. `loss_from_hidden`: token losses are
+    computed from hidden states, without full logits. `frozen` is the reference or teacher.
     """
 
     run: TrainingRun
     world: World
     parallel: Parallel
     optimizer: Optimizer
-    samples: Samples
+    samples: RowSource
+    objective: Objective
+    counts: Counts
     source_losses: SourceLosses | None
     memory: MemoryMetrics
     trace: Trace
     progress: Progress
     recorder: Recorder
     loss_from_hidden: bool
+    frozen: FrozenModule | None = None
 
     def microbatches(self, first: int, count: int) -> list[Microbatch]:
         """This rank's micro-batches of `count` samples from `first` on."""
@@ -81,12 +99,40 @@ class StepContext:
             first, count, micro_batch_size=plan.micro_batch_size, dp=data.size, rank=data.rank
         )
 
-    def load(
-        self, samples: Samples, microbatch: Microbatch
-    ) -> tuple[Tensor, Tensor, Documents | None]:
-        """Inputs and targets at this rank's positions, and the documents of the full sequences."""
-        inputs, targets, documents = load_microbatch(samples, microbatch, self.world.device)
-        return *shard_sequence(inputs, targets, self.world.axis("cp")), documents
+    def load(self, samples: RowSource, microbatch: Microbatch) -> Batch:
+        """The micro-batch at this rank's positions, with the documents of complete sequences."""
+        batch, axis = load_microbatch(samples, microbatch, self.world.device), self.world.axis("cp")
+        if isinstance(samples, MeasuredRows):
+            numbers = range(microbatch.first, microbatch.first + microbatch.count)
+            batch = self.unpadding.apply(batch, [samples.length(each) for each in numbers])
+        if axis.size == 1:
+            return batch
+        weights = None if batch.weights is None else shard_sequence(batch.weights, axis)
+        teacher = batch.reference
+        if isinstance(teacher, TopTokens):
+            shards = (shard_sequence(each, axis) for each in (teacher.tokens, teacher.logprobs))
+            teacher = TopTokens(*shards)
+        return replace(
+            batch,
+            reference=teacher,
+            inputs=shard_sequence(batch.inputs, axis),
+            targets=shard_sequence(batch.targets, axis),
+            weights=weights,
+            values={name: shard_sequence(each, axis) for name, each in batch.values.items()},
+        )
+
+    @cached_property
+    def unpadding(self) -> Unpadding:
+        """How micro-batches of rows with padding lose it."""
+        run = self.run
+        return Unpadding(run.plan, run.model, compiled=run.train.compile)
+
+    def tokens(self, first: int) -> int:
+        """Tokens of the step whose global batch begins with sample `first`, without padding."""
+        samples, size = self.samples, self.run.plan.global_batch_size
+        if not isinstance(samples, MeasuredRows):
+            return self.run.tokens_per_step
+        return sum(samples.length(first + number) for number in range(size))
 
     @property
     def positions(self) -> int:
@@ -108,31 +154,70 @@ class StepContext:
             self.optimizer.set_gradients_final(last and self.parallel.gradients_appear_reduced)
         return self.parallel.gradient_sync(last=last)
 
-    def loss(self, logits: Tensor, targets: Tensor, microbatch: Microbatch | None) -> Tensor:
-        """Summed token loss; the loss of a training `microbatch` is also added to its sources."""
-        fused = self.run.train.fused_kernels
-        if self.source_losses is None or microbatch is None:
-            return token_loss(logits, targets, fused=fused)
-        losses = token_losses(logits, targets, fused=fused)
-        self.source_losses.add(microbatch, losses)
-        return losses.sum()
+    def with_reference(self, batch: Batch) -> Batch:
+        """The batch with the outputs of the frozen module, if there is one (no pipeline)."""
+        if self.frozen is None or not self.objective.reads_reference:
+            return batch
+        return self.score_reference(batch)
 
-    def model_loss(
-        self,
-        module: nn.Module,
-        inputs: Tensor,
-        targets: Tensor,
-        documents: Documents | None,
-        microbatch: Microbatch | None,
-    ) -> Tensor:
+    def score_reference(self, batch: Batch) -> Batch:
+        """The batch with the outputs of the frozen module, which must exist."""
+        assert self.frozen is not None
+        [part] = self.frozen.parts
+        with self.frozen.computing():
+            if self.loss_from_hidden and isinstance(self.objective, TokenObjective):
+                out: Reference = part(batch.inputs, batch.documents, batch.targets, True)
+            else:
+                out = self.objective.reference_of(part(batch.inputs, batch.documents), batch)
+        return replace(batch, reference=out)
+
+    def loss(self, logits: Tensor, batch: Batch, *, training: bool = True) -> Tensor:
+        """The batch's summed loss; with `training` it is also added to its sources."""
+        return self._sum(self.objective.from_logits(logits, batch), batch, training)
+
+    def model_loss(self, module: nn.Module, batch: Batch, *, training: bool = True) -> Tensor:
         """`loss` of a full model (no pipeline), with or without full logits in memory."""
-        if not self.loss_from_hidden:
-            return self.loss(module(inputs, documents), targets, microbatch)
-        if self.source_losses is None or microbatch is None:
-            return cast(Tensor, module(inputs, documents, targets))
-        losses = module(inputs, documents, targets, True).sum(dim=1)
-        self.source_losses.add(microbatch, losses)
-        return cast(Tensor, losses.sum())
+        objective = self.objective
+        if not (self.loss_from_hidden and isinstance(objective, TokenObjective)):
+            if (at := self._trained_positions(module, batch)) is not None:
+                logits = module(batch.inputs, batch.documents, None, False, at)
+                losses = token_losses_at(logits, batch.targets, at, fused=objective.fused)
+                weighted = cast(TokenObjective, objective).from_token_losses(losses, batch)
+                return self._sum(weighted, batch, training)
+            return self.loss(module(batch.inputs, batch.documents), batch, training=training)
+        inputs = (batch.inputs, batch.documents, batch.targets)
+        adds_to_sources = training and self.source_losses is not None
+        if objective.sums_tokens and batch.weights is None and not adds_to_sources:
+            return cast(Tensor, module(*inputs))
+        losses = objective.from_token_losses(module(*inputs, True), batch)
+        return self._sum(losses, batch, training)
+
+    def _trained_positions(self, module: nn.Module, batch: Batch) -> Tensor | None:
+        """The positions of a batch `[R]` whose targets have loss, if only their logits are needed.
+
+        None on devices where their number would have to be waited for, and for other models.
+        """
+        if (
+            batch.weights is None
+            or batch.weights.device.type != "cpu"
+            or not self.objective.sums_tokens
+            or not isinstance(module, Decoder)
+            or self.run.plan.tp > 1
+            or self.run.train.compile
+        ):
+            return None
+        trained = (batch.weights != 0) & (batch.targets != IGNORED)
+        at = trained.flatten().nonzero().squeeze(1)
+        # one position at least: every rank runs the head, whose weight may be sharded
+        return at if len(at) else at.new_zeros(1)
+
+    def _sum(self, losses: Tensor, batch: Batch, training: bool) -> Tensor:
+        """The sum of losses `[B]` or `[B, S]`."""
+        if self.source_losses is None or not training:
+            return losses.sum()
+        by_row = losses.sum(dim=1) if losses.dim() > 1 else losses
+        self.source_losses.add(batch.microbatch, by_row)
+        return by_row.sum()
 
     def local_logits(self, logits: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
         """`MicrobatchRunner.logits` for the logits of this rank's positions."""
@@ -146,9 +231,14 @@ class StepContext:
             return dict(zip(rows, gather_logits(logits, rows, columns), strict=True))
         return {row: logits[row, column] for row, column in zip(rows, columns, strict=True)}
 
+    def shares(self, loss: Tensor) -> Tensor:
+        """This rank's share of a summed loss and of the objective's metrics, which it resets."""
+        metrics = self.objective.take(self.world.device)
+        return torch.cat([loss.reshape(1), metrics]) * self.loss_share
+
     @property
     def loss_share(self) -> float:
         """This rank's weight in a sum of losses over all ranks: tensor-parallel ranks compute the
-        same loss.
+        same loss, and so do context-parallel ranks under some objectives.
         """
-        return 1.0 / self.run.plan.tp
+        return 1.0 / (self.run.plan.tp * self.objective.repeated)

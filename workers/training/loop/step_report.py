@@ -29,11 +29,16 @@ WEIGHTS_EVERY = 10
 
 @dataclass(frozen=True, slots=True)
 class PendingReport:
-    """A step whose all-reduce is in flight; `first`: its first sample, `tokens`: until its end."""
+    """A step whose all-reduce is in flight; `first`: its first sample, `tokens`: until its end.
+
+    `step_tokens`: its own. `count`: the divisor of its losses.
+    """
 
     step: int
     first: int
+    count: float
     tokens: int
+    step_tokens: int
     values: dict[str, float]
     sums: Sums
     pipeline_times: PipelineTimes | None
@@ -74,7 +79,9 @@ class StepReport:
         step: int,
         *,
         first: int,
+        count: float,
         tokens: int,
+        step_tokens: int,
         loss_sum: Tensor,
         gradients: Sequence[Tensor],
         requests: list[float],
@@ -87,6 +94,7 @@ class StepReport:
         """
         sums, share = Sums(self.world), self.context.loss_share
         sums.put("loss", loss_sum)
+        sums.put("objective", self.context.objective.take(self.world.device) * share)
         sums.put("norms", self.norms.squares(gradients))
         sums.put("requests", requests)
         if self.arrivals:
@@ -105,7 +113,7 @@ class StepReport:
             sums.put("pipeline", pipeline_times.row)
         sums.put("seconds", self.trace.time_breakdown.end_step())
         sums.send()
-        return PendingReport(step, first, tokens, values, sums, pipeline_times)
+        return PendingReport(step, first, count, tokens, step_tokens, values, sums, pipeline_times)
 
     def read(self, pending: PendingReport) -> tuple[dict[str, float], dict[str, list[float]]]:
         """The step's metrics, and the sums they were computed from."""
@@ -114,9 +122,10 @@ class StepReport:
             pending.step, sums.get("pipeline"), pending.pipeline_times
         )
         self.throughput.step(
-            seconds=sums["seconds"][0] / self.world.size, tokens=self.run.tokens_per_step
+            seconds=sums["seconds"][0] / self.world.size, tokens=pending.step_tokens
         )
-        values["loss"] = sums["loss"][0] / self.run.tokens_per_step
+        values["loss"] = sums["loss"][0] / pending.count
+        values |= self.context.objective.values(sums["objective"], count=pending.count)
         values["grad_norm"] = math.sqrt(sum(sums["norms"])) / self.checks.gradient_scale
         if self.arrivals:
             values |= self._arrival_metrics(pending.step, sums["arrivals"])

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from workers.contracts.specs.run_bodies import SamplesSpec
-from workers.models.initialise import derived_seed
 from workers.training.data.prompts import Prompts
+from workers.training.loop.sampling import draw_token
 from workers.training.loop.step_context import MicrobatchRunner, StepContext
 
 # share of an attempt's time for text samples, plus seconds so that a short run has some too
@@ -107,16 +107,8 @@ class SampleWriter:
 
     def _next(self, row: int, position: int, logits_V: Tensor) -> int:
         """The token at `position` of a text, drawn with a seed of text and position."""
-        logits = logits_V.double().cpu()
-        if self.spec.temperature == 0:
-            return int(logits.argmax())
-        generator = torch.Generator().manual_seed(
-            derived_seed(self.context.run.train.seed, "samples", row, position)
-        )
-        draw = torch.rand((), dtype=torch.float64, generator=generator)
-        cumulative = torch.softmax(logits / self.spec.temperature, 0).cumsum(0)
-        index = int(torch.searchsorted(cumulative, draw * cumulative[-1], right=True))
-        return min(index, len(cumulative) - 1)
+        seed = (self.context.run.train.seed, "samples", row, position)
+        return draw_token(logits_V, self.spec.temperature, seed)
 
     def _share(self, own: list[int], *, late: bool) -> list[int]:
         """Sum over ranks: each number comes from one rank; the last is whether rank 0 is late."""

@@ -6,9 +6,11 @@ Decides the order only; each action is implemented in its own module.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -18,18 +20,46 @@ from workers.metrics.kernel_choices import kernels_chosen
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer
 from workers.runtime.exits import Outcome
+from workers.training.adapter_files import Base, adapter_writer
 from workers.training.checkpoint import Checkpointer, training_tensors
-from workers.training.data.samples import Samples
+from workers.training.data.rows import RowSource
 from workers.training.loop import console
 from workers.training.loop.lr_schedule import lr_at
 from workers.training.loop.step_context import MicrobatchRunner, StepContext
+from workers.training.loop.step_passes import StepPasses
 from workers.training.loop.step_report import PendingReport, StepReport
 from workers.training.loop.text_samples import SampleWriter
 from workers.training.numerics.step_checks import StepChecks
+from workers.training.objectives.counts import Counts
 from workers.training.optim import fill_state, set_lr, update
 from workers.training.setup.control import Control, strongest
 from workers.training.setup.resume import Start, manifest_of
 from workers.training.trace.step_trace import ACTIONS as TRACE_ACTIONS
+
+
+class StepPreparation(Protocol):
+    """What has to happen around each step, such as generating its samples."""
+
+    def begin(self, checkpoint: Path | None) -> None:
+        """Once before the first step: load what it trains itself. Collective."""
+        ...
+
+    def prepare(self, step: int, first: int) -> dict[str, float]:
+        """Make the samples of `step` available, from sample `first` on. Collective.
+
+        Returns metrics of the step's point, equal on all ranks.
+        """
+        ...
+
+    def after_update(self, step: int, first: int, values: Mapping[str, float]) -> dict[str, float]:
+        """Act on the update with metrics `values`, from the same samples; more metrics.
+        Collective.
+        """
+        ...
+
+    def tensors(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the trained model. Collective."""
+        ...
 
 
 class Loop:
@@ -46,18 +76,27 @@ class Loop:
         throughput: Throughput,
         control: Control,
         checkpointer: Checkpointer,
-        held_out: Samples | None,
+        held_out: RowSource | None,
         writer: SampleWriter | None,
+        stops: Sequence[int] = (),
+        preparation: StepPreparation | None = None,
+        data_fingerprint: str | None = None,
     ) -> None:
-        """`writer` writes text samples at checkpoints and at the end."""
+        """`writer` writes text samples at checkpoints and at the end. `stops`: tokens that end an
+        answer of the model. `preparation` acts before each step. Checkpoints store
+        `data_fingerprint`.
+        """
         self.context, self.runner, self.checks, self.report = context, runner, checks, report
         self.run, self.world, self.parallel = context.run, context.world, context.parallel
         self.optimizer, self.memory, self.trace = context.optimizer, context.memory, context.trace
         self.recorder, self.progress = context.recorder, context.progress
         self.balancer, self.throughput, self.control = balancer, throughput, control
         self.checkpointer, self.held_out, self.writer = checkpointer, held_out, writer
+        self.passes = StepPasses(context, runner, stops)
+        self.preparation, self.data_fingerprint = preparation, data_fingerprint
         self.parameters = context.parallel.parameters()
         self.tokens = self.sample = 0
+        self.base: Base | None = None  # of an adapter, once its weights are loaded
         self._has_state = False
         self.progress.enter("starting")
 
@@ -111,6 +150,7 @@ class Loop:
                 reason = f"{request} was requested, left after step {self.step}"
                 return self._leave(Outcome(kind, reason, self.step))
         self._finish_saving()
+        self.checks.require_update(steps)
         return self._leave(Outcome("ok", f"all {steps} steps done", self.step))
 
     @contextmanager
@@ -141,6 +181,8 @@ class Loop:
         number = self.step + 1
         self.trace.time_breakdown.enter("other")
         requests = self.control.poll()
+        prepared = {} if self.preparation is None else self.preparation.prepare(number, self.sample)
+        began = time.perf_counter()
         loss_sum, data_s = self._forward_backward()
         self.progress.enter("update")
         gradients = self._collect_gradients()
@@ -156,11 +198,17 @@ class Loop:
             self.parallel.finish_update()
             self.memory.count_state(gradients, self.optimizer)
             self._has_state = True
-            if self.balancer:
+            if self.balancer and self.run.train.adapter is None:
                 self.balancer.update(sums["balance"])
             self.checks.updated(number)
         elif not self.checks.skip(number, values["loss"]):
             self._fail(number, values)
+        values |= self.checks.values | prepared
+        if self.preparation is not None:
+            synced_s = values.get("sync_s", 0.0)
+            values |= self.preparation.after_update(number, pending.first, values)
+            elsewhere_s = values.get("sync_s", 0.0) - synced_s
+            values["update_s"] = time.perf_counter() - began - elsewhere_s
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step = number
         self._after_step(number, self.tokens, values)
@@ -179,15 +227,18 @@ class Loop:
         train, first = self.run.train, self.sample
         lr = lr_at(number, steps=train.steps, peak=train.optimizer.lr, schedule=train.lr_schedule)
         self.sample += self.run.plan.global_batch_size
-        self.tokens += self.run.tokens_per_step
+        step_tokens = self.context.tokens(first)
+        self.tokens += step_tokens
         return self.report.send(
             number,
             first=first,
+            count=self.context.counts.of_samples(first, self.run.plan.global_batch_size),
             tokens=self.tokens,
+            step_tokens=step_tokens,
             loss_sum=loss_sum,
             gradients=gradients,
             requests=requests,
-            values={"lr": lr, "data_time_s": data_s},
+            values={"lr": lr, "data_time_s": data_s, **self.passes.times()},
         )
 
     def _collect_gradients(self) -> list[Tensor]:
@@ -209,14 +260,21 @@ class Loop:
         return [gradient for gradient in gradients if gradient is not None]
 
     def _forward_backward(self) -> tuple[Tensor, float]:
-        """Run this rank's micro-batches: its share of the summed token loss, seconds of data."""
+        """Run this rank's micro-batches: its share of the summed loss, seconds of data."""
+        size = self.run.plan.global_batch_size
+        self.context.objective.prepare(self.passes, self.context.samples, self.sample, size)
         for module in self.parallel.modules:
             module.train()
-        factor = self.checks.loss_factor
         # the balance loss is a mean over all sequences, to which each tensor-parallel rank adds
         if self.balancer:
-            self.balancer.scale_gradients(factor * self.run.train.seq_len / self.run.plan.tp)
-        return self.runner.forward_backward(self.sample, factor)
+            by_token = self.checks.loss_factor(self.run.tokens_per_step)
+            self.balancer.scale_gradients(by_token * self.run.train.seq_len / self.run.plan.tp)
+        return self.runner.forward_backward(self.sample, self.loss_factor(self.sample))
+
+    def loss_factor(self, first: int) -> float:
+        """The factor of the summed loss of the global batch from sample `first` on."""
+        size = self.run.plan.global_batch_size
+        return self.checks.loss_factor(self.context.counts.of_samples(first, size))
 
     def _after_step(self, step: int, tokens: int, values: dict[str, float]) -> None:
         """Write the point of a logged step; `tokens` counts those up to it."""
@@ -226,30 +284,31 @@ class Loop:
             return
         if train.validates(step):
             self.progress.enter("validation")
-            values["val_loss"] = self.validate()
-            values["val_perplexity"] = math.exp(min(values["val_loss"], 700.0))
+            values |= self.validate()
         values |= self.throughput.values() | self.memory.values() | self.trace.values()
         self.progress.enter("record")
         self.recorder.point(step=step, tokens=tokens, values=values)
         console.stepped(step, train.steps, values)
 
     @torch.no_grad()
-    def validate(self) -> float:
-        """Mean token loss over the first `eval.batches` global batches of held-out data, in order,
-        without dropout.
+    def validate(self) -> dict[str, float]:
+        """`val_loss` and the objective's metrics over the first `eval.batches` global batches of
+        held-out data, in order, without dropout.
 
         The samples are the same under any number of ranks.
         """
-        spec, samples = self.run.train.eval, self.held_out
+        spec, samples, objective = self.run.train.eval, self.held_out, self.context.objective
         assert spec is not None and samples is not None
         count = min(spec.batches * self.run.plan.global_batch_size, samples.windows)
         for module in self.parallel.modules:
             module.eval()
+        objective.prepare(self.passes, samples, 0, count)
         total = self.runner.evaluate(samples, count)
         for module in self.parallel.modules:
             module.train()
-        loss, tokens = self.world.sum_(total).tolist()
-        return float(loss / tokens)
+        divisor = Counts(objective, samples).of_samples(0, count)
+        loss, *sums = self.world.sum_(total).tolist()
+        return objective.validation_values(loss / divisor, sums, count=divisor)
 
     def _save(self, *, wait: bool) -> None:
         self.progress.enter("checkpoint")
@@ -260,14 +319,30 @@ class Loop:
             samples=self.sample,
             world_size=self.world.size,
             loss_scale=self.checks.state,
+            data_fingerprint=self.data_fingerprint,
         )
         if not self._has_state:  # every update so far was skipped
             fill_state(self.optimizer, self.parameters.values())
             self._has_state = True
-        tensors = training_tensors(self.parallel.weights(), self.optimizer)
+        tensors = training_tensors(self.saved_weights(), self.optimizer)
+        if self.preparation is not None:
+            tensors |= self.preparation.tensors()
+        write_more = None
+        if self.run.train.adapter is not None and self.base is not None:
+            write_more = adapter_writer(
+                self.parallel, self.run.train.adapter, self.run.model, self.base
+            )
+            manifest["base"] = {"path": self.base.path, "fingerprint": self.base.fingerprint}
         # an asynchronous save copies all states to memory, which states on disk avoid
         wait = wait or self.run.plan.offload == "nvme"
-        self.checkpointer.save(tensors, step=self.step, manifest=manifest, wait=wait)
+        self.checkpointer.save(
+            tensors, step=self.step, manifest=manifest, wait=wait, write_more=write_more
+        )
+
+    def saved_weights(self) -> dict[str, Tensor]:
+        """The weights of a checkpoint: all of them, or an adapter's alone."""
+        adapts = self.run.train.adapter is not None
+        return self.parallel.parameters() if adapts else self.parallel.weights()
 
     def _fail(self, number: int, values: dict[str, float]) -> NoReturn:
         """Raise for a step without update: the weights and the last checkpoint are sound."""

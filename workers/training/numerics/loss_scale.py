@@ -25,18 +25,29 @@ class Change:
 
 
 class LossScaler:
-    """`scale` multiplies the loss; `quiet` counts updates since the last change of scale."""
+    """`scale` multiplies the loss; `quiet` counts updates since the last change of scale.
+
+    `updates` and `skipped` count the run's updates, made and skipped.
+    """
 
     def __init__(self, spec: LossScale, saved: dict[str, Any] | None = None) -> None:
         """`saved`: the `state` of the checkpoint to continue from."""
         self.spec = spec
         self.scale = float(saved["scale"]) if saved else spec.initial
         self.quiet = int(saved["quiet"]) if saved else 0
+        # checkpoints of version 0.1 do not count; they exist after updates
+        self.updates = int(saved.get("updates", 1)) if saved else 0
+        self.skipped = int(saved.get("skipped", 0)) if saved else 0
 
     @property
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"scale": self.scale, "quiet": self.quiet}
+        return {
+            "scale": self.scale,
+            "quiet": self.quiet,
+            "updates": self.updates,
+            "skipped": self.skipped,
+        }
 
     @property
     def exhausted(self) -> bool:
@@ -45,6 +56,7 @@ class LossScaler:
 
     def overflowed(self) -> Change:
         """Reduce the scale after a step with non-finite gradients, whose update was skipped."""
+        self.skipped += 1
         return self._set(
             max(self.scale * self.spec.backoff, min(_MIN_SCALE, self.spec.initial)), "overflow"
         )
@@ -52,6 +64,7 @@ class LossScaler:
     def updated(self) -> Change | None:
         """After an update: grow the scale after `growth_interval` updates in a row."""
         self.quiet += 1
+        self.updates += 1
         if self.quiet < self.spec.growth_interval:
             return None
         return self._set(self.scale * self.spec.growth, "growth")

@@ -6,6 +6,7 @@ return through the cast in fp32. Does not depend on sharding or loss scales.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from workers.models.decoder import Decoder
+from workers.models.wrapped import Inner, wrapped, wrapper_of
 from workers.training.numerics.fp16_products import HalfProducts
 
 # the compute dtype; for fp8, of everything but the linear layers inside blocks
@@ -31,40 +34,45 @@ def matmul_context(precision: str, device: torch.device) -> AbstractContextManag
     return nullcontext()
 
 
-class CastCopies:
-    """Makes each block, and the rest of the model, compute with `dtype` copies of its fp32
-    parameters.
+def cast_copies(decoder: Decoder, dtype: torch.dtype) -> Decoder:
+    """Make each block, and the rest of the model, compute with copies (`CastCopies`).
 
-    Copies live from a unit's forward to its backward pass. While `watch` is set, `copies` lists
+    Returns the decoder's variant; blocks are replaced in place.
+    """
+    for name, block in decoder.blocks.items():
+        names = [name for name, _ in block.named_parameters()]
+        decoder.blocks[name] = wrapped(block, CastCopies(names, dtype))
+    in_blocks = {id(parameter) for parameter in decoder.blocks.parameters()}
+    rest = [name for name, each in decoder.named_parameters() if id(each) not in in_blocks]
+    return wrapped(decoder, CastCopies(rest, dtype))
+
+
+def casts_of(decoder: Decoder) -> list[CastCopies]:
+    """The casts of a decoder's blocks, and of the rest of it."""
+    units = (wrapper_of(each, CastCopies) for each in (*decoder.blocks.values(), decoder))
+    return [unit for unit in units if unit is not None]
+
+
+class CastCopies:
+    """The wrapper of a module that computes with `dtype` copies of its fp32 parameters `names`.
+
+    Copies live from the module's forward to its backward pass. While `watch` is set, `copies` lists
     their storages.
     """
 
-    def __init__(self, decoder: nn.Module, blocks: nn.ModuleDict, dtype: torch.dtype) -> None:
-        self.dtype, self.watch = dtype, False
+    def __init__(self, names: Iterable[str], dtype: torch.dtype) -> None:
+        self.names, self.dtype, self.watch = tuple(names), dtype, False
         self.copies: list[Tensor] = []
-        in_blocks = {id(parameter) for parameter in blocks.parameters()}
-        for block in blocks.values():
-            self._cast(block, [name for name, _ in block.named_parameters()])
-        rest = [
-            name for name, parameter in decoder.named_parameters() if id(parameter) not in in_blocks
-        ]
-        self._cast(decoder, rest)
+        self._unit: _Unit | None = None
 
-    def _cast(self, module: nn.Module, names: list[str]) -> None:
-        unit = _Unit(module)
-        # looked up at each call: another version may have replaced the parameter
-        places = {
-            name: (module.get_submodule(path), leaf)
-            for name in names
-            for path, _, leaf in [name.rpartition(".")]
-        }
-
-        def forward(*args: Any) -> Any:
-            return functional_call(unit, self._copied(places), args)
-
-        module.forward = forward
+    def __call__(self, module: nn.Module, inner: Inner, /, *args: Any) -> Any:
+        """The module's output."""
+        if self._unit is None:
+            self._unit = _Unit(module, self.names)
+        return functional_call(self._unit, self._copied(self._unit.places), (inner, *args))
 
     def _copied(self, places: dict[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+        # looked up at each call: another version may have replaced the parameter
         copies = {
             f"module.{name}": getattr(owner, leaf).to(self.dtype)
             for name, (owner, leaf) in places.items()
@@ -75,12 +83,17 @@ class CastCopies:
 
 
 class _Unit(nn.Module):
-    """A module as `module`, with its previous forward, for `functional_call` to swap parameters."""
+    """A module as `module` for `functional_call`, which swaps the parameters at `places`."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
         super().__init__()
         self.module = module
-        self.plain = module.forward
+        self.places = {
+            name: (module.get_submodule(path), leaf)
+            for name in names
+            for path, _, leaf in [name.rpartition(".")]
+        }
 
-    def forward(self, *args: Any) -> Any:
-        return self.plain(*args)
+    def forward(self, inner: Inner, *args: Any) -> Any:
+        """The module's forward pass without its wrapper."""
+        return inner(*args)

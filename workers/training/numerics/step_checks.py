@@ -51,20 +51,24 @@ class StepChecks:
         return self.scaler.state if self.scaler else None
 
     @property
-    def loss_factor(self) -> float:
-        """The factor of the summed token loss.
+    def values(self) -> dict[str, float]:
+        """Metrics after the update or its skip: the run's number of skipped updates, for fp16."""
+        return {"skipped_updates": float(self.scaler.skipped)} if self.scaler else {}
 
-        Gradient reductions average over ranks; the result must be a mean over all tokens. fp16
+    def loss_factor(self, count: float) -> float:
+        """The factor of the summed loss of a step whose mean is over `count`.
+
+        Gradient reductions average over ranks; the result must be the step's mean. fp16
         gradients have the same size under any number of ranks instead, so that they overflow under
         all or none; the update multiplies by the number of ranks.
         """
         if self.scaler:
-            return self.scaler.scale / self.run.tokens_per_step
-        return self.parallel.averaged / self.run.tokens_per_step
+            return self.scaler.scale / count
+        return self.parallel.averaged / count
 
     @property
     def gradient_scale(self) -> float:
-        """The factor of gradients relative to those of the mean over all tokens."""
+        """The factor of gradients relative to those of the step's mean loss."""
         return self.scaler.scale / self.parallel.averaged if self.scaler else 1.0
 
     def updated(self, number: int) -> None:
@@ -97,6 +101,18 @@ class StepChecks:
             )
         self._report_scale(number, scaler.overflowed(), ranks=ranks)
         return True
+
+    def require_update(self, steps: int) -> None:
+        """Raise NumericsError if the run ends after `steps` steps without one update."""
+        scaler = self.scaler
+        if scaler is None or scaler.updates or not scaler.skipped:
+            return
+        initial = scaler.spec.initial
+        raise NumericsError(
+            f"no update was made in {steps} steps: gradients overflowed in each, and the loss "
+            f"scale fell from {initial:g} to {scaler.scale:g}; "
+            f"try plan.loss_scale.initial {scaler.scale:g} or less, more steps, or bf16"
+        )
 
     def non_finite_gradients(self) -> list[str]:
         """Parameters whose gradient on this rank is not finite."""

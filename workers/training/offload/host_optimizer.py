@@ -6,6 +6,8 @@ states on a disk. Works with any rule that updates one parameter at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,11 +28,14 @@ class OffloadedOptimizer(Optimizer):
     """Rules made by `make`, one per part of `groups`, over host masters; states there or on `disk`.
 
     A parameter is entirely in one part. Parts are the same on all ranks that share DTensors.
+    Updates use `threads` of the host; None: as many as the rest of the process.
     """
 
-    def __init__(self, groups: Groups, make: Make, *, disk: Disk | None = None) -> None:
+    def __init__(
+        self, groups: Groups, make: Make, *, disk: Disk | None = None, threads: int | None = None
+    ) -> None:
         parameters = [each for group in groups for each in group["params"]]
-        self.disk = disk
+        self.disk, self.threads = disk, threads
         self.copies = HostCopies(parameters, keep_masters=disk is None)
         self.parts = [_Part(part, make, self.copies, disk) for part in _split_groups(groups)]
         super().__init__(groups, dict(self.parts[0].rule.defaults))
@@ -63,10 +68,11 @@ class OffloadedOptimizer(Optimizer):
         for part in self.parts:
             copy_group_options(self.param_groups, part.rule.param_groups)
         self.parts[0].start_transfers()
-        for part, following in zip(self.parts, [*self.parts[1:], None], strict=True):
-            if following is not None:
-                following.start_transfers()
-            part.update(factor)
+        with _threads(self.threads):
+            for part, following in zip(self.parts, [*self.parts[1:], None], strict=True):
+                if following is not None:
+                    following.start_transfers()
+                part.update(factor)
         self.copies.wait_for_return()
         if self.disk is not None:
             self.disk.wait()
@@ -115,6 +121,20 @@ class _Part:
         states = self.on_disk.mapped() if self.on_disk else self.rule.state
         hosts = ((each, self.copies.host_tensor(each)) for each in self.parameters)
         return {each: states[host] for each, host in hosts if host in states}
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    """Use `number` threads per operation on the host."""
+    before = torch.get_num_threads()
+    if number in (None, before):
+        yield
+        return
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _split_groups(groups: Groups) -> list[Groups]:

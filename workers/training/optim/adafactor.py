@@ -1,8 +1,9 @@
 """Adafactor for plain and sharded parameters (arXiv 1804.04235): factored second moments per
 matrix.
 
-The rule and constants of torch.optim.Adafactor. Torch 2.13's raises errors for DTensors and copies
-two norms per parameter to the host; this one reduces them over ranks, one message per layout.
+The rule and constants of torch.optim.Adafactor. Torch 2.13's raises errors for sharded matrices and
+copies two norms per parameter to the host; this one reduces them over ranks, one message per
+layout.
 """
 
 from __future__ import annotations

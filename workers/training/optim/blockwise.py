@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from workers.models.adapters.levels import dynamic_levels
+
 BLOCK = 256
-_DECADES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +80,12 @@ def dequantize(blocks: Blocks, *, signed: bool) -> Tensor:
 
 @cache
 def codebook(signed: bool, device: torch.device) -> Codebook:
-    """Decades 10⁻⁶ to 1, each with twice the codes of the decade below, linear within.
+    """The codes of `dynamic_levels`.
 
     Unsigned codes have no zero: a second moment rounded to zero makes Adam divide by zero (arXiv
     2309.01507, section 4.1). A block of zeros has the scale 0.
     """
-    levels = [1.0]
-    for decade in range(_DECADES):
-        parts = 2 ** (decade if signed else decade + 1)
-        midpoints = (0.1 + 0.9 * (part + 0.5) / parts for part in range(parts))
-        levels += [10.0 ** (decade - _DECADES + 1) * middle for middle in midpoints]
-    if signed:
-        levels += [-value for value in levels[1:]] + [0.0]
-    values = torch.tensor(sorted(levels), dtype=torch.float64)
+    values = torch.tensor(dynamic_levels(signed=signed), dtype=torch.float64)
     patterns = (
         torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).double()
     )

@@ -35,13 +35,15 @@ def build_optimizer(
     process_group: ProcessGroupOf = lambda _: None,
     offload: Offload = "none",
     scratch: Path | None = None,
+    host_threads: int | None = None,
     fused: bool = True,
 ) -> Optimizer:
     """Build the optimizer of `spec`; weight decay applies to all parameters, as in torch.optim.
 
     `shard_state`: ZeRO-1, each rank of a parameter's `process_group` (None: all ranks) keeps a part
     of the state. `offload`: where state lives and the update runs; `scratch` is the folder of state
-    on disk. Parameters in host memory are always updated there.
+    on disk, and `host_threads` the threads of an update on the host (None: as elsewhere).
+    Parameters in host memory are always updated there.
 
     Muon's rule applies to the matrices of blocks; embeddings, head, norms and biases use AdamW with
     `scalar_lr`. `fused` false: AdamW updates one tensor at a time.
@@ -73,6 +75,9 @@ def build_optimizer(
             },
         ]
 
+    if spec.lora_plus_ratio is not None:
+        faster = {each for name, each in parameters.items() if name.endswith(".lora_B")}
+        groups = [part for group in groups for part in _split(group, faster, spec.lora_plus_ratio)]
     groups = [part for group in groups for part in _by_mesh(group)]
 
     def make_rule(subset: Groups) -> Optimizer:
@@ -85,7 +90,10 @@ def build_optimizer(
 
         assert offload != "nvme" or scratch is not None, "state on disk needs a folder"
         return OffloadedOptimizer(
-            subset, make_rule, disk=Disk(scratch) if offload == "nvme" and scratch else None
+            subset,
+            make_rule,
+            disk=Disk(scratch) if offload == "nvme" and scratch else None,
+            threads=host_threads,
         )
 
     return (
@@ -93,6 +101,15 @@ def build_optimizer(
         if shard_state
         else make_optimizer(groups)
     )
+
+
+def _split(group: dict[str, Any], faster: set[Tensor], ratio: float) -> Groups:
+    """LoRA+ (arXiv 2402.12354): `faster` parameters have `ratio` times the group's rate."""
+    rest = [each for each in group["params"] if each not in faster]
+    chosen = [each for each in group["params"] if each in faster]
+    own = ratio * group.get("lr_ratio", 1.0)
+    parts = [{**group, "params": rest}] if rest or not chosen else []
+    return parts + ([{**group, "params": chosen, "lr_ratio": own}] if chosen else [])
 
 
 def _by_mesh(group: dict[str, Any]) -> Groups:

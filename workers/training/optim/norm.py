@@ -51,7 +51,7 @@ class Norms:
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         if self._cached is None or self._cached[0].device != device:
             holders = torch.tensor(self.holders, dtype=torch.float64, device=device)
-            self._cached = holders, torch.tensor(self.members, device=device)
+            self._cached = holders, torch.tensor(self.members, dtype=torch.int64, device=device)
         return self._cached
 
 
@@ -63,6 +63,8 @@ def local_norm(tensors: Sequence[Tensor]) -> float:
 @torch.no_grad()
 def _squares(tensors: Sequence[Tensor]) -> Tensor:
     """Each tensor's sum of squares, `[len(tensors)]` fp64."""
+    if not tensors:  # a stage whose weights are all frozen
+        return torch.zeros(0, dtype=torch.float64)
     if tensors[0].device.type != "cpu":
         return torch.stack(
             list(torch._foreach_norm(list(tensors), 2, dtype=torch.float64))

@@ -85,10 +85,12 @@ class ArrivalTracker:
                     return None
                 self._reported = rank
                 mean_s = sum(own) / len(own)
+                shares = [late_s / step_s for each, late_s, step_s in late if each == rank]
                 return {
                     "rank": rank,
                     "stage": rank // self._peers,
                     "late_s": round(mean_s, 4),
+                    "share": round(sum(shares) / len(shares), 3),
                     "message": f"it reaches its gradients {1000 * mean_s:.0f} ms after the first "
                     "rank in nearly every step",
                 }

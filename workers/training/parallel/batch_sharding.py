@@ -5,14 +5,15 @@ Any number of ranks sees the same global batches. Does not depend on where sampl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from workers.models.layers.documents import Documents
-from workers.training.data.samples import Samples
+from workers.training.data.rows import Row, RowSource
 
 IGNORED = -100  # target without loss; cross_entropy's default
 
@@ -24,6 +25,41 @@ class Microbatch:
     first: int
     count: int
     missing: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """A teacher's most probable tokens at each position: ids and log-probabilities `[B, S, k]`."""
+
+    tokens: Tensor
+    logprobs: Tensor
+
+
+# what an objective keeps of a frozen module's output at the same positions
+Reference = Tensor | TopTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A micro-batch's tensors `[micro_batch_size, S]`: of complete sequences or a rank's positions.
+
+    `inputs` and `targets` are int64; targets without loss are IGNORED. `weights` (fp32) are None if
+    every other target has weight 1. `documents` and `rows` are those of complete sequences of
+    `length`; padding is no row. `reference` is of a frozen module, or of its file; `values` are
+    the rows' named numbers at the same positions (fp32, 0 in padding). `places` is set if the
+    rows were joined to one sequence: of its first positions, those in the concatenated rows.
+    """
+
+    microbatch: Microbatch
+    inputs: Tensor
+    targets: Tensor
+    documents: Documents | None
+    weights: Tensor | None = None
+    rows: tuple[Row, ...] = ()
+    length: int = 0
+    reference: Reference | None = None
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    places: Tensor | None = None
 
 
 def microbatches_for(
@@ -44,25 +80,62 @@ def microbatches_for(
     return microbatches
 
 
-def load_microbatch(
-    samples: Samples, microbatch: Microbatch, device: torch.device
-) -> tuple[Tensor, Tensor, Documents | None]:
-    """Inputs and targets, `[micro_batch_size, seq_len]` int64 on `device`, padding targets IGNORED;
-    and the inputs' documents, if samples have document boundaries.
-    """
-    windows = np.zeros((microbatch.count + microbatch.missing, samples.seq_len + 1), dtype=np.int64)
-    starts = [[0]] * len(windows)
-    for row in range(microbatch.count):
-        if samples.masked:
-            windows[row], starts[row] = samples.packed(microbatch.first + row)
-        else:
-            windows[row] = samples.window(microbatch.first + row)
+def load_microbatch(samples: RowSource, microbatch: Microbatch, device: torch.device) -> Batch:
+    """The micro-batch's complete sequences on `device`; rows of padding have no targets."""
+    rows = tuple(samples.row(microbatch.first + index) for index in range(microbatch.count))
+    ids = np.zeros((microbatch.count + microbatch.missing, samples.seq_len + 1), dtype=np.int64)
+    for index, row in enumerate(rows):
+        ids[index] = row.ids
+    starts = [list(row.starts) for row in rows] + [[0]] * microbatch.missing
     documents = Documents(starts, samples.seq_len, device) if samples.masked else None
-    tokens = torch.from_numpy(windows)
-    inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    tokens = torch.from_numpy(ids)
+    # copies: of a single row, both would be views of the same memory
+    inputs, targets = tokens[:, :-1].clone(), tokens[:, 1:].clone()
     targets[microbatch.count :] = IGNORED
+    weights = None if samples.uniform else _apply_weights(rows, targets)
     if device.type == "cuda":
         inputs, targets = (
             each.pin_memory().to(device, non_blocking=True) for each in (inputs, targets)
         )
-    return inputs, targets, documents
+        weights = None if weights is None else weights.pin_memory().to(device, non_blocking=True)
+    teacher = _top_tokens(rows, microbatch, samples.seq_len, device)
+    values = _values(rows, targets.shape, device)
+    length = samples.seq_len
+    return Batch(microbatch, inputs, targets, documents, weights, rows, length, teacher, values)
+
+
+def _top_tokens(
+    rows: tuple[Row, ...], microbatch: Microbatch, length: int, device: torch.device
+) -> TopTokens | None:
+    """The teacher's tokens of rows that have some; zeros in rows of padding."""
+    count = max(
+        (0 if row.teacher is None else row.teacher.tokens.shape[1] for row in rows), default=0
+    )
+    if not count:
+        return None
+    shape = (microbatch.count + microbatch.missing, length, count)
+    tokens, logprobs = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.float32)
+    for index, row in enumerate(rows):
+        if row.teacher is not None:
+            tokens[index], logprobs[index] = row.teacher.tokens, row.teacher.logprobs
+    return TopTokens(*(torch.from_numpy(each).to(device) for each in (tokens, logprobs)))
+
+
+def _values(rows: tuple[Row, ...], shape: torch.Size, device: torch.device) -> dict[str, Tensor]:
+    """The rows' named numbers, `[B, S]` each; rows of padding have zeros."""
+    values = {}
+    for name in rows[0].values if rows else ():
+        values_BS = torch.zeros(shape, dtype=torch.float32)
+        for index, row in enumerate(rows):
+            values_BS[index] = torch.from_numpy(row.values[name])
+        values[name] = values_BS.to(device)
+    return values
+
+
+def _apply_weights(rows: tuple[Row, ...], targets_BS: Tensor) -> Tensor | None:
+    """Ignore targets of weight 0; the weights `[B, S]` fp32 if others than 0 and 1 occur."""
+    weights_BS = torch.zeros(targets_BS.shape, dtype=torch.float32)
+    for index, row in enumerate(rows):
+        weights_BS[index] = torch.from_numpy(row.weights)
+    targets_BS[weights_BS == 0] = IGNORED
+    return None if bool(((weights_BS == 0) | (weights_BS == 1)).all()) else weights_BS

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from workers.contracts.specs.plan import ParallelPlan
@@ -25,7 +25,9 @@ from workers.models.decoder import Decoder
 from workers.models.layers.attention import AttentionBase
 from workers.models.layers.documents import Documents
 from workers.models.layers.mla import LatentAttention
+from workers.models.linear_variants import variant_of
 from workers.models.moe.layer import RoutedMlp
+from workers.models.wrapped import Inner, wrapped
 from workers.runtime.exits import UserError
 from workers.training.numerics.cpu_products import KERNELS
 from workers.training.recompute.selective import PRODUCTS
@@ -34,22 +36,29 @@ BACKEND = "inductor"
 
 
 class Compiled:
-    """Replaces a forward method: compiled if gradients are enabled, else eager.
+    """The wrapper of a module that is compiled if gradients are enabled, else eager.
 
     Validation and text samples have other lengths than training; each would be compiled again.
+    `selective`: the compiled code recomputes all but matrix products.
     """
 
-    def __init__(self, plain: Callable[..., Tensor], *, drops: bool) -> None:
-        self.plain = plain
+    def __init__(self, *, drops: bool, selective: bool) -> None:
+        self.selective = selective
         # torch's own generator, for the masks of an eager run
-        options: Any = {"fallback_random": True} if drops and BACKEND == "inductor" else None
-        self.compiled: Callable[..., Tensor] = torch.compile(
-            plain, dynamic=False, backend=BACKEND, options=options
-        )
+        self.options: Any = {"fallback_random": True} if drops and BACKEND == "inductor" else None
+        self._compiled: Callable[..., Tensor] | None = None
 
-    def __call__(self, *args: Any) -> Tensor:
-        """The block's output."""
-        return self.compiled(*args) if torch.is_grad_enabled() else self.plain(*args)
+    def __call__(self, module: nn.Module, inner: Inner, /, *args: Any) -> Tensor:
+        """The module's output."""
+        if not torch.is_grad_enabled():
+            eager: Tensor = inner(*args)
+            return eager
+        if self._compiled is None:  # `inner` is the same method at every call
+            plain = _selective(inner) if self.selective else inner
+            self._compiled = torch.compile(
+                plain, dynamic=False, backend=BACKEND, options=self.options
+            )
+        return self._compiled(*args)
 
 
 def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
@@ -70,17 +79,19 @@ def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
     # a block's gradients come together: DDP's buckets need no graph breaks
     torch._dynamo.config.optimize_ddp = False
     drops = bool(decoder.spec.dropout)
-    for block in decoder.blocks.values():
-        routed = isinstance(block.mlp, RoutedMlp)
-        modules: list[Any] = [block]
+    selective = plan.recompute == "selective"
+    for layer, block in decoder.blocks.items():
+        places: list[tuple[nn.Module, str]] = [(decoder.blocks, layer)]
         if plan.tp > 1:
-            modules = [block.attn] if routed else [block.attn, block.mlp]
-        elif routed:
+            places = [(block, "attn")]
+            if not isinstance(block.mlp, RoutedMlp):
+                places.append((block, "mlp"))
+        elif isinstance(block.mlp, RoutedMlp):
             # one class for all layers, or each would be compiled again
-            block.mlp.__class__ = _EagerRoutedMlp
-        for module in modules:
-            plain = _selective(module.forward) if plan.recompute == "selective" else module.forward
-            module.forward = Compiled(plain, drops=drops)
+            block.mlp = variant_of(block.mlp, EagerRoutedMlp)
+        for parent, name in places:
+            compiled = Compiled(drops=drops, selective=selective)
+            parent.register_module(name, wrapped(parent.get_submodule(name), compiled))
 
 
 def exclude_attention(decoder: Decoder, *, always: bool) -> None:
@@ -99,8 +110,13 @@ def _eager(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return eager
 
 
-class _EagerRoutedMlp(RoutedMlp):
-    forward = _eager(RoutedMlp.forward)
+class EagerRoutedMlp(RoutedMlp):
+    """Routed experts between compiled code: their shapes depend on the tokens."""
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
+        """See `RoutedMlp.forward`."""
+        return super().forward(x, documents)
 
 
 def _eager_with_documents(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:

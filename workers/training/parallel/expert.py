@@ -34,12 +34,14 @@ def apply_expert(decoder: Decoder, axis: Axis, mesh: DeviceMesh) -> None:
     `apply_tensor` has sharded them. All ranks of the axis must call the decoder equally often.
     """
     assert axis.group is not None
-    for experts in _experts_of(decoder):
+    for layer in _routed_layers(decoder):
         if mesh.ndim == 1:
-            parallelize_module(experts, mesh, Region({}, other=sharded(0)), src_data_rank=None)
+            style = Region({}, other=sharded(0))
+            sharded_experts = parallelize_module(layer.experts, mesh, style, src_data_rank=None)
+            layer.register_module("experts", sharded_experts)
         else:
-            _distribute_shards(experts, axis, mesh)
-        experts.through = TokenExchange(experts, axis.group)
+            _distribute_shards(layer.experts, axis, mesh)
+        layer.experts.exchange = TokenExchange(layer.experts, axis.group)
 
 
 def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **options: Any) -> None:
@@ -59,16 +61,15 @@ def shard_experts(decoder: Decoder, mesh: DeviceMesh, *, average_over: int, **op
         options["mp_policy"] = MixedPrecisionPolicy(
             policy.param_dtype, policy.param_dtype and torch.float32, cast_forward_inputs=False
         )
-    for experts in _experts_of(decoder):
-        shards: Any = fully_shard(experts, mesh=mesh, **options)
+    for layer in _routed_layers(decoder):
+        shards: Any = fully_shard(layer.experts, mesh=mesh, **options)
         shards.set_gradient_divide_factor(average_over)
         if not alone:  # gloo has no sums with a factor
             shards.set_force_sum_reduction_for_comms(True)
 
 
 class TokenExchange:
-    """An `Experts`' `through`, over the ranks of a group: rank r holds experts r · L to (r + 1) · L
-    - 1.
+    """An `Experts`' `exchange`: rank r of a group holds experts r · L to (r + 1) · L - 1.
 
     Counts are exchanged first, 4 · E bytes per rank, then hidden states, and as many return
     (GShard, arXiv 2006.16668, section 3.2). Gradients take the reverse path. An expert without
@@ -120,7 +121,7 @@ def _distribute_shards(experts: Experts, axis: Axis, mesh: DeviceMesh) -> None:
             module.register_parameter(name, nn.Parameter(distributed))
 
 
-def _experts_of(decoder: Decoder) -> Iterator[Experts]:
+def _routed_layers(decoder: Decoder) -> Iterator[RoutedMlp]:
     for block in decoder.blocks.values():
         if isinstance(block.mlp, RoutedMlp):
-            yield block.mlp.experts
+            yield block.mlp

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.runtime.environment import Environment
@@ -92,20 +93,32 @@ def pick_device(environment: Environment) -> torch.device:
     return torch.device("cpu")
 
 
-def start_world(environment: Environment, plan: ParallelPlan) -> World:
-    """Join torchrun's process group (an existing one is reused) and build the mesh axes."""
+def start_world(
+    environment: Environment, plan: ParallelPlan, *, store: Store | None = None
+) -> World:
+    """Join torchrun's process group (an existing one is reused) and build the mesh axes.
+
+    With `store` the group is made of the environment's ranks over it.
+    """
     device = pick_device(environment)
-    if environment.world_size == 1 and not plan.offloads_weights:
+    if environment.world_size == 1 and not plan.fully_shards:
         return World(0, 1, device)
     on_cuda = device.type == "cuda"
     if not dist.is_initialized():
         init_process_group(
             alone=environment.world_size == 1,
             backend="cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            **_members(environment, store),
             timeout=timedelta(seconds=environment.timeout_s),
             device_id=device if on_cuda else None,
         )
     return build_axes(plan, World(environment.rank, environment.world_size, device))
+
+
+def _members(environment: Environment, store: Store | None) -> dict[str, Any]:
+    if store is None or environment.world_size == 1:
+        return {}
+    return {"store": store, "rank": environment.rank, "world_size": environment.world_size}
 
 
 def init_process_group(*, alone: bool, backend: str = "gloo", **more: Any) -> None:
@@ -127,8 +140,7 @@ def build_axes(plan: ParallelPlan, world: World) -> World:
     index = rank_indices(plan, world.rank)
     world.axes = {name: Axis(name, size, index[name]) for name, size in sizes.items() if size > 1}
     plain_dp = plan.zero < 2 and plan.dp * plan.cp == world.size and plan.cp == plan.ep == 1
-    # `fully_shard` moves offloaded weights to the device, also on a single rank
-    if (world.size == 1 or plain_dp) and not plan.offloads_weights:
+    if (world.size == 1 or plain_dp) and not plan.fully_shards:
         return world
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -146,7 +158,7 @@ def build_axes(plan: ParallelPlan, world: World) -> World:
         mesh = _view(root, view)
         for name in mesh.mesh_dim_names or ():
             world.axes[name] = Axis(name, view[name], index[name], mesh[name])
-    if plan.zero >= 2 or plan.offloads_weights:
+    if plan.fully_shards:
         copies = plan.dp_replicate or 1
         dense = _view(
             root,

@@ -6,7 +6,7 @@ reduction, dropout seeds and tied embeddings are added. Does not depend on optim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from workers.contracts.specs.finetuning.adapters import AdapterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import local_tensor
 from workers.models.decoder import Decoder
+from workers.models.layers import cpu_operations
 from workers.models.weights.parameter_shapes import named_weights
 from workers.training.numerics.cpu_products import prefer_onednn
-from workers.training.numerics.precision import CastCopies
+from workers.training.numerics.precision import DTYPES, CastCopies, casts_of
 from workers.training.optim.parameter_layout import has_mesh_axis, shard_count
 from workers.training.parallel.dropout_seeds import Dropout
 from workers.training.parallel.gradient_reduction import GradientReducer
@@ -66,11 +68,15 @@ class Parallel:
         return self.world.fsdp is not None
 
     def parameters(self) -> dict[str, Tensor]:
-        """Parameters by their names in the full, unwrapped model; sharded ones are DTensors.
+        """Trained parameters by their names in the unwrapped model; sharded ones are DTensors.
 
         A tied embedding that two parts of this rank hold is the first part's.
         """
         return _parameters(self.parts)
+
+    def stored_weights(self) -> list[Tensor]:
+        """All parameters of this rank, frozen ones included."""
+        return [each for part in self.parts for each in part.parameters()]
 
     def weights(self) -> dict[str, Tensor]:
         """The model's tensors in a checkpoint: parameters and routers' balancing biases."""
@@ -97,11 +103,19 @@ class Parallel:
     def gradient_sync(self, *, last: bool) -> AbstractContextManager[None]:
         """Around the passes of a micro-batch, which is the step's last or not.
 
-        Unsharded gradients stay local until the last one. Sharded ones (ZeRO 2, 3) are reduced
-        every time: unsharded over a step, they would take the bytes that these stages save.
+        Unsharded gradients stay local until the last one. Sharded ones (ZeRO 2, 3) are reduced to
+        shards every time: unsharded over a step, they would take the bytes that these stages save.
+        Copies of shards (hybrid sharding) are added on the last one, and ZeRO 2 keeps its weights
+        gathered until then. Pipelines do both per micro-batch.
         """
         for reducer in self.reducers:
             reducer.syncing = last
+        if self.sharded and self.plan.pp == 1:
+            [part] = self.parts
+            fsdp: Any = part
+            fsdp.set_requires_all_reduce(last)
+            if self.plan.zero == 2 and not self.plan.offloads_weights:
+                fsdp.set_reshard_after_backward(last)
         no_sync: Any = getattr(self.modules[0], "no_sync", None)
         return nullcontext() if no_sync is None or last else no_sync()
 
@@ -170,29 +184,61 @@ def parallelize(
     compile: bool = False,
     fused: bool = True,
     quantize_aware: str | None = None,
+    adapter: AdapterSpec | None = None,
+    frozen: Sequence[str] = (),
 ) -> Parallel:
     """Build this rank's share of `model` on its device; the same initial weights under every plan.
 
     The options are those of `BuildContext`.
     """
+    cpu_operations.enable(not compile)
     if world.device.type == "cpu":
         prefer_onednn()
     with torch.device("meta"):
         parts = build_parts(model, plan, world.axis("pp"))
-    context = BuildContext(model, plan, world, seed, compile, fused, quantize_aware)
-    applied = apply_transforms(parts, context)
+    context = BuildContext(
+        model, plan, world, seed, compile, fused, quantize_aware, adapter, tuple(frozen)
+    )
+    parts = apply_transforms(parts, context)
     modules, reducers = _data_parallel(parts, plan, world)
     return Parallel(
         plan=plan,
         world=world,
         parts=parts,
         modules=modules,
-        casts=applied.get("cast", []),
+        casts=[each for part in parts for each in casts_of(part)],
         averaged=world.axis("data").size,
         dropout=_dropout(parts, plan, world, seed),
         tied_embedding=_tied_embedding(model, parts, plan, world),
         reducers=reducers,
     )
+
+
+def build_frozen(
+    model: ModelSpec,
+    plan: ParallelPlan,
+    world: World,
+    *,
+    seed: int,
+    fused: bool = True,
+    adapter: AdapterSpec | None = None,
+) -> list[Decoder]:
+    """This rank's parts of a second model that is not trained, sharded like the trained one.
+
+    Weights are stored in the plan's compute dtype on the device, without gradients. With `adapter`
+    it has the modules and the storage of a model with that adapter.
+    """
+    resident = plan.model_copy(update={"recompute": "none", "offload": "none"})
+    with torch.device("meta"):
+        parts = build_parts(model, resident, world.axis("pp"))
+    for part in parts:
+        for parameter in part.parameters():
+            parameter.data = parameter.data.to(DTYPES[plan.precision])
+    context = BuildContext(
+        model, resident, world, seed, fused=fused, adapter=adapter, frozen=("*",) if adapter else ()
+    )
+    parts = apply_transforms(parts, context)
+    return [part.requires_grad_(False).eval() for part in parts]
 
 
 def _data_parallel(
@@ -202,7 +248,7 @@ def _data_parallel(
     data = world.axis("data")
     if data.size == 1 or world.fsdp is not None:
         return list(parts), ()
-    if data.size == world.size and plan.ep == 1:
+    if data.size == world.size and plan.ep == 1 and _parameters(parts):
         return [_ddp(part, world) for part in parts], ()
     by_axis: dict[str, dict[str, Tensor]] = {}
     for name, parameter in _parameters(parts).items():
@@ -223,7 +269,9 @@ def _dropout(parts: list[Decoder], plan: ParallelPlan, world: World, seed: int) 
 def _tied_embedding(
     model: ModelSpec, parts: list[Decoder], plan: ParallelPlan, world: World
 ) -> TiedEmbedding | None:
-    if not model.tie_embeddings or plan.pp == 1:
+    embeddings = [part.embed.weight for part in parts if part.embed is not None]
+    frozen = bool(embeddings) and not embeddings[0].requires_grad
+    if not model.tie_embeddings or plan.pp == 1 or frozen:
         return None
     if plan.schedule == "pipedream":
         return StaleTiedEmbedding(parts, world, plan)
@@ -231,7 +279,12 @@ def _tied_embedding(
 
 
 def _parameters(parts: list[Decoder]) -> dict[str, Tensor]:
-    return {name: each for part in reversed(parts) for name, each in part.named_parameters()}
+    return {
+        name: each
+        for part in reversed(parts)
+        for name, each in part.named_parameters()
+        if each.requires_grad
+    }
 
 
 def _ddp(decoder: Decoder, world: World) -> nn.Module:

@@ -1,15 +1,17 @@
-"""Applies a plan's recomputation to a model's blocks by wrapping forward methods, not modules.
+"""Wraps a model's blocks in a plan's recomputation.
 
-So parameters keep their names. Does not depend on sharding or precision.
+Does not depend on sharding or precision.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
+
+from torch import nn
 
 from workers.contracts.specs.plan import Recompute
 from workers.models.decoder import Decoder
+from workers.models.wrapped import wrapped, wrapper_of
 from workers.training.recompute.checkpointing import Recomputed
 from workers.training.recompute.selective import saves_products
 
@@ -22,25 +24,23 @@ def apply_recompute(decoder: Decoder, kind: Recompute) -> None:
     """
     if kind == "none":
         return
-    for block in decoder.blocks.values():
+    for name, block in decoder.blocks.items():
         rule = saves_products if kind == "selective" else None
-        before = partial(
-            _gather,
-            [each for each in block.modules() if each is not block and hasattr(each, "unshard")],
-        )
-        block.forward = Recomputed(
-            block.forward, rule, save_sums=kind == "selective", before=before
-        )
+        recomputed = Recomputed(rule, save_sums=kind == "selective", before=_gather)
+        decoder.blocks[name] = wrapped(block, recomputed)
 
 
-def _gather(sharded_apart: list[Any]) -> None:
+def _gather(block: nn.Module) -> None:
     """Gather weights that a block does not gather itself (experts), equally in every run of the
     block.
     """
-    for module in sharded_apart:
-        module.unshard()
+    module: Any
+    for module in block.modules():
+        if module is not block and hasattr(module, "unshard"):
+            module.unshard()
 
 
-def recomputed_blocks(decoder: Decoder) -> list[Any]:
-    """The blocks whose `forward` is a `Recomputed`, in order of depth."""
-    return [block for block in decoder.blocks.values() if isinstance(block.forward, Recomputed)]
+def recomputed_blocks(decoder: Decoder) -> list[tuple[nn.Module, Recomputed]]:
+    """The blocks with their `Recomputed`, in order of depth."""
+    pairs = ((block, wrapper_of(block, Recomputed)) for block in decoder.blocks.values())
+    return [(block, recomputed) for block, recomputed in pairs if recomputed is not None]

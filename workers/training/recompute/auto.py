@@ -70,15 +70,27 @@ class RecomputeChoice:
 
 
 def choose_recompute(
-    run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
+    run: TrainingRun,
+    parallel: Parallel,
+    *,
+    local_world_size: int,
+    masked: bool = False,
+    loss_from_hidden: bool = False,
 ) -> RecomputeChoice:
     """Measure, choose and apply; collective, before the first step.
 
-    `masked`: attention is limited to documents, which uses another operator. Raises UserError on
-    every rank for a budget below that of full recomputation.
+    `masked`: attention is limited to documents, which uses another operator. `loss_from_hidden`:
+    the loss needs a chunk of the logits at a time. Raises UserError on every rank for a budget
+    below that of full recomputation.
     """
     world = parallel.world
-    mine = measure(run, parallel, local_world_size=local_world_size, masked=masked)
+    mine = measure(
+        run,
+        parallel,
+        local_world_size=local_world_size,
+        masked=masked,
+        loss_from_hidden=loss_from_hidden,
+    )
     measurements: list[Any] = [mine]
     if world.size > 1:
         measurements = [None] * world.size
@@ -92,26 +104,31 @@ def choose_recompute(
     )
     layers = chosen[world.axis("pp").rank]
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
-    for block, retained in zip(blocks, layers, strict=True):
-        set_retained(block.forward, retained)
+    for (_, recomputed), retained in zip(blocks, layers, strict=True):
+        set_retained(recomputed, retained)
     shares = [retained.flops_share for stage in chosen for retained in stage]
     return RecomputeChoice(_event(run, by_stage, chosen), sum(shares) / len(shares))
 
 
 def measure(
-    run: TrainingRun, parallel: Parallel, *, local_world_size: int, masked: bool = False
+    run: TrainingRun,
+    parallel: Parallel,
+    *,
+    local_world_size: int,
+    masked: bool = False,
+    loss_from_hidden: bool = False,
 ) -> BlockMeasurement:
     """Run forward passes on random tokens, on all ranks; leaves gradients and random state
     unchanged.
     """
     blocks = [block for part in parallel.parts for block in recomputed_blocks(part)]
     shapes = [
-        tuple((name, tuple(p.shape)) for name, p in block.named_parameters()) for block in blocks
+        tuple((name, tuple(p.shape)) for name, p in block.named_parameters()) for block, _ in blocks
     ]
     kinds = list(dict.fromkeys(shapes))
-    probes = [Probe(blocks[shapes.index(kind)]) for kind in kinds]
+    probes = [Probe(blocks[shapes.index(kind)][0]) for kind in kinds]
     for kind, probe in zip(kinds, probes, strict=True):
-        blocks[shapes.index(kind)].forward.probe = probe
+        blocks[shapes.index(kind)][1].probe = probe
     device = parallel.world.device
     outside = 0
     with (
@@ -120,11 +137,14 @@ def measure(
     ):
         for _ in range(RUNS):
             outside = sum(
-                _outside_bytes(run, parallel, part, masked=masked) for part in parallel.parts
+                _outside_bytes(
+                    run, parallel, part, masked=masked, loss_from_hidden=loss_from_hidden
+                )
+                for part in parallel.parts
             )
     parallel.release_gathered()
-    for block in blocks:
-        block.forward.probe = None
+    for _, recomputed in blocks:
+        recomputed.probe = None
     profiles = tuple(probe.profile() for probe in probes)
     room = None
     layers = tuple(kinds.index(shape) for shape in shapes)
@@ -168,15 +188,15 @@ def choose(run: TrainingRun, measured: BlockMeasurement) -> list[RetainedOutputs
     return [options[kind][place] for kind, place in zip(measured.layers, places, strict=True)]
 
 
-def set_retained(forward: Recomputed, retained: RetainedOutputs) -> None:
+def set_retained(recomputed: Recomputed, retained: RetainedOutputs) -> None:
     """Make a block save the chosen outputs."""
-    forward.checkpointed = retained.kind != "none"
+    recomputed.checkpointed = retained.kind != "none"
     names = frozenset(retained.calls)
 
     def rule(call: Call, out: Any) -> bool:
         return (str(call[0]), call[1]) in names
 
-    forward.rule = rule if names else None
+    recomputed.rule = rule if names else None
 
 
 def _options(profile: Profile) -> list[RetainedOutputs]:
@@ -238,16 +258,37 @@ def _merged(profiles: Iterable[Profile]) -> Profile:
     )
 
 
-def _outside_bytes(run: TrainingRun, parallel: Parallel, part: Decoder, *, masked: bool) -> int:
-    """Bytes that a part saves in one forward pass, with only inputs of blocks, and its logits'
-    loss.
-    """
+def _outside_bytes(
+    run: TrainingRun, parallel: Parallel, part: Decoder, *, masked: bool, loss_from_hidden: bool
+) -> int:
+    """Bytes that a part saves in one forward pass, with only inputs of blocks, and its loss's."""
     part.train()
+    inputs = _example(run, parallel, part)
+    documents = _documents(run, parallel) if masked else None
+    fused = loss_from_hidden and part.part.last
     with SavedForBackward() as saved:
-        out = part(_example(run, parallel, part), _documents(run, parallel) if masked else None)
-    held = saved.held(without=storage_keys(parallel.parameters().values()))
+        out = (
+            part(inputs, documents, torch.zeros_like(inputs)) if fused else part(inputs, documents)
+        )
+    held = saved.held(without=storage_keys(parallel.stored_weights()))
+    if fused:
+        return max(0, held) + _loss_bytes(run, parallel)
     # fp32 logits, their log-softmax and its gradient
     return max(0, held) + (3 * 4 * out.numel() if part.part.last else 0)
+
+
+def _loss_bytes(run: TrainingRun, parallel: Parallel) -> int:
+    """Bytes that a loss from hidden states holds outside of autograd: the logits of a chunk of
+    tokens, the gradient of the hidden states, and the fp32 gradient of the head.
+    """
+    from kernels.cross_entropy.linear import CHUNK_BYTES  # imports triton
+
+    plan, device = run.plan, parallel.world.device
+    vocab = run.model.vocab // plan.tp
+    tokens = plan.micro_batch_size * run.train.seq_len // plan.cp
+    width = DTYPES[plan.precision].itemsize
+    chunk = min(tokens * vocab * width, CHUNK_BYTES[device.type])
+    return chunk + (tokens * width + 4 * vocab) * run.model.hidden
 
 
 def _example(run: TrainingRun, parallel: Parallel, part: Decoder) -> Tensor:

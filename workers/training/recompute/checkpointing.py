@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from workers.metrics.memory import local_tensor
+from workers.models.wrapped import Inner
 
 # an operator's call in one run of a block: its overload and the number of its earlier calls
 Call = tuple[Any, int]
@@ -67,45 +69,47 @@ class OperatorCalls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Recomputed:
-    """Replaces a block's forward method: saves the block's input and the outputs that `rule`
-    selects.
+    """The wrapper of a recomputed block: saves its input and the outputs that `rule` selects.
 
     Outputs are saved through autograd, so that saved-tensor hooks see them, and live as long as the
     graph. `save_sums`: of a partial product, save its sum over ranks instead. Not `checkpointed`:
     the block saves all that autograd saves. `probe` runs the block in place of all this. `before`
-    is called before operators are numbered: work that only some runs do, such as gathering weights,
-    belongs there.
+    is called with the block before operators are numbered: work that only some runs do, such as
+    gathering weights, belongs there.
     """
 
     def __init__(
         self,
-        plain: Callable[..., Tensor],
         rule: Rule | None = None,
         *,
         save_sums: bool = False,
-        before: Callable[[], None] = lambda: None,
+        before: Callable[[nn.Module], None] = lambda block: None,
     ) -> None:
-        self.plain, self.rule, self.save_sums, self.before = plain, rule, save_sums, before
+        self.rule, self.save_sums, self.before = rule, save_sums, before
         self.checkpointed = True
         self.probe: Callable[[Callable[..., Tensor], tuple[Any, ...]], Tensor] | None = None
 
-    def __call__(self, *args: Any) -> Tensor:
+    def __call__(self, block: nn.Module, inner: Inner, /, *args: Any) -> Tensor:
         """Run the block."""
+        output: Tensor
         if self.probe is not None:
-            self.before()
-            return self.probe(self.plain, args)
+            self.before(block)
+            return self.probe(inner, args)
         if not (self.checkpointed and torch.is_grad_enabled()):
-            return self.plain(*args)
+            output = inner(*args)
+            return output
         rule = self.rule
         if rule is None:
-            output: Tensor = checkpoint(self.plain, *args, use_reentrant=False)
+            output = checkpoint(inner, *args, use_reentrant=False)
             return output
         inputs, spec = tree_flatten(args)
-        self.before()
-        save, replay = _SaveMode(rule, self.save_sums), _ReplayMode(self.before)
+        before = partial(self.before, block)
+        before()
+        save, replay = _SaveMode(rule, self.save_sums), _ReplayMode(before)
 
         def run_again(*flat: Any) -> Tensor:
-            return self.plain(*tree_unflatten(list(flat), spec))
+            again: Tensor = inner(*tree_unflatten(list(flat), spec))
+            return again
 
         # flat, because a checkpoint saves tensor arguments but not tensors within tuples
         out: Tensor = checkpoint(

@@ -5,16 +5,22 @@ Does not depend on time or devices.
 
 from __future__ import annotations
 
-from workers.contracts.catalog.counts import attention_width, flops_per_token, parameter_count
+from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 
 
 def hardware_factor(
-    model: ModelSpec, plan: ParallelPlan, seq_len: int, *, recomputed_share: float | None = None
+    model: ModelSpec,
+    plan: ParallelPlan,
+    seq_len: int,
+    *,
+    flops_per_token: float,
+    recomputed_share: float | None = None,
 ) -> float:
     """Executed over model FLOPs of a training step; 1 without recomputation.
 
+    `flops_per_token` are the model FLOPs of the run (`training_flops_per_token`).
     Full recomputation repeats the blocks' forward pass, not the head's (arXiv 2104.04473, eq. 3);
     selective that of the attention core. `recomputed_share` is the share of the blocks' forward
     FLOPs that recompute auto repeats.
@@ -31,4 +37,4 @@ def hardware_factor(
         "full": blocks,
         "auto": blocks * (1.0 if recomputed_share is None else recomputed_share),
     }
-    return 1 + more[plan.recompute] / flops_per_token(model, seq_len)
+    return 1 + more[plan.recompute] / flops_per_token

@@ -64,10 +64,10 @@ def activation_room_bytes(
     """
     plan, device = parallel.plan, parallel.world.device
     parameters = list(parallel.parameters().values())
-    weights = held_bytes(parameters)
+    trained, weights = held_bytes(parameters), held_bytes(parallel.stored_weights())
     state = sum(each.numel() for each in parameters) * _STATE_BYTES[optimizer.name]
     state = (
-        state * weights // max(1, sum(each.numel() * each.element_size() for each in parameters))
+        state * trained // max(1, sum(each.numel() * each.element_size() for each in parameters))
     )
     if plan.zero == 1:
         state //= plan.dp
@@ -80,4 +80,5 @@ def activation_room_bytes(
         ) - torch.cuda.memory_allocated(device)
     else:
         usable = int(_USABLE * capacity_bytes(device, local_world_size=local_world_size)) - weights
-    return usable - weights - state - outside_bytes - working_bytes
+    # gradients are as large as trained weights
+    return usable - trained - state - outside_bytes - working_bytes

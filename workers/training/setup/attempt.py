@@ -1,7 +1,7 @@
 """One attempt of a run on this rank, from process group to exit file: setup, training, outcome.
 
-The composition root of the engine: the only place that constructs the loop's collaborators. Does
-not depend on how a step is computed.
+Joins the process group, restores weights and writes the exit file; `loop_builder` builds the loop.
+Does not depend on how a step is computed.
 """
 
 from __future__ import annotations
@@ -11,49 +11,43 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.catalog.adapter_shapes import trained_parameter_count
+from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.specs.model import ModelSource
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
+from workers.contracts.wire.samples import TRAINING_ROWS
 from workers.metrics.beacon import Beacon
-from workers.metrics.kernel_choices import clear_records
-from workers.metrics.peak import Peak, device_peak
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
-from workers.metrics.throughput import Throughput
-from workers.models.moe.balance_control import Balancer, routing_layers
 from workers.runtime.environment import Environment
 from workers.runtime.exits import Outcome, UserError, classify, write_exit
-from workers.training.checkpoint import Checkpointer, Saved, load_training
-from workers.training.data.inherited import describe_tokenizer
-from workers.training.data.losses import SourceLosses
+from workers.training.adapter_files import base_of
+from workers.training.checkpoint import load_training
+from workers.training.data.examples.run_examples import open_run_chat_format
+from workers.training.data.examples.samples import ExampleSamples
+from workers.training.data.examples.training_rows import describe_rows
+from workers.training.data.inherited import check_teacher_tokenizer, describe_tokenizer
 from workers.training.data.prompts import Prompts, open_prompts
+from workers.training.data.rows import RowSource
 from workers.training.data.run_samples import open_samples
-from workers.training.data.samples import Samples
-from workers.training.loop.memory_metrics import MemoryMetrics, describe_memory
-from workers.training.loop.objective import uses_hidden_states
-from workers.training.loop.progress import Progress
+from workers.training.loop.memory_metrics import describe_memory
 from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
-from workers.training.loop.sequential_runner import SequentialRunner
-from workers.training.loop.step_context import MicrobatchRunner, StepContext
-from workers.training.loop.step_report import StepReport
-from workers.training.loop.text_samples import SampleWriter
-from workers.training.loop.train import Loop
-from workers.training.numerics.step_checks import StepChecks
-from workers.training.optim import build_optimizer, release
-from workers.training.parallel.arrival_skew import ArrivalTracker
+from workers.training.loop.step_context import StepContext
+from workers.training.loop.train import Loop, StepPreparation
+from workers.training.objectives.frozen_module import FrozenModule
+from workers.training.optim import release
 from workers.training.parallel.mesh import World, start_world
-from workers.training.parallel.parallelize import Parallel, parallelize
-from workers.training.recompute import hardware_factor
-from workers.training.recompute.auto import choose_recompute
 from workers.training.setup.control import Control
+from workers.training.setup.data_fingerprint import fingerprint_rows
 from workers.training.setup.initial_weights import fill_from, open_initial
-from workers.training.setup.resume import Start, choose_start
+from workers.training.setup.loop_builder import LoopBuilder
+from workers.training.setup.resume import Start, check_same_base, check_same_data, choose_start
 from workers.training.setup.spec_loading import TrainingRun, mesh_axes
 from workers.training.trace.step_trace import Trace
 
@@ -110,23 +104,41 @@ class Attempt:
         environment.rank_directory.mkdir(parents=True, exist_ok=True)
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
         self.beacon = Beacon(environment.rank_directory, stages=run.plan.pp)
-        world = start_world(environment, run.plan)
+        world = self.start_world()
         # until here a signal may end the process at once
         self.control.listen(too_late=self._leave_at_once)
         number, start = broadcast_decision(world, self._decide_start, leads=world.rank == 0)
         self.recorder = Recorder(
             environment.rank_directory, run=environment.run, attempt=number, rank=world.rank
         )
-        train, held_out = self._open_samples(world)
-        self.loop = loop = self.build_loop(world, train, held_out, number, self._open_prompts())
+        train, held_out = self.open_samples(world)
+        fingerprint = self.data_fingerprint(train)
+        self._check_data(world, start, fingerprint)
+        self.loop = loop = self.build_loop(
+            world, train, held_out, number, self.open_prompts(), data_fingerprint=fingerprint
+        )
         self._record_plan(world)
+        if world.rank == 0 and isinstance(train, ExampleSamples):
+            self._record_data(train)
         for message in start.rejected if world.rank == 0 else ():
             self.recorder.event("checkpoint_rejected", message=message)
+        # checkpoints of an adapter do not hold its base, nor do others the reference
+        frozen, adapts = loop.context.frozen, run.train.adapter is not None
+        if run.train.init_from is not None and (
+            start.folder is None or frozen is not None or adapts
+        ):
+            self._load_initial(world, loop, run.train.init_from)
+        if frozen is not None:
+            self._load_frozen(world, loop, frozen)
         if start.folder is not None:
             self._restore(world, loop, start)
-        elif run.train.init_from is not None:
-            self._load_initial(world, loop, run.train.init_from)
+        if loop.preparation is not None:
+            loop.preparation.begin(start.folder)
         return loop.run_steps(start)
+
+    def start_world(self) -> World:
+        """Join the process group of the training ranks."""
+        return start_world(self.environment, self.run.plan)
 
     def report_failure(self, error: BaseException) -> Outcome:
         """Report the error as an event, on stderr and in torch elastic's error file."""
@@ -190,11 +202,11 @@ class Attempt:
             self.run, checkpoints=environment.checkpoints, resume=environment.resume
         )
 
-    def _open_samples(self, world: World) -> tuple[Samples, Samples | None]:
+    def open_samples(self, world: World) -> tuple[RowSource, RowSource | None]:
         """Training and held-out samples; one rank per node tokenises, once."""
         environment = self.environment
 
-        def open_both() -> tuple[Samples, Samples | None]:
+        def open_both() -> tuple[RowSource, RowSource | None]:
             return open_samples(
                 self.run, cache=environment.cache, checkpoints=environment.checkpoints
             )
@@ -202,7 +214,24 @@ class Attempt:
         run_on_leaders(world, open_both, leads=environment.leads_node)
         return open_both()
 
-    def _open_prompts(self) -> Prompts | None:
+    def data_fingerprint(self, samples: RowSource) -> str:
+        """What checkpoints store to recognize the run's data."""
+        return fingerprint_rows(samples)
+
+    def _check_data(self, world: World, start: Start, fingerprint: str) -> None:
+        """Refuse other data than those of the checkpoint, or report an allowed change."""
+        assert self.recorder is not None
+        allowed = self.run.train.allow_data_change
+        same = check_same_data(start, fingerprint, allow_change=allowed)
+        if world.rank == 0 and not same:
+            self.recorder.event(
+                "data_changed",
+                step=start.step,
+                message=f"step {start.step} of {start.folder} was trained on other data; "
+                "train.allow_data_change continues on these",
+            )
+
+    def open_prompts(self) -> Prompts | None:
         """The prompts of text samples; every rank reads them from the tokenised data."""
         spec, environment = self.run.train.writes, self.environment
         if spec is None:
@@ -214,156 +243,30 @@ class Attempt:
     def build_loop(
         self,
         world: World,
-        samples: Samples,
-        held_out: Samples | None,
+        samples: RowSource,
+        held_out: RowSource | None,
         number: int,
         prompts: Prompts | None = None,
+        data_fingerprint: str | None = None,
     ) -> Loop:
-        """The loop with its collaborators, over one frozen `StepContext`."""
-        run, environment, recorder = self.run, self.environment, self.recorder
-        assert recorder is not None and self.beacon is not None
-        if run.train.compile:
-            self._check_compiler(world)
-        clear_records()  # an earlier model's choices of kernels
-        parallel = parallelize(
-            run.model,
-            run.plan,
-            world,
-            seed=run.train.seed,
-            compile=run.train.compile,
-            fused=run.train.fused_kernels,
-            quantize_aware=run.train.quantize_aware,
+        """The loop with its collaborators (`loop_builder`)."""
+        assert self.recorder is not None and self.beacon is not None
+        builder = LoopBuilder(
+            self.run, self.environment, world, self.recorder, self.beacon, self.control
         )
-        recomputed_share = self._choose_recompute(parallel, masked=samples.masked)
-        world.barrier()
-        throughput = self._throughput(world, recomputed_share)
-        parameters = parallel.parameters()
-        optimizer = build_optimizer(
-            parameters,
-            run.train.optimizer,
-            shard_state=run.plan.zero == 1 and world.axis("data").size > 1,
-            process_group=lambda parameter: parallel.replica_axis(parameter).group,
-            offload=run.plan.offload,
-            scratch=environment.scratch,
-            fused=run.train.fused_kernels,
+        built = builder.build(
+            samples,
+            held_out,
+            number=number,
+            prompts=prompts,
+            prepare=self.preparation,
+            data_fingerprint=data_fingerprint,
         )
-        self.trace = trace = Trace(
-            run,
-            parallel,
-            optimizer,
-            recorder=recorder,
-            folder=environment.rank_directory,
-            spans_nodes=environment.spans_nodes,
-        )
-        arrivals = ArrivalTracker(
-            rank=world.rank, size=world.size, stages=run.plan.pp, device=world.device
-        )
-        if run.plan.zero < 2:
-            arrivals.watch(parameters.values())
-        context = StepContext(
-            run=run,
-            world=world,
-            parallel=parallel,
-            optimizer=optimizer,
-            samples=samples,
-            source_losses=SourceLosses(samples, world.device) if len(samples.names) > 1 else None,
-            memory=MemoryMetrics(
-                parallel, world.device, local_world_size=environment.local_world_size
-            ),
-            trace=trace,
-            progress=Progress(self.beacon, trace.time_breakdown, arrivals),
-            recorder=recorder,
-            loss_from_hidden=run.train.fused_kernels and uses_hidden_states(run.plan, world.device),
-        )
-        asynchronous = run.plan.pp > 1 and run.plan.schedule == "pipedream"
-        runner = build_runner(context)
-        checks = StepChecks(run, parallel, parameters, recorder)
-        balancer = (
-            Balancer(routing_layers(parallel.parts, run.model), run.model.moe)
-            if run.model.moe
-            else None
-        )
-        report = StepReport(
-            context,
-            balancer=balancer,
-            checks=checks,
-            arrivals=None if asynchronous else arrivals,
-            throughput=throughput,
-            node=environment.node if environment.spans_nodes else None,
-        )
-        writer = None
-        if prompts is not None and prompts.ids and run.train.writes is not None:
-            writer = SampleWriter(context, run.train.writes, prompts, runner)
-        kind: type[Loop] = Loop
-        if asynchronous:
-            from workers.training.parallel.pipeline.pipedream_loop import PipeDreamLoop
+        self.trace, self.peak = built.trace, built.peak
+        return built.loop
 
-            kind = PipeDreamLoop
-        checkpointer = Checkpointer(
-            environment.checkpoints,
-            world,
-            spec=run.train.checkpoint,
-            tag=f"attempt-{number}",
-            on_saved=self._record_saved,
-        )
-        return kind(
-            context,
-            runner=runner,
-            checks=checks,
-            report=report,
-            balancer=balancer,
-            throughput=throughput,
-            control=self.control,
-            checkpointer=checkpointer,
-            held_out=held_out,
-            writer=writer,
-        )
-
-    def _throughput(self, world: World, recomputed_share: float | None) -> Throughput:
-        """Also measures the device's peak, where it is not in the catalogue."""
-        run = self.run
-        assert self.recorder is not None
-        peak = _peak(world.device, run.plan.precision, world.size)
-        self.peak = {
-            "tflops": peak.flops / 1e12,
-            "source": peak.source,
-            "precision": run.plan.precision,
-        }
-        if peak.measured:
-            self.recorder.event("peak_measured", device=peak.device, **self.peak)
-        # all ranks divide by the same peak, so that mfu is one number
-        total = world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))
-        return Throughput(
-            flops_per_token=flops_per_token(run.model, run.train.seq_len),
-            peak_flops=float(total) / world.size,
-            devices=world.size,
-            hardware_factor=hardware_factor(
-                run.model, run.plan, run.train.seq_len, recomputed_share=recomputed_share
-            ),
-        )
-
-    def _check_compiler(self, world: World) -> None:
-        # torch's compiler takes seconds to load
-        from workers.training.parallel.compile import refuse_uncompilable
-
-        precision = self.run.plan.precision
-        run_on_leaders(
-            world,
-            lambda: refuse_uncompilable(world.device, precision),
-            leads=self.environment.leads_node,
-        )
-
-    def _choose_recompute(self, parallel: Parallel, *, masked: bool) -> float | None:
-        """Measure and choose for `auto`: the share of the blocks' forward FLOPs that runs again."""
-        if self.run.plan.recompute != "auto":
-            return None
-        assert self.recorder is not None
-        choice = choose_recompute(
-            self.run, parallel, local_world_size=self.environment.local_world_size, masked=masked
-        )
-        if parallel.world.rank == 0:
-            self.recorder.event("recompute_chosen", **choice.event)
-        return choice.recomputed_share
+    # makes what acts before each step, from the step's context
+    preparation: Callable[[StepContext], StepPreparation] | None = None
 
     def _record_plan(self, world: World) -> None:
         assert self.recorder is not None
@@ -374,12 +277,20 @@ class Attempt:
                 mesh=mesh_axes(self.run.plan),
                 accumulation=self.run.plan.accumulation,
                 parameters=parameter_count(self.run.model).total,
+                trained_parameters=trained_parameter_count(self.run.model, self.run.train),
                 **self._rounding(),
                 peak=self.peak,
                 device=str(world.device),
                 torch=torch.__version__,
                 setup_s=round(time.perf_counter() - self.began, 3),
             )
+
+    def _record_data(self, samples: ExampleSamples) -> None:
+        """What the rows of an epoch hold, and the first ones as text."""
+        assert self.recorder is not None
+        self.recorder.event("data_statistics", **samples.describe())
+        chat = open_run_chat_format(self.run, checkpoints=self.environment.checkpoints)
+        self.recorder.event(TRAINING_ROWS, **describe_rows(samples, chat).to_dict())
 
     def _rounding(self) -> dict[str, Any]:
         """The rounding of weights in quantisation-aware training, if any."""
@@ -392,7 +303,9 @@ class Attempt:
     def _restore(self, world: World, loop: Loop, start: Start) -> None:
         assert self.recorder is not None and start.folder is not None
         began = time.perf_counter()
-        load_training(start.folder, loop.parallel.weights(), loop.optimizer)
+        if loop.base is not None:
+            check_same_base(start.folder, loop.base)
+        load_training(start.folder, loop.saved_weights(), loop.optimizer)
         loop.parallel.finish_update()
         if world.rank == 0:
             seconds = time.perf_counter() - began
@@ -400,50 +313,37 @@ class Attempt:
                 "checkpoint_restored", step=start.step, path=str(start.folder), seconds=seconds
             )
 
+    def _load_frozen(self, world: World, loop: Loop, frozen: FrozenModule) -> None:
+        """Fill the reference or teacher, before a checkpoint replaces the initial weights."""
+        assert self.recorder is not None
+        began = time.perf_counter()
+        if frozen.use == "teacher" and frozen.source is not None:
+            check_teacher_tokenizer(frozen.source, checkpoints=self.environment.checkpoints)
+        loaded = frozen.load(loop.parallel.parts)
+        if world.rank == 0:
+            seconds = time.perf_counter() - began
+            self.recorder.event(
+                "frozen_weights_loaded",
+                **loaded,
+                use=frozen.use,
+                bytes=frozen.bytes,
+                seconds=seconds,
+            )
+
     def _load_initial(self, world: World, loop: Loop, source: ModelSource) -> None:
         """Load existing weights; every rank reads, and all fail if one does."""
         assert self.recorder is not None
         began = time.perf_counter()
         run_on_leaders(world, lambda: open_initial(source, self.run.model), leads=True)
-        loaded = fill_from(loop.parallel.parts, open_initial(source, self.run.model))
+        weights = open_initial(source, self.run.model)
+        loaded = fill_from(loop.parallel.parts, weights)
+        if self.run.train.adapter is not None:
+            loop.base = base_of(weights)
         if world.rank == 0:
             reader = describe_tokenizer(self.run, checkpoints=self.environment.checkpoints)
             self.recorder.event(
                 "weights_loaded", **loaded, tokenizer=reader, seconds=time.perf_counter() - began
             )
-
-    def _record_saved(self, saved: Saved) -> None:
-        assert self.recorder is not None
-        self.recorder.event(
-            "checkpoint_saved",
-            step=saved.step,
-            tokens=saved.tokens,
-            path=str(saved.path),
-            bytes=saved.bytes,
-            seconds=saved.seconds,
-            stall_s=saved.stall_s,
-        )
-
-
-def build_runner(context: StepContext) -> MicrobatchRunner:
-    """The runner of the plan: sequential, a torch schedule, or PipeDream. Collective."""
-    plan = context.run.plan
-    if plan.pp == 1:
-        return SequentialRunner(context)
-    if plan.schedule == "pipedream":
-        from workers.training.parallel.pipeline.pipedream import PipeDreamRunner
-
-        return PipeDreamRunner(context)
-    # torch's pipelining takes seconds to load
-    from workers.training.parallel.pipeline.schedule_runner import PipelineRunner
-
-    return PipelineRunner(context)
-
-
-@cache
-def _peak(device: torch.device, precision: str, ranks: int) -> Peak:
-    """Measured once per process, which may run many attempts; `ranks` measure at the same time."""
-    return device_peak(device, precision)
 
 
 def _record_for_elastic(error: BaseException) -> None:

@@ -42,7 +42,7 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
             build_axes(plan, world)
             with torch.device("meta"):
                 parts = build_parts(run.model, plan, world.axis("pp"))
-            apply_transforms(parts, BuildContext(run.model, plan, world), names=SHARDING)
+            parts = apply_transforms(parts, BuildContext(run.model, plan, world), names=SHARDING)
             by_stage[stage] = [
                 _rank_bytes(parts, rank_indices(plan, rank))
                 for rank in _ranks_of(stage, ranks, plan.pp)

@@ -28,28 +28,36 @@ _FREE = {
 }
 
 
-def open_initial(source: ModelSource, model: ModelSpec) -> Weights:
-    """Raises UserError if the weights cannot be read or belong to another model."""
+def open_initial(
+    source: ModelSource, model: ModelSpec, *, field: str = "train.init_from"
+) -> Weights:
+    """Raises UserError, which names `field`, if the weights cannot be read or belong to another
+    model.
+    """
     try:
         weights = open_source(source)
     except WeightsError as error:
-        raise UserError(f"train.init_from: {error}") from None
-    for field, (theirs, ours) in _differences(weights.spec, model).items():
-        if field not in _FREE or _must_agree(field, theirs, model):
-            message = f"{weights.where} has {field} {theirs}, the model {ours}"
-            raise UserError(
-                f"train.init_from: {message}; try model with {field} {theirs}, or other weights"
-            )
+        raise UserError(f"{field}: {error}") from None
+    # a new reward model replaces the head
+    replaced = {"tie_embeddings", "logit_softcap"} if model.scalar_head else set()
+    for name, (theirs, ours) in _differences(weights.spec, model).items():
+        if name in replaced or (name == "scalar_head" and model.scalar_head):
+            continue
+        if name not in _FREE or _must_agree(name, theirs, model):
+            message = f"{weights.where} has {name} {theirs}, the model {ours}"
+            raise UserError(f"{field}: {message}; try model with {name} {theirs}, or other weights")
     return weights
 
 
-def fill_from(parts: list[Decoder], weights: Weights) -> dict[str, Any]:
+def fill_from(
+    parts: list[Decoder], weights: Weights, *, field: str = "train.init_from"
+) -> dict[str, Any]:
     """Load the weights into this rank's parts; returns the event's data. Raises UserError."""
     try:
         for part in parts:
             fill_model(part, weights)
     except WeightsError as error:
-        raise UserError(f"train.init_from: {error}") from None
+        raise UserError(f"{field}: {error}") from None
     differ = _differences(weights.spec, parts[0].spec)
     return {
         "path": weights.where,

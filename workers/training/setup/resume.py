@@ -19,6 +19,7 @@ from workers.models.weights.manifest import (
     read_manifest,
 )
 from workers.runtime.exits import UserError
+from workers.training.adapter_files import Base
 from workers.training.setup.spec_loading import TrainingRun
 
 
@@ -32,6 +33,7 @@ class Start:
     folder: Path | None = None
     loss_scale: dict[str, Any] | None = None
     rejected: tuple[str, ...] = ()
+    data: str | None = None  # the fingerprint of its data, if the checkpoint has one
 
 
 def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) -> Start:
@@ -55,11 +57,43 @@ def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) ->
         if broken is None:
             _check_same(run, folder, manifest)
             done = manifest["step"], manifest["tokens"], manifest["samples"]
-            return Start(*done, folder, manifest.get("loss_scale"), tuple(rejected))
+            return Start(
+                *done,
+                folder,
+                manifest.get("loss_scale"),
+                tuple(rejected),
+                manifest.get("data_fingerprint"),
+            )
         if resume is not None:
             raise UserError(f"resume: {folder}: {broken}; try an older checkpoint")
         rejected.append(f"{folder}: {broken}")
     return Start(rejected=tuple(rejected))
+
+
+def check_same_data(start: Start, fingerprint: str, *, allow_change: bool) -> bool:
+    """Whether the data are those of the checkpoint, or the checkpoint does not say.
+
+    Raises UserError if they differ and `allow_change` is false.
+    """
+    if start.data is None or start.data == fingerprint:
+        return True
+    if not allow_change:
+        raise UserError(
+            f"resume: {start.folder} was trained on other data: the rows, their number or their "
+            "order differ; try the same data, train.init_from with this checkpoint for a new run, "
+            "or train.allow_data_change true to continue on these data"
+        )
+    return False
+
+
+def check_same_base(folder: Path, base: Base) -> None:
+    """Raises UserError if an adapter's checkpoint was trained over other weights than `base`."""
+    saved = read_manifest(folder).get("base") or {}
+    if saved.get("fingerprint") != base.fingerprint:
+        raise UserError(
+            f"resume: {folder} is an adapter over {saved.get('path')}, train.init_from has other "
+            f"weights ({base.path}); try the adapter's own base"
+        )
 
 
 def manifest_of(
@@ -70,6 +104,7 @@ def manifest_of(
     samples: int,
     world_size: int,
     loss_scale: dict[str, Any] | None = None,
+    data_fingerprint: str | None = None,
 ) -> dict[str, Any]:
     """A checkpoint's manifest without its files.
 
@@ -90,6 +125,7 @@ def manifest_of(
         "optimizer": run.train.optimizer.name,
         "spec": run.spec.to_dict(),
         **({"loss_scale": loss_scale} if loss_scale else {}),
+        **({"data_fingerprint": data_fingerprint} if data_fingerprint else {}),
     }
 
 
@@ -104,6 +140,14 @@ def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> Non
             f"resume: {folder / NAME} has no {missing[0]}; try a folder checkpoints/step-N of "
             "this engine"
         )
+    saved_train = manifest.get("spec", {}).get("train") or {}
+    for name in ("adapter", "freeze"):
+        theirs, here = saved_train.get(name), run.spec.to_dict()["train"].get(name)
+        if (theirs or None) != (here or None):
+            raise UserError(
+                f"resume: {folder} was written with train.{name} {theirs}, the spec has {here}; "
+                f"try the same {name}, or another run directory"
+            )
     for name in ("model", "seq_len", "optimizer", "rng"):
         if manifest[name] != ours[name]:
             saved, requested = manifest[name], ours[name]

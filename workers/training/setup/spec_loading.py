@@ -1,7 +1,8 @@
 """From a spec file to a run this engine can do: read, checked, and refused by sentences where it
 cannot.
 
-Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second.
+Pydantic and the standard library only, so that a wrong spec fails in a fraction of a second; torch
+is loaded if the model's shape is that of weights.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.catalog.counts import flops_per_token, parameter_count
-from workers.contracts.specs.model import ModelSpec
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.model_flops import training_flops_per_token
+from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec, spec_problems
 from workers.contracts.specs.run_bodies import TrainBody
 from workers.contracts.specs.training_support import engine_problems
+from workers.runtime.exits import UserError
 from workers.runtime.spec_loading import parse_spec, raise_problems, read_document
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A spec whose parts are all known: nothing is left to be chosen."""
+    """A spec whose parts are all known: nothing is left to be chosen.
+
+    `model` is the shape that is trained, a reward model's with its scalar head.
+    """
 
     spec: RunSpec
     model: ModelSpec
@@ -45,7 +51,7 @@ class TrainingRun:
             "accumulation": self.plan.accumulation,
             "tokens_per_step": self.tokens_per_step,
             "parameters": parameter_count(self.model).total,
-            "flops_per_token": flops_per_token(self.model, self.train.seq_len),
+            "flops_per_token": training_flops_per_token(self.model, self.train),
         }
 
 
@@ -69,11 +75,30 @@ def load_run(path: Path) -> TrainingRun:
 
 def accept(document: Mapping[str, Any]) -> TrainingRun:
     """Check a spec's document. Raises UserError with one line a problem."""
-    spec = parse_spec(document)
+    spec = with_shape(parse_spec(document))
     refuse_problems(spec)
-    model, plan, train = spec.shape, spec.plan, spec.train
+    model, plan, train = spec.trained_shape, spec.plan, spec.train
     assert model is not None and isinstance(plan, ParallelPlan) and train is not None
     return TrainingRun(spec, model, plan, train)
+
+
+def with_shape(spec: RunSpec) -> RunSpec:
+    """The spec with the shape of its weights as model, if it names no other.
+
+    Raises UserError if the weights cannot be read.
+    """
+    source = spec.shape_source
+    if source is None or spec.kind != "train":
+        return spec
+    # opening weights loads torch
+    from workers.models.errors import WeightsError
+    from workers.models.weights.open import open_source
+
+    field = "model" if isinstance(spec.model, ModelSource) else "train.init_from"
+    try:
+        return spec.model_copy(update={"model": open_source(source).spec})
+    except WeightsError as error:
+        raise UserError(f"{field}: {error}") from None
 
 
 def refuse_problems(spec: RunSpec) -> None:

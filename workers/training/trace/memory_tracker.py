@@ -1,4 +1,4 @@
-"""torch's MemTracker for steps of several micro-batches, whose second forward pass it would reject.
+"""torch's MemTracker for steps of several micro-batches and frozen parameters, which it rejects.
 
 Imports torch.distributed; does not depend on steps.
 """
@@ -34,13 +34,32 @@ class _NoModuleTracking:
         return
 
 
+class _NoHandle:
+    """Takes the place of a gradient hook's handle."""
+
+    def remove(self) -> None:
+        return
+
+
 class MemoryTracker(MemTracker):  # type: ignore[no-untyped-call]
-    """Keeps the data of each module's last forward pass; none unless `by_module`."""
+    """Keeps the data of each module's last forward pass; none unless `by_module`.
+
+    MemTracker of torch 2.13 registers gradient hooks on all parameters, which raises RuntimeError
+    for those that require none.
+    """
 
     def __init__(self, *, by_module: bool) -> None:
         super().__init__()
         if not by_module:
             self._mod_tracker: Any = _NoModuleTracking()
+
+    def _track_module_params_and_buffers(
+        self, module: nn.Module, install_grad_hooks: bool = True
+    ) -> tuple[int, int]:
+        for parameter in module.parameters():
+            if not parameter.requires_grad:
+                self._param_to_grad_hook_handles[parameter] = (_NoHandle(), _NoHandle())
+        return super()._track_module_params_and_buffers(module, install_grad_hooks)
 
     def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
         if not self._mod_tracker.is_bw:

@@ -1,4 +1,5 @@
-"""A step's time on this rank: data, forward, backward, exposed communication, optimizer, other.
+"""A step's time on this rank: data, generation, forward, backward, exposed communication,
+optimizer, other.
 
 Each moment counts for one part only, so that the parts add up to the step. Does not depend on what
 is waited for.
@@ -13,9 +14,14 @@ from contextlib import contextmanager
 
 from workers.training.trace.clock import Clock, Stamp
 
-PARTS = ("data", "forward", "backward", "exposed", "optimizer", "other")
+PARTS = ("data", "generation", "forward", "backward", "exposed", "optimizer", "other")
 # the engine's phases that belong to steps; validation, for example, does not
-_PART_BY_PHASE = {"forward": "forward", "backward": "backward", "update": "optimizer"}
+_PART_BY_PHASE = {
+    "forward": "forward",
+    "backward": "backward",
+    "update": "optimizer",
+    **dict.fromkeys(("weight_sync", "generation", "rewards", "scoring"), "generation"),
+}
 _METRIC_NAMES = {part: f"time/{part}_s" for part in PARTS} | {"exposed": "comm/exposed_s"}
 
 
@@ -90,10 +96,13 @@ class StepTimeBreakdown:
         self._steps += 1
 
     def values(self) -> dict[str, float]:
-        """Means over the steps read since the last call; resets them."""
+        """Means over the steps read since the last call, without `generation` if it took no
+        time; resets them.
+        """
         means = {
             _METRIC_NAMES[part]: seconds / max(self._steps, 1)
             for part, seconds in self._seconds.items()
+            if part != "generation" or seconds
         }
         self._seconds, self._steps = dict.fromkeys(PARTS, 0.0), 0
         return means

@@ -1,6 +1,7 @@
 """Times the training thread's waits for communication by wrapping torch's wait methods.
 
-Active between `install` and `remove`. Does not depend on the kind of collective.
+Active between `install` and `remove`; torch has no hooks for waits, so its methods are replaced.
+Does not depend on the kind of collective.
 """
 
 from __future__ import annotations

@@ -41,12 +41,11 @@ def apply_context(decoder: Decoder, axis: Axis) -> None:
             module.drop_beyond_capacity = partial(_drop_in_full_sequence, axis)
 
 
-def shard_sequence(inputs_BS: Tensor, targets_BS: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
-    """The positions of this rank of `axis`, `[B, S / axis.size]` each, of full sequences."""
+def shard_sequence(full_BS: Tensor, axis: Axis) -> Tensor:
+    """The positions of this rank of `axis`, `[B, S / axis.size]`, of complete sequences."""
     if axis.size == 1:
-        return inputs_BS, targets_BS
-    positions = rank_positions(inputs_BS.shape[1], axis, inputs_BS.device)
-    return inputs_BS[:, positions], targets_BS[:, positions]
+        return full_BS
+    return full_BS[:, rank_positions(full_BS.shape[1], axis, full_BS.device)]
 
 
 class RankPositions:

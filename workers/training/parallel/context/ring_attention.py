@@ -1,7 +1,10 @@
 """Ring attention (arXiv 2310.01889): keys and values are passed around the ranks of a sequence.
 
-A torch operator, so that recomputation can save its result and the ring runs once. Does not depend
-on models. Shapes: B batch, S positions of this rank, H heads, D head_dim.
+A torch operator, so that recomputation can save its result and the ring runs once. Torch 2.13's
+context_parallel has rings for CUDA's flash, efficient and cuDNN attention only, refuses attention
+biases there, and on a CPU raises NotImplementedError. Its flex attention, for windows and
+documents, gathers all keys and values on every rank and needs a multiple of 128 tokens per rank.
+Does not depend on models. Shapes: B batch, S positions of this rank, H heads, D head_dim.
 """
 
 from __future__ import annotations

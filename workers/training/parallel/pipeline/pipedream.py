@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils.stateless import _reparametrize_module
 
-from workers.training.data.samples import Samples
+from workers.training.data.rows import RowSource
 from workers.training.loop.step_context import StepContext
 from workers.training.parallel.batch_sharding import Microbatch
 from workers.training.parallel.mesh import extra_group
@@ -87,7 +87,7 @@ class PipeDreamRunner:
     def forward_backward(self, first: int, factor: float) -> tuple[Tensor, float]:
         """One batch through an empty pipeline, as at a flush: to repeat a step."""
         self.begin(0, samples=first)
-        total = self.turn(1, horizon=1, factor=factor)
+        total = self.turn(1, horizon=1, factor=lambda _: factor)
         self.finish_gradients(flushing=True)
         return total, self.data_s
 
@@ -100,19 +100,19 @@ class PipeDreamRunner:
             tied.flushing = flushing
         self.context.parallel.finish_gradients()
 
-    def evaluate(self, samples: Samples, count: int) -> Tensor:
+    def evaluate(self, samples: RowSource, count: int, *, phase: str = "validation") -> Tensor:
         """See `MicrobatchRunner`."""
-        return pipeline_evaluate(self.context, samples, count)
+        return pipeline_evaluate(self.context, samples, count, phase=phase)
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
         """See `MicrobatchRunner`."""
         return pipeline_logits(self.context, tokens_BS, at)
 
-    def turn(self, batch: int, *, horizon: int, factor: float) -> Tensor:
+    def turn(self, batch: int, *, horizon: int, factor: Callable[[int], float]) -> Tensor:
         """Forward passes up to `batch` + lag, at most `horizon`; then the backward pass of `batch`.
 
-        Call it before the update by `batch`. Returns this rank's summed token loss of `batch`; 0
-        except on the last stage.
+        Call it before the update by `batch`. `factor` gives a batch's loss factor by its first
+        sample. Returns this rank's summed loss of `batch`; 0 except on the last stage.
         """
         self._store_version(batch - 1)
         self.data_s = 0.0
@@ -124,7 +124,8 @@ class PipeDreamRunner:
         while self._issued < min(batch + self.lag, horizon):
             self._issued += 1
             # micro-batches count from this batch's first; those of later batches follow
-            total += self._forward(self._issued, factor, first=(self._issued - batch) * count)
+            scale = factor(self._first_sample(self._issued))
+            total += self._forward(self._issued, scale, first=(self._issued - batch) * count)
         self._backward()
         while len(self._sends) > 4 * self.stages * count:
             self._sends.popleft()[0].wait()
@@ -138,7 +139,11 @@ class PipeDreamRunner:
 
     def _microbatches(self, batch: int) -> list[Microbatch]:
         size = self.context.run.plan.global_batch_size
-        return self.context.microbatches(self._samples + (batch - 1 - self.flushed) * size, size)
+        return self.context.microbatches(self._first_sample(batch), size)
+
+    def _first_sample(self, batch: int) -> int:
+        size = self.context.run.plan.global_batch_size
+        return self._samples + (batch - 1 - self.flushed) * size
 
     def _forward(self, batch: int, factor: float, *, first: int) -> Tensor:
         context = self.context
@@ -149,20 +154,20 @@ class PipeDreamRunner:
         for index, microbatch in enumerate(self._microbatches(batch)):
             started = time.perf_counter()
             with context.trace.time_breakdown.within("data"):
-                inputs, targets, documents = context.load(context.samples, microbatch)
+                loaded = context.load(context.samples, microbatch)
             self.data_s += time.perf_counter() - started
             x = (
-                inputs
+                loaded.inputs
                 if self.stage == 0
                 else self._receive(self.input_like, self.stage - 1, self.axis.group)
             )
             context.seed_dropout(microbatch)
             with context.trace.action("F", self.stage, first + index):
                 out: Tensor = functional_call(
-                    self.module, weights, (x.requires_grad_(self.stage > 0), documents)
+                    self.module, weights, (x.requires_grad_(self.stage > 0), loaded.documents)
                 )
                 if self.stage == self.stages - 1:
-                    loss = context.loss(out, targets, microbatch)
+                    loss = context.loss(out, loaded)
                     total += loss.detach()
                     out = loss * factor
             if self.stage < self.stages - 1:

@@ -50,7 +50,7 @@ class PipeDreamLoop(Loop):
         horizon = self._horizon(number)
         for module in self.parallel.modules:
             module.train()
-        loss_sum = self.pipeline.turn(number, horizon=horizon, factor=self.checks.loss_factor)
+        loss_sum = self.pipeline.turn(number, horizon=horizon, factor=self.loss_factor)
         self.pipeline.finish_gradients(flushing=number == horizon)
         self.progress.enter("update")
         gradients = self._collect_gradients()

@@ -12,17 +12,17 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from workers.models.layers.documents import Documents
-from workers.training.data.samples import Samples
+from workers.training.data.rows import RowSource
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import matmul_context
-from workers.training.parallel.batch_sharding import Microbatch
+from workers.training.parallel.batch_sharding import Batch
 from workers.training.parallel.pipeline.stage import Stage
 from workers.training.parallel.pipeline.stage_layers import stages_on_rank
 from workers.training.parallel.pipeline.stage_transfer import (
     boundary_tensors,
     pipeline_evaluate,
     pipeline_logits,
+    pipeline_reference,
 )
 from workers.training.parallel.pipeline.torch_schedules import build_schedule
 
@@ -44,19 +44,18 @@ class PipelineRunner:
                 group=axis.group,
                 device=world.device,
                 around=self._around,
-                documents=lambda index: self._documents[self._offset + index],
+                documents=lambda index: self._batches[self._offset + index].documents,
             )
             for module, boundary, index in zip(
                 parallel.modules, boundaries, stages_on_rank(run.plan, axis.rank), strict=True
             )
         ]
         self.schedule, self.per_call = build_schedule(run.plan, self.stages, self._loss)
-        self._microbatches: list[Microbatch] = []
+        self._batches: list[Batch] = []
         self._losses_done = 0
         self._offset = 0  # index in the step of the current call's first micro-batch
         self._total = torch.zeros((), dtype=torch.float64, device=world.device)
         self._factor = 1.0
-        self._documents: list[Documents | None] = []
 
     @property
     def holds_first(self) -> bool:
@@ -71,13 +70,15 @@ class PipelineRunner:
     def forward_backward(self, first: int, factor: float) -> tuple[Tensor, float]:
         """See `MicrobatchRunner`."""
         context, plan = self.context, self.context.run.plan
-        self._microbatches = context.microbatches(first, plan.global_batch_size)
+        microbatches = context.microbatches(first, plan.global_batch_size)
         self._factor, self._losses_done = factor, 0
         self._total.zero_()
         started = time.perf_counter()
         with context.trace.time_breakdown.within("data"):
-            batches = [context.load(context.samples, each) for each in self._microbatches]
-        self._documents = [documents for _, _, documents in batches]
+            batches = [context.load(context.samples, each) for each in microbatches]
+        with matmul_context(plan.precision, context.world.device):
+            batches = [pipeline_reference(context, each) for each in batches]
+        self._batches = batches
         data_s = time.perf_counter() - started
         assert context.trace.timeline is not None
         context.trace.timeline.begin()
@@ -88,18 +89,20 @@ class PipelineRunner:
             for offset in range(0, len(batches), self.per_call):
                 self._offset = offset
                 some = batches[offset : offset + self.per_call]
-                inputs = (torch.cat([each[0] for each in some]),) if self.holds_first else ()
+                inputs = (torch.cat([each.inputs for each in some]),) if self.holds_first else ()
                 targets = (
-                    {"target": torch.cat([each[1] for each in some])} if self.holds_last else {}
+                    {"target": torch.cat([each.targets for each in some])}
+                    if self.holds_last
+                    else {}
                 )
                 self.schedule.step(*inputs, **targets, return_outputs=False)
         context.trace.timeline.end()
         context.parallel.finish_gradients()
         return self._total * context.loss_share, data_s
 
-    def evaluate(self, samples: Samples, count: int) -> Tensor:
+    def evaluate(self, samples: RowSource, count: int, *, phase: str = "validation") -> Tensor:
         """See `MicrobatchRunner`."""
-        return pipeline_evaluate(self.context, samples, count)
+        return pipeline_evaluate(self.context, samples, count, phase=phase)
 
     def logits(self, tokens_BS: Tensor, at: Sequence[int]) -> dict[int, Tensor]:
         """See `MicrobatchRunner`."""
@@ -107,7 +110,7 @@ class PipelineRunner:
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Called on the last stage, for micro-batches in order."""
-        loss = self.context.loss(logits, targets, self._microbatches[self._losses_done])
+        loss = self.context.loss(logits, self._batches[self._losses_done])
         self._losses_done += 1
         self._total += loss.detach()
         if self.context.trace.timeline is not None:
@@ -119,7 +122,7 @@ class PipelineRunner:
         context = self.context
         context.progress.enter("forward" if kind == "F" else "backward")
         if kind == "F":
-            context.seed_dropout(self._microbatches[self._offset + index])
+            context.seed_dropout(self._batches[self._offset + index].microbatch)
         counting = context.memory.forward() if kind == "F" and index == 0 else nullcontext()
         with counting, context.trace.action(kind, stage, self._offset + index):
             yield

@@ -6,17 +6,19 @@ Does not depend on schedules.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.models.decoder import Decoder
 from workers.models.layers.documents import Documents
-from workers.training.data.samples import Samples
+from workers.training.data.rows import RowSource
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import DTYPES, matmul_context
+from workers.training.parallel.batch_sharding import Batch
 from workers.training.parallel.context.apply import shard_sequence
 from workers.training.parallel.mesh import Axis
 from workers.training.parallel.pipeline.stage_layers import rank_of_stage, stages_on_rank
@@ -33,9 +35,8 @@ def boundary_tensors(part: Decoder, context: StepContext) -> tuple[Tensor, Tenso
     )
     hidden = torch.empty(*shape, run.model.hidden, dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty(shape[0], length, dtype=torch.int64, device="meta")
-    logits = torch.empty(
-        shape[0], length, run.model.vocab, dtype=dtype, device="meta", requires_grad=True
-    )
+    width = 1 if run.model.scalar_head else run.model.vocab
+    logits = torch.empty(shape[0], length, width, dtype=dtype, device="meta", requires_grad=True)
     return tokens if part.part.first else hidden, logits if part.part.last else hidden
 
 
@@ -46,25 +47,26 @@ def global_rank(axis: Axis, index: int) -> int:
 
 
 @torch.no_grad()
-def pipeline_evaluate(context: StepContext, samples: Samples, count: int) -> Tensor:
+def pipeline_evaluate(
+    context: StepContext, samples: RowSource, count: int, *, phase: str = "validation"
+) -> Tensor:
     """`MicrobatchRunner.evaluate` of a pipeline: forward passes of one micro-batch after another.
 
     A stage starts the next micro-batch as soon as it has sent the previous one.
     """
-    total = torch.zeros(2, dtype=torch.float64, device=context.world.device)
+    total = torch.zeros((), dtype=torch.float64, device=context.world.device)
     sends: Sends = []
     for microbatch in context.microbatches(0, count):
-        context.progress.enter("validation")
-        inputs, targets, documents = context.load(samples, microbatch)
-        logits = _forward(context, inputs, documents, sends)
+        context.progress.enter(phase)
+        batch = pipeline_reference(context, context.load(samples, microbatch))
+        logits = _forward(context, batch.inputs, batch.documents, sends)
         if logits is not None:
-            total[0] += context.loss(logits, targets, None)
-            total[1] += (targets >= 0).sum()
+            total += context.loss(logits, batch, training=False)
         while len(sends) > 2 * context.run.plan.stages:
             sends.pop(0)[0].wait()
     _wait_all(sends)
     context.parallel.release_gathered()
-    return total * context.loss_share
+    return context.shares(total)
 
 
 @torch.no_grad()
@@ -73,33 +75,50 @@ def pipeline_logits(
 ) -> dict[int, Tensor]:
     """`MicrobatchRunner.logits` of a pipeline; only ranks of the last stage return rows."""
     sends: Sends = []
-    inputs, _ = shard_sequence(tokens_BS, tokens_BS, context.world.axis("cp"))
+    inputs = shard_sequence(tokens_BS, context.world.axis("cp"))
     logits = _forward(context, inputs, None, sends)
     rows = {} if logits is None else context.local_logits(logits, at)
     _wait_all(sends)
     return rows
 
 
+@torch.no_grad()
+def pipeline_reference(context: StepContext, batch: Batch) -> Batch:
+    """The batch with the outputs of the frozen module, on ranks of the last stage."""
+    if context.frozen is None:
+        return batch
+    sends: Sends = []
+    parts = context.frozen.parts
+    with context.frozen.computing():
+        logits = _forward(context, batch.inputs, batch.documents, sends, parts, parts)
+        _wait_all(sends)
+        if logits is None:
+            return batch
+        return replace(batch, reference=context.objective.reference_of(logits, batch))
+
+
 def _forward(
-    context: StepContext, x: Tensor, documents: Documents | None, sends: Sends
+    context: StepContext,
+    x: Tensor,
+    documents: Documents | None,
+    sends: Sends,
+    modules: Sequence[nn.Module] = (),
+    parts: Sequence[Decoder] = (),
 ) -> Tensor | None:
     """Tokens `[B, S]` at this rank's positions through its stages; logits if it holds the last.
 
-    Sends to the next stage are appended to `sends`.
+    Sends to the next stage are appended to `sends`. `modules` and `parts` default to the trained
+    ones.
     """
     plan, axis, logits = context.run.plan, context.world.axis("pp"), None
     device = context.world.device
+    modules, parts = modules or context.parallel.modules, parts or context.parallel.parts
     hidden = (
         x.shape[0],
         x.shape[1] // (plan.tp if plan.sequence_parallel else 1),
-        context.run.model.hidden,
+        parts[0].spec.hidden,
     )
-    stages = zip(
-        stages_on_rank(plan, axis.rank),
-        context.parallel.modules,
-        context.parallel.parts,
-        strict=True,
-    )
+    stages = zip(stages_on_rank(plan, axis.rank), modules, parts, strict=True)
     with matmul_context(plan.precision, device):
         for index, module, part in stages:
             if index > 0 and rank_of_stage(plan, index - 1) != axis.rank:

@@ -27,6 +27,8 @@ from torch.distributed.tensor import (
 )
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from workers.models.wrapped import Inner, wrapped
+
 LocalView = Callable[[Tensor], Tensor]
 Redistribute = Callable[[Tensor, DeviceMesh], Tensor]
 Around = Callable[[nn.Module, Tensor], AbstractContextManager[None]]
@@ -59,7 +61,7 @@ def unchanged(module: nn.Module, first: Tensor) -> AbstractContextManager[None]:
 
 
 class Region(ParallelStyle):
-    """Shards a module: `parameters` by name, `other` for the rest.
+    """Shards a module, replaced by its wrapped variant: `parameters` by name, `other` for the rest.
 
     `enter` redistributes the first argument, `leave` the output; `around` surrounds both.
     Parameters of an inner region stay its own.
@@ -79,7 +81,8 @@ class Region(ParallelStyle):
         self.other, self.around = other, around
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        places = []
+        places: list[tuple[nn.Module, str, ParameterSharding]] = []
+        module = wrapped(module, _Redistributed(self, places, device_mesh))
         for path, owner in module.named_modules():
             for name, parameter in list(owner.named_parameters(recurse=False)):
                 if isinstance(parameter, DTensor):
@@ -87,18 +90,25 @@ class Region(ParallelStyle):
                 sharding = self.parameters.get(f"{path}.{name}" if path else name, self.other)
                 distribute(owner, name, parameter, sharding.placement, device_mesh)
                 places.append((owner, name, sharding))
-        inner = module.forward
-
-        def forward(first: Tensor, *rest: Any) -> Any:
-            with self.around(module, first):
-                if self.enter is not None:
-                    first = self.enter(first, device_mesh)
-                with _local_parameters(places):
-                    out = inner(first, *rest)
-                return out if self.leave is None else self.leave(out, device_mesh)
-
-        module.forward = forward
         return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Redistributed:
+    """The wrapper of a region's module."""
+
+    region: Region
+    places: list[tuple[nn.Module, str, ParameterSharding]]
+    mesh: DeviceMesh
+
+    def __call__(self, module: nn.Module, inner: Inner, /, first: Tensor, *rest: Any) -> Any:
+        region = self.region
+        with region.around(module, first):
+            if region.enter is not None:
+                first = region.enter(first, self.mesh)
+            with _local_parameters(self.places):
+                out = inner(first, *rest)
+            return out if region.leave is None else region.leave(out, self.mesh)
 
 
 def distribute(
@@ -149,6 +159,8 @@ def replicated_dtensor(outside: Placement) -> Redistribute:
 @contextmanager
 def _local_parameters(places: list[tuple[nn.Module, str, ParameterSharding]]) -> Iterator[None]:
     """Local shards in place of the parameters, or of what replaced them (a cast copy)."""
+    # frozen weights in 4 bits are buffers, already this rank's shard
+    places = [place for place in places if place[1] in place[0]._parameters]
     originals = [module._parameters[name] for module, name, _ in places]
     try:
         for (module, name, sharding), parameter in zip(places, originals, strict=True):

@@ -6,7 +6,6 @@ The plan itself is `workers.models.tensor_parallel_plan`; redistribution is `reg
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,6 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
+from workers.models.adapters.linear import AdaptedLinear
 from workers.models.decoder import Block, Decoder
 from workers.models.moe.layer import RoutedMlp
 from workers.models.tensor_parallel_plan import VOCABULARY_DIM, block_plan
@@ -60,24 +60,34 @@ def apply_tensor(decoder: Decoder, plan: ParallelPlan, mesh: DeviceMesh) -> None
         )
     if decoder.positions is not None:
         positions = _own_tokens if plan.sequence_parallel else None
-        _apply(decoder.positions, Region({}, enter=positions, other=replicated), mesh)
+        _apply(decoder, "positions", Region({}, enter=positions, other=replicated), mesh)
+    if decoder.prompt is not None:
+        _apply(decoder, "prompt", Region({}, other=REPLICATED), mesh)
     for block in decoder.blocks.values():
         assert isinstance(block, Block)
         if isinstance(block.mlp, RoutedMlp):
             # their own region: if they are sharded by themselves, their weights are gathered at
             # their own call
-            _apply(block.mlp.experts, Region(parameters("mlp.experts.")), mesh)
-        _apply(block.attn, attention, mesh)
-        _apply(block.mlp, Region(parameters("mlp."), enter=enter, leave=leave), mesh)
-        _apply(block.attn_norm, norm, mesh)
-        _apply(block.mlp_norm, norm, mesh)
+            _apply(block.mlp, "experts", Region(parameters("mlp.experts.")), mesh)
+        for name, module in block.named_modules():
+            if isinstance(module, AdaptedLinear) and name.endswith((".o", ".down")):
+                module.norm_group = mesh.get_group()
+        _apply(block, "attn", attention, mesh)
+        _apply(block, "mlp", Region(parameters("mlp."), enter=enter, leave=leave), mesh)
+        for name in ("attn_adapter", "mlp_adapter"):
+            if getattr(block, name) is not None:
+                _apply(block, name, norm, mesh)
+        _apply(block, "attn_norm", norm, mesh)
+        _apply(block, "mlp_norm", norm, mesh)
     if decoder.norm is not None:
         last = Region({}, leave=replicated_dtensor(outside), other=replicated)
-        _apply(decoder.norm, last, mesh)
+        _apply(decoder, "norm", last, mesh)
     if decoder.head is not None:
-        distribute(decoder.head, "weight", decoder.head.weight, Shard(VOCABULARY_DIM), mesh)
+        # a scalar head's one row is on every rank
+        place = Replicate() if spec.scalar_head else Shard(VOCABULARY_DIM)
+        distribute(decoder.head, "weight", decoder.head.weight, place, mesh)
     if plan.sequence_parallel:
-        _use_full_rope(decoder, plan.tp)
+        decoder.sequence_shards = plan.tp
 
 
 def parameter_shardings(
@@ -104,16 +114,11 @@ def parameter_shardings(
     return shardings
 
 
-def _apply(module: nn.Module, style: ParallelStyle, mesh: DeviceMesh) -> None:
-    parallelize_module(module, mesh, style, src_data_rank=None)
+def _apply(parent: nn.Module, name: str, style: ParallelStyle, mesh: DeviceMesh) -> None:
+    module = parent.get_submodule(name)
+    parent.register_module(name, parallelize_module(module, mesh, style, src_data_rank=None))
 
 
 def _own_tokens(positions: Tensor, mesh: DeviceMesh) -> Tensor:
     """This rank's part of `[S]`, or of `[B, S]` if positions differ by row."""
     return positions.chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
-
-
-def _use_full_rope(decoder: Decoder, tp: int) -> None:
-    """Attention works on full sequences, the decoder's hidden states are a part of them."""
-    tables_for, target = decoder._rope_for, cast(Any, decoder)
-    target._rope_for = lambda tokens, device: tables_for(tokens * tp, device)

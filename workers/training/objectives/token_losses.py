@@ -1,6 +1,6 @@
-"""The training objective: the token loss of a micro-batch.
+"""Cross-entropy of each token from logits, complete or sharded over the vocabulary.
 
-Does not depend on data or on loss scaling. Shapes: B batch, S sequence, V vocabulary.
+Does not depend on data, objectives or loss scaling. Shapes: B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,16 +17,38 @@ from workers.training.parallel.batch_sharding import IGNORED
 
 
 def token_losses(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
-    """Cross-entropy summed over each row's tokens, `[B]` fp32; targets IGNORED count nothing.
+    """Cross-entropy of each token, `[B, S]` fp32; 0 for targets IGNORED. Overwrites the logits.
 
     Without `fused`: torch's function, which stores more tensors of the logits' size.
     """
-    return _per_token(logits_BSV, targets_BS, fused).view_as(targets_BS).sum(dim=1)
+    if _is_sharded(logits_BSV):
+        from workers.training.parallel.tensor import vocabulary
+
+        losses_N = vocabulary.cross_entropy(logits_BSV, targets_BS.flatten(), ignored=IGNORED)
+        return losses_N.view_as(targets_BS)
+    logits_NV, targets_N = logits_BSV.float().flatten(0, 1), targets_BS.flatten()
+    if fused:
+        losses_N = cross_entropy(logits_NV, targets_N, ignored=IGNORED)
+    else:
+        losses_N = functional.cross_entropy(
+            logits_NV, targets_N, ignore_index=IGNORED, reduction="none"
+        )
+    return losses_N.view_as(targets_BS)
+
+
+def token_losses_at(
+    logits_1RV: Tensor, targets_BS: Tensor, at_R: Tensor, *, fused: bool = True
+) -> Tensor:
+    """`token_losses` from the logits of the flattened positions `at_R`; 0 at all others."""
+    targets = targets_BS.flatten()
+    losses = token_losses(logits_1RV, targets[at_R].unsqueeze(0), fused=fused).flatten()
+    every = losses.new_zeros(len(targets)).index_copy(0, at_R, losses)
+    return every.view_as(targets_BS)
 
 
 def token_loss(logits_BSV: Tensor, targets_BS: Tensor, *, fused: bool = True) -> Tensor:
     """The sum over all tokens, in fp32."""
-    return _per_token(logits_BSV, targets_BS, fused).sum()
+    return token_losses(logits_BSV, targets_BS, fused=fused).sum()
 
 
 def uses_hidden_states(plan: ParallelPlan, device: torch.device) -> bool:
@@ -42,20 +64,6 @@ def uses_hidden_states(plan: ParallelPlan, device: torch.device) -> bool:
     facts: dict[str, object] = {"device": device.type, "sharded": plan.tp > 1}
     choice = choose("cross_entropy", facts, [Candidate("own", why), Candidate("torch")])
     return choice.backend == "own"
-
-
-def _per_token(logits_BSV: Tensor, targets_BS: Tensor, fused: bool) -> Tensor:
-    """Cross-entropy of each token, `[B · S]`; overwrites the logits, which may be sharded over the
-    vocabulary.
-    """
-    if _is_sharded(logits_BSV):
-        from workers.training.parallel.tensor import vocabulary
-
-        return vocabulary.cross_entropy(logits_BSV, targets_BS.flatten(), ignored=IGNORED)
-    logits_NV, targets_N = logits_BSV.float().flatten(0, 1), targets_BS.flatten()
-    if fused:
-        return cross_entropy(logits_NV, targets_N, ignored=IGNORED)
-    return functional.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
 
 
 def _is_sharded(logits: Tensor) -> bool:

@@ -1,0 +1,1 @@
+"""Distillation: divergences from a teacher, its files of top tokens, answers of the student."""

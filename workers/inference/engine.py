@@ -12,11 +12,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from workers.inference.adapters.adapter import Adapter
+from workers.inference.adapters.store import AdapterStore
 from workers.inference.constrain.guide import Guides
 from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampling.beam_search import BeamSearch
 from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.sampling.prompt_scores import score_tokens
 from workers.inference.sampling.sampler import Row, SampledToken
 from workers.inference.scheduling.scheduler import Scheduler
 from workers.inference.scheduling.step_plan import StepPlan
@@ -68,9 +71,11 @@ class Engine:
         decode: Callable[[Sequence[int]], str] | None = None,
         speculator: Speculator | None = None,
         guides: Guides | None = None,
+        adapters: AdapterStore | None = None,
     ) -> None:
         self.runner, self.scheduler, self.context = runner, scheduler, context
         self.speculator, self.guides = speculator, guides
+        self.adapters = scheduler.adapters = adapters
         if speculator is not None:
             tables = scheduler.tables
             tables.window = speculator.proposer.window(tables.window)
@@ -94,17 +99,21 @@ class Engine:
         *,
         priority: int = 0,
         client: str = "",
+        adapter: Adapter | None = None,
     ) -> Request:
         """Queue a prompt; the request of the first of its `n` answers.
 
         Higher priority goes first; clients get equal shares of a queue. An answer that reaches the
         context ends with "length". Raises ValueError for a prompt or parameters that the model or
-        the cache cannot handle.
+        the cache cannot handle, and for an adapter that is not available.
         """
         self._check(prompt, sampling)
         max_new_tokens = min(sampling.max_new_tokens, self.context - len(prompt))
         params = replace(sampling, max_new_tokens=max_new_tokens)
-        request = Request(tuple(prompt), params, priority=priority, client=client)
+        if adapter is not None:
+            assert self.adapters is not None
+            self.adapters.ready(adapter, in_use=self.adapters_in_use())
+        request = Request(tuple(prompt), params, priority=priority, client=client, adapter=adapter)
         if sampling.constrained:
             if self.guides is None:
                 raise ValueError(
@@ -112,6 +121,8 @@ class Engine:
                 )
             request.guide = self.guides.open(sampling)
         self.scheduler.add(request)
+        if adapter is not None:
+            adapter.requests += 1
         return request
 
     def step(self) -> list[Request]:
@@ -123,6 +134,21 @@ class Engine:
         while len(self._in_flight) < self.runner.depth and (plan := self._schedule()) is not None:
             self._in_flight.append(self._run(plan))
         return self._postprocess(self._in_flight.popleft()) if self._in_flight else []
+
+    def take_weights(self, version: int) -> None:
+        """Continue with weights that replaced those of the model in place.
+
+        Running requests keep their tokens; keys and values are computed again with the new weights.
+        Raises RuntimeError while a step is in flight.
+        """
+        if self._in_flight:
+            raise RuntimeError("weights changed during a step; finish all steps first")
+        self.scheduler.take_weights(version)
+
+    def adapters_in_use(self) -> set[Adapter]:
+        """The adapters of running and waiting requests."""
+        every = (*self.scheduler.running, *self.scheduler.waiting)
+        return {request.adapter for request in every if request.adapter is not None}
 
     def abort(self, request: Request) -> None:
         """End a request and the other answers to its prompt.
@@ -166,6 +192,7 @@ class Engine:
         for part in plan.scheduled:
             if part.request.finish is not None:  # aborted during the step
                 self._finish(part.request)
+        scored = self._score_prompts(plan, logits)
         groups, indices = self._rows_to_sample(plan, logits)
         # a row may be used by several answers (n > 1) or by none (beams)
         in_order = indices == list(range(len(logits)))
@@ -186,7 +213,7 @@ class Engine:
             for request in requests:
                 if request.finish is not None:
                     self.speculator.forget(request)
-        return requests + beam_answers
+        return requests + beam_answers + scored
 
     def _rows_to_sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[list[Row]], list[int]]:
         """The rows to sample, grouped by request, and the index of each row's logits."""
@@ -195,20 +222,48 @@ class Engine:
         first = 0
         for part in plan.scheduled:
             request = part.request
-            if request.finish is not None:
-                first += part.num_logits
-            elif part.samples and request.sampling.beams > 1:
-                self.beams.add_logits(request, logits[first])
-                first += 1
-            elif part.samples:
-                rows = range(first, first + part.num_logits)
-                groups.append([Row(request, ahead) for ahead in range(part.num_logits)])
+            end = first + part.rows
+            rows, first = range(end - part.num_logits, end), end
+            if request.finish is not None or not part.samples:
+                continue
+            if request.sampling.beams > 1:
+                self.beams.add_logits(request, logits[rows[0]])
+                continue
+            groups.append([Row(request, ahead) for ahead in range(part.num_logits)])
+            indices += rows
+            for child in self._fork_answers(request):
+                groups.append([Row(child)])
                 indices += rows
-                for child in self._fork_answers(request):
-                    groups.append([Row(child)])
-                    indices += rows
-                first += part.num_logits
         return groups, indices
+
+    def _score_prompts(self, plan: StepPlan, logits: Tensor) -> list[Request]:
+        """Add log-probabilities of prompt tokens and scores; the requests that want no more."""
+        finished: list[Request] = []
+        first = 0
+        for part in plan.scheduled:
+            request, rows = part.request, logits[first : first + part.rows]
+            first += part.rows
+            top = request.sampling.prompt_logprobs
+            if not part.scored or request.finish is not None or top is None:
+                continue
+            done = len(request.prompt_scores)  # more than `start` after a preemption
+            tokens = request.prompt[done + 1 : part.start + part.count + 1]
+            low = done - part.start
+            scored = rows[low : low + len(tokens)]
+            request.prompt_scores += score_tokens(scored, tokens, top=top)
+        last = -1
+        for part in plan.scheduled:
+            request = part.request
+            last += part.rows
+            if part.samples and request.sampling.pooled and request.finish is None:
+                request.score = float(logits[last, 0])
+            if part.samples and not request.sampling.max_new_tokens and request.finish is None:
+                now = time.perf_counter()
+                request.first_token_s, request.last_token_s = request.first_token_s or now, now
+                request.finish = "stop" if request.sampling.pooled else "length"
+                self._finish(request)
+                finished.append(request)
+        return finished
 
     def _fork_answers(self, request: Request) -> list[Request]:
         """The other answers to a prompt, created when the prompt is computed."""
@@ -217,12 +272,18 @@ class Engine:
         self.counts.cached_tokens += request.cached_tokens
         children = [
             Request(
-                request.prompt, request.sampling, answer, request.number, added_s=request.added_s
+                request.prompt,
+                request.sampling,
+                answer,
+                request.number,
+                added_s=request.added_s,
+                adapter=request.adapter,
             )
             for answer in range(1, request.sampling.n)
         ]
         for child in children:
             child.guide = None if request.guide is None else request.guide.copy()
+            child.prompt_scores = request.prompt_scores
         if children:
             self.scheduler.fork(request, children)
         return children
@@ -251,6 +312,7 @@ class Engine:
             guide.advance(sampled.token)
         if sampled.logprob is not None:
             request.logprobs.append(sampled.logprob)
+            request.token_versions.append(request.weight_version)
             request.top_logprobs.append(sampled.top)
         if sampled.token in params.stop_token_ids and not params.ignore_eos:
             request.finish = "stop"
@@ -277,7 +339,8 @@ class Engine:
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
         vocab = self.runner.vocab
-        check_prompt(prompt, context=self.context, vocab=vocab)
+        room = min(1, sampling.max_new_tokens)
+        check_prompt(prompt, context=self.context, vocab=vocab, room=room)
         if sampling.stop and self._decode is None:
             raise ValueError(
                 "stop strings require a tokenizer and this model has none; use stop token ids"
@@ -289,14 +352,17 @@ class Engine:
             )
 
 
-def check_prompt(prompt: Sequence[int], *, context: int, vocab: int) -> None:
-    """Raises ValueError if it is empty, too long, or has ids outside the vocabulary."""
+def check_prompt(prompt: Sequence[int], *, context: int, vocab: int, room: int = 1) -> None:
+    """Raises ValueError if it is empty, too long, or has ids outside the vocabulary.
+
+    It must leave `room` for that many new tokens.
+    """
     if not prompt:
         raise ValueError("the prompt is empty; give at least one token")
-    if len(prompt) >= context:
+    if len(prompt) > context - room:
         raise ValueError(
             f"the prompt has {len(prompt)} tokens, the model's context is {context}; give at most "
-            f"{context - 1} to leave room for one new token"
+            f"{context - room}" + (" to leave room for one new token" if room else "")
         )
     first_error = next((token for token in prompt if not 0 <= token < vocab), None)
     if first_error is not None:

@@ -6,12 +6,14 @@ Generate, serve, evaluate and draft models use it alike. Does not depend on requ
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from workers.contracts.catalog.presets import resolve_model
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
+from workers.inference.adapters.low_rank_slots import SlotSpec
 from workers.inference.parallel.groups import RankGroup
 from workers.inference.parallel.sharding import ShardedWeights, shard_decoder, stage_part
 from workers.inference.quantize.on_load import remove_linears
@@ -34,7 +36,8 @@ class LoadedModel:
     """A model on its device; with a `rank_group` the decoder is this rank's part of it.
 
     `tokenizer` is None if only token ids are possible. `cache_dtype` is the KV cache's dtype, by
-    default that of the weights.
+    default that of the weights. `path` is where the weights are, None for random ones;
+    `adapter_slots` the slots to hold for adapters.
     """
 
     decoder: Decoder
@@ -42,6 +45,8 @@ class LoadedModel:
     stop_token_ids: tuple[int, ...]
     cache_dtype: torch.dtype | None = None
     rank_group: RankGroup | None = None
+    path: Path | None = None
+    adapter_slots: SlotSpec | None = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -77,11 +82,13 @@ def load_model(
     quantize: str | None = None,
     rank_group: RankGroup | None = None,
     plan: ParallelPlan | None = None,
+    scores: bool = False,
 ) -> LoadedModel:
     """Load weights, or initialize random ones from `seed` for a model that is only a shape.
 
-    Linears are quantized if `quantize` (int8, int4, fp8) or the weights' format says so. With a
-    `rank_group` only this rank's part by `plan` is loaded. Raises UserError, which names `field`.
+    A reward model is refused unless `scores`. Linears are quantized if `quantize` (int8, int4, fp8)
+    or the weights' format says so. With a `rank_group` only this rank's part by `plan` is loaded.
+    Raises UserError, which names `field`.
     """
     dtype = DTYPES[precision]
     try:
@@ -90,6 +97,11 @@ def load_model(
         weights = None if path is None else open_weights(path)
         spec = resolve_model(model) if weights is None else weights.spec
         assert spec is not None
+        if spec.scalar_head and not scores:
+            raise UserError(
+                f"{field}: {spec.name} is a reward model, which scores texts and writes none; try "
+                "a language model, or a run of kind serve, which scores at /pooling"
+            )
         with torch.device("meta"):
             decoder = Decoder(
                 spec,
@@ -118,7 +130,7 @@ def load_model(
         raise
     except (ValueError, OSError) as error:
         raise UserError(f"{field}: {error}") from None
-    return LoadedModel(decoder, tokenizer, ends, rank_group=rank_group)
+    return LoadedModel(decoder, tokenizer, ends, rank_group=rank_group, path=path)
 
 
 def with_byte_tokenizer(loaded: LoadedModel, model: str | ModelSpec | ModelSource) -> LoadedModel:
@@ -126,6 +138,29 @@ def with_byte_tokenizer(loaded: LoadedModel, model: str | ModelSpec | ModelSourc
     if isinstance(model, str) and loaded.tokenizer is None and loaded.spec.vocab == _BYTES:
         return replace(loaded, tokenizer=ByteTokenizer())
     return loaded
+
+
+def with_model_tokenizer(loaded: LoadedModel, model: str | ModelSpec | ModelSource) -> LoadedModel:
+    """With the tokenizer of `model` if that has a chat template and the loaded one has none.
+
+    Unchanged if their vocabularies differ. Raises UserError for a tokenizer that cannot be read.
+    """
+    if not isinstance(model, ModelSource) or has_chat_template(loaded.tokenizer):
+        return loaded
+    try:
+        path = locate_weights(model)
+        tokenizer, ends = load_tokenizer(path)
+        vocab = open_weights(path).spec.vocab
+    except (ValueError, OSError) as error:
+        raise UserError(f"model: {error}") from None
+    if not has_chat_template(tokenizer) or vocab != loaded.spec.vocab:
+        return loaded
+    return replace(loaded, tokenizer=tokenizer, stop_token_ids=ends)
+
+
+def has_chat_template(tokenizer: Tokenizer | None) -> bool:
+    """Whether the tokenizer formats messages."""
+    return getattr(tokenizer, "chat_template", None) is not None
 
 
 def default_device() -> torch.device:

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from workers.inference.adapters.adapter import Adapter
 from workers.inference.constrain.guide import Guide
 from workers.inference.kv_cache.block_pool import hash_block
 from workers.inference.sampling.parameters import SamplingParams
+from workers.inference.sampling.prompt_scores import PromptScore
 
 FinishReason = Literal["stop", "length", "aborted"]
 _NUMBERS = itertools.count()
@@ -35,6 +37,8 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     priority: int = 0  # higher goes first
     client: str = ""
+    adapter: Adapter | None = None
+    weight_version: int = 0  # of the weights that compute its keys and values
     arrival: float = 0.0  # scheduler step, as the fair queue counts it
     blocks: list[int] = field(default_factory=list)
     freed_blocks: int = 0  # first blocks that slid out of the attention window
@@ -49,7 +53,10 @@ class Request:
     finish: FinishReason | None = None
     guide: Guide | None = None  # for constrained output
     logprobs: list[float] = field(default_factory=list)
+    token_versions: list[int] = field(default_factory=list)  # weights of each sampled token
+    prompt_scores: list[PromptScore] = field(default_factory=list)  # of its second token on
     top_logprobs: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
+    score: float | None = None  # of a scalar head at the prompt's last token
     added_s: float = field(default_factory=time.perf_counter)
     admitted_s: float = 0.0
     first_token_s: float = 0.0
@@ -73,14 +80,31 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether log-probabilities of its prompt's tokens are still to be computed."""
+        wanted = self.sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_scores) < len(self.prompt) - 1
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only its newest output token has to be computed."""
         return self.pending == 1 and len(self.tokens) > len(self.prompt)
 
     def block_keys(self, blocks: int, block_size: int) -> list[bytes]:
-        """Hashes of the first `blocks` blocks, all of which must be full; computed once each."""
+        """Hashes of the first `blocks` blocks, all of which must be full; computed once each.
+
+        They include the adapter and the weights' version: keys and values depend on both.
+        """
+        root = b"" if self.adapter is None else self.adapter.cache_root
+        if self.weight_version:
+            root = hash_block(root, [self.weight_version])
         while len(self._block_keys) < blocks:
             first = len(self._block_keys) * block_size
-            previous = self._block_keys[-1] if self._block_keys else b""
+            previous = self._block_keys[-1] if self._block_keys else root
             self._block_keys.append(hash_block(previous, self.tokens[first : first + block_size]))
         return self._block_keys[:blocks]
+
+    def take_weights(self, version: int) -> None:
+        """Compute all keys and values with the weights of `version` from now on."""
+        self.weight_version = version
+        self._block_keys.clear()

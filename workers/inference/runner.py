@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from kernels.paged_kv import plan_pages
+from workers.inference.adapters.low_rank_slots import LowRankSlots
 from workers.inference.cpu.matmul import use_onednn_layout
 from workers.inference.kv_cache.latent_attention import PagedLatentAttention
 from workers.inference.kv_cache.paged_cache import AttentionMetadata, PagedAttention, PagedCache
@@ -32,12 +34,15 @@ class Runner:
     The decoder's code runs unchanged: its attention reads and writes the cache, its placement
     returns the tokens' positions, and its last norm sees only tokens that get logits. A decoder
     may be a pipeline stage: `through` then takes and returns hidden states. `start` may be called
-    for up to `depth` plans before the first one's logits are requested.
+    for up to `depth` plans before the first one's logits are requested. `adapters` are the slots
+    of low-rank updates in this decoder.
     """
 
     depth = 1
 
-    def __init__(self, decoder: Decoder, cache: PagedCache) -> None:
+    def __init__(
+        self, decoder: Decoder, cache: PagedCache, adapters: LowRankSlots | None = None
+    ) -> None:
         """Raises ValueError for a model whose cached keys would become wrong."""
         spec = decoder.spec
         scaling = spec.rope.scaling
@@ -47,6 +52,7 @@ class Runner:
                 "grows; try linear or yarn scaling"
             )
         use_onednn_layout(decoder)
+        self.adapters = adapters
         self.decoder, self.cache, self.vocab = decoder.eval(), cache, spec.vocab
         self.device, self.dtype = cache.keys[0].device, next(decoder.parameters()).dtype
         self._max_table, self._table = spec.max_seq_len, _SHORTEST_TABLE
@@ -87,35 +93,51 @@ class Runner:
         self.cache.copy(inputs.copies)
         while self._table < max(inputs.context_lens):
             self._table *= 2
-        self._positions = self._tensor(inputs.positions)
-        self._logit_indices = self._tensor(inputs.logit_indices)
-        self.cache.metadata = self._metadata(inputs)
+        tokens, self._positions, self._logit_indices, metadata = self._upload(inputs)
+        self.cache.metadata = metadata
+        if self.adapters is not None:
+            self.adapters.begin(inputs.adapter_slots, inputs.query_ends)
         try:
-            x = self._tensor(inputs.tokens).unsqueeze(0) if hidden is None else hidden
+            x = tokens.unsqueeze(0) if hidden is None else hidden
             return self.decoder.through(x)
         finally:
             self.cache.metadata = None
+            if self.adapters is not None:
+                self.adapters.end()
 
-    def _metadata(self, inputs: StepInputs) -> AttentionMetadata:
-        table = self._tensor(inputs.table, torch.int32)
-        lens = self._tensor(inputs.context_lens, torch.int32)
-        longest = inputs.max_query_len
-        cu = None if longest == 1 else self._tensor([0, *inputs.query_ends], torch.int32)
+    def _upload(self, inputs: StepInputs) -> tuple[Tensor, Tensor, Tensor, AttentionMetadata]:
+        """Tokens, positions, indices of tokens with logits, and where attention reads and writes.
+
+        One copy to the device for the step. The scheduler's addresses are not read back for a
+        check, which would wait for the device.
+        """
+        longest_query, sequences = inputs.max_query_len, len(inputs.context_lens)
+        ends = [] if longest_query == 1 else [0, *inputs.query_ends]
+        rows = (inputs.tokens, inputs.positions, inputs.slots, inputs.logit_indices)
+        addresses = [*inputs.context_lens, *ends, *chain.from_iterable(inputs.table)]
+        numbers = torch.tensor(
+            [*chain.from_iterable(rows), *addresses], pin_memory=self.device.type == "cuda"
+        ).to(self.device, non_blocking=True)
+        sizes = [*(len(row) for row in rows), len(addresses)]
+        tokens, positions, slots, indices, flat = torch.split(numbers, sizes)
+        sizes = [sequences, len(ends), len(addresses) - sequences - len(ends)]
+        lens, starts, blocks = torch.split(flat.int(), sizes)
+        table, cu = blocks.view(sequences, -1), starts if ends else None
         plan = plan_pages(
             table,
             lens,
             blocks=self.cache.blocks,
             block_size=self.cache.block_size,
             cu_q=cu,
-            max_q=None if cu is None else longest,
+            max_q=None if cu is None else longest_query,
+            longest=max(inputs.context_lens),
+            tokens=len(inputs.tokens),
+            check=False,
         )
-        return AttentionMetadata(self._tensor(inputs.slots), table, lens, cu, plan)
+        return tokens, positions, indices, AttentionMetadata(slots, table, lens, cu, plan)
 
     def _placement(self, tokens: int, device: torch.device) -> tuple[int, Tensor]:
         return min(self._table, self._max_table), self._positions
 
     def _select_logit_tokens(self, norm: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         return (args[0][:, self._logit_indices],)
-
-    def _tensor(self, numbers: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=self.device)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
-from workers.contracts.specs.run_bodies import ServeBody
+from workers.contracts.specs.run_bodies import DEFAULT_ADAPTER_RANK, ServeBody
+from workers.inference.adapters.files import configured_rank
+from workers.inference.adapters.low_rank_slots import SlotSpec
 from workers.inference.backends.serve import Backend
 from workers.inference.control import StopControl
 from workers.inference.cpu.threads import run_in_own_thread
@@ -31,6 +36,7 @@ from workers.inference.spec_loading import InferenceRun
 from workers.inference.speculate.setup import Drafting, build_drafting
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
+from workers.models.errors import WeightsError
 from workers.runtime.environment import Environment, check_world
 from workers.runtime.exits import Outcome, UserError
 
@@ -66,10 +72,12 @@ def run_serve(
                         quantize=body.quantize,
                         rank_group=rank_group,
                         plan=run.plan,
+                        scores=True,
                     ),
                     run.spec.model,
                 ).with_cache_dtype(body.kv_cache_dtype)
             )
+            loaded = replace(loaded, adapter_slots=slot_spec(body))
             if rank_group is not None and not rank_group.is_driver:
                 return Worker(loaded, recorder, beacon).run()
             with driving(rank_group):
@@ -84,6 +92,7 @@ def run_serve(
                         loaded, body, local_world_size=ranks_here, drafting=drafting
                     )
                 )
+                run_in_own_thread(lambda: load_adapters(engine, body))
                 started_s = time.perf_counter()
                 observer = EngineObserver(engine, recorder, beacon, folder, since_s=started_s)
                 try:
@@ -100,6 +109,35 @@ def run_serve(
             rank_group.close()
         beacon.close()
         recorder.close()
+
+
+def slot_spec(body: ServeBody) -> SlotSpec | None:
+    """The slots that the body asks for, of the rank of its largest adapter if it sets none."""
+    if not body.slots:
+        return None
+    rank = body.adapter_rank or DEFAULT_ADAPTER_RANK
+    if body.adapter_rank is None:
+        for name, path in body.adapters.items():
+            with _named(name):
+                rank = max(rank, configured_rank(path))
+    return SlotSpec(body.slots, rank)
+
+
+def load_adapters(engine: Engine, body: ServeBody) -> None:
+    """Load the adapters that the body names. Raises UserError that names the wrong one."""
+    store = engine.adapters
+    for name, path in body.adapters.items():
+        assert store is not None
+        with _named(name):
+            store.add(store.read(name, path))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except WeightsError as error:
+        raise UserError(f"serve.adapters.{name}: {error}") from None
 
 
 def build_serve_engine(

@@ -29,8 +29,9 @@ from workers.inference.backends import vllm
 from workers.inference.control import StopControl
 from workers.inference.liveness import COMPUTES, IDLES
 from workers.inference.server.http.admission import Admission
+from workers.inference.server.http.body import read_body
 from workers.inference.server.http.listener import Listener, bind, is_loopback
-from workers.inference.server.http.routes import error_handlers, read_body
+from workers.inference.server.http.routes import error_handlers
 from workers.inference.server.replicas.forwarding import Upstream
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon

@@ -11,7 +11,7 @@ from typing import Any
 from workers.inference.sampling.parameters import SamplingParams
 
 # between JSON tokens: a line break and an indent, but not unlimited blanks
-_WHITESPACE = r"[ \n]{0,12}"
+WHITESPACE = r"[ \n]{0,12}"
 
 
 def build_grammar(params: SamplingParams) -> str:
@@ -25,7 +25,7 @@ def build_grammar(params: SamplingParams) -> str:
         elif name == "grammar":
             text = LLMatcher.grammar_from_lark(value)
         else:
-            text = LLMatcher.grammar_from_json_schema(value, {"whitespace_pattern": _WHITESPACE})
+            text = LLMatcher.grammar_from_json_schema(value, {"whitespace_pattern": WHITESPACE})
     except ValueError as error:  # raised for a schema that nests too deep
         raise ValueError(f"{name} cannot be met: {_first_line(str(error))}") from None
     if problem := LLMatcher.validate_grammar(text):

@@ -27,21 +27,26 @@ _SHARE = 0.25  # of the free memory, for the second copy of the weights
 class PackedLinear(nn.Module):
     """`x @ weight.T + bias` from a copy in oneDNN's layout; fuses layers of one input.
 
-    The copy is not a parameter, so the model's parameters stay the same. It is never written to,
-    so copies of a model share it.
+    The copy is not a parameter, so the model's parameters stay the same. Copies of a model share
+    it.
     """
 
     def __init__(
         self, weights: Sequence[Tensor], biases: Sequence[Tensor | None] = (None,)
     ) -> None:
         super().__init__()
-        plain = [weight.detach() for weight in weights]
-        fused = torch.cat(plain) if len(plain) > 1 else plain[0]
-        with_bias = [bias.detach() for bias in biases if bias is not None]
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(fused.contiguous(), _ROWS)
-        self._bias = torch.cat(with_bias) if with_bias else None
+        self._sources = [weight.detach() for weight in weights]
+        self._biases = [bias.detach() for bias in biases if bias is not None]
+        self.update()
         self.widths = [weight.shape[0] for weight in weights]
         self.layers: tuple[nn.Module, ...] = ()
+
+    def update(self) -> None:
+        """Pack the weights again after they have changed."""
+        sources = self._sources
+        fused = torch.cat(sources) if len(sources) > 1 else sources[0]
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(fused.contiguous(), _ROWS)
+        self._bias = torch.cat(self._biases) if self._biases else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
         return self
@@ -57,7 +62,8 @@ class PackedLinear(nn.Module):
 def use_onednn_layout(decoder: Decoder) -> None:
     """Use oneDNN's layout if it is faster and memory suffices for a second copy of the weights.
 
-    The weights must not change afterwards. Layers that are not plain (quantized, sharded) stay.
+    Call `update_onednn_layout` after weights have changed. Layers that are not plain (quantized,
+    sharded) stay.
     """
     weight = next(decoder.parameters())
     if getattr(decoder, "_laid_out", False) or not (
@@ -69,29 +75,48 @@ def use_onednn_layout(decoder: Decoder) -> None:
     )
     if sum(parameter.nbytes for parameter in decoder.parameters()) > _SHARE * free_bytes:
         return
-    decoder._laid_out = True  # type: ignore[assignment]
+    packed: list[PackedLinear] = []
     for module in [*decoder.modules()]:
-        _replace(module)
+        _replace(module, packed)
     if decoder.part.last and decoder.head is None:
         assert decoder.embed is not None
-        decoder.head = PackedLinear([decoder.embed.weight])  # type: ignore[assignment]
+        packed.append(PackedLinear([decoder.embed.weight]))
+        decoder.head = packed[-1]  # type: ignore[assignment]
+    decoder._laid_out = tuple(packed)  # type: ignore[assignment]
 
 
-def _replace(module: Any) -> None:
+def update_onednn_layout(decoder: Decoder) -> None:
+    """Pack changed weights again, if the decoder uses oneDNN's layout."""
+    for each in getattr(decoder, "_laid_out", None) or ():
+        each.update()
+
+
+def joined_product(layer: nn.Module) -> PackedLinear | None:
+    """The product that computes this linear together with others of the same input, if any."""
+    product: PackedLinear | None = layer.__dict__.get("_product")
+    # a copied layer shares the product but is computed alone
+    joined = product is not None and any(each is layer for each in product.layers)
+    return product if product is not None and joined and len(product.layers) > 1 else None
+
+
+def _replace(module: Any, packed: list[PackedLinear]) -> None:
     kind = type(module)
     if kind is Attention and _all_plain(module.q, module.k, module.v):
-        module.forward = partial(_attend, module, _fuse(module.q, module.k, module.v))
+        packed.append(_fuse(module.q, module.k, module.v))
+        module.forward = partial(_attend, module, packed[-1])
     elif kind is Mlp and module.gate is not None and _all_plain(module.gate, module.up):
-        module.forward = partial(_gated_mlp, module, _fuse(module.gate, module.up))
-    elif _all_plain(module) and not getattr(module, "_fused", False):
-        module.forward = _fuse(module).forward
+        packed.append(_fuse(module.gate, module.up))
+        module.forward = partial(_gated_mlp, module, packed[-1])
+    elif _all_plain(module) and "_product" not in module.__dict__:
+        packed.append(_fuse(module))
+        module.forward = packed[-1].forward
 
 
 def _fuse(*layers: nn.Linear) -> PackedLinear:
-    for layer in layers:
-        layer._fused = True  # type: ignore[assignment]
     product = PackedLinear([layer.weight for layer in layers], [layer.bias for layer in layers])
     product.layers = layers
+    for layer in layers:
+        layer.__dict__["_product"] = product  # not a submodule
     return product
 
 

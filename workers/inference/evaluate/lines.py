@@ -8,11 +8,13 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.specs.data import SUFFIXES, DataSpec
+from workers.contracts.specs.data import EXAMPLE_FORMATS, SUFFIXES, DataSpec
+from workers.inference.evaluate.example_items import read_examples
+from workers.inference.evaluate.items import Item
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES
 from workers.inference.generate.prompts import PROMPT_CHECKS, PromptLine
 from workers.runtime.exits import UserError
@@ -32,21 +34,6 @@ _OTHER_FIELDS = (
     "finish_reason",
     "logprobs",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One item to evaluate: `text` is a document or a finished answer, else `prompt` is set.
-
-    `right` is the index of the correct choice.
-    """
-
-    id: Any
-    text: str | None = None
-    prompt: PromptLine | None = None
-    references: tuple[str, ...] = ()
-    choices: tuple[str, ...] = ()
-    right: int | None = None
 
 
 def read_items(
@@ -210,6 +197,9 @@ def read_texts(data: DataSpec, *, held_out: bool = True) -> list[Item]:
             raise UserError(
                 f"{field}: token files have no text to evaluate; give evaluate.input, or text"
             )
+        if part.format in EXAMPLE_FORMATS:
+            items += read_examples(Path(str(part.path)), part.format, f"{field}.path")
+            continue
         if part.preset is not None:
             texts = [
                 (part.label, gzip.decompress(_PRESETS[part.preset].read_bytes()).decode("utf-8"))

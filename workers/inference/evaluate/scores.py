@@ -6,12 +6,16 @@ Does not depend on where the answers come from.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workers.inference.evaluate.metrics import ROUGE
 
 References = Sequence[tuple[str, ...]]
+CORPUS = ("bleu", "chrf")  # scores of all answers together
 
 
 def score_answers(
@@ -21,7 +25,7 @@ def score_answers(
     lines = [score_line(metrics, *pair) for pair in zip(answers, references, strict=True)]
     scores: dict[str, float] = {}
     for name in metrics:
-        if name in ("bleu", "chrf"):
+        if name in CORPUS:
             scores[name] = _corpus_score(name, answers, references)
         elif lines and name in lines[0]:
             scores[name] = sum(line[name] for line in lines) / len(lines)
@@ -42,17 +46,44 @@ def score_line(
     return scores
 
 
-def _corpus_score(name: str, answers: Sequence[str], references: References) -> float:
-    from sacrebleu import corpus_bleu, corpus_chrf
+def resampled_corpus_score(
+    name: str, answers: Sequence[str], references: References
+) -> Callable[[NDArray[np.float32]], NDArray[np.float64]]:
+    """The BLEU or chrF of resamples, given how often each answer is in each, `[samples, answers]`.
 
+    From sacrebleu's statistics of each answer, as its own significance tests do: the metric of a
+    resample is that of their sums.
+    """
+    metric = _metric(name)
+    statistics = np.array(
+        metric._extract_corpus_statistics(list(answers), _streams(references)), dtype=np.float64
+    )
+
+    def scores(weights: NDArray[np.float32]) -> NDArray[np.float64]:
+        sums = np.rint(weights @ statistics).astype(np.int64)
+        return np.array([metric._aggregate_and_compute([row]).score for row in sums.tolist()])
+
+    return scores
+
+
+def _corpus_score(name: str, answers: Sequence[str], references: References) -> float:
+    return float(_metric(name).corpus_score(list(answers), _streams(references)).score)
+
+
+def _metric(name: str) -> Any:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    return BLEU() if name == "bleu" else CHRF()
+
+
+def _streams(references: References) -> list[Any]:
+    """One list per reference index, with None for an answer that has fewer references."""
     most = max((len(texts) for texts in references), default=0)
-    # sacrebleu takes one list per reference index, None if an answer has fewer references
-    streams: list[Any] = [
+    return [
         [texts[index] if index < len(texts) else None for texts in references]
         for index in range(most)
     ]
-    compute = corpus_bleu if name == "bleu" else corpus_chrf
-    return float(compute(list(answers), streams).score)
 
 
 _SCORERS: dict[tuple[str, ...], Any] = {}

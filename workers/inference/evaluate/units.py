@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from workers.inference.evaluate.items import Item
 from workers.inference.evaluate.likelihood import Window, split_windows
-from workers.inference.evaluate.lines import Item
 from workers.inference.model_loading import LoadedModel
 from workers.runtime.exits import UserError
 

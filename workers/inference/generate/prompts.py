@@ -18,7 +18,10 @@ from workers.models.errors import WeightsError
 from workers.runtime.exits import UserError
 
 _FORMS = ("prompt", "messages", "token_ids")
-_OVERRIDES = {field.name for field in fields(SamplingParams)} - {"stop_token_ids"}
+_OVERRIDES = {field.name for field in fields(SamplingParams)} - {
+    "stop_token_ids",
+    "prompt_logprobs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class PromptLine:
         if self.form == "prompt":
             return tokenizer.encode(self.value)
         try:
-            return tokenizer.encode(tokenizer.chat(self.value), special=False)
+            return tokenizer.encode_chat(self.value)
         except WeightsError as error:
             raise ValueError(str(error)) from None
 

@@ -127,6 +127,13 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def forget(self) -> None:
+        """Make no block findable any more, such as after a change of the weights."""
+        self._empty += reversed(self._cached)
+        self._cached.clear()
+        self._by_key.clear()
+        self._key_by_block.clear()
+
     def count_free(self, blocks: Sequence[int]) -> int:
         """How many of these blocks are free now, and would not be after `share`."""
         return sum(self._references[block] == 0 for block in blocks)

@@ -83,6 +83,16 @@ class PagedCache:
         """All cache tensors on the device."""
         return [*self.keys, *self.values, *(scale for pair in self.scales for scale in pair)]
 
+    def release(self) -> None:
+        """Free the memory of the device's tensors until `acquire`; their contents are lost."""
+        for tensor in self.tensors():
+            tensor.untyped_storage().resize_(0)
+
+    def acquire(self) -> None:
+        """Allocate the memory again after `release`."""
+        for tensor in self.tensors():
+            tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks (from, to), before the step writes: the copies of copy on write."""
         if not pairs:

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from workers.inference.adapters.low_rank_slots import LowRankSlots
 from workers.inference.kv_cache.paged_cache import PagedCache
 from workers.inference.parallel.groups import RankGroup
 from workers.inference.parallel.messages import CACHE, IDLE, READ, STEP, encode_step_inputs
@@ -26,8 +27,14 @@ class DriverRunner(Runner):
     As many steps may be in flight as there are stages, so that each stage computes another one.
     """
 
-    def __init__(self, decoder: Decoder, cache: PagedCache, rank_group: RankGroup) -> None:
-        super().__init__(decoder, cache)
+    def __init__(
+        self,
+        decoder: Decoder,
+        cache: PagedCache,
+        rank_group: RankGroup,
+        adapters: LowRankSlots | None = None,
+    ) -> None:
+        super().__init__(decoder, cache, adapters)
         self.rank_group, self.depth = rank_group, rank_group.place.stages
         rank_group.broadcast(CACHE, [cache.blocks, cache.block_size, cache.swap])
 

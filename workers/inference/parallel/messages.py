@@ -12,10 +12,12 @@ from workers.inference.scheduling.step_inputs import Pairs, StepInputs
 
 # kinds of messages; END is the last one
 END, IDLE, COUNT_BLOCKS, CACHE, STEP, READ = range(6)
+# of adapters: a number and a file's digest and path in bytes; a number and a slot; a number
+LOAD_ADAPTER, PLACE_ADAPTER, DROP_ADAPTER = range(6, 9)
 
 
 def encode_step_inputs(inputs: StepInputs) -> list[int]:
-    """Seven lengths, then the lists they belong to."""
+    """Eight lengths, then the lists they belong to."""
     width = len(inputs.table[0])
     pairs = (inputs.swap_outs, inputs.swap_ins, inputs.copies)
     return [
@@ -24,6 +26,7 @@ def encode_step_inputs(inputs: StepInputs) -> list[int]:
         len(inputs.context_lens),
         width,
         *map(len, pairs),
+        len(inputs.adapter_slots),
         *inputs.tokens,
         *inputs.positions,
         *inputs.slots,
@@ -32,13 +35,14 @@ def encode_step_inputs(inputs: StepInputs) -> list[int]:
         *inputs.context_lens,
         *inputs.query_ends,
         *chain.from_iterable(chain.from_iterable(pairs)),
+        *inputs.adapter_slots,
     ]
 
 
 def decode_step_inputs(numbers: Sequence[int]) -> StepInputs:
     """The inverse of `encode_step_inputs`."""
-    tokens, logits, slices, width, swap_outs, swap_ins, copies = numbers[:7]
-    rest = iter(numbers[7:])
+    tokens, logits, slices, width, swap_outs, swap_ins, copies, adapters = numbers[:8]
+    rest = iter(numbers[8:])
     return StepInputs(
         tokens=_take(rest, tokens),
         positions=_take(rest, tokens),
@@ -50,6 +54,7 @@ def decode_step_inputs(numbers: Sequence[int]) -> StepInputs:
         swap_outs=_take_pairs(rest, swap_outs),
         swap_ins=_take_pairs(rest, swap_ins),
         copies=_take_pairs(rest, copies),
+        adapter_slots=_take(rest, adapters),
     )
 
 

@@ -158,7 +158,7 @@ def shard_decoder(decoder: Decoder, rank_group: RankGroup) -> dict[str, Shard]:
         return {}
     _check_heads(decoder.spec, place.shares)
     block_shards = {
-        name: _rank_shard(shard, decoder.spec, place)
+        name: rank_shard(shard, decoder.spec, place)
         for name, shard in block_plan(decoder.spec).items()
     }
     shards: dict[str, Shard] = {}
@@ -179,7 +179,8 @@ def shard_decoder(decoder: Decoder, rank_group: RankGroup) -> dict[str, Shard]:
     return shards
 
 
-def _rank_shard(shard: ParameterShard, spec: ModelSpec, place: RankPlacement) -> Shard:
+def rank_shard(shard: ParameterShard, spec: ModelSpec, place: RankPlacement) -> Shard:
+    """The part of a parameter on the rank at `place`."""
     if shard.style == "kv_heads":
         heads = min(place.shares, spec.kv_heads)  # with fewer heads than ranks, several share one
         return Shard(shard.dim, heads, place.share * heads // place.shares)

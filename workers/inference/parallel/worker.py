@@ -6,21 +6,32 @@ Does not depend on requests and samples no token.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from copy import deepcopy
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from workers.inference.adapters.files import file_digest
+from workers.inference.adapters.low_rank_slots import LowRankSlots
 from workers.inference.cpu.matmul import use_onednn_layout
-from workers.inference.engine_builder import count_local_blocks, create_cache
+from workers.inference.engine_builder import (
+    count_local_blocks,
+    create_adapter_slots,
+    create_cache,
+)
 from workers.inference.liveness import COMPUTES, IDLES, mark_layers
 from workers.inference.metrics import memory_reader
 from workers.inference.model_loading import LoadedModel
 from workers.inference.parallel.messages import (
     CACHE,
     COUNT_BLOCKS,
+    DROP_ADAPTER,
     END,
     IDLE,
+    LOAD_ADAPTER,
+    PLACE_ADAPTER,
     READ,
     STEP,
     decode_step_inputs,
@@ -29,6 +40,8 @@ from workers.inference.runner import Runner
 from workers.inference.scheduling.step_inputs import StepInputs
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
+from workers.models.adapters.peft_files import LowRank, read_adapter
+from workers.models.errors import WeightsError
 from workers.runtime.exits import Outcome
 
 _POINT_S = 2.0
@@ -44,6 +57,8 @@ class Worker:
         self.runner: Runner | None = None
         self.steps = self.tokens = 0
         self._recorded_s = 0.0
+        self._slots: LowRankSlots | None = None
+        self._updates: dict[int, Mapping[str, LowRank]] = {}  # of adapters, by number
         mark_layers(loaded.decoder, beacon)
 
     def run(self) -> Outcome:
@@ -65,6 +80,12 @@ class Worker:
                 self._create_runner(*numbers)
             elif kind == READ:
                 self._read(numbers)
+            elif kind == LOAD_ADAPTER:
+                self._load_adapter(numbers[0], bytes(numbers[1:]).decode())
+            elif kind == PLACE_ADAPTER and self._slots is not None:
+                self._slots.fill(numbers[1], self._updates[numbers[0]])
+            elif kind == DROP_ADAPTER:
+                self._updates.pop(numbers[0], None)
             elif kind == STEP:
                 self._compute(decode_step_inputs(numbers))
 
@@ -76,10 +97,21 @@ class Worker:
         use_onednn_layout(self.loaded.decoder)
         tensors = [*self.loaded.decoder.parameters(), *self.loaded.decoder.buffers()]
         decoder = deepcopy(self.loaded.decoder, {id(tensor): tensor for tensor in tensors})
-        self.runner = Runner(
-            decoder, create_cache(self.loaded, blocks=blocks, block_size=block_size, swap=swap)
-        )
+        cache = create_cache(self.loaded, blocks=blocks, block_size=block_size, swap=swap)
+        self._slots = create_adapter_slots(self.loaded, decoder)
+        self.runner = Runner(decoder, cache, self._slots)
         self._memory = memory_reader(self.runner.decoder, self.runner.cache)
+
+    def _load_adapter(self, number: int, text: str) -> None:
+        """Read an adapter's factors, and report whether they are the driver's files."""
+        digest, _, folder = text.partition("\n")
+        try:
+            same = file_digest(Path(folder)) == digest
+            if same:
+                self._updates[number] = read_adapter(Path(folder), self.loaded.spec).low_rank
+        except WeightsError:
+            same = False
+        self.rank_group.min_over_ranks(int(same))
 
     def _compute(self, inputs: StepInputs) -> None:
         assert self.runner is not None

@@ -106,7 +106,11 @@ class BeamSearch:
             beam = before[place][0]
             if place in continued:
                 child = Request(
-                    beam.prompt, beam.sampling, parent=beam.parent, added_s=beam.added_s
+                    beam.prompt,
+                    beam.sampling,
+                    parent=beam.parent,
+                    added_s=beam.added_s,
+                    adapter=beam.adapter,
                 )
                 child.tokens = beam.tokens[:-1]  # the request has its new token already
                 child.preemptions = beam.preemptions

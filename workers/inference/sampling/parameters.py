@@ -21,7 +21,12 @@ class SamplingParams:
     token's probability (arXiv 2407.01082). `logit_bias` is added to the logits of token ids.
 
     `n` answers share the prompt's cache. `stop_token_ids` end an answer unless `ignore_eos`.
-    `logprobs` returns each token's log-probability, `top_logprobs` also those of the likeliest.
+    `logprobs` returns each token's log-probability, `top_logprobs` also those of the likeliest;
+    with `scaled_logprobs` the former are those at the temperature.
+
+    `prompt_logprobs` returns the log-probabilities of the prompt's tokens too, each with that many
+    of the likeliest; `pooled` returns a scalar head's number at the prompt's last token. Only with
+    one of them `max_new_tokens` may be 0.
 
     `beams` above 1 selects beam search: the `n` best answers by the sum of log-probabilities over
     length ** `length_penalty`; `early_stopping` ends when as many answers as beams are finished.
@@ -44,7 +49,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    scaled_logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    pooled: bool = False
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     json_schema: Any = None
     regex: str | None = None
@@ -56,6 +64,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
             value = getattr(self, name)
+            if value is None and name == "prompt_logprobs":
+                continue
             if (
                 isinstance(value, bool)
                 or not isinstance(value, int | float)
@@ -66,6 +76,12 @@ class SamplingParams:
                 )
             if name in _INTEGERS and value != int(value):
                 raise ValueError(f"{name} is {value!r}; it must be an integer")
+        scores = self.pooled or self.prompt_logprobs is not None
+        if self.max_new_tokens == 0 and (not scores or self.n > 1):
+            raise ValueError(
+                "max_new_tokens is 0; it must be at least 1, except for one answer with "
+                "prompt_logprobs"
+            )
         if self.top_p == 0:
             raise ValueError("top_p is 0; it must be above 0")
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -94,6 +110,7 @@ class SamplingParams:
         for name, is_set in (
             ("stop", self.stop),
             ("logprobs", self.wants_logprobs),
+            ("prompt_logprobs", self.prompt_logprobs is not None),
             ("json_schema, regex", constrained),
         ):
             if is_set:
@@ -110,6 +127,11 @@ class SamplingParams:
     def truncates(self) -> bool:
         """Whether top-k, top-p or min-p removes tokens."""
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def logprob_temperature(self) -> float:
+        """The temperature of reported log-probabilities."""
+        return self.temperature if self.scaled_logprobs and not self.greedy else 1.0
 
     @property
     def wants_logprobs(self) -> bool:
@@ -144,6 +166,10 @@ class SamplingParams:
         """All parameters, by the names that fingerprints of answer files use."""
         values = asdict(self)
         values["ends"] = values.pop("stop_token_ids")  # version 0.1 wrote `ends`
+        if values["prompt_logprobs"] is None:
+            del values["prompt_logprobs"]
+        if not values["pooled"]:
+            del values["pooled"]
         return values
 
 
@@ -162,9 +188,9 @@ def _bias(value: Any) -> dict[int, float]:
 
 
 _MAX_BIAS = 100
-_INTEGERS = ("max_new_tokens", "top_k", "seed", "n", "top_logprobs", "beams")
+_INTEGERS = ("max_new_tokens", "top_k", "seed", "n", "top_logprobs", "prompt_logprobs", "beams")
 _RANGES = (
-    ("max_new_tokens", 1, 2**31 - 1),
+    ("max_new_tokens", 0, 2**31 - 1),
     ("temperature", 0, 1e6),
     ("top_k", 0, 2**31 - 1),
     ("top_p", 0, 1),
@@ -175,6 +201,7 @@ _RANGES = (
     ("seed", 0, 2**63 - 1),
     ("n", 1, 128),
     ("top_logprobs", 0, 20),
+    ("prompt_logprobs", 0, 20),
     ("beams", 1, 64),
     ("length_penalty", -10, 10),
 )

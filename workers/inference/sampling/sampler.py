@@ -74,12 +74,25 @@ def attach_logprobs(
     logits_SV: Tensor, rows: Sequence[Row], tokens: Sequence[int]
 ) -> list[SampledToken]:
     """Tokens with the log-probabilities that their requests want, from the raw logits."""
-    return [
-        _with_logprobs(logits_SV[index], token, row.request.sampling.top_logprobs)
-        if row.request.sampling.wants_logprobs
+    params = [row.request.sampling for row in rows]
+    sampled = [
+        _with_logprobs(logits_SV[index], token, params[index].top_logprobs)
+        if params[index].top_logprobs
         else SampledToken(token)
-        for index, (row, token) in enumerate(zip(rows, tokens, strict=True))
+        for index, token in enumerate(tokens)
     ]
+    chosen = [
+        index for index, each in enumerate(params) if each.wants_logprobs and not each.top_logprobs
+    ]
+    if chosen:
+        logprobs = _chosen_logprobs(
+            logits_SV[chosen],
+            [tokens[index] for index in chosen],
+            [params[index].logprob_temperature for index in chosen],
+        )
+        for index, logprob in zip(chosen, logprobs, strict=True):
+            sampled[index] = SampledToken(tokens[index], logprob)
+    return sampled
 
 
 def adjust_logits(logits_SV: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -222,6 +235,18 @@ def _retained(shares: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 def _column(numbers: Sequence[float], like: Tensor) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=like.device).unsqueeze(1)
+
+
+def _chosen_logprobs(
+    logits_SV: Tensor, tokens: Sequence[int], temperatures: Sequence[float]
+) -> list[float]:
+    """Each row's log-probability of its token, `[S]`, at its temperature."""
+    scaled_SV = logits_SV.double() / _column(temperatures, logits_SV)
+    column = torch.tensor(tokens, device=logits_SV.device).unsqueeze(1)
+    logprobs: list[float] = (
+        scaled_SV.gather(1, column).squeeze(1) - scaled_SV.logsumexp(-1)
+    ).tolist()
+    return logprobs
 
 
 def _with_logprobs(logits_V: Tensor, token: int, top: int) -> SampledToken:

@@ -75,9 +75,13 @@ class Preemption:
 
     def preempt(self, victim: Request) -> None:
         """Swap out or drop its blocks, and put it back into the queue."""
-        self.running.remove(victim)
         self.swapper.swap_out(victim)
-        self.tables.release(victim)
+        self.requeue(victim)
         victim.preemptions += 1
         self.count += 1
-        insort(self.waiting, victim, key=order_key)
+
+    def requeue(self, request: Request) -> None:
+        """Drop its blocks, and put it back into the queue."""
+        self.running.remove(request)
+        self.tables.release(request)
+        insort(self.waiting, request, key=order_key)

@@ -6,11 +6,15 @@ prefill after Sarathi-Serve (arXiv 2403.02310).
 
 from __future__ import annotations
 
+import sys
 import time
 from bisect import insort
 from collections import deque
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Protocol
 
+from workers.inference.adapters.adapter import Adapter
 from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.kv_cache.cpu_swap import CpuBlocks, Swapper
 from workers.inference.request import Request
@@ -20,6 +24,17 @@ from workers.inference.scheduling.fair_queue import FairQueue
 from workers.inference.scheduling.policy import Limits, order_key
 from workers.inference.scheduling.preemption import Preemption
 from workers.inference.scheduling.step_plan import ScheduledTokens, StepPlan
+
+_MAX_SCORED = 512  # prompt tokens with logits in a step: each row has the vocabulary's width
+_MAX_OVERTAKEN_STEPS = 64  # that a request waits for an adapter's slot while later ones start
+
+
+class AdapterSlots(Protocol):
+    """Places adapters in the model's memory."""
+
+    def place(self, adapter: Adapter, *, running: Collection[Adapter]) -> bool:
+        """Put an adapter into a slot; False if `running` ones use all slots."""
+        ...
 
 
 class Scheduler:
@@ -48,10 +63,12 @@ class Scheduler:
         self.preemption = Preemption(self.tables, limits, self.running, self.waiting, swap)
         self.steps = 0
         self.groups = 1
+        self.weight_version = 0
+        self.adapters: AdapterSlots | None = None
         self.in_flight_requests: set[Request] = set()
         self._fair_queue = FairQueue(max_sequences=limits.sequences, step_tokens=limits.step_tokens)
         self._scheduled: dict[Request, ScheduledTokens] = {}
-        self._budget = 0  # tokens
+        self._budget = self._scored_budget = 0  # tokens
 
     @property
     def swapper(self) -> Swapper:
@@ -61,6 +78,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError if it could not run even alone."""
         self._check_fits(request)
+        request.take_weights(self.weight_version)
         sampling = request.sampling
         request.arrival = self._fair_queue.arrival_time(
             request.client,
@@ -80,6 +98,7 @@ class Scheduler:
         Children of a waiting request wait, too. Not between `schedule` and `finish_step`.
         """
         for child in children:
+            child.take_weights(request.weight_version)
             self.tables.fork(request, child)
             child.client, child.priority, child.arrival = (
                 request.client,
@@ -103,9 +122,22 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
+    def take_weights(self, version: int) -> None:
+        """Recompute all keys and values with the weights of `version`: running requests wait again
+        with their tokens, and no cached block is found any more. Not while a step is in flight.
+        """
+        assert not self.in_flight_requests
+        for request in list(self.running):
+            self.preemption.requeue(request)
+        for request in self.waiting:
+            request.take_weights(version)
+        self.weight_version = version
+        self.pool.forget()
+
     def schedule(self) -> StepPlan:
         """Plan the next step and take its blocks; `finish_step` has to follow."""
         self._scheduled, self._budget = {}, self.limits.step_tokens
+        self._scored_budget = _MAX_SCORED
         self.swapper.begin_step()
         self.steps += 1
         preempted: list[Request] = []
@@ -120,7 +152,7 @@ class Scheduler:
             self._add_drafts()
         self.in_flight_requests.update(self._scheduled)
         return StepPlan(
-            tuple(self._scheduled.values()),
+            tuple(sorted(self._scheduled.values(), key=_slot_order)),
             tuple(preempted),
             tuple(self.swapper.swap_outs),
             tuple(self.swapper.swap_ins),
@@ -147,7 +179,9 @@ class Scheduler:
     def _schedule_running(self, request: Request) -> list[Request]:
         """Give a running request its part of the step; who was preempted for it, maybe itself."""
         preempted: list[Request] = []
-        count = min(request.pending, self._budget)
+        count = self._count(request)
+        if not count:
+            return preempted
         while self.tables.missing(request, count) > self.pool.free:
             if self.in_flight_requests:
                 return preempted  # wait for the steps in flight, whose requests may free blocks
@@ -167,8 +201,14 @@ class Scheduler:
             key for other in self.running for key in self.tables.uncomputed_prompt_keys(other)
         }
         for request in list(self.waiting):
-            # the last token is always computed: its logits are needed
-            keys = request.block_keys((len(request.tokens) - 1) // page, page)
+            if request.scores_prompt and not self._scored_budget:
+                continue
+            # the last token is always computed: its logits are needed, as are those of a prompt
+            # whose log-probabilities are wanted
+            cacheable = len(request.tokens) - 1
+            if request.scores_prompt:
+                cacheable = len(request.prompt_scores)
+            keys = request.block_keys(cacheable // page, page)
             prefix = pool.find(keys)
             missing = keys[len(prefix) :]
             shared = next(
@@ -176,6 +216,10 @@ class Scheduler:
             )
             if shared and 2 * shared * page >= len(request.tokens) - len(prefix) * page:
                 continue  # another request computes most of its prompt in this step
+            if not self._place_adapter(request):
+                if self.steps - request.arrival > _MAX_OVERTAKEN_STEPS:
+                    break  # let running requests finish, so that a slot gets free
+                continue
             if self._has_budget and not self.preemption.has_room(request, prefix):
                 preempted += self._make_room(request, prefix)
                 prefix = pool.find(keys)
@@ -187,6 +231,13 @@ class Scheduler:
                 break
         return preempted
 
+    def _place_adapter(self, request: Request) -> bool:
+        """Whether the request's adapter, if any, is in a slot now."""
+        if request.adapter is None or self.adapters is None:
+            return True
+        running = {other.adapter for other in self.running if other.adapter is not None}
+        return self.adapters.place(request.adapter, running=running)
+
     def _start(self, request: Request, prefix: list[int], keys: list[bytes]) -> None:
         """Move a request to `running`, with its cached prefix and swapped blocks."""
         self.waiting.remove(request)
@@ -197,7 +248,7 @@ class Scheduler:
         self.swapper.swap_in(request, keys[len(prefix) :])
         if not request.preemptions:
             request.cached_tokens = request.computed
-        self._schedule_tokens(request, min(request.pending, self._budget))
+        self._schedule_tokens(request, self._count(request))
 
     def _make_room(self, request: Request, prefix: list[int]) -> list[Request]:
         """Preempt requests of lower priority until there is room; none if that cannot help."""
@@ -217,13 +268,19 @@ class Scheduler:
         share = -(-sequences // self.groups)
         return self._budget > 0 and (self.groups == 1 or len(self._scheduled) < share)
 
+    def _count(self, request: Request) -> int:
+        """Tokens of a request that the rest of the step takes."""
+        count = min(request.pending, self._budget)
+        return min(count, self._scored_budget) if request.scores_prompt else count
+
     def _schedule_tokens(self, request: Request, count: int) -> None:
         copy = self.tables.allocate(request, count)
-        num_logits = int(count == request.pending)
+        num_logits, scored = int(count == request.pending), request.scores_prompt
         self._scheduled[request] = ScheduledTokens(
-            request, request.computed, count, copy, num_logits
+            request, request.computed, count, copy, num_logits, scored
         )
         self._budget -= count
+        self._scored_budget -= count if scored else 0
 
     def _add_drafts(self) -> None:
         """Add drafted tokens, only from the budget and blocks that are left over."""
@@ -245,6 +302,7 @@ class Scheduler:
         part = self._scheduled.pop(victim, None)
         if part is not None:
             self._budget += part.count
+            self._scored_budget += part.count if part.scored else 0
         self.preemption.preempt(victim)
 
     def _check_fits(self, request: Request) -> None:
@@ -273,3 +331,9 @@ class Scheduler:
             other.client == request.client and other.priority == request.priority
             for other in self.waiting
         )
+
+
+def _slot_order(part: ScheduledTokens) -> int:
+    """Requests of one adapter next to each other, those without one last."""
+    adapter = part.request.adapter
+    return sys.maxsize if adapter is None or adapter.slot is None else adapter.slot

@@ -5,7 +5,7 @@ Does not depend on tensors; small enough to send to other ranks in every step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from workers.inference.request import Request
@@ -19,7 +19,8 @@ class StepInputs:
     """The batch of a step, its sequences' query tokens concatenated.
 
     Per token: `tokens`, `positions`, and the cache `slots` that keys and values are written to.
-    Per sequence: the block `table`, `context_lens` (with this step's tokens), and `query_ends`.
+    Per sequence: the block `table`, `context_lens` (with this step's tokens), `query_ends`, and
+    `adapter_slots` (-1: no adapter), which is empty if no sequence has one.
     `logit_indices` are the tokens that get logits. `swap_outs`, `swap_ins` and `copies` come first.
     """
 
@@ -33,6 +34,7 @@ class StepInputs:
     swap_outs: Pairs
     swap_ins: Pairs
     copies: Pairs
+    adapter_slots: list[int] = field(default_factory=list)
 
     @property
     def max_query_len(self) -> int:
@@ -62,7 +64,7 @@ def build_step_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         logit_indices=[
             index
             for end, part in zip(ends, scheduled, strict=True)
-            for index in range(end - part.num_logits, end)
+            for index in range(end - part.rows, end)
         ],
         table=[_table_row(part.request, width) for part in scheduled],
         context_lens=[part.start + part.count for part in scheduled],
@@ -70,7 +72,15 @@ def build_step_inputs(plan: StepPlan, block_size: int) -> StepInputs:
         swap_outs=list(plan.swap_outs),
         swap_ins=list(plan.swap_ins),
         copies=[part.copy for part in scheduled if part.copy is not None],
+        adapter_slots=_adapter_slots(plan),
     )
+
+
+def _adapter_slots(plan: StepPlan) -> list[int]:
+    adapters = [part.request.adapter for part in plan.scheduled]
+    if not any(adapters):
+        return []
+    return [-1 if each is None or each.slot is None else each.slot for each in adapters]
 
 
 def _table_row(request: Request, width: int) -> list[int]:

@@ -14,7 +14,8 @@ from workers.inference.request import Request
 class ScheduledTokens:
     """Tokens `start` to `start + count` of a request, drafted ones last.
 
-    The last `num_logits` of them get logits. `copy` is a block copy (from, to) to do first.
+    The last `num_logits` of them get logits for sampling, all of them if the prompt is `scored`.
+    `copy` is a block copy (from, to) to do first.
     """
 
     request: Request
@@ -22,6 +23,12 @@ class ScheduledTokens:
     count: int
     copy: tuple[int, int] | None = None
     num_logits: int = 0
+    scored: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of logits."""
+        return self.count if self.scored else self.num_logits
 
     @property
     def samples(self) -> bool:

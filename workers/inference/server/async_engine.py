@@ -13,11 +13,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from workers.contracts.wire.serving_reports import EngineState
+from workers.inference.adapters.adapter import Adapter
 from workers.inference.engine import Engine
 from workers.inference.request import Request
 from workers.inference.server.observe.engine_state import read_engine_state
 from workers.inference.server.output import OutputChunk
 from workers.inference.server.token_stream import TokenStream
+from workers.models.errors import WeightsError
 
 IDLE_S = 0.5  # between two liveness marks while there is nothing to compute
 _LISTED_FINISHED = 64  # finished requests in the engine's state
@@ -98,6 +100,39 @@ class AsyncEngine:
         self._commands.put(lambda: self._read_state(state, draining))
         return await asyncio.wait_for(state, 5.0)
 
+    async def load_adapter(self, name: str, path: str) -> Adapter:
+        """Load an adapter, between two steps. Raises WeightsError."""
+        store = self.engine.adapters
+        assert store is not None
+        adapter = await asyncio.to_thread(store.read, name, path)
+        await self._call(lambda: store.add(adapter, in_use=self.engine.adapters_in_use()))
+        return adapter
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter; requests in progress finish. Raises KeyError."""
+        store = self.engine.adapters
+        assert store is not None
+        await self._call(lambda: store.remove(name))
+
+    async def _call(self, function: Callable[[], object]) -> None:
+        """Call a function in the engine's thread between two steps; raises what it raises."""
+        if self.stopped.done():
+            raise self.stopped.result() or RuntimeError("the engine has stopped")
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                function()
+            except BaseException as raised:
+                error = raised
+            self._call_loop(_finish, done, error)
+            if error is not None and not isinstance(error, WeightsError | KeyError):
+                raise error
+
+        self._commands.put(run)
+        await done
+
     async def stop(self) -> None:
         """Stop after the current step, whatever is in progress."""
         self._commands.put(None)
@@ -148,6 +183,7 @@ class AsyncEngine:
                     parsed.samplings[place],
                     priority=parsed.priority,
                     client=stream.client,
+                    adapter=parsed.adapter,
                 )
                 self._prompts[request.parent] = stream, place
                 self._unfinished[request.parent] = parsed.sampling.n
@@ -175,6 +211,9 @@ class AsyncEngine:
             stream, place = self._prompts[request.parent]
             if request.answer == 0 and request not in self._sent:
                 stream.cached_tokens += request.cached_tokens
+            prompt = None
+            if request not in self._sent and request.sampling.prompt_logprobs is not None:
+                prompt = tuple(request.prompt_scores)
             sent = self._sent.get(request, 0)
             new = tuple(request.tokens[len(request.prompt) + sent :])
             self._sent[request] = sent + len(new)
@@ -184,6 +223,8 @@ class AsyncEngine:
                 tuple(request.logprobs[sent:]),
                 tuple(request.top_logprobs[sent:]),
                 request.finish,
+                prompt,
+                request.score,
             )
             output.append((stream, chunk))
             if request.finish is not None:
@@ -231,6 +272,15 @@ class AsyncEngine:
         self.streams.clear()
         if not self.stopped.done():
             self.stopped.set_result(error)
+
+
+def _finish(done: asyncio.Future[None], error: BaseException | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(None)
+    else:
+        done.set_exception(error)
 
 
 def _resolve(state: asyncio.Future[EngineState], value: EngineState) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workers.inference.sampling.prompt_scores import PromptScore
+from workers.inference.server.tool_calls import CallPiece, ToolCall
+
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
     """New tokens of one answer, or all of them. `index` counts over prompts and their answers.
 
     The engine's thread makes it without text; `TokenStream` adds `text` and its `offset` in
-    characters.
+    characters. `prompt` are the scores of the prompt's tokens, in an answer's first chunk if the
+    request wants them, `score` is a reward model's. `calls` of tools are in a complete answer,
+    their `pieces` in chunks.
     """
 
     index: int
@@ -18,6 +23,10 @@ class OutputChunk:
     logprobs: tuple[float, ...] = ()
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     finish: str | None = None
+    prompt: tuple[PromptScore, ...] | None = None
+    score: float | None = None
+    calls: tuple[ToolCall, ...] = ()
+    pieces: tuple[CallPiece, ...] = ()
     text: str = ""
     offset: int = 0
 
@@ -29,4 +38,6 @@ class OutputChunk:
             self.logprobs + later.logprobs,
             self.top_logprobs + later.top_logprobs,
             later.finish,
+            self.prompt if self.prompt is not None else later.prompt,
+            self.score if self.score is not None else later.score,
         )

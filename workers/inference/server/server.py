@@ -170,6 +170,7 @@ class Server:
             model=self.handler.names[0],
             context=self.handler.context,
             chat=self.handler.supports_chat,
+            pooling=self.handler.scores,
             block_size=self.engine.scheduler.pool.block_size,
             blocks=self.engine.scheduler.pool.blocks * self.replicas,
         )

@@ -15,9 +15,11 @@ from dataclasses import replace
 from typing import Any
 
 from workers.inference.server.detokenizer import Detokenizer
+from workers.inference.server.http.pooling import scores_response
 from workers.inference.server.http.request_parsing import ParsedRequest
 from workers.inference.server.http.schemas import ResponseFormat, usage
 from workers.inference.server.output import OutputChunk
+from workers.inference.server.tool_calls import ToolCallReader
 from workers.inference.text.tokenizer import Tokenizer
 
 
@@ -37,7 +39,8 @@ class TokenStream:
         client: str = "",
     ) -> None:
         self.request, self.client = request, client
-        self.id = f"{'chatcmpl' if request.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        kind = request.scores or ("chatcmpl" if request.chat else "cmpl")
+        self.id = f"{kind}-{uuid.uuid4().hex}"
         self.accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.resources = ExitStack()
         self.unfinished = request.answers
@@ -61,6 +64,10 @@ class TokenStream:
             model=model,
             chat=request.chat,
             with_logprobs=request.top_logprobs is not None,
+            echoed=request.top_logprobs if request.echo else None,
+            with_prompt_logprobs="prompt_logprobs" in request.fields,
+            prompts=request.prompts,
+            answers_per_prompt=request.sampling.n,
             with_token_ids=request.return_token_ids or tokenizer is None,
             token_text=token_text,
         )
@@ -97,15 +104,35 @@ class TokenStream:
         async for chunk in self._chunks():
             self._detokenizers[chunk.index].ids += chunk.token_ids
             answers[chunk.index] = answers[chunk.index].joined(chunk)
+        if self.request.scores is not None:
+            about = self._format
+            return scores_response(
+                self.request,
+                answers,
+                self._usage(),
+                id=self.id,
+                created=about.created,
+                model=about.model,
+            )
         complete = [
             replace(answer, text=self._prefix(index) + self._detokenizers[index].text())
             for index, answer in enumerate(answers)
         ]
-        return self._format.complete(complete, self._usage())
+        return self._format.complete(list(map(self._with_calls, complete)), self._usage())
+
+    def _with_calls(self, answer: OutputChunk) -> OutputChunk:
+        """A complete answer with its calls of tools apart from its text."""
+        if self.request.tools is None:
+            return answer
+        reader = ToolCallReader(self.request.tools)
+        reader.add(answer.text, end=True)
+        finish = reader.finish if answer.finish == "stop" else answer.finish
+        return replace(answer, text=reader.content, calls=tuple(reader.calls), finish=finish)
 
     async def response_chunks(self) -> AsyncIterator[dict[str, Any]]:
         """The response as stream chunks. Raises the engine's error."""
         shown: dict[int, int] = {}  # characters
+        readers: dict[int, ToolCallReader] = {}
         always = self._format.with_logprobs or self._format.with_token_ids
         async for chunk in self._chunks():
             index, detokenizer = chunk.index, self._detokenizers[chunk.index]
@@ -114,7 +141,12 @@ class TokenStream:
                 text = self._prefix(index) + text
                 if self._format.chat:
                     yield self._format.role_chunk(index)
-            if text or chunk.finish or always:
+            if self.request.tools is not None:
+                reader = readers.setdefault(index, ToolCallReader(self.request.tools))
+                text, pieces = reader.add(text, end=chunk.finish is not None)
+                finish = reader.finish if chunk.finish == "stop" else chunk.finish
+                chunk = replace(chunk, pieces=tuple(pieces), finish=finish)
+            if text or chunk.pieces or chunk.finish or always:
                 offset = shown.get(index, 0)
                 yield self._format.chunk(replace(chunk, text=text, offset=offset))
             shown[index] = shown.get(index, 0) + len(text)

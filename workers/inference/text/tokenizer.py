@@ -11,9 +11,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from workers.models.errors import WeightsError
-from workers.models.text.assets import GENERATION, TOKENIZER, read_assets, reads_bytes
+from workers.models.text.assets import (
+    GENERATION,
+    TEMPLATE,
+    TOKENIZER,
+    read_assets,
+    reads_bytes,
+    weights_folder,
+)
+from workers.models.text.chat_prompt import Messages, chat_text, encode_chat
+from workers.models.text.default_template import BYTES_END, BYTES_END_ID
 from workers.models.text.tokenizer import open_tokenizer
-from workers.models.weights.locations import resolve_weights_path
 
 
 class Tokenizer(Protocol):
@@ -27,27 +35,51 @@ class Tokenizer(Protocol):
         """The text of token ids."""
         ...
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
-        """The prompt of messages, by the chat template."""
+    def chat(self, messages: Messages, *, answer: bool = True, tools: Sequence[Any] = ()) -> str:
+        """The text of messages, by the chat template."""
+        ...
+
+    def encode_chat(self, messages: Messages, *, tools: Sequence[Any] = ()) -> list[int]:
+        """The ids of messages up to the start of the next answer, by the chat template."""
         ...
 
 
 class ByteTokenizer:
-    """Each byte is a token; there are no special tokens."""
+    """Each byte is a token; there are no special tokens. Fine-tuned weights have a template."""
+
+    def __init__(self, template: str | None = None) -> None:
+        self.chat_template = template
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The token ids of a text."""
         return list(text.encode())
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """The text of token ids."""
-        return bytes(token for token in ids if token < 256).decode(errors="replace")
+        """The text of token ids, without the end token of fine-tuned weights unless `special`."""
+        ends = {BYTES_END_ID} if self.chat_template is not None and not special else set()
+        text = (token for token in ids if token < 256 and token not in ends)
+        return bytes(text).decode(errors="replace")
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], *, answer: bool = True) -> str:
-        """The prompt of messages, by the chat template."""
-        raise WeightsError(
-            "a model of raw bytes has no chat template; give a prompt instead of messages"
+    def chat(self, messages: Messages, *, answer: bool = True, tools: Sequence[Any] = ()) -> str:
+        """The text of messages, by the chat template."""
+        special = {"eos_token": BYTES_END}
+        return chat_text(
+            self._template(), special, messages, tools=tools, answer=answer, where="bytes"
         )
+
+    def encode_chat(self, messages: Messages, *, tools: Sequence[Any] = ()) -> list[int]:
+        """The ids of messages up to the start of the next answer, by the chat template."""
+        special = {"eos_token": BYTES_END}
+        return encode_chat(
+            self._template(), special, messages, encode=self.encode, tools=tools, where="bytes"
+        )
+
+    def _template(self) -> str:
+        if self.chat_template is None:
+            raise WeightsError(
+                "a model of raw bytes has no chat template; give a prompt instead of messages"
+            )
+        return self.chat_template
 
 
 def load_tokenizer(path: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
@@ -59,11 +91,13 @@ def load_tokenizer(path: Path) -> tuple[Tokenizer | None, tuple[int, ...]]:
     if TOKENIZER in files:
         tokenizer = open_tokenizer(path)
         return tokenizer, tokenizer.ends or _stop_token_ids(path, files)
-    return ByteTokenizer() if reads_bytes(path) else None, _stop_token_ids(path, files)
+    template = files[TEMPLATE].decode() if TEMPLATE in files else None
+    bytes_ = ByteTokenizer(template) if reads_bytes(path) else None
+    return bytes_, _stop_token_ids(path, files)
 
 
 def _stop_token_ids(path: Path, files: Mapping[str, bytes]) -> tuple[int, ...]:
-    config = resolve_weights_path(path) / "config.json"
+    config = weights_folder(path) / "config.json"
     for name, data in ((GENERATION, files.get(GENERATION)), (config.name, _bytes(config))):
         try:
             settings = json.loads(data or b"{}")

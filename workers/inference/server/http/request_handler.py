@@ -12,12 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from workers.contracts.wire.serving_reports import STATE_PATH, EngineState
+from workers.inference.adapters.adapter import Adapter
 from workers.inference.engine import check_prompt
 from workers.inference.model_loading import LoadedModel
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.server.async_engine import AsyncEngine
 from workers.inference.server.http.admission import Admission
 from workers.inference.server.http.errors import ApiError
+from workers.inference.server.http.pooling import ScoreKind, parse_scores, texts_to_score
 from workers.inference.server.http.request_parsing import (
     ParsedRequest,
     parse_body,
@@ -26,11 +28,15 @@ from workers.inference.server.http.request_parsing import (
     value_error,
 )
 from workers.inference.server.http.schemas import model_card
+from workers.inference.server.http.tools import plain_messages
 from workers.inference.server.observe.engine_state import merge_states
+from workers.inference.server.replicas.forwarding import Upstream
 from workers.inference.server.replicas.router import ReplicaRouter
 from workers.inference.server.replicas.stats import ReplicaStatsCollector
 from workers.inference.server.token_stream import TokenStream
+from workers.inference.text.tokenizer import Tokenizer
 from workers.models.errors import WeightsError
+from workers.models.text.chat_format import ChatFormat, open_chat_format
 
 _LONG_TEXT = 4_000  # characters: longer ones are tokenized in a thread, not to block other streams
 
@@ -51,6 +57,7 @@ class RequestHandler:
         # set on the first of several replicas
         self.router: ReplicaRouter | None = None
         self.replica_stats: ReplicaStatsCollector | None = None
+        self._format: ChatFormat | None = None
         self.created = int(time.time())
         self.context = loaded.spec.max_seq_len
         pool = engine.engine.scheduler.pool
@@ -58,8 +65,19 @@ class RequestHandler:
 
     @property
     def supports_chat(self) -> bool:
-        """Whether the model has a chat template."""
-        return getattr(self.loaded.tokenizer, "chat_template", None) is not None
+        """Whether the model answers messages: it has a chat template and predicts tokens."""
+        has_template = getattr(self.loaded.tokenizer, "chat_template", None) is not None
+        return has_template and not self.scores
+
+    @property
+    def scores(self) -> bool:
+        """Whether the model is a reward model, which scores texts and writes none."""
+        return self.loaded.spec.scalar_head
+
+    @property
+    def upstreams(self) -> list[Upstream]:
+        """The other replicas, on the first one."""
+        return [] if self.router is None else self.router.upstreams
 
     @property
     def forwarded(self) -> int:
@@ -68,30 +86,87 @@ class RequestHandler:
 
     def models(self) -> list[dict[str, Any]]:
         """The data of /v1/models."""
-        return [model_card(self.names[0], created=self.created, context=self.context)]
+        base, store = self.names[0], self.engine.engine.adapters
+        own = model_card(base, created=self.created, context=self.context)
+        adapters = () if store is None else tuple(store.by_name)
+        return [
+            own,
+            *(
+                model_card(name, created=self.created, context=self.context, parent=base)
+                for name in adapters
+            ),
+        ]
 
-    def check_model(self, name: Any) -> None:
-        """Raises ApiError 404 for another model's name."""
-        if name not in self.names:
+    def model(self, name: str) -> dict[str, Any]:
+        """The entry of /v1/models for a name. Raises ApiError 404."""
+        adapter = self.find_model(name)
+        shown = self.names[0] if adapter is None else adapter.name
+        return next(card for card in self.models() if card["id"] == shown)
+
+    def find_model(self, name: Any) -> Adapter | None:
+        """The adapter of that name, None for the base. Raises ApiError 404 for another name."""
+        if name in self.names:
+            return None
+        store = self.engine.engine.adapters
+        adapter = None if store is None or not isinstance(name, str) else store.by_name.get(name)
+        if adapter is None:
             message = f"The model `{name}` does not exist; this server has {self.names[0]}"
+            if store is not None and store.by_name:
+                message += f" and {len(store.by_name)} adapters; GET /v1/models lists them"
             raise ApiError(message, status=404, param="model", code="model_not_found")
+        return adapter
 
     async def parse(self, body: Any, *, chat: bool) -> ParsedRequest:
         """Check everything that does not need the engine. Raises ApiError."""
         parsed = parse_body(body, chat=chat)
-        self.check_model(parsed.fields.get("model", self.names[0]))
+        adapter = self.find_model(parsed.fields.get("model", self.names[0]))
+        if self.scores:
+            raise ApiError(
+                f"{self.names[0]} is a reward model, which scores texts and writes none; POST "
+                "messages to /pooling",
+                param="model",
+                code="model_not_supported",
+            )
         prompts, prefixes = await self._tokenize(parsed)
         await self._compile_guide(parsed)
         samplings = tuple(self._sampling(parsed, prompt) for prompt in prompts)
         return replace(
-            parsed, prompts=tuple(prompts), prefixes=tuple(prefixes), samplings=samplings
+            parsed,
+            adapter=adapter,
+            prompts=tuple(prompts),
+            prefixes=tuple(prefixes),
+            samplings=samplings,
+        )
+
+    async def parse_scores(self, body: Any, kind: ScoreKind) -> ParsedRequest:
+        """As `parse`, for scores of a reward model."""
+        parsed = parse_scores(body, kind)
+        adapter = self.find_model(parsed.fields.get("model", self.names[0]))
+        if not self.scores:
+            raise ApiError(
+                f"{self.names[0]} writes texts and scores none; serve a model of objective reward",
+                param="model",
+                code="model_not_supported",
+            )
+
+        def encode() -> list[tuple[int, ...]]:
+            return texts_to_score(parsed, encode=self._ids, chat_format=self._chat_format)
+
+        prompts = await asyncio.to_thread(encode)
+        self._check(prompts, "input" if "input" in parsed.fields else "messages", parsed)
+        samplings = (parsed.sampling,) * len(prompts)
+        return replace(
+            parsed,
+            adapter=adapter,
+            prompts=tuple(prompts),
+            prefixes=("",) * len(prompts),
+            samplings=samplings,
         )
 
     async def submit(self, parsed: ParsedRequest, client: str = "") -> TokenStream:
         """A stream that the engine has accepted; the caller closes it. Raises ApiError."""
-        stream = TokenStream(
-            parsed, model=self.names[0], tokenizer=self.loaded.tokenizer, client=client
-        )
+        name = self.names[0] if parsed.adapter is None else parsed.adapter.name
+        stream = TokenStream(parsed, model=name, tokenizer=self.loaded.tokenizer, client=client)
         try:
             stream.resources.enter_context(self.admission.reserve(parsed.answers))
             stream.resources.callback(self.engine.cancel, stream)
@@ -122,23 +197,20 @@ class RequestHandler:
         """Token ids of each prompt, and the text that its answers begin with."""
         if parsed.chat:
             prompts = [tuple(await self._tokenize_chat(parsed))]
-            self._check(prompts, "messages")
+            self._check(prompts, "messages", parsed)
             return prompts, [""]
         values, tokenizer = parse_prompts(parsed.fields), self.loaded.tokenizer
-        if parsed.echo and (tokenizer is None or parsed.top_logprobs is not None):
-            reason = (
-                "this model has no tokenizer"
-                if tokenizer is None
-                else "log-probabilities of prompts are not available"
-            )
+        if parsed.echo and tokenizer is None:
             raise ApiError(
-                f"echo is not supported: {reason}", param="echo", code="unsupported_parameter"
+                "echo is not supported: this model has no tokenizer; set prompt_logprobs instead",
+                param="echo",
+                code="unsupported_parameter",
             )
         prompts = [
             tuple(await self._encode(value) if isinstance(value, str) else value)
             for value in values
         ]
-        self._check(prompts, "prompt")
+        self._check(prompts, "prompt", parsed)
         if not parsed.echo or tokenizer is None:
             return prompts, [""] * len(prompts)
         return prompts, [
@@ -152,14 +224,17 @@ class RequestHandler:
             raise ApiError(
                 "this model has no tokenizer; send token ids to /v1/completions", param="messages"
             )
+        tools = () if parsed.tools is None else parsed.tools.tools
         try:
-            text = tokenizer.chat(messages)
+            messages = readable_messages(tokenizer, messages, tools)
+            if sum(len(message["content"]) for message in messages) < _LONG_TEXT:
+                return tokenizer.encode_chat(messages, tools=tools)
+            return await asyncio.to_thread(tokenizer.encode_chat, messages, tools=tools)
         except WeightsError as error:
             # do not show clients the path of the weights
             path = str(getattr(tokenizer, "where", self.names[0]))
             message = str(error).replace(path, self.names[0])
             raise ApiError(message, param="messages", code="chat_template") from None
-        return await self._encode(text, special=False)
 
     async def _compile_guide(self, parsed: ParsedRequest) -> None:
         """Compile a constraint in a thread, which may take long; the engine reuses it."""
@@ -170,22 +245,39 @@ class RequestHandler:
         except ValueError as error:
             raise value_error(error) from None
 
-    async def _encode(self, text: str, *, special: bool = True) -> list[int]:
-        tokenizer = self.loaded.tokenizer
-        if tokenizer is None:
+    async def _encode(self, text: str) -> list[int]:
+        if len(text) < _LONG_TEXT:
+            return self._ids(text)
+        return await asyncio.to_thread(self._ids, text)
+
+    def _ids(self, text: str) -> list[int]:
+        if self.loaded.tokenizer is None:
             raise ApiError(
                 "prompt is text, but this model has no tokenizer; give token ids", param="prompt"
             )
-        if len(text) < _LONG_TEXT:
-            return tokenizer.encode(text, special=special)
-        return await asyncio.to_thread(tokenizer.encode, text, special=special)
+        return self.loaded.tokenizer.encode(text)
 
-    def _check(self, prompts: Sequence[Sequence[int]], param: str) -> None:
+    def _chat_format(self) -> ChatFormat:
+        """How training encoded conversations and answers, read once."""
+        if self._format is None:
+            if self.loaded.path is None or self.loaded.tokenizer is None:
+                raise ApiError(
+                    "this model has no tokenizer; send token ids as input", param="input"
+                )
+            try:
+                self._format = open_chat_format(self.loaded.path)
+            except WeightsError as error:
+                message = str(error).replace(str(self.loaded.path), self.names[0])
+                raise ApiError(message, code="chat_template") from None
+        return self._format
+
+    def _check(self, prompts: Sequence[Sequence[int]], param: str, parsed: ParsedRequest) -> None:
+        vocab, room = self.engine.engine.runner.vocab, min(1, parsed.sampling.max_new_tokens)
         for prompt in prompts:
             try:
-                check_prompt(prompt, context=self.context, vocab=self.engine.engine.runner.vocab)
+                check_prompt(prompt, context=self.context, vocab=vocab, room=room)
             except ValueError as error:
-                code = "context_length_exceeded" if len(prompt) >= self.context else None
+                code = "context_length_exceeded" if len(prompt) > self.context - room else None
                 raise ApiError(str(error), param=param, code=code) from None
 
     def _sampling(self, parsed: ParsedRequest, prompt: Sequence[int]) -> SamplingParams:
@@ -205,3 +297,19 @@ class RequestHandler:
         if not parsed.has_max_tokens:
             limit = max(1, self._max_tokens - len(prompt))
         return replace(sampling, max_new_tokens=limit, stop_token_ids=self.loaded.stop_token_ids)
+
+
+def readable_messages(
+    tokenizer: Tokenizer, messages: list[dict[str, Any]], tools: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Messages that the template renders with all calls and tools; as plain texts if it ignores
+    them.
+    """
+    has_calls = any(each.get("tool_calls") or each["role"] == "tool" for each in messages)
+    if not tools and not has_calls:
+        return messages
+    probe = [{"role": "user", "content": "a"}]
+    sample = tools or [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    if tokenizer.chat(probe, tools=sample) != tokenizer.chat(probe):
+        return messages
+    return plain_messages(messages, tools)

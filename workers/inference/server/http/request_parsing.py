@@ -8,10 +8,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from workers.inference.adapters.adapter import Adapter
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.server.http.errors import ApiError
+from workers.inference.server.http.tools import ToolUse, parse_tools, template_messages
 
 # accepted and without effect
 _IGNORED = {
@@ -21,7 +23,6 @@ _IGNORED = {
     "service_tier",
     "safety_identifier",
     "prompt_cache_key",
-    "parallel_tool_calls",
 }
 # not OpenAI's; named as in other open servers
 _EXTENSIONS = {
@@ -30,6 +31,7 @@ _EXTENSIONS = {
     "repetition_penalty",
     "ignore_eos",
     "return_token_ids",
+    "prompt_logprobs",
     "regex",
     "grammar",
     "priority",
@@ -52,7 +54,16 @@ _SHARED = {
 }
 _FIELDS = {
     "completions": _SHARED | {"prompt", "echo", "best_of", "suffix"},
-    "chat": _SHARED | {"messages", "max_completion_tokens", "top_logprobs", "modalities"},
+    "chat": _SHARED
+    | {
+        "messages",
+        "max_completion_tokens",
+        "top_logprobs",
+        "modalities",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+    },
 }
 _NEUTRAL: dict[str, Callable[[Any], bool]] = {  # unsupported fields, and values without effect
     "suffix": lambda value: value == "",
@@ -68,8 +79,10 @@ class ParsedRequest:
     """A request that is valid as far as that can be checked without the engine.
 
     `sampling` has no stop token ids, and no `max_new_tokens` unless `has_max_tokens`.
-    `top_logprobs` is None without log-probabilities. The last three fields have one entry per
-    prompt and are set once prompts are tokenized; `prefixes` are the texts that answers begin with.
+    `top_logprobs` is None without log-probabilities; `adapter` is the one that the model's name
+    selects; `scores` a request for scores in place of answers. The last three fields have one
+    entry per prompt and are set once prompts are tokenized; `prefixes` are the texts that answers
+    begin with.
     """
 
     chat: bool
@@ -82,6 +95,9 @@ class ParsedRequest:
     echo: bool
     return_token_ids: bool
     priority: int
+    tools: ToolUse | None = None
+    adapter: Adapter | None = None
+    scores: Literal["pooling", "score"] | None = None
     prompts: tuple[tuple[int, ...], ...] = ()
     prefixes: tuple[str, ...] = ()
     samplings: tuple[SamplingParams, ...] = ()
@@ -94,10 +110,8 @@ class ParsedRequest:
 
 def parse_body(body: Any, *, chat: bool) -> ParsedRequest:
     """All fields except prompt and messages."""
-    if not isinstance(body, dict):
-        raise ApiError('the body is not a JSON object; send {"model": ..., ...}')
-    fields = {name: value for name, value in body.items() if value is not None}
-    _check_names(fields, _FIELDS["chat" if chat else "completions"] | _EXTENSIONS | _IGNORED)
+    known = _FIELDS["chat" if chat else "completions"] | _EXTENSIONS | _IGNORED
+    fields = check_object(body, known)
     n = _number(fields, "n", 1, integer=True, low=1, high=128)
     if fields.get("best_of", n) != n:
         raise ApiError(
@@ -105,15 +119,19 @@ def parse_body(body: Any, *, chat: bool) -> ParsedRequest:
             param="best_of",
         )
     max_tokens, top = _max_tokens(fields, chat=chat), _top_logprobs(fields, chat=chat)
+    echo = _flag(fields, "echo")
+    of_prompt = _prompt_logprobs(fields, top if echo else None, max_tokens, echo=echo)
     stream, options = _flag(fields, "stream"), fields.get("stream_options", {})
     if not isinstance(options, dict) or (options and not stream):
         raise ApiError(
             "stream_options must be an object and requires stream: true", param="stream_options"
         )
+    tools = parse_tools(fields, parallel=_flag(fields, "parallel_tool_calls", default=True))
+    constraint = _constraint(fields, tools)
     seed = _number(fields, "seed", None, integer=True, low=-(2**63), high=2**63 - 1)
     try:
         sampling = SamplingParams(
-            max_new_tokens=max_tokens or 1,
+            max_new_tokens=1 if max_tokens is None else max_tokens,
             temperature=_number(fields, "temperature", 1.0, low=0, high=2),
             top_p=_number(fields, "top_p", 1.0, low=0, high=1),
             # other servers use -1 for no limit
@@ -128,10 +146,9 @@ def parse_body(body: Any, *, chat: bool) -> ParsedRequest:
             ignore_eos=_flag(fields, "ignore_eos"),
             logprobs=top is not None,
             top_logprobs=top or 0,
+            prompt_logprobs=of_prompt,
             logit_bias=fields.get("logit_bias", {}),
-            json_schema=_json_schema(fields.get("response_format", {"type": "text"})),
-            regex=fields.get("regex"),
-            grammar=fields.get("grammar"),
+            **constraint,
         )
     except ValueError as error:
         raise value_error(error) from None
@@ -143,10 +160,27 @@ def parse_body(body: Any, *, chat: bool) -> ParsedRequest:
         stream=stream,
         include_usage=_flag(options, "include_usage", "stream_options.include_usage"),
         top_logprobs=top,
-        echo=_flag(fields, "echo"),
+        echo=echo,
         return_token_ids=_flag(fields, "return_token_ids"),
-        priority=_number(fields, "priority", 0, integer=True, low=-100, high=100),
+        tools=tools,
+        priority=integer_field(fields, "priority", 0, low=-100, high=100),
     )
+
+
+def check_object(body: Any, known: set[str]) -> dict[str, Any]:
+    """The fields of a body that are not null. Raises ApiError for others than the `known` ones."""
+    if not isinstance(body, dict):
+        raise ApiError('the body is not a JSON object; send {"model": ..., ...}')
+    fields = {name: value for name, value in body.items() if value is not None}
+    _check_names(fields, known)
+    return fields
+
+
+def integer_field(
+    fields: Mapping[str, Any], name: str, default: int, *, low: int, high: int
+) -> int:
+    """An integer in these limits."""
+    return int(_number(fields, name, default, low=low, high=high, integer=True))
 
 
 def value_error(error: ValueError) -> ApiError:
@@ -171,11 +205,11 @@ def parse_messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ApiError(f"{where} must be an object with a role and a content", param=where)
         parsed.append({**message, "content": _content(message.get("content"), where)})
-    return parsed
+    return template_messages(parsed)
 
 
-def parse_prompts(fields: Mapping[str, Any]) -> list[str | list[int]]:
-    """Each prompt as a string or token ids."""
+def parse_prompts(fields: Mapping[str, Any], *, name: str = "prompt") -> list[str | list[int]]:
+    """Each prompt as a string or token ids; errors call the field `name`."""
     prompt = fields.get("prompt")
     if isinstance(prompt, str) or _is_ids(prompt):
         return [prompt]  # type: ignore[list-item]
@@ -186,13 +220,11 @@ def parse_prompts(fields: Mapping[str, Any]) -> list[str | list[int]]:
     ):
         if len(prompt) > MAX_PROMPTS:
             raise ApiError(
-                f"prompt has {len(prompt):,} entries; send at most {MAX_PROMPTS:,} per request",
-                param="prompt",
+                f"{name} has {len(prompt):,} entries; send at most {MAX_PROMPTS:,} per request",
+                param=name,
             )
         return prompt
-    raise ApiError(
-        "prompt must be a string, a list of token ids, or a list of either", param="prompt"
-    )
+    raise ApiError(f"{name} must be a string, a list of token ids, or a list of either", param=name)
 
 
 def _check_names(fields: Mapping[str, Any], known: set[str]) -> None:
@@ -209,6 +241,24 @@ def _check_names(fields: Mapping[str, Any], known: set[str]) -> None:
                 param=name,
                 code="unsupported_parameter",
             )
+
+
+def _constraint(fields: Mapping[str, Any], tools: ToolUse | None) -> dict[str, Any]:
+    """What answers must match: the format, or calls of tools."""
+    own = {
+        "json_schema": _json_schema(fields.get("response_format", {"type": "text"})),
+        "regex": fields.get("regex"),
+        "grammar": fields.get("grammar"),
+    }
+    if tools is None:
+        return own
+    if any(value is not None for value in own.values()):
+        raise ApiError(
+            "tools and response_format, regex or grammar both constrain the answer; leave one out, "
+            "or set tool_choice none",
+            param="tools",
+        )
+    return tools.constraint
 
 
 def _json_schema(response_format: Any) -> Any:
@@ -250,8 +300,26 @@ def _max_tokens(fields: Mapping[str, Any], *, chat: bool) -> int | None:
     is_new_name = chat and "max_completion_tokens" in fields
     name = "max_completion_tokens" if is_new_name else "max_tokens"
     default = None if chat else 16  # OpenAI's
-    value: int | None = _number(fields, name, default, integer=True, low=1, high=2**31 - 1)
+    low = 1 if chat else 0
+    value: int | None = _number(fields, name, default, integer=True, low=low, high=2**31 - 1)
     return value
+
+
+def _prompt_logprobs(
+    fields: Mapping[str, Any], echoed: int | None, max_tokens: int | None, *, echo: bool
+) -> int | None:
+    """How many of the likeliest tokens to return per prompt token; None without scores."""
+    limits: dict[str, Any] = {"integer": True, "low": 0, "high": MAX_TOP_LOGPROBS}
+    own: int | None = _number(fields, "prompt_logprobs", None, **limits)
+    wanted = [number for number in (own, echoed) if number is not None]
+    if max_tokens == 0 and not wanted:
+        if not echo:
+            raise ApiError(
+                "max_tokens is 0; it must be at least 1, or echo true or prompt_logprobs set",
+                param="max_tokens",
+            )
+        return 0
+    return max(wanted, default=None)
 
 
 def _top_logprobs(fields: Mapping[str, Any], *, chat: bool) -> int | None:
@@ -282,8 +350,10 @@ def _stop_strings(value: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _flag(fields: Mapping[str, Any], name: str, label: str | None = None) -> bool:
-    value = fields.get(name, False)
+def _flag(
+    fields: Mapping[str, Any], name: str, label: str | None = None, *, default: bool = False
+) -> bool:
+    value = fields.get(name, default)
     if not isinstance(value, bool):
         param = label or name
         raise ApiError(f"{param} is {value!r}; it must be true or false", param=param)

@@ -5,8 +5,8 @@ A client that disconnects cancels its request.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -17,14 +17,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from workers.contracts.wire.serving_reports import REPLICA_STATS_PATH, STATE_PATH, ReplicaStats
+from workers.inference.server.http.adapter_routes import adapter_routes
+from workers.inference.server.http.body import parse_json, read_body
 from workers.inference.server.http.disconnect import CLIENT_CLOSED_REQUEST, cancel_on_disconnect
 from workers.inference.server.http.errors import ApiError, engine_error
 from workers.inference.server.http.request_handler import RequestHandler
 from workers.inference.server.http.request_parsing import ParsedRequest
 from workers.inference.server.http.schemas import server_sent_event
 from workers.inference.server.token_stream import TokenStream
-
-MAX_BODY_BYTES = 32 << 20
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -36,14 +36,19 @@ def create_app(handler: RequestHandler) -> Starlette:
         return JSONResponse({"object": "list", "data": handler.models()})
 
     async def model(request: Request) -> Response:
-        handler.check_model(request.path_params["name"])
-        return JSONResponse(handler.models()[0])
+        return JSONResponse(handler.model(request.path_params["name"]))
 
     async def completions(request: Request) -> Response:
-        return await _answer(request, handler, chat=False)
+        return await _answer(request, handler, partial(handler.parse, chat=False))
 
     async def chat(request: Request) -> Response:
-        return await _answer(request, handler, chat=True)
+        return await _answer(request, handler, partial(handler.parse, chat=True))
+
+    async def pooling(request: Request) -> Response:
+        return await _answer(request, handler, partial(handler.parse_scores, kind="pooling"))
+
+    async def score(request: Request) -> Response:
+        return await _answer(request, handler, partial(handler.parse_scores, kind="score"))
 
     async def health(request: Request) -> Response:
         broken, draining = handler.engine.stopped.done(), handler.admission.draining
@@ -83,6 +88,13 @@ def create_app(handler: RequestHandler) -> Starlette:
             Route("/v1/models/{name:path}", with_key(model)),
             Route("/v1/completions", with_key(completions), methods=["POST"]),
             Route("/v1/chat/completions", with_key(chat), methods=["POST"]),
+            # vLLM serves them without /v1, the control plane forwards only paths below it
+            *(
+                Route(prefix + path, with_key(endpoint), methods=["POST"])
+                for prefix in ("", "/v1")
+                for path, endpoint in (("/pooling", pooling), ("/score", score))
+            ),
+            *adapter_routes(handler),
             Route("/health", health),
             Route(STATE_PATH, state),
             Route(REPLICA_STATS_PATH, replica_stats, methods=["POST"]),
@@ -91,17 +103,20 @@ def create_app(handler: RequestHandler) -> Starlette:
     )
 
 
-async def _answer(request: Request, handler: RequestHandler, *, chat: bool) -> Response:
+async def _answer(
+    request: Request, handler: RequestHandler, parse: Callable[[Any], Awaitable[ParsedRequest]]
+) -> Response:
     body = await read_body(request)
     try:
-        parsed = await handler.parse(_json(body), chat=chat)
+        parsed = await parse(parse_json(body))
     except RecursionError:
         raise ApiError("the request is nested too deeply; send a flatter one") from None
     if handler.router is None:
         return await _answer_here(request, handler, parsed)
     if handler.admission.draining:
         raise handler.admission.draining_error()
-    replica = handler.router.route(parsed.prompts[0], parsed.answers)
+    adapter = None if parsed.adapter is None else parsed.adapter.name
+    replica = handler.router.route(parsed.prompts[0], parsed.answers, adapter=adapter)
 
     def on_end() -> None:
         replica.in_progress -= parsed.answers
@@ -168,36 +183,6 @@ async def _events(stream: TokenStream) -> AsyncIterator[bytes]:
     yield b"data: [DONE]\n\n"
 
 
-async def read_body(request: Request) -> bytes:
-    """The request's body. Raises ApiError if it is too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise ApiError(
-                f"the body is larger than {MAX_BODY_BYTES:,} bytes; send less", status=413
-            )
-        parts.append(part)
-    return b"".join(parts)
-
-
-def _json(body: bytes) -> Any:
-    try:
-        value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
-        if b"\\u" in body:
-            # reject lone surrogates: they cannot be encoded as UTF-8
-            json.dumps(value, ensure_ascii=False).encode()
-        return value
-    except (ValueError, RecursionError) as error:
-        raise ApiError(
-            f"We could not parse the JSON body of your request: {str(error)[:200]}"
-        ) from None
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON")
-
-
 def error_handlers() -> dict[Any, Any]:
     """Exception handlers for Starlette: every error in OpenAI's shape."""
     return {
@@ -217,7 +202,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     api_error = ApiError(
         f"{request.method} {request.url.path}: {error.detail}; this server has /v1/models, "
-        "/v1/completions and /v1/chat/completions",
+        "/v1/completions and /v1/chat/completions; of a reward model /pooling and /score",
         status=error.status_code,
         code="unknown_url",
     )

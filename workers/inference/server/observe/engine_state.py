@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from workers.contracts.wire.serving_reports import EngineState, RequestStats
+from workers.contracts.wire.serving_reports import EngineState, RequestStats, ServedAdapter
 from workers.inference.engine import Engine
 from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.request import Request
@@ -39,7 +41,29 @@ def read_engine_state(
         ],
         ended=len(finished),
         draining=draining,
+        adapters=_adapters(engine),
+        adapter_slots=0 if engine.adapters is None else engine.adapters.slots.spec.count,
     )
+
+
+def _adapters(engine: Engine) -> list[ServedAdapter]:
+    scheduler = engine.scheduler
+    active = Counter(
+        request.adapter for request in (*scheduler.running, *scheduler.waiting) if request.adapter
+    )
+    loaded = () if engine.adapters is None else engine.adapters.by_name.values()
+    return [
+        ServedAdapter(
+            name=adapter.name,
+            path=str(adapter.folder),
+            rank=adapter.rank,
+            slot=adapter.slot,
+            active=active[adapter],
+            requests=adapter.requests,
+            quantized=adapter.quantized,
+        )
+        for adapter in loaded
+    ]
 
 
 def merge_states(states: Sequence[EngineState]) -> EngineState:
@@ -50,12 +74,24 @@ def merge_states(states: Sequence[EngineState]) -> EngineState:
         for state in states
         for request in state.requests
     ]
-    sums = {
+    sums: dict[str, Any] = {
         name: sum(getattr(state, name) for state in states)
         for name in ("running", "waiting", "blocks", "used", "ended")
     }
+    sums["adapters"] = _merged_adapters(states)
     block_maps = "".join(state.map for state in states)
     return first.model_copy(update={**sums, "map": block_maps, "requests": requests})
+
+
+def _merged_adapters(states: Sequence[EngineState]) -> list[ServedAdapter]:
+    """Those of the first replica, which all have, with the requests of all."""
+    merged = []
+    for first in states[0].adapters:
+        same = [each for state in states for each in state.adapters if each.name == first.name]
+        slots = [each.slot for each in same if each.slot is not None]
+        counts = {name: sum(getattr(e, name) for e in same) for name in ("active", "requests")}
+        merged.append(first.model_copy(update={**counts, "slot": slots[0] if slots else None}))
+    return merged
 
 
 def block_map(pool: BlockPool) -> str:
@@ -98,6 +134,7 @@ def request_stats(request: Request, name: str, *, since_s: float) -> RequestStat
             "priority": request.priority,
             "accepted": request.accepted,
             "drafted": request.drafted,
+            "adapter": None if request.adapter is None else request.adapter.name,
             "finish": request.finish,
         }
     )

@@ -20,6 +20,7 @@ from workers.inference.server.http.errors import ApiError
 from workers.inference.server.http.schemas import server_sent_event
 
 _CONNECT_S = 5.0
+_CALL_S = 300.0  # of a call that reads files
 _FORWARDED_HEADERS = ("content-type", "retry-after", "cache-control")
 
 
@@ -75,6 +76,11 @@ class Upstream:
     async def post_json(self, path: str, body: dict[str, Any]) -> None:
         """Raises httpx.HTTPError."""
         (await self._http.post(path, json=body, timeout=3.0)).raise_for_status()
+
+    async def call(self, path: str, body: dict[str, Any]) -> tuple[int, str]:
+        """POST; the response's status and text. Raises httpx.HTTPError."""
+        response = await self._http.post(path, json=body, timeout=_CALL_S)
+        return response.status_code, response.text
 
     async def get_text(self, path: str) -> str:
         """Raises httpx.HTTPError."""

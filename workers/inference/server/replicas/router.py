@@ -51,8 +51,12 @@ class ReplicaRouter:
         """Answers in progress in other processes."""
         return sum(replica.in_progress for replica in self.replicas if replica.upstream is not None)
 
-    def route(self, prompt: Sequence[int], answers: int) -> Replica:
-        """Choose a replica and count its answers. Raises ApiError 429 if all are full."""
+    def route(self, prompt: Sequence[int], answers: int, *, adapter: str | None = None) -> Replica:
+        """Choose a replica and count its answers. Raises ApiError 429 if all are full.
+
+        A replica that was last sent requests of the `adapter` has it in its memory: it is chosen if
+        none has a longer prefix.
+        """
         idlest = min(
             self.replicas, key=lambda replica: (replica.in_progress, replica.total, replica.rank)
         )
@@ -64,7 +68,7 @@ class ReplicaRouter:
                 code="queue_full",
                 retry_after_s=1.0,
             )
-        keys = self._block_keys(prompt)
+        keys = self._block_keys(prompt, adapter)
         cached = next((self._sent_to[key] for key in reversed(keys) if key in self._sent_to), None)
         chosen = idlest
         if cached is not None and cached.in_progress <= idlest.in_progress + self._slack:
@@ -83,8 +87,8 @@ class ReplicaRouter:
         for upstream in self.upstreams:
             await upstream.close()
 
-    def _block_keys(self, prompt: Sequence[int]) -> list[bytes]:
-        keys: list[bytes] = []
+    def _block_keys(self, prompt: Sequence[int], adapter: str | None) -> list[bytes]:
+        keys: list[bytes] = [] if adapter is None else [f"adapter {adapter}".encode()]
         for end in range(self._block_size, len(prompt) + 1, self._block_size):
             tokens = prompt[end - self._block_size : end]
             keys.append(hash_block(keys[-1] if keys else b"", tokens))

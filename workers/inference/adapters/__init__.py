@@ -1,0 +1,1 @@
+"""Serves many adapters over one base model: their files, their slots, and their updates."""

@@ -11,7 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from workers.contracts.wire import versions
 from workers.launcher import processes
+from workers.launcher.isolation.acting import become
+from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.rundir import RunDir, read_json, write_json
 
 
@@ -26,8 +29,13 @@ def main() -> int:
     parser.add_argument(
         "--foreground", action="store_true", help="stay with the caller instead of detaching"
     )
+    parser.add_argument("--node-file", type=Path, help="default: the one that agent.json names")
+    parser.add_argument("--run-as", help="the Unix user of the run; default: the agent's")
     args = parser.parse_args()
-    run_dir = RunDir(args.dir.resolve())
+    run_dir = RunDir(args.dir.absolute())
+    user = RunUser.from_argument(args.run_as) if args.run_as else None
+    if user is not None:
+        become(user)  # before it opens any file that the user could replace
     if not args.foreground:
         _detach(run_dir)
     order_data, agent = read_json(run_dir.order), read_json(run_dir.agent)
@@ -37,6 +45,8 @@ def main() -> int:
         "start_time": started,
         "state": "launching",
         "fence": order_data.get("fence"),
+        "release": versions.RELEASE,
+        "wire": str(versions.WIRE),
     }
     write_json(run_dir.supervisor, {**facts, "node": agent.get("node"), "up": time.time()})
 
@@ -47,10 +57,10 @@ def main() -> int:
 
     processes.adopt_orphans()
     order = LaunchOrder.from_dict(order_data)
-    link = Link(Path(agent["node_file"]), order)
+    link = Link(args.node_file or Path(agent["node_file"]), order)
     # for the children; the agent identifies this process by supervisor.json
     os.environ |= {"ORRERY_FENCE": order.fence, "ORRERY_NODE": link.node.node}
-    verdict = Supervisor(run_dir, order, link).run()
+    verdict = Supervisor(run_dir, order, link, user).run()
     print(
         f"attempt {order.run}.{order.attempt} ended: {verdict.exit_class}, {verdict.reason}",
         flush=True,

@@ -9,6 +9,8 @@ import os
 import shutil
 from pathlib import Path, PurePosixPath
 
+from workers.store.links import link_tree
+
 MANIFEST = "manifest.json"
 
 
@@ -35,20 +37,10 @@ def pin_checkpoint(home: Path, source: str, target: str) -> bool:
     temporary.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        shutil.copytree(original, temporary, copy_function=_link_or_copy)
+        link_tree(original, temporary)
         os.rename(temporary, pinned)
     except (FileNotFoundError, shutil.Error):  # its writer deleted it meanwhile
         return (pinned / MANIFEST).is_file()
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return True
-
-
-def _link_or_copy(source: str, target: str) -> str:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # no hard links, or another device
-        shutil.copy2(source, target)
-    return target

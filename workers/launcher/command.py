@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import workers
+from workers.contracts.catalog.secret_names import is_secret_name
 from workers.contracts.specs.inference_support import INFERENCE_KINDS, placement_of
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.wire.node_messages import LaunchOrder
@@ -22,7 +23,13 @@ RANK_WRAPPER = Path(__file__).resolve().parent / "rank_wrapper.py"
 OWN_PROGRAMS = {
     "train": "workers.training.main",
     "benchmark": "workers.training.benchmark.main",
+    "produce": "workers.posttraining.produce.main",
     **dict.fromkeys(("generate", "serve", "evaluate"), "workers.inference.main"),
+}
+# programs of training objectives that also generate
+OBJECTIVE_PROGRAMS = {
+    "grpo": "workers.posttraining.reinforcement.main",
+    "ppo": "workers.posttraining.reinforcement.main",
 }
 LOOPBACK = ("127.", "localhost", "::1")
 
@@ -36,12 +43,19 @@ def node_home(run_dir: RunDir, order: LaunchOrder) -> Path:
     return run_dir.path.parents[len(Path(order.run_dir).parts) - 1]
 
 
-def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
-    """The command of one rank and the folder it starts in. Raises Unlaunchable."""
+def program(
+    order: LaunchOrder, run_dir: RunDir, *, python: str = sys.executable
+) -> tuple[list[str], Path]:
+    """The command of one rank and the folder it starts in. Raises Unlaunchable.
+
+    `python` is this node's or, in a container image, the image's; the files of an image are only
+    known there.
+    """
     if order.kind in OWN_PROGRAMS:
-        module = OWN_PROGRAMS[order.kind]
+        objective = str((order.spec.get("train") or {}).get("objective"))
+        module = OBJECTIVE_PROGRAMS.get(objective, OWN_PROGRAMS[order.kind])
         return [
-            sys.executable,
+            python,
             "-u",
             "-m",
             module,
@@ -51,14 +65,15 @@ def program(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
             str(run_dir.path),
         ], run_dir.path
     if order.kind == "script":
-        return _script(order, run_dir)
+        return _script(order, run_dir, python)
     raise Unlaunchable(
         f"This node cannot start runs of kind {order.kind}; it starts {', '.join(OWN_PROGRAMS)} "
         "and script."
     )
 
 
-def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
+def _script(order: LaunchOrder, run_dir: RunDir, python: str) -> tuple[list[str], Path]:
+    in_image = python != sys.executable
     body = order.spec.get("script") or {}
     command = [str(part) for part in body.get("command") or []]
     if not command:
@@ -66,7 +81,7 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
             'script.command is empty; give a program, as ["train.py", "--lr", "0.1"].'
         )
     folder = node_home(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
-    if not folder.is_dir():
+    if not folder.is_dir() and not in_image:
         raise Unlaunchable(
             f"script.workdir {folder} is not a folder on this node; create it there, or give "
             "another."
@@ -75,14 +90,16 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
     if first == "--no-python":
         return command[1:], folder
     if first == "-m":
-        return [sys.executable, "-u", *command], folder
+        return [python, "-u", *command], folder
     if first.endswith(".py"):
-        if not (folder / first).is_file():
+        if not (folder / first).is_file() and not in_image:
             raise Unlaunchable(
                 f"script.command: there is no file {folder / first} on this node; check the path "
                 "and workdir."
             )
-        return [sys.executable, "-u", *command], folder
+        return [python, "-u", *command], folder
+    if in_image:
+        return command, folder
     if shutil.which(first, path=os.environ.get("PATH")) is None and not (folder / first).is_file():
         raise Unlaunchable(
             f"script.command: {first} is neither a program on this node's PATH nor a file in "
@@ -92,12 +109,18 @@ def _script(order: LaunchOrder, run_dir: RunDir) -> tuple[list[str], Path]:
 
 
 def torchrun(
-    order: LaunchOrder, run_dir: RunDir, *, host: str, port: int, local_address: str
+    order: LaunchOrder,
+    run_dir: RunDir,
+    *,
+    host: str,
+    port: int,
+    local_address: str,
+    python: str = sys.executable,
 ) -> list[str]:
     """`torch.distributed.run` with a static rendezvous; each rank runs under `rank_wrapper.py`."""
-    ranks, _ = program(order, run_dir)
+    ranks, _ = program(order, run_dir, python=python)
     return [
-        sys.executable,
+        python,
         "-m",
         "torch.distributed.run",
         "--nnodes",
@@ -119,7 +142,7 @@ def torchrun(
         "--monitor-interval",
         "0.1",
         "--no-python",
-        sys.executable,
+        python,
         "-S",
         "-E",
         str(RANK_WRAPPER),
@@ -145,16 +168,17 @@ def environment(
     *,
     host: str,
     address: str = "127.0.0.1",
+    secrets: Mapping[str, str] | None = None,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Environment of torchrun and all ranks.
 
     The order overrides defaults but not Orrery's own variables. `host` is the rendezvous,
-    `address` is where other nodes reach this one.
+    `address` is where other nodes reach this one, `secrets` the decrypted variables.
     """
     home = node_home(run_dir, order)
     script = (order.spec.get("script") or {}).get("env") or {}
-    requested = {**order.env, **script}
+    requested = {**order.env, **script, **(secrets or {})}
     gpu = order.device_kind == "gpu"
     defaults = {
         "PYTHONFAULTHANDLER": "1",
@@ -169,7 +193,7 @@ def environment(
     # the recorder's folder lets a script `import orrery_recorder`
     path = [str(ROOT)] if order.kind in OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
     path += [part for part in (requested.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
-    inherited = {name: value for name, value in base.items() if _may_inherit(name)}
+    inherited = {name: value for name, value in base.items() if may_inherit(name)}
     variables = {
         **inherited,
         **defaults,
@@ -203,10 +227,12 @@ def pipeline_stage(order: LaunchOrder, rank: int) -> int:
     return rank * int(stages) // order.world_size
 
 
-def _may_inherit(name: str) -> bool:
+def may_inherit(name: str) -> bool:
     """Whether a program may see this variable: not the node's own settings or secrets."""
     if name in ("ORRERY_PG_TIMEOUT_S", "ORRERY_SCRATCH"):
         return True
+    if is_secret_name(name):
+        return name in os.environ.get("ORRERY_RUN_ENV", "").replace(",", " ").split()
     return not name.startswith(("ORRERY_", "TORCHELASTIC_")) and name not in (
         "REDIS_URL",
         "DATABASE_URL",

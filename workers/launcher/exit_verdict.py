@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CODES = {
@@ -66,6 +66,7 @@ class Verdict:
     step: int | None = None
     signal: str | None = None
     time: float | None = None
+    cause: str | None = None  # "preflight": the user's program did not start
 
     def to_dict(self) -> dict[str, Any]:
         """The data of an `exited` report, without empty fields."""
@@ -77,6 +78,7 @@ class Verdict:
             "step": self.step,
             "signal": self.signal,
             "time": self.time,
+            "cause": self.cause,
         }
         return {key: value for key, value in data.items() if value is not None}
 
@@ -112,8 +114,21 @@ def cause_distance(verdict: Verdict) -> int:
     return _CAUSE_DISTANCE.get(verdict.exit_class, 2)
 
 
-def rank_verdict(end: RankExit, *, oom_killed: bool = False) -> Verdict:
-    """One rank's own verdict."""
+def rank_verdict(
+    end: RankExit, *, oom_killed: bool = False, stopped_for: Verdict | None = None
+) -> Verdict:
+    """One rank's own verdict.
+
+    `stopped_for` is the supervisor's verdict, for which it ended the ranks: a rank that ended by a
+    signal or without a status after it has its class.
+    """
+    if stopped_for is not None and (end.code is None or end.code < 0 or end.code > 128):
+        after = stopped_for.time is None or end.time >= stopped_for.time
+        own = rank_verdict(end, oom_killed=oom_killed)
+        if after and own.exit_class == "infrastructure":
+            reason = f"{own.reason} It was stopped because: {stopped_for.reason}"
+            return replace(own, exit_class=stopped_for.exit_class, reason=reason)
+        return own
     code = -9 if end.code == 137 else end.code  # a shell in between exits with 128 + 9
     step = end.record.get("step") if isinstance(end.record.get("step"), int) else None
 

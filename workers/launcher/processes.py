@@ -106,6 +106,14 @@ def oom_kill_count() -> int:
     return 0
 
 
+def oom_kills_in_group_of(pid: int) -> int:
+    """The same counter of the control group of this process alone; 0 if it has ended."""
+    with contextlib.suppress(OSError, ValueError):
+        group = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("::")[2]
+        return _counter(Path("/sys/fs/cgroup") / group.lstrip("/") / "memory.events", "oom_kill")
+    return 0
+
+
 def _counter(path: Path, name: str) -> int:
     for line in path.read_text().splitlines():
         key, _, value = line.partition(" ")

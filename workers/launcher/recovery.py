@@ -13,10 +13,12 @@ from typing import Any
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
 from workers.launcher.exit_verdict import Verdict
+from workers.launcher.isolation import containers
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
-from workers.launcher.supervisor import SETTLE_S, read_rank_exits
+from workers.launcher.store_link import StoreLink
+from workers.launcher.supervisor import SETTLE_S, STORE_PATIENCE_S, read_rank_exits
 
 _REQUESTED = {
     "cancel": ("cancelled", "Cancelled on request."),
@@ -29,7 +31,10 @@ _REQUESTED = {
 def supervisor_alive(run_dir: RunDir) -> bool:
     """Whether the supervisor that `supervisor.json` names still lives."""
     data = read_json(run_dir.supervisor)
-    return bool(data) and processes.is_alive(int(data["pid"]), float(data["start_time"] or 0.0))
+    try:
+        return bool(data) and processes.is_alive(int(data["pid"]), float(data["start_time"] or 0.0))
+    except (KeyError, TypeError, ValueError):  # the run's programs may have changed the file
+        return False
 
 
 def is_reported(run_dir: RunDir) -> bool:
@@ -38,7 +43,7 @@ def is_reported(run_dir: RunDir) -> bool:
 
 
 def recover(
-    run_dir: RunDir, node_file: Path, *, patience_s: float = 600.0
+    run_dir: RunDir, node_file: Path, *, patience_s: float = 3600.0
 ) -> dict[str, Any] | None:
     """Report `exited` for a directory without a living supervisor; None if Redis stays unreachable
     for `patience_s`.
@@ -46,17 +51,11 @@ def recover(
     order = LaunchOrder.from_dict(read_json(run_dir.order))
     link = Link(node_file, order)
     left = processes.kill_all(order.fence, node=link.node.node)
+    containers.remove(order)  # its processes may belong to the runtime's daemon
     sender = TelemetrySender(run_dir, order, link, on_event=lambda row: None)
+    store = StoreLink(run_dir, order, link)  # with the copies that the supervisor left
     deadline = time.monotonic() + patience_s
-    settled_by = time.monotonic() + SETTLE_S
-    while time.monotonic() < min(deadline, settled_by):
-        with contextlib.suppress(OSError):
-            sender.pump(final=True)
-            if link.acked() is None:
-                settled_by = time.monotonic() + SETTLE_S
-            elif sender.settled():
-                break
-        time.sleep(0.1)
+    sender.settle(SETTLE_S, deadline=deadline)
     report = read_json(run_dir.exit) or _verdict(run_dir, order, sender, left).to_dict()
     report.pop("reported", None)
     link.report("exited", report)
@@ -64,6 +63,8 @@ def recover(
         if time.monotonic() > deadline:
             return None
         time.sleep(0.2)
+    sender.settle(patience_s, deadline=deadline)  # ingest may be down for a while
+    store.settle(STORE_PATIENCE_S, flush=link.flush)
     with contextlib.suppress(OSError):
         sender.save()
         write_json(run_dir.exit, {**report, "reported": True})

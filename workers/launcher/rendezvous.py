@@ -22,8 +22,10 @@ class NoRendezvous(OSError):
     """The first node's supervisor published no rendezvous."""
 
 
-def meet(order: LaunchOrder, link: Link, *, keep_waiting: Callable[[], bool]) -> tuple[str, int]:
-    """`(host, port)`.
+def meet(
+    order: LaunchOrder, link: Link, *, keep_waiting: Callable[[], bool], purpose: str = ""
+) -> tuple[str, int]:
+    """`(host, port)`; each purpose has a port of its own, and a set port is for the ranks only.
 
     Blocks up to WAIT_S while `keep_waiting()` is true. Raises NoRendezvous, or OSError if no port
     is free.
@@ -32,17 +34,17 @@ def meet(order: LaunchOrder, link: Link, *, keep_waiting: Callable[[], bool]) ->
         return "127.0.0.1", free_port("127.0.0.1")
     host = order.rendezvous.host or link.node.address
     if order.node_rank == 0:
-        port = order.rendezvous.port or free_port(host)
+        port = (None if purpose else order.rendezvous.port) or free_port(host)
         wait_for(
-            lambda: link.publish_rendezvous(host, port) or None,
+            lambda: link.publish_rendezvous(host, port, purpose) or None,
             keep_waiting,
             "Redis is unreachable, so the port cannot be published",
         )
         return host, port
-    if order.rendezvous.port is not None:
+    if order.rendezvous.port is not None and not purpose:
         return host, order.rendezvous.port
     _, port = wait_for(
-        link.rendezvous,
+        lambda: link.rendezvous(purpose),
         keep_waiting,
         f"the first node ({host}) published none within {WAIT_S:.0f} s",
     )

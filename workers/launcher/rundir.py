@@ -5,13 +5,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from workers.contracts.wire.names import SUPERVISOR_RANK
+
+_CAREFUL = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_MOST_BYTES = 64 << 20
+SHIPPING = "shipping"  # state of a supervisor whose attempt has ended and was reported
 
 
 class RunDir:
@@ -68,12 +75,39 @@ def run_dirs(home: Path) -> Iterator[RunDir]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if the file is missing or incomplete."""
+    """The object in a file; empty if the file is missing, incomplete or not a regular file."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        with open_to_read(path) as file:
+            if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+                return {}
+            data = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def open_to_read(path: Path) -> BinaryIO:
+    """Open a file that a run's programs write.
+
+    They may put a link or a pipe there, which must neither lead elsewhere nor block. Raises
+    FileNotFoundError also for those and for a file that may not be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EACCES, errno.EPERM, errno.ENXIO):
+            raise FileNotFoundError(errno.ENOENT, error.strerror, str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", str(path))
+    return open(descriptor, "rb")
+
+
+def open_to_append(path: Path) -> FileIO:
+    """Open a file in a run's folder, unbuffered; a link or a pipe there raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    return FileIO(os.open(path, flags | _CAREFUL, 0o644), "ab")
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -84,7 +118,8 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def _write_synced(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(os.open(path, flags | _CAREFUL, 0o666), "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

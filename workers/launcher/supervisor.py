@@ -10,41 +10,72 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
-from workers.launcher import command, processes, rendezvous
-from workers.launcher.checkpoint_pin import pin_checkpoint
+from workers.launcher import command, preflight, processes, rendezvous
+from workers.launcher.checkpoint_pin import MANIFEST, pin_checkpoint
 from workers.launcher.exit_verdict import RankExit, Verdict, judge, rank_verdict
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
-from workers.launcher.rundir import RunDir, read_json, write_json
+from workers.launcher.isolation import containers, start
+from workers.launcher.isolation.acting import before_program
+from workers.launcher.isolation.run_user import RunUser
+from workers.launcher.lease import Lease
+from workers.launcher.rundir import (
+    SHIPPING,
+    RunDir,
+    open_to_append,
+    open_to_read,
+    read_json,
+    write_json,
+)
+from workers.launcher.shipping.disk_guard import DiskGuard
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
 from workers.launcher.stopping import StopSequence
+from workers.launcher.store_link import StoreLink
 
+BUSY_POLL_S = 0.01  # while a program floods its log, so that its files stay small
 POLL_S = 0.15  # a poll costs 1.2 ms of a core: below 1%
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
 # how long the exit report waits for Redis; after that the agent reports it at its next start
 REDIS_PATIENCE_S = 3600.0
+# how long a supervisor remains after its attempt while the store does not take copies
+STORE_PATIENCE_S = 6 * 3600.0
+FETCH_PATIENCE_S = 3600.0  # of the other nodes, while the first one reads a checkpoint
 DUMP_S = 10.0  # how long hanging ranks may take to write their stacks
-PATIENT_FACTOR = 3.0  # for loading, compiling, first steps, saving, validation
 
 
 class Supervisor:
     """Runs one attempt on this node; call `run` once."""
 
-    def __init__(self, run_dir: RunDir, order: LaunchOrder, link: Link) -> None:
-        self.run_dir, self.order, self.link = run_dir, order, link
+    def __init__(
+        self,
+        run_dir: RunDir,
+        order: LaunchOrder,
+        link: Link,
+        user: RunUser | None = None,
+        *,
+        term_grace_s: float = 5.0,
+        store_patience_s: float = STORE_PATIENCE_S,
+    ) -> None:
+        self.run_dir, self.order, self.link, self._user = run_dir, order, link, user
+        self._term_grace_s = term_grace_s  # for a checkpoint after SIGTERM to this process
         self.ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
         self.stopping = StopSequence(
             run_dir, order.fence, link.node.node, reads_control=order.kind in command.OWN_PROGRAMS
         )
+        self.store, self._store_patience_s = StoreLink(run_dir, order, link), store_patience_s
         self.sender = TelemetrySender(run_dir, order, link, on_event=self._on_event)
+        self.disk_guard = DiskGuard(self.sender.log_collectors, self.sender.outboxes)
         self.watch = RankWatch(
             run_dir.rank,
             self.ranks,
@@ -52,25 +83,45 @@ class Supervisor:
             node=link.node.node,
             synchronized=order.kind != "serve" or (order.plan or {}).get("dp", 1) == 1,
         )
+        self.lease = Lease(
+            fence=order.fence,
+            node=link.node.node,
+            lease_s=order.lease_s,
+            redis_url=lambda: link.node.redis_url,
+        )
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
+        self._state_stored = False  # "running", in supervisor.json
         # verdict of the supervisor itself: a limit, a hang, an unwritable folder
         self._own_verdict: Verdict | None = None
         self._oom_kills = processes.oom_kill_count()
+        self._has_group, self._group_oom_kills = False, 0
 
     def run(self) -> Verdict:
         """Run the attempt; afterwards its processes have exited and a verdict is reported."""
         signal.signal(
             signal.SIGTERM,
-            lambda number, frame: self.stopping.take({"action": "preempt", "grace_s": 5.0}),
+            lambda number, frame: self.stopping.take(
+                {"action": "preempt", "grace_s": self._term_grace_s}
+            ),
         )
+        self.lease.start()
         try:
             verdict = self._attempt()
         except command.Unlaunchable as error:
             verdict = Verdict("user_error", str(error))
+        except start.NotSupported as error:
+            verdict = Verdict("infrastructure", f"{error} (node {self.link.node.node})")
+        except encrypted_text.Undecryptable:
+            message = (
+                "The node joined again after this attempt was sent; its secrets are unreadable."
+            )
+            verdict = Verdict("infrastructure", message)
         except OSError as error:
             verdict = unwritable_verdict(self.run_dir, error, self.link.node.node)
         processes.kill_all(self.order.fence, node=self.link.node.node, root=os.getpid())
+        containers.remove(self.order, before=partial(before_program, self._user))
+        self.disk_guard.close()
         try:
             write_json(self.run_dir.exit, {**verdict.to_dict(), "reported": False})
         except OSError as error:
@@ -84,68 +135,175 @@ class Supervisor:
         self.link.report("launching", {"pid": os.getpid()})
         self.link.flush()
         write_json(self.run_dir.spec, _resolved_spec(self.order))
-        command.program(self.order, self.run_dir)  # raises before any waiting
-        self._pin_origin()
+        start.check(self.order, self.run_dir)  # raises before any waiting
+        self._get_origin()
+        self._probe()
+        if self._own_verdict is not None:
+            return self._own_verdict
         host, port = rendezvous.meet(self.order, self.link, keep_waiting=self._no_stop_requested)
+        while not self.lease.granted and self._no_stop_requested():
+            time.sleep(POLL_S)  # the run may have been given up while its launch order waited
         if self.stopping.action is None:
             self._start(host, port)
+            self.disk_guard.start()
             while self.torchrun is not None and self.torchrun.poll() is None:
                 self._poll()
-                time.sleep(POLL_S)
+                time.sleep(BUSY_POLL_S if self.sender.behind else POLL_S)
         return self._verdict()
 
-    def _pin_origin(self) -> None:
-        """Pin the checkpoint of a fork's first attempt, so that the parent may delete its own."""
+    def _get_origin(self) -> None:
+        """Have the checkpoint to continue from on this node.
+
+        A fork's first attempt pins its parent's, so that the parent may delete its own. A node that
+        lacks the checkpoint reads its copy from the store.
+        """
         origin = self.order.resume_from
-        if origin is None or origin.source is None:
+        if origin is None or self.stopping.action is not None:
             return
         home = command.node_home(self.run_dir, self.order)
-        if not pin_checkpoint(home, origin.source, origin.path):
+        if origin.source is not None and pin_checkpoint(home, origin.source, origin.path):
+            return
+        if (home / origin.path / MANIFEST).is_file():
+            return
+        if origin.stored is not None and self.order.store is not None:
+            started = time.monotonic()
+            if self.order.nodes > 1 and self.order.node_rank > 0:
+                problem = self._wait_for_first_node(home / origin.path)
+            else:
+                problem = self.store.fetch(
+                    origin.stored, home / origin.path, keep_waiting=self._no_stop_requested
+                )
+            if self.stopping.action is not None:
+                return
+            if problem is None:
+                seconds = round(time.monotonic() - started, 3)
+                data = {"step": origin.step, "key": origin.stored, "seconds": seconds}
+                self.link.report("event", {"type": "checkpoint_fetched", "data": data})
+                return
+            message = f"The checkpoint of step {origin.step} cannot be read: {problem}"
+            self._own_verdict = Verdict("infrastructure", message, time=time.time())
+            return
+        if origin.source is not None:
             raise command.Unlaunchable(
                 f"The checkpoint of step {origin.step} that this run continues from is no longer "
                 f"on this node ({home / origin.source}); fork from an existing one."
             )
 
+    def _wait_for_first_node(self, folder: Path) -> str | None:
+        """Wait until the first node has read the checkpoint into the shared directory."""
+        deadline = time.monotonic() + FETCH_PATIENCE_S
+        while not (folder / MANIFEST).is_file() and self._no_stop_requested():
+            if time.monotonic() > deadline:
+                return "the first node did not read it from the store in time."
+            time.sleep(POLL_S)
+        return None
+
+    def _probe(self) -> None:
+        """Measure the devices if the order requests it; a shortfall is the attempt's verdict."""
+        wanted = self.order.preflight
+        if wanted is None or self.stopping.action is not None or self._own_verdict is not None:
+            return
+        host, port = rendezvous.meet(
+            self.order, self.link, keep_waiting=self._no_stop_requested, purpose="preflight"
+        )
+        loopback = (self.order.rendezvous.host or "").startswith(command.LOOPBACK)
+        measured = preflight.run(
+            self.order,
+            wanted,
+            self.run_dir,
+            host=host,
+            port=port,
+            address="127.0.0.1" if loopback else self.link.node.address,
+            keep_waiting=self._no_stop_requested,
+            user=self._user,
+        )
+        if measured is None:
+            return
+        self.link.report("event", {"type": "preflight", "data": measured.to_dict()})
+        if measured.shortfalls:
+            reason = "; ".join(item.message for item in measured.shortfalls)
+            self._own_verdict = Verdict(
+                "infrastructure",
+                f"The preflight probe failed: {reason}.",
+                time=time.time(),
+                cause="preflight",
+            )
+
     def _no_stop_requested(self) -> bool:
-        self.stopping.poll()
+        self._poll_stop_requests()
         self.link.flush()
         return self.stopping.action is None
 
     def _start(self, host: str, port: int) -> None:
-        _, folder = command.program(self.order, self.run_dir)
-        arguments = command.torchrun(
-            self.order, self.run_dir, host=host, port=port, local_address=self.link.node.address
-        )
         loopback = (self.order.rendezvous.host or "").startswith(command.LOOPBACK)
-        address = "127.0.0.1" if loopback else self.link.node.address
-        env = command.environment(self.order, self.run_dir, host=host, address=address)
-        with open(self.run_dir.path / "torchrun.log", "ab") as log:
+        prepared = start.prepare(
+            self.order,
+            self.run_dir,
+            self._user,
+            host=host,
+            port=port,
+            address="127.0.0.1" if loopback else self.link.node.address,
+            local_address=self.link.node.address,
+            secrets=self._secrets(),
+        )
+        self._has_group = prepared.group
+        with open_to_append(self.run_dir.path / "torchrun.log") as log:
             self.torchrun = subprocess.Popen(
-                arguments,
-                cwd=folder,
-                env=env,
-                stdin=subprocess.DEVNULL,
+                prepared.arguments,
+                cwd=prepared.folder,
+                env=prepared.env,
+                stdin=subprocess.DEVNULL if prepared.stdin is None else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent,
+                preexec_fn=partial(before_program, self._user),
             )
+        if prepared.stdin is not None and self.torchrun.stdin is not None:
+            # a container's client reads it when it has fetched the image
+            arguments = (self.torchrun.stdin, prepared.stdin)
+            threading.Thread(target=_write, args=arguments, name="input", daemon=True).start()
+
+    def _count_oom_kills(self) -> None:
+        """Read the counter of the program's own control group, which ends with the program."""
+        if self._has_group:
+            files = [self.run_dir.rank(rank) / "process.json" for rank in self.ranks]
+            pids = [pid for file in files if isinstance(pid := read_json(file).get("pid"), int)]
+            kills = [processes.oom_kills_in_group_of(pid) for pid in pids]
+            self._group_oom_kills = max([self._group_oom_kills, *kills])
+
+    def _secrets(self) -> dict[str, str]:
+        purpose = self.order.secret_purpose
+        return {
+            name: encrypted_text.decrypt(self.link.node.secret, text, purpose=purpose)
+            for name, text in self.order.secrets.items()
+        }
+
+    def _poll_stop_requests(self) -> None:
+        """Requests of the control plane, and of the lease if it runs out or is revoked."""
+        self.stopping.poll()
+        stop = self.lease.stop_request
+        if stop is not None and self.stopping.action not in ("kill", stop.action):
+            grace_s = self.order.lease_s or 0.0
+            self.stopping.take({"action": stop.action, "grace_s": grace_s, "reason": stop.reason})
 
     def _poll(self) -> None:
-        self.stopping.poll()
+        self._poll_stop_requests()
         self.link.flush()
         self.sender.pump()
+        self.store.poll()
         if self._running_since is None:
             if all((self.run_dir.rank(rank) / "process.json").exists() for rank in self.ranks):
                 self._running_since = time.monotonic()
                 self.link.report("running", {"ranks": list(self.ranks)})
                 self.link.flush()
-                write_json(
-                    self.run_dir.supervisor,
-                    {**read_json(self.run_dir.supervisor), "state": "running"},
-                )
-        elif self._own_verdict is None:
+        elif not self._state_stored:
+            with contextlib.suppress(OSError):  # a full disk; the next poll tries again
+                state = {**read_json(self.run_dir.supervisor), "state": "running"}
+                write_json(self.run_dir.supervisor, state)
+                self._state_stored = True
+        if self._running_since is not None and self._own_verdict is None:
             self._check_limits(time.monotonic(), self._running_since)
+        self._count_oom_kills()
         processes.reap(spare=self.torchrun.pid if self.torchrun else None)
 
     def _check_limits(self, now: float, since: float) -> None:
@@ -166,10 +324,7 @@ class Supervisor:
             return
         if self.order.kind not in command.OWN_PROGRAMS:
             return
-        hang_s = self.order.hang_s
-        event = hang_events.event(self.watch.look(now), nodes=self.order.nodes, ends_after_s=hang_s)
-        if event is not None:
-            self.link.report("event", event)
+        observation = self.watch.look(now)
         # progress by the engine's beacons; of another program, by points
         quiet_s = (
             now - (self.sender.last_point or since)
@@ -181,7 +336,11 @@ class Supervisor:
             if self.watch.quiet_s is not None
             else self.sender.last_point is not None
         )
-        if quiet_s > (hang_s if in_step else PATIENT_FACTOR * hang_s):
+        limit_s = hang_events.limit_s(self.order.hang_s, in_step=in_step)
+        event = hang_events.event(observation, nodes=self.order.nodes, ends_after_s=limit_s)
+        if event is not None:
+            self.link.report("event", event)
+        if quiet_s > limit_s:
             self._own_verdict = hang_events.verdict(self.watch.rank_progress(), quiet_s)
             if self.watch.stall is None:
                 self.link.report(
@@ -197,10 +356,14 @@ class Supervisor:
         Waits up to DUMP_S for all but stopped ranks, which do neither.
         """
         pending = []
+        living = processes.members(self.order.fence, node=self.link.node.node, root=os.getpid())
+        members = {process.pid for process in living}
         for rank in self.ranks:
             folder = self.run_dir.rank(rank)
             if pid := read_json(folder / "process.json").get("pid"):
-                with contextlib.suppress(ProcessLookupError):
+                if pid not in members:  # the file is the run's own
+                    continue
+                with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGABRT)
                     pending += [] if is_stopped(pid) else [folder / "status.json"]
         deadline = time.monotonic() + DUMP_S
@@ -209,7 +372,7 @@ class Supervisor:
 
     def _verdict(self) -> Verdict:
         ends = read_rank_exits(self.run_dir, self.ranks, self.sender)
-        oom_killed = processes.oom_kill_count() > self._oom_kills
+        oom_killed = processes.oom_kill_count() > self._oom_kills or self._group_oom_kills > 0
         code = self.torchrun.returncode if self.torchrun else None
         output = _tail(self.run_dir.path / "torchrun.log")
         verdict = self._own_verdict or judge(
@@ -230,10 +393,12 @@ class Supervisor:
         )
         if self._own_verdict is None and self.stopping.action is not None and on_request:
             verdict = requested(self.stopping, verdict)
+            if self.lease.stop_request is not None:  # no user requested the end: the run continues
+                verdict = replace(verdict, exit_class="preempted")
         elif verdict.exit_class not in ("ok", "preempted", "cancelled"):
             for end in ends:
                 if end.code != 0:
-                    own = rank_verdict(end, oom_killed=oom_killed)
+                    own = rank_verdict(end, oom_killed=oom_killed, stopped_for=self._own_verdict)
                     data = {
                         "code": end.code,
                         "signal": own.signal,
@@ -252,46 +417,70 @@ class Supervisor:
         for file in (
             data.get("files") or () if row.get("type") in (EVALUATED, QUANTIZED, SERVED) else ()
         ):
-            self.link.report("artifact", {key: file[key] for key in ("name", "path", "bytes")})
+            self._report_artifact({key: file[key] for key in ("name", "path", "bytes")})
         if not data.get("path"):
             return
         if row.get("type") in ("profile_saved", "memory_profile"):
             name = f"{Path(str(data['path'])).parent.name}-{data.get('name') or row['type']}"
-            self.link.report(
-                "artifact", {"name": name, "path": data["path"], "bytes": data.get("bytes") or 0}
+            self._report_artifact(
+                {"name": name, "path": data["path"], "bytes": data.get("bytes") or 0}
             )
         if row.get("type") == "checkpoint_saved":
             self.link.report(
                 "checkpoint",
                 {key: data.get(key) or 0 for key in ("step", "tokens", "bytes", "path")},
             )
+            if data.get("step") is not None:
+                self.store.checkpoint(data)
+
+    def _report_artifact(self, data: dict[str, Any]) -> None:
+        self.link.report("artifact", data)
+        self.store.artifact(data)
 
     def _finish(self, verdict: Verdict) -> None:
-        """Ship the rest, then `exited`, then mark it as reported."""
+        """Ship telemetry, then report `exited`, then ship the rest until all is committed."""
         report = verdict.to_dict()
         for message in self.sender.skipped():
             print(message, flush=True)
-        started = time.monotonic()
-        settle_s = self.stopping.settle_s if self.stopping.settle_s is not None else SETTLE_S
-        settled_by = started + settle_s
-        while time.monotonic() < started + REDIS_PATIENCE_S:
-            try:
-                self.sender.pump(final=True)
-                settled = self.sender.settled()
-            except OSError:
-                settled = True  # the disk failed this attempt
-            if not self.link.flush():
-                # Redis is unreachable: telemetry could not be sent yet
-                settled_by = time.monotonic() + settle_s
-            elif settled or time.monotonic() > settled_by:
-                break
-            time.sleep(0.05)
+        deadline = time.monotonic() + REDIS_PATIENCE_S
+        urgent_s = self.stopping.settle_s
+        self.sender.settle(SETTLE_S if urgent_s is None else urgent_s, deadline=deadline)
         self.link.report("exited", report)
-        while not self.link.flush() and time.monotonic() < started + REDIS_PATIENCE_S:
+        while not self.link.flush() and time.monotonic() < deadline:
             time.sleep(0.2)
+        settled = self.sender.settled()
+        if not settled and urgent_s is None:
+            # the run has ended, but ingest may be down: points must not be lost
+            with contextlib.suppress(OSError):
+                state = {**read_json(self.run_dir.supervisor), "state": SHIPPING}
+                write_json(self.run_dir.supervisor, state)
+            settled = self.sender.settle(REDIS_PATIENCE_S, deadline=deadline)
+        copied = self._settle_store(urgent_s)
         with contextlib.suppress(OSError):
             self.sender.save()
-            write_json(self.run_dir.exit, {**report, "reported": self.link.flush()})
+            # otherwise the agent finishes the work at its next start
+            complete = self.link.flush() and copied and (settled or time.monotonic() >= deadline)
+            write_json(self.run_dir.exit, {**report, "reported": complete})
+        self.lease.close()
+
+    def _settle_store(self, urgent_s: float | None) -> bool:
+        """Wait for copies to the store; False if the agent must continue them at its next start."""
+        if not self.store.pending:
+            self.store.close()
+            return True
+        if urgent_s is not None:
+            self.store.close()
+            return False
+        with contextlib.suppress(OSError):
+            state = {**read_json(self.run_dir.supervisor), "state": SHIPPING}
+            write_json(self.run_dir.supervisor, state)
+        self.store.settle(self._store_patience_s, flush=self.link.flush)
+        return True
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(OSError), pipe:
+        pipe.write(data)
 
 
 def requested(stopping: StopSequence, verdict: Verdict) -> Verdict:
@@ -349,7 +538,7 @@ def _resolved_spec(order: LaunchOrder) -> dict[str, Any]:
 
 def _tail(path: Any) -> list[str]:
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path) as file:
             file.seek(max(0, os.stat(path).st_size - 16384))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:

@@ -15,6 +15,16 @@ from workers.contracts.wire.rank_progress import (
 from workers.launcher.exit_verdict import Verdict
 from workers.launcher.hangs.hang_detector import Stall, StallOver, Straggler, event_fields
 
+PATIENT_FACTOR = 3.0  # for loading, compiling, first steps, saving, validation
+
+
+def limit_s(hang_s: float, *, in_step: bool) -> float:
+    """Seconds without progress after which the supervisor ends the attempt, and which it announces.
+
+    `in_step`: the ranks compute a step whose duration is known.
+    """
+    return hang_s if in_step else PATIENT_FACTOR * hang_s
+
 
 def event(
     observation: Stall | Straggler | StallOver | None, *, nodes: int, ends_after_s: float

@@ -17,11 +17,15 @@ from typing import Any, TypeVar
 import redis
 
 from workers.contracts.wire import envelope, names
+from workers.contracts.wire.broker import access as broker_access
+from workers.contracts.wire.broker.tls import tls_options
 from workers.contracts.wire.node_messages import LaunchOrder
+from workers.launcher.isolation.acting import as_agent
 from workers.launcher.rundir import read_json
 
 Answer = TypeVar("Answer")
 _LONGEST_WAIT_S = 5.0
+_CONTROL_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class NodeFile:
     @classmethod
     def read(cls, path: Path) -> NodeFile:
         """Raises OSError for a file that cannot be read."""
-        data = read_json(path)
+        with as_agent():  # a supervisor may act as its run's user
+            data = read_json(path)
         if not data:
             raise OSError(f"{path} cannot be read; join the node again with a new token")
         return cls(data["node"], bytes.fromhex(data["secret"]), data["redis"], data["address"])
@@ -56,6 +61,9 @@ class Link:
         self._retry_at = 0.0
         self._reports: deque[dict[str, Any]] = deque()
         self._seq = 0
+        # whether the control plane reads the node's own streams; None: not known yet
+        self._own_streams: bool | None = None
+        self._control_due = 0.0
 
     def report(self, kind: str, data: dict[str, Any], *, now: float | None = None) -> None:
         """Queue one AttemptReport; `flush` sends reports in order once Redis is reachable."""
@@ -76,7 +84,8 @@ class Link:
         while self._reports:
             self._reload_node()
             text = self._sealed(names.KIND_REPORT, self._reports[0])
-            if not self._add(names.REPORTS, {names.FIELD_MESSAGE: text}):
+            stream = self._stream(names.reports_stream, names.REPORTS)
+            if not self._add(stream, {names.FIELD_MESSAGE: text}):
                 return False
             self._reports.popleft()
         return True
@@ -92,8 +101,30 @@ class Link:
         text = self._sealed(
             names.KIND_TELEMETRY, {**head, "fence": self.order.fence, "batches": batches}
         )
-        fields = {names.FIELD_NODE: self.node.node, names.FIELD_MESSAGE: text}
-        return self._add(names.TELEMETRY, fields)
+        fields = {
+            names.FIELD_NODE: self.node.node,
+            names.FIELD_RUN: self.order.run,
+            names.FIELD_MESSAGE: text,
+        }
+        return self._add(self._stream(names.telemetry_stream, names.TELEMETRY), fields)
+
+    def _stream(self, own: Callable[[str], str], shared: str) -> str:
+        """The node's own stream; the shared one while the control plane may be of release 0.1.
+
+        A node with a user of its own at the broker may only write to its own. When the choice
+        changes, the connection ends, so that the outbox rewinds.
+        """
+        if broker_access.is_node_user(self.node.redis_url):
+            return own(self.node.node)
+        if time.monotonic() >= self._control_due:
+            known = self._call(lambda client: bool(client.exists(names.CONTROL)))
+            if known is not None:
+                self._control_due = time.monotonic() + _CONTROL_EVERY_S
+                if self._own_streams not in (None, known) and self._client is not None:
+                    self._client.close()
+                    self._client = None
+                self._own_streams = known
+        return own(self.node.node) if self._own_streams else shared
 
     def _add(self, stream: str, fields: dict[Any, Any]) -> bool:
         return self._call(lambda client: client.xadd(stream, fields)) is not None
@@ -103,9 +134,9 @@ class Link:
         acked = self._call(lambda client: client.hgetall(names.acked_key(self.order.attempt_id)))
         return None if acked is None else {str(key): int(value) for key, value in acked.items()}
 
-    def publish_rendezvous(self, host: str, port: int) -> bool:
+    def publish_rendezvous(self, host: str, port: int, purpose: str = "") -> bool:
         """Publish where this attempt's nodes meet; whether Redis has it."""
-        key = names.rendezvous_key(self.order.fence)
+        key = self._rendezvous_name(purpose)
         # nodes share no secret, so the seal only guards against accidents: each node takes the host
         # from its own order
         text = envelope.seal(
@@ -118,18 +149,27 @@ class Link:
         )
         return bool(self._call(lambda client: client.set(key, text, ex=names.RENDEZVOUS_TTL_S)))
 
-    def rendezvous(self) -> tuple[str, int] | None:
+    def rendezvous(self, purpose: str = "") -> tuple[str, int] | None:
         """The rendezvous that the first node's supervisor published, or None."""
-        text = self._call(lambda client: client.get(names.rendezvous_key(self.order.fence)))
+        key = self._rendezvous_name(purpose)
+        text = self._call(lambda client: client.get(key))
         if not text:
             return None
         try:
             body = envelope.open_envelope(
-                self._rendezvous_key(), text, kind=names.KIND_RENDEZVOUS, now=time.time()
+                # another node's clock set the expiry; the key itself expires at the broker
+                self._rendezvous_key(),
+                text,
+                kind=names.KIND_RENDEZVOUS,
+                now=0.0,
             )
         except envelope.EnvelopeError:
             return None
         return str(body["host"]), int(body["port"])
+
+    def _rendezvous_name(self, purpose: str) -> str:
+        first = self.order.rendezvous.node
+        return names.rendezvous_key(self.order.fence, purpose, node=first)
 
     def _rendezvous_key(self) -> bytes:
         return f"rendezvous {self.order.fence}".encode()
@@ -183,6 +223,7 @@ class Link:
             retry=None,
             redis_connect_func=self._connected,
             client_name="orrery-supervisor",
+            **tls_options(self.node.redis_url),
         )
 
     def _connected(self, connection: Any) -> None:
@@ -192,7 +233,8 @@ class Link:
 
 def _stamp(path: Path) -> tuple[int, int]:
     try:
-        status = path.stat()
+        with as_agent():
+            status = path.stat()
     except OSError:
         return (0, 0)
     return (status.st_mtime_ns, status.st_ino)

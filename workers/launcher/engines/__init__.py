@@ -1,0 +1,1 @@
+"""Supervisors in jobs of other engines, such as Slurm."""

@@ -1,0 +1,1 @@
+"""Executes runs under another user than the agent's."""

@@ -1,0 +1,155 @@
+"""How torchrun of an attempt starts on this node: under which user, limits and container image.
+
+Pure except for looking at files of this node. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from workers.contracts.wire.node_messages import LaunchOrder
+from workers.launcher import command
+from workers.launcher.isolation import containers, wrap
+from workers.launcher.isolation.limits import Limits, in_scope
+from workers.launcher.isolation.run_user import RunUser
+from workers.launcher.rundir import RunDir
+
+LIMITS_VARIABLE: Final = "ORRERY_NODE_LIMITS"  # set by the agent: systemd, or empty
+
+
+class NotSupported(RuntimeError):
+    """This node cannot start the attempt as its spec asks; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """`stdin`: what the program reads there; `group`: it has a control group of its own."""
+
+    arguments: list[str]
+    env: dict[str, str]
+    folder: Path
+    stdin: bytes | None = None
+    group: bool = False
+
+
+def check(order: LaunchOrder, run_dir: RunDir) -> None:
+    """Whether this node can start the attempt. Raises Unlaunchable or NotSupported."""
+    image = containers.image_of(order)
+    command.program(order, run_dir, python=sys.executable if image is None else containers.PYTHON)
+    runtime = containers.chosen()
+    if image is not None and runtime is None:
+        raise NotSupported(
+            f"This node has neither Docker nor Apptainer, so image {image} cannot run there."
+        )
+    in_docker = image is not None and runtime is not None and runtime.name == "docker"
+    limits = Limits.of(order.spec.get("resources") or {})
+    if limits and not in_docker and os.environ.get(LIMITS_VARIABLE) != "systemd":
+        raise NotSupported(
+            "This node cannot limit memory, CPU time or processes of a run (resources.memory_gb, "
+            "cpus, processes): systemd does not run there, or the agent may not start scopes."
+        )
+    if image is not None and image.endswith(".sif"):
+        file = command.node_home(run_dir, order) / image
+        if in_docker:
+            raise NotSupported(f"This node has Docker but not Apptainer, which {image} needs.")
+        if not file.is_file():
+            raise command.Unlaunchable(
+                f"resources.image: there is no file {file} on this node; create it there."
+            )
+
+
+def prepare(
+    order: LaunchOrder,
+    run_dir: RunDir,
+    user: RunUser | None,
+    *,
+    host: str,
+    port: int,
+    address: str,
+    local_address: str,
+    secrets: Mapping[str, str],
+) -> Start:
+    """The command of torchrun with its environment, after `check`. Raises Unlaunchable."""
+    image = containers.image_of(order)
+    python = sys.executable if image is None else containers.PYTHON
+    _, folder = command.program(order, run_dir, python=python)
+    arguments = command.torchrun(
+        order, run_dir, host=host, port=port, local_address=local_address, python=python
+    )
+    base = os.environ if image is None else containers.inherited(os.environ)
+    env = command.environment(
+        order, run_dir, host=host, address=address, secrets=secrets, base=base
+    )
+    if user is not None:
+        env |= wrap.user_environment(command.node_home(run_dir, order), user)
+    limits = Limits.of(order.spec.get("resources") or {})
+    start = Start(arguments, env, folder)
+    if image is not None:
+        start = _in_container(start, order, run_dir, user, image, limits)
+        if start.group:
+            return start
+    elif user is not None or limits:
+        words = containers.entered(arguments, sys.executable)
+        mask = 0o027 if user is not None else 0o022
+        start = Start(
+            words if user is None else wrap.as_user(words, user),
+            containers.client_environment(os.environ),
+            folder,
+            containers.start_input(env, umask=mask),
+        )
+    if not limits:
+        return start
+    scoped = in_scope(start.arguments, limits, name=containers.container_name(order))
+    return Start(scoped, start.env, start.folder, start.stdin, group=True)
+
+
+def _in_container(
+    start: Start,
+    order: LaunchOrder,
+    run_dir: RunDir,
+    user: RunUser | None,
+    image: str,
+    limits: Limits,
+) -> Start:
+    runtime = containers.chosen()
+    assert runtime is not None  # `check`
+    home = command.node_home(run_dir, order)
+    try:
+        mounts = containers.mounts_of(order, home, command.ROOT, start.folder)
+    except ValueError as error:
+        raise command.Unlaunchable(str(error)) from None
+    if user is not None:
+        mounts.append(containers.Mount(home / "users" / str(user.uid), writable=True))
+    gpus = order.local_devices if order.device_kind == "gpu" else []
+    stdin = containers.start_input
+    mask = 0o027 if user is not None else 0o022
+    client = containers.client_environment(os.environ)
+    if runtime.name == "docker":
+        arguments = containers.docker(
+            runtime,
+            start.arguments,
+            image=image,
+            name=containers.container_name(order),
+            user=user,
+            mounts=mounts,
+            workdir=start.folder,
+            gpus=gpus,
+            limits=limits,
+        )
+        env = start.env
+        if gpus:  # the container has only these, numbered from 0
+            env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(len(gpus))))}
+        return Start(arguments, client, home, stdin(env, umask=mask), group=True)
+    source = str(home / image) if image.endswith(".sif") else image
+    arguments = containers.apptainer(
+        runtime, start.arguments, image=source, mounts=mounts, workdir=start.folder, gpus=gpus
+    )
+    if user is not None:  # its cache is in the user's home
+        arguments = wrap.as_user(arguments, user)
+        client |= wrap.user_environment(home, user)
+    return Start(arguments, client, home, stdin(start.env, umask=mask))

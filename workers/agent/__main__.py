@@ -14,11 +14,15 @@ import socket
 import sys
 from pathlib import Path
 
-from workers.agent import identity
+from workers.agent import identity, isolation
+from workers.contracts.wire.node_messages import Isolation
+from workers.launcher.engines.own_address import own_address
+
+INCOMPATIBLE = 76  # EX_PROTOCOL of sysexits.h: a restart does not help
 
 
 def main() -> int:
-    """The exit code; 1 if the node cannot join."""
+    """The exit code; 1 if the node cannot join, 76 if its version is refused."""
     args = _arguments()
     logging.basicConfig(
         level=logging.INFO,
@@ -32,20 +36,35 @@ def main() -> int:
     from workers.agent.agent import Agent, heartbeat_seconds
     from workers.agent.inventory import Machine
 
-    machine = Machine(
-        name=args.name, address=args.address or _own_address(args.redis), slots=args.devices
-    )
     try:
         folder = identity.node_folder(home, args.name)
         lock = identity.acquire_lock(folder)
+        runs = isolation.choose(home, os.environ.get("ORRERY_RUN_AS", ""))
+        machine = Machine(
+            name=args.name,
+            address=args.address or own_address(args.redis),
+            slots=args.devices,
+            isolation=runs.report,
+        )
         token = args.join or os.environ.get("ORRERY_JOIN") or None
         node_file = identity.identify(
             folder, machine.inventory(), redis_url=args.redis, token=token, patience_s=args.patience
         )
+        machine.broker_user = identity.broker_user(node_file)
+    except identity.Incompatible as error:
+        print(error, file=sys.stderr)
+        return INCOMPATIBLE
     except (identity.NotJoined, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
-    agent = Agent(home=home, machine=machine, node_file=node_file, heartbeat_s=heartbeat_seconds())
+    agent = Agent(
+        home=home,
+        machine=machine,
+        node_file=node_file,
+        heartbeat_s=heartbeat_seconds(),
+        run_as=runs.run_as,
+    )
+    _log_isolation(runs.report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda sent, frame: agent.stop())
     agent.run()
@@ -55,6 +74,18 @@ def main() -> int:
     lock.close()
     logging.shutdown()
     os._exit(0)  # do not wait for threads that wait for Redis
+
+
+def _log_isolation(report: Isolation) -> None:
+    log = logging.getLogger(__name__)
+    if report.method == "agent":
+        log.warning(
+            "Runs execute as this agent's user, so submitters can read and change everything it "
+            "can: %s",
+            report.detail,
+        )
+    else:
+        log.info("Runs execute under %s", report.detail)
 
 
 def _arguments() -> argparse.Namespace:
@@ -97,21 +128,6 @@ def _arguments() -> argparse.Namespace:
 
 def _default_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname()).strip("-._")[:63] or "node"
-
-
-def _own_address(redis_url: str) -> str:
-    """The address this machine uses to reach Redis; loopback if Redis runs on this machine."""
-    from urllib.parse import urlsplit
-
-    parts = urlsplit(redis_url)
-    if parts.scheme == "unix" or parts.hostname in (None, "localhost", "127.0.0.1", "::1"):
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((parts.hostname, parts.port or 6379))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
 
 
 if __name__ == "__main__":

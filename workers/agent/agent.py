@@ -12,12 +12,15 @@ import threading
 import time
 from pathlib import Path
 
+from workers.agent import garbage
 from workers.agent.attempts import Attempts
 from workers.agent.inventory import Machine
 from workers.agent.orders import OrderConsumer
 from workers.agent.reports import Reporter
 from workers.contracts.wire import names
+from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.node_messages import ControlOrder, ProbeOrder
+from workers.launcher.isolation.run_user import RunAs
 from workers.launcher.shipping.redis_link import NodeFile
 
 log = logging.getLogger(__name__)
@@ -30,11 +33,17 @@ class Agent:
     """Connects the order consumer, the attempts and the reporter of one node."""
 
     def __init__(
-        self, *, home: Path, machine: Machine, node_file: Path, heartbeat_s: float
+        self,
+        *,
+        home: Path,
+        machine: Machine,
+        node_file: Path,
+        heartbeat_s: float,
+        run_as: RunAs | None = None,
     ) -> None:
         known = NodeFile.read(node_file)
         self.machine, self._heartbeat_s = machine, heartbeat_s
-        self.attempts = Attempts(home, known.node, node_file)
+        self.attempts = Attempts(home, known.node, node_file, run_as)
         self._reports = Reporter(node=known.node, secret=known.secret, redis_url=known.redis_url)
         self._orders = OrderConsumer(
             node=known.node, secret=known.secret, redis_url=known.redis_url, agent=self
@@ -42,6 +51,8 @@ class Agent:
         self._stopping = threading.Event()
         self._beat_now = threading.Event()
         self._inventory_due = 0.0
+        self._collecting = threading.Lock()
+        self._problems: dict[int, str] = {}  # as last sent
         self._last_consumed = time.monotonic()
         self.consumer_hung = False  # whether the agent stopped for that reason
         self.name = known.node
@@ -77,15 +88,33 @@ class Agent:
             self._inventory_due = 0.0
         self._beat_now.set()
 
+    def collect_garbage(self, order: CollectOrder) -> None:
+        """Delete and scan in a thread of its own, because disks may be slow; one at a time."""
+        threading.Thread(target=self._collect, args=(order,), name="garbage", daemon=True).start()
+
+    def _collect(self, order: CollectOrder) -> None:
+        with self._collecting:
+            try:
+                for report in garbage.collect(self.attempts.home, order):
+                    if not self._reports.collected(report):
+                        log.warning("A storage report was not sent; the order will be repeated")
+                        return
+            except Exception:
+                log.exception("Garbage collection failed; the order will be repeated")
+
     def _beat(self) -> None:
         try:
             self.attempts.watch()
-            due = time.monotonic() >= self._inventory_due
+            problems = self.machine.problems()
+            due = problems != self._problems or time.monotonic() >= self._inventory_due
             inventory = self.machine.inventory() if due else None
             sent = self._reports.heartbeat(
                 self.machine.samples(self.attempts.rank_pids()), self.attempts.active(), inventory
             )
             if sent and due:
+                for index in sorted(set(problems) - set(self._problems)):
+                    log.error("Device %d cannot be used: %s", index, problems[index])
+                self._problems = problems
                 self._inventory_due = time.monotonic() + _INVENTORY_EVERY_S
             if self._reports.orders_waiting() == 0:
                 self._last_consumed = time.monotonic()

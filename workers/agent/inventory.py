@@ -12,12 +12,19 @@ import platform
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
+from workers.agent.device_health import DeviceHealth
 from workers.contracts.catalog.devices import identify
-from workers.contracts.wire.node_messages import DeviceInfo, DeviceSample, NodeInventory
+from workers.contracts.wire.node_messages import (
+    DeviceInfo,
+    DeviceSample,
+    Isolation,
+    NodeInventory,
+)
+from workers.contracts.wire.versions import RELEASE
 
 DEFAULT_SLOTS = 4
 
@@ -25,21 +32,27 @@ DEFAULT_SLOTS = 4
 class Machine:
     """This machine's devices; `slots` is the number of CPU devices if there is no GPU."""
 
-    def __init__(self, *, name: str, address: str, slots: int | None) -> None:
+    def __init__(
+        self, *, name: str, address: str, slots: int | None, isolation: Isolation | None = None
+    ) -> None:
         self.name, self.address = name, address
+        self._isolation = isolation
+        self.broker_user: Literal["own", "shared"] = "shared"
         self._nvml = _nvml()
         self._handles = self._gpu_handles()
+        self._health = DeviceHealth(self._nvml, self._handles)
+        self._known: dict[int, DeviceInfo] = {}  # GPUs that have answered, by index
         self._slots = slots or DEFAULT_SLOTS
         self._processes: dict[int, psutil.Process] = {}
 
     def inventory(self) -> NodeInventory:
         """Devices, memory, cores and versions."""
-        versions = {"python": platform.python_version()}
-        for package in ("orrery", "torch"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                versions[package] = importlib.metadata.version(package)
+        versions = {"python": platform.python_version(), "orrery": RELEASE}
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions["torch"] = importlib.metadata.version("torch")
         if self._handles:
-            versions["driver"] = str(self._nvml.nvmlSystemGetDriverVersion())
+            with contextlib.suppress(self._nvml.NVMLError):
+                versions["driver"] = str(self._nvml.nvmlSystemGetDriverVersion())
         memory = psutil.virtual_memory().total
         return NodeInventory(
             name=self.name,
@@ -49,7 +62,16 @@ class Machine:
             memory_bytes=memory,
             devices=self._gpus() if self._handles else self._cpu_slots(memory),
             versions=versions,
+            isolation=self._isolation,
+            broker_user=self.broker_user,
         )
+
+    def problems(self) -> dict[int, str]:
+        """Why devices cannot be used, by index; reads new errors of the driver."""
+        if self._handles:
+            self._health.poll()
+        problems = {index: self._health.problem(index) for index in range(len(self._handles))}
+        return {index: problem for index, problem in problems.items() if problem is not None}
 
     def samples(self, ranks: Mapping[int, list[int]]) -> list[DeviceSample]:
         """One sample per device; `ranks` are process ids by device index, for CPU slots."""
@@ -69,27 +91,40 @@ class Machine:
             return []
         try:
             count = self._nvml.nvmlDeviceGetCount()
-            return [self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         except self._nvml.NVMLError:
             return []
+        return [self._handle(index) for index in range(count)]
+
+    def _handle(self, index: int) -> Any:
+        """The device's handle; None, which every query refuses, for a lost device."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
+        except self._nvml.NVMLError:
+            return None
 
     def _gpus(self) -> list[DeviceInfo]:
-        devices = []
+        """All GPUs; one that no longer answers as it last was, with its problem."""
+        problems = self.problems()
         for index, handle in enumerate(self._handles):
-            product = str(self._nvml.nvmlDeviceGetName(handle))
-            memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
-            devices.append(
-                DeviceInfo(
-                    index=index,
-                    kind="gpu",
-                    name=product,
-                    memory_bytes=memory,
-                    catalogue=identify(product, memory),
-                    uuid=str(self._nvml.nvmlDeviceGetUUID(handle)),
-                    cores=self._near_cores(handle),
-                )
-            )
-        return devices
+            with contextlib.suppress(self._nvml.NVMLError, TypeError, ValueError):
+                self._known[index] = self._gpu(index, handle)
+        return [
+            info.model_copy(update={"problem": problems.get(index)})
+            for index, info in sorted(self._known.items())
+        ]
+
+    def _gpu(self, index: int, handle: Any) -> DeviceInfo:
+        product = str(self._nvml.nvmlDeviceGetName(handle))
+        memory = int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return DeviceInfo(
+            index=index,
+            kind="gpu",
+            name=product,
+            memory_bytes=memory,
+            catalogue=identify(product, memory),
+            uuid=str(self._nvml.nvmlDeviceGetUUID(handle)),
+            cores=self._near_cores(handle),
+        )
 
     def _near_cores(self, handle: Any) -> list[int] | None:
         words = ((os.cpu_count() or 1) + 63) // 64
@@ -110,7 +145,7 @@ class Machine:
         def query(read: Any) -> Any:
             try:
                 return read()
-            except nvml.NVMLError:
+            except (nvml.NVMLError, TypeError, ValueError):
                 return None
 
         memory = query(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
@@ -129,6 +164,7 @@ class Machine:
             power_w=None if power is None else power / 1000,
             temperature_c=None if temperature is None else float(temperature),
             processes=[int(process.pid) for process in processes],
+            throttled=self._health.throttled(index),
         )
 
     def _cpu_slots(self, memory: int) -> list[DeviceInfo]:

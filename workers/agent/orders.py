@@ -1,4 +1,4 @@
-"""The node's Celery worker: its own queue, JSON only, four short tasks that open sealed orders.
+"""The node's Celery worker: its own queue, JSON only, short tasks that open sealed orders.
 
 An order that is forged, expired, replayed or addressed to another node is logged and dropped.
 """
@@ -14,9 +14,11 @@ from celery import Celery
 from celery.worker import state
 from kombu.entity import Queue
 
+from workers.agent import order_transport
 from workers.contracts.wire import envelope, names
+from workers.contracts.wire.broker.tls import tls_options
+from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.node_messages import ControlOrder, KeepOrder, LaunchOrder, ProbeOrder
-from workers.launcher.checkpoint_pin import pin_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +35,7 @@ class OrderConsumer:
             (names.TASK_CONTROL, self._control),
             (names.TASK_PROBE, self._probe),
             (names.TASK_KEEP, self._keep),
+            (names.TASK_COLLECT, self._collect),
         ):
             self.app.task(name=name, ignore_result=True)(_task(act))
         self._thread: threading.Thread | None = None
@@ -99,7 +102,7 @@ class OrderConsumer:
     def _keep(self, text: str) -> None:
         if body := self._open(names.KIND_KEEP, text):
             order = KeepOrder.from_dict(body)
-            done = pin_checkpoint(self._agent.attempts.home, order.source, order.target)
+            done = self._agent.attempts.pin(order)
             log.info(
                 "%s %s as %s",
                 order.source,
@@ -107,9 +110,13 @@ class OrderConsumer:
                 order.target,
             )
 
+    def _collect(self, text: str) -> None:
+        if body := self._open(names.KIND_COLLECT, text):
+            self._agent.collect_garbage(CollectOrder.from_dict(body))
+
 
 def _task(act: Any) -> Any:
-    def run(envelope_text: str) -> None:
+    def run(envelope_text: str, *_: object, **__: object) -> None:  # a newer sender may add more
         try:
             act(envelope_text)
         except Exception:
@@ -119,7 +126,14 @@ def _task(act: Any) -> Any:
 
 
 def _celery(node: str, redis_url: str) -> Celery:
-    app = Celery("orrery-agent", broker=names.broker_url(redis_url), set_as_current=False)
+    order_transport.install()
+    app = Celery(
+        "orrery-agent",
+        broker=names.broker_url(redis_url),
+        amqp=order_transport.Amqp,
+        set_as_current=False,
+    )
+    app.conf.broker_use_ssl = tls_options(redis_url) or None
     queue = Queue(names.node_queue(node), routing_key=names.node_queue(node))  # type: ignore[no-untyped-call]
     app.conf.update(
         task_serializer="json",
@@ -139,6 +153,7 @@ def _celery(node: str, redis_url: str) -> Celery:
         broker_transport_options={
             "visibility_timeout": 300,
             "socket_keepalive": not redis_url.startswith("unix"),
+            **order_transport.options(node),
         },
     )
     return app

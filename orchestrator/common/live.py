@@ -1,6 +1,9 @@
 """Numbered live frames: written in the transaction of their data, published after its commit.
 
-Subscribers that missed frames replay them from the database. Does not depend on the content of
+Subscribers that missed frames replay them from the database. Frames of a run are numbered at once,
+under the lock of its topic. Nearly every transaction writes to `fleet`, so its frames wait in a
+table of their own and are numbered after the commit, by one process at a time: no transaction
+waits for another. Does not depend on the content of
 frames or on the subscribers.
 """
 
@@ -9,15 +12,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
 from django.db import connection, transaction
 
-from orchestrator.common.models import Frame, Topic, new_epoch
+from orchestrator.common.models import Frame, Topic, WaitingFrame, new_epoch
 from orchestrator.common.redis import quick_client
 from workers.contracts.wire.names import live_channel
 
@@ -31,10 +36,16 @@ _PAUSE_S = 1.0
 _BATCH = 5000
 
 _NEXT = (
-    "INSERT INTO common_topic (name, epoch, head) VALUES (%s, %s, %s)"
-    " ON CONFLICT (name) DO UPDATE SET head = common_topic.head + excluded.head RETURNING epoch, "
-    "head"
+    "INSERT INTO common_topic (name, epoch, head) VALUES {rows}"
+    " ON CONFLICT (name) DO UPDATE SET head = common_topic.head + excluded.head"
+    " RETURNING name, epoch, head"
 )
+_TOPICS_AT_ONCE = 200
+
+SHARED = frozenset({"fleet"})  # topics that are numbered after the commit
+_NUMBERED_AT_ONCE = 500
+
+_OWNER = re.compile(r'\{(?:"epoch":"[^"]*","seq":\d+,)?"type":"\w+","owner":(\d+)[,}]')
 
 _silent_until = 0.0
 
@@ -45,6 +56,25 @@ class Head(NamedTuple):
     epoch: str
     seq: int
     oldest: int
+
+
+def owned_by(owner_id: int) -> dict[str, int]:
+    """The first entry of a `fleet` frame about a run: only those who see its owner's runs get it.
+
+    Every `fleet` frame about a run starts with it; frames that name a run without it reach only
+    users who see all runs.
+    """
+    return {"owner": owner_id}
+
+
+def owner_of(text: str) -> int | None:
+    """The owner of the run that a frame is about; None if every user may see the frame.
+
+    0, which is no user, for a frame that names a run but not its owner.
+    """
+    if match := _OWNER.match(text):
+        return int(match[1])
+    return 0 if '"run":' in text else None
 
 
 class NewFrame(NamedTuple):
@@ -58,10 +88,10 @@ class NewFrame(NamedTuple):
 def append(topic: str, type: str, body: Body) -> int:
     """Write the topic's next frame in the caller's transaction, publish it after commit.
 
-    Returns the frame's number. The topic's row stays locked until the commit, so frames become
-    visible in the order of their numbers. To avoid deadlocks, append to a run's topic before
-    `fleet`, and to runs by ascending id. An unreachable Redis is not an error: web processes read
-    the frame from the database.
+    Returns the frame's number; 0 for a shared topic, which is numbered after the commit. The row of
+    another topic stays locked until the commit, so frames become visible in the order of their
+    numbers. To avoid deadlocks, append to runs by ascending id. An unreachable Redis is not an
+    error: web processes read the frame from the database.
     """
     return append_many([NewFrame(topic, type, body)])[0]
 
@@ -70,28 +100,63 @@ def append_many(frames: Sequence[NewFrame]) -> list[int]:
     """`append` for several frames with one publish pipeline; returns numbers in input order."""
     if not frames:
         return []
-    counts: dict[str, int] = {}
-    for frame in frames:
-        counts[frame.topic] = counts.get(frame.topic, 0) + 1
-    with transaction.atomic():
-        heads = {topic: _advance(topic, count) for topic, count in counts.items()}
-        following = {topic: head - counts[topic] for topic, (_, head) in heads.items()}
-        rows = []
-        for frame in frames:
-            following[frame.topic] += 1
-            seq = following[frame.topic]
-            text = frame_text(heads[frame.topic][0], seq, frame.type, frame.body)
-            rows.append(Frame(topic_id=frame.topic, seq=seq, text=text))
-        Frame.objects.bulk_create(rows, batch_size=500)
-        sent = [(row.topic_id, row.text) for row in rows]
-        transaction.on_commit(lambda: _publish(sent), robust=True)
-    return [row.seq for row in rows]
+    shared = [frame for frame in frames if frame.topic in SHARED]
+    own = [frame for frame in frames if frame.topic not in SHARED]
+    with transaction.atomic(savepoint=False):  # an error ends the caller's transaction
+        numbers = iter(_append_own(own))
+        if shared:
+            WaitingFrame.objects.bulk_create(
+                WaitingFrame(topic=frame.topic, type=frame.type, body=_text(frame.body))
+                for frame in shared
+            )
+            topics = sorted({frame.topic for frame in shared})
+            transaction.on_commit(lambda: [number_waiting(topic) for topic in topics], robust=True)
+    return [0 if frame.topic in SHARED else next(numbers) for frame in frames]
+
+
+def number_waiting(topic: str) -> int:
+    """Number and publish the topic's waiting frames; returns how many.
+
+    Returns at once while another process does so: that process looks again after its commit, so it
+    also numbers what is committed meanwhile.
+    """
+    count = 0
+    while WaitingFrame.objects.filter(topic=topic).exists():
+        with transaction.atomic():
+            row = _lock_topic(topic)
+            if row is None:
+                return count
+            rows = WaitingFrame.objects.filter(topic=topic).order_by("pk")[:_NUMBERED_AT_ONCE]
+            waiting = list(rows)
+            frames = [
+                Frame(topic_id=topic, seq=seq, text=frame_text(row.epoch, seq, new.type, new.body))
+                for seq, new in enumerate(waiting, row.head + 1)
+            ]
+            Frame.objects.bulk_create(frames)
+            WaitingFrame.objects.filter(pk__in=[item.pk for item in waiting]).delete()
+            Topic.objects.filter(name=topic).update(head=row.head + len(frames))
+            sent = [(topic, frame.text) for frame in frames]
+            transaction.on_commit(partial(_publish, sent), robust=True)
+        count += len(frames)
+    return count
+
+
+def announce(topic: str, type: str, body: Mapping[str, Any]) -> None:
+    """Publish a frame without number or storage, for readings that the next ones replace.
+
+    Nothing is written to the database, and a subscriber that is not connected misses the frame.
+    """
+    _publish([(topic, unnumbered_text(type, body))])
+
+
+def unnumbered_text(type: str, body: Mapping[str, Any]) -> str:
+    """The text of a frame without a number."""
+    return f'{{"type":"{type}",{dumps(body).lstrip()[1:]}'
 
 
 def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:
     """The text of a frame as stored, published and sent; non-finite numbers are strings."""
-    if not isinstance(body, str):
-        body = dumps(body)
+    body = _text(body)
     head = f'{{"epoch":"{epoch}","seq":{seq},"type":"{type}"'
     rest = body.lstrip()[1:]
     return head + rest if rest.lstrip().startswith("}") else f"{head},{rest}"
@@ -109,6 +174,8 @@ def dumps(value: Any) -> str:
 
 def head(topic: str) -> Head:
     """The topic's newest number; a topic without frames has an empty epoch and number 0."""
+    if topic in SHARED:
+        number_waiting(topic)  # if a process ended between its commit and the numbering
     row = Topic.objects.filter(name=topic).values_list("epoch", "head").first()
     if row is None:
         return Head("", 0, 0)
@@ -126,6 +193,8 @@ def heads(topics: Iterable[str]) -> dict[str, tuple[str, int]]:
 
 def frames_after(topic: str, after: int, limit: int = REPLAY_LIMIT) -> list[tuple[int, str]]:
     """Up to `limit` frames `(seq, text)` numbered above `after`, ascending, without pruned ones."""
+    if topic in SHARED:
+        number_waiting(topic)
     rows = (
         Frame.objects.filter(topic_id=topic, seq__gt=after)
         .order_by("seq")
@@ -150,15 +219,54 @@ def prune(*, before: datetime) -> int:
         ).delete()[0]
 
 
-def _advance(topic: str, count: int) -> tuple[str, int]:
-    """Add `count` to the topic's head under its row lock; returns `(epoch, new head)`.
+def _append_own(frames: Sequence[NewFrame]) -> list[int]:
+    """Number the frames under the locks of their topics, until the caller commits."""
+    counts: dict[str, int] = {}
+    for frame in frames:
+        counts[frame.topic] = counts.get(frame.topic, 0) + 1
+    heads = _advance(counts)
+    following = {topic: head - counts[topic] for topic, (_, head) in heads.items()}
+    rows = []
+    for frame in frames:
+        following[frame.topic] += 1
+        seq = following[frame.topic]
+        text = frame_text(heads[frame.topic][0], seq, frame.type, frame.body)
+        rows.append(Frame(topic_id=frame.topic, seq=seq, text=text))
+    Frame.objects.bulk_create(rows, batch_size=500)
+    if rows:
+        sent = [(row.topic_id, row.text) for row in rows]
+        transaction.on_commit(lambda: _publish(sent), robust=True)
+    return [row.seq for row in rows]
 
-    Creates a missing topic.
+
+def _lock_topic(name: str) -> Topic | None:
+    """The topic's row, locked; None while another transaction numbers its frames."""
+    skip = connection.features.has_select_for_update_skip_locked
+    row = Topic.objects.select_for_update(skip_locked=skip).filter(name=name).first()
+    if row is None:
+        Topic.objects.bulk_create([Topic(name=name)], ignore_conflicts=True)
+        row = Topic.objects.select_for_update(skip_locked=skip).filter(name=name).first()
+    return row
+
+
+def _text(body: Body) -> str:
+    return body if isinstance(body, str) else dumps(body)
+
+
+def _advance(counts: Mapping[str, int]) -> dict[str, tuple[str, int]]:
+    """Add each count to its topic's head under row locks; returns `{topic: (epoch, new head)}`.
+
+    Locks the topics in the order of `counts` and creates missing ones.
     """
-    with connection.cursor() as cursor:
-        cursor.execute(_NEXT, [topic, new_epoch(), count])
-        row = cursor.fetchone()
-    return row[0], row[1]
+    heads, topics = {}, list(counts)
+    for start in range(0, len(topics), _TOPICS_AT_ONCE):
+        some = topics[start : start + _TOPICS_AT_ONCE]
+        values = [item for topic in some for item in (topic, new_epoch(), counts[topic])]
+        with connection.cursor() as cursor:
+            cursor.execute(_NEXT.format(rows=", ".join(["(%s, %s, %s)"] * len(some))), values)
+            for topic, epoch, newest in cursor.fetchall():
+                heads[topic] = epoch, newest
+    return heads
 
 
 def _publish(frames: list[tuple[str, str]]) -> None:

@@ -39,3 +39,14 @@ class Frame(models.Model):
 
     def __str__(self) -> str:
         return f"{self.topic_id}#{self.seq}"
+
+
+class WaitingFrame(models.Model):
+    """A committed frame of a topic that many transactions write, before it has its number."""
+
+    topic = models.CharField(max_length=80)
+    type = models.CharField(max_length=40)
+    body = models.TextField()
+
+    def __str__(self) -> str:
+        return f"{self.topic} {self.type}"

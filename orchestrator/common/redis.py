@@ -17,6 +17,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from workers.contracts.wire import names
+from workers.contracts.wire.broker.tls import tls_options
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ def _client(url: str, timeout_s: float, retries: int) -> redis.Redis:
         socket_connect_timeout=min(timeout_s, 2.0),
         socket_timeout=timeout_s,
         retry=Retry(ExponentialBackoff(cap=0.5, base=0.05), retries),
+        **tls_options(url),
         **(
             {}
             if url.startswith("unix:")

@@ -23,3 +23,8 @@ def is_id(text: object) -> bool:
 def count(number: int, noun: str) -> str:
     """`1 device`, `3 devices`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def csv_text(text: str) -> str:
+    """The text of a CSV cell that no spreadsheet runs as a formula, before quoting."""
+    return f"'{text}" if text.lstrip().startswith(("=", "@", "+", "-")) else text

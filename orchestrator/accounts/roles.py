@@ -17,6 +17,7 @@ class Role(models.TextChoices):
 # scope → the lowest role that may have it
 SCOPES: dict[str, Role] = {
     "read": Role.VIEWER,
+    "tokens": Role.VIEWER,
     "runs": Role.SUBMITTER,
     "ingest": Role.SUBMITTER,
     "fleet": Role.OPERATOR,

@@ -7,7 +7,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 
 from orchestrator.accounts.models import ApiToken, AuditEntry, Team, User
-from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.accounts.services import TOKEN_PREFIX, token_digest
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, missing_object
@@ -58,6 +58,16 @@ def token_user(text: str) -> tuple[User, ApiToken] | None:
         return token_check(text)
     except Refusal:
         return None
+
+
+def allowed_scopes(user: User) -> frozenset[str]:
+    """The scopes that the user's role allows."""
+    return frozenset(SCOPES if user.is_superuser else scopes_of(user.role))
+
+
+def token_scopes(user: User, token: ApiToken) -> frozenset[str]:
+    """The token's scopes that its user's role still allows."""
+    return frozenset(token.scopes) & allowed_scopes(user)
 
 
 def tokens_of(*, user: User) -> QuerySet[ApiToken]:
@@ -111,3 +121,13 @@ def people_visible_to(*, user: User) -> QuerySet[User]:
 
 def _unauthorized(type: str, detail: str) -> Refusal:
     return Refusal(type, "Not authenticated", 401, detail)
+
+
+def team_names(users: set[int]) -> dict[int, list[str]]:
+    """The names of each user's teams, sorted; users without a team are left out."""
+    names: dict[int, list[str]] = {}
+    pairs = Team.objects.filter(members__in=users).values_list("members", "name").order_by("name")
+    for user, name in pairs:
+        if user in users:
+            names.setdefault(user, []).append(name)
+    return names

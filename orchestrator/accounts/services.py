@@ -22,6 +22,7 @@ from orchestrator.accounts.models import ApiToken, AuditEntry, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import conflict, forbidden, invalid
+from orchestrator.common.units import iso
 
 __all__ = [
     "audit",
@@ -129,11 +130,13 @@ def token_create(
     scopes: Iterable[str] | None = None,
     expires: datetime | None = None,
     by: User | None,
+    creator: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
     """Create a token: `(token, text)`; the text cannot be shown again.
 
     `scopes` defaults to all that the user's role allows. Users create tokens for themselves; admins
-    and local commands (`by` None) for every user.
+    and local commands (`by` None) for every user. `creator` is the token of the call: the new one
+    expires no later; without `expires` at the same time.
     """
     if by is not None and by.pk != user.pk:
         require_role(by, Role.ADMIN, "create tokens for other users")
@@ -156,6 +159,15 @@ def token_create(
             )
     if expires is not None and expires <= clock.now():
         raise invalid("expires", "the time is in the past", "a later time, or none")
+    if creator is not None and creator.expires is not None:
+        expires = expires or creator.expires
+        if expires > creator.expires:
+            raise invalid(
+                "expires",
+                f"a token cannot outlive its creator, which expires {iso(creator.expires)}",
+                "that time or an earlier one",
+                type="expiry-not-allowed",
+            )
     if ApiToken.objects.filter(user=user, revoked=None).count() >= MAX_TOKENS:
         raise conflict(
             f"{user.username} has {MAX_TOKENS} tokens. Revoke one first.", type="too-many-tokens"

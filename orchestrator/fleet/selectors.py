@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from django.conf import settings
 from django.db.models import Count, Q, QuerySet
@@ -14,16 +16,81 @@ from django.db.models import Count, Q, QuerySet
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id, iso
-from orchestrator.fleet.models import Device, Node, Pool
-from workers.contracts.wire import envelope
+from orchestrator.fleet import cordons
+from orchestrator.fleet.engines import members
+from orchestrator.fleet.models import Cordon, Device, EngineMember, Node, Pool
+from workers.contracts.wire import envelope, versions
+from workers.contracts.wire.engines.jobs import is_member_name
+from workers.contracts.wire.node_messages import supported
 
 
 def nodes_visible_to(*, user: User) -> QuerySet[Node]:
-    """Nodes by name; prefetches devices, cluster and pool."""
+    """Nodes by name; prefetches devices, open cordons, cluster and pool."""
     nodes = (
         Node.objects.order_by("name").select_related("cluster", "pool").prefetch_related("devices")
     )
-    return nodes if user.is_active else nodes.none()
+    return cordons.with_open_cordons(nodes) if user.is_active else nodes.none()
+
+
+class NodeFacts(NamedTuple):
+    """A node in a list of the full fleet; `devices` counts all, `unusable` those without service.
+
+    `unusable` devices are unhealthy or have a cordon of their own.
+    """
+
+    id: int
+    name: str
+    health: str
+    drained: bool
+    pool: str
+    skew: versions.Skew
+    cordoned: bool
+    devices: int
+    unusable: int
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the node or one of its devices gets no new work."""
+        refused = self.skew is versions.Skew.REFUSED
+        down = self.health != Node.Health.UP
+        return down or self.drained or self.cordoned or refused or self.unusable > 0
+
+
+def node_facts(*, user: User) -> list[NodeFacts]:
+    """All nodes by name, for a list; every active user sees them."""
+    return all_node_facts() if user.is_active else []
+
+
+def all_node_facts() -> list[NodeFacts]:
+    """All nodes by name, without inventories and samples: four queries for any number."""
+    cordoned = set(
+        Cordon.objects.filter(lifted=None, device=None).values_list("node_id", flat=True)
+    )
+    totals = dict(Device.objects.values_list("node_id").annotate(Count("id")).order_by())
+    bad = Device.objects.filter(Q(healthy=False) | cordons.has_open_cordon("device"))
+    unusable = dict(bad.values_list("node_id").annotate(Count("id")).order_by())
+    skews: dict[str, versions.Skew] = {}
+    facts = []
+    rows = Node.objects.order_by("name")
+    for pk, name, health, drained, pool, wire in rows.values_list(
+        "id", "name", "health", "drained", "pool__name", "wire"
+    ):
+        if wire not in skews:
+            skews[wire] = versions.skew(versions.WIRE, versions.parse_wire(wire))
+        facts.append(
+            NodeFacts(
+                pk,
+                name,
+                health,
+                drained,
+                pool,
+                skews[wire],
+                pk in cordoned,
+                totals.get(pk, 0),
+                unusable.get(pk, 0),
+            )
+        )
+    return facts
 
 
 def devices_visible_to(*, user: User) -> QuerySet[Device]:
@@ -41,14 +108,23 @@ def node_get(*, user: User, id: int | str) -> Node:
     return node
 
 
-def node_named(name: str) -> Node | None:
-    """The node that an envelope names as its sender."""
+def node_named(name: str) -> Node | EngineMember | None:
+    """The node, or the supervisor in a job of an engine, that an envelope names as its sender."""
+    if is_member_name(name):
+        return members.member_named(name)
     return Node.objects.filter(name=name).first()
 
 
+def node_names() -> list[str]:
+    """The names of all senders: nodes, and supervisors in jobs of engines."""
+    return [*Node.objects.values_list("name", flat=True), *members.member_names()]
+
+
 def pools() -> QuerySet[Pool]:
-    """Pools by priority, with `node_count` and `device_count` (healthy, accepting work)."""
-    serving = Q(nodes__devices__healthy=True, nodes__health=Node.Health.UP, nodes__drained=False)
+    """Pools by priority, with `node_count` and `device_count` (usable now)."""
+    cordoned = Node.objects.filter(cordons.has_open_cordon("node")).values("pk")
+    devices = cordons.usable_devices().filter(node__health=Node.Health.UP, node__drained=False)
+    serving = Q(nodes__devices__in=devices.exclude(node__in=cordoned).values("pk"))
     return Pool.objects.order_by("-priority", "name").annotate(
         node_count=Count("nodes", distinct=True),
         device_count=Count("nodes__devices", filter=serving, distinct=True),
@@ -56,8 +132,31 @@ def pools() -> QuerySet[Pool]:
 
 
 def capacity() -> int:
-    """Number of healthy devices of the fleet, independent of node health."""
-    return Device.objects.filter(healthy=True).count()
+    """Number of usable devices of the fleet, independent of node health."""
+    return cordons.usable_devices().count()
+
+
+def unsupported_needs(*, pool: str, needs: Sequence[str]) -> list[str]:
+    """Those of `Resources.needs` without which a node of the pool could start the run.
+
+    Empty if a node supports them all, for a pool without nodes, and for pools of engines.
+    """
+    nodes = Node.objects.filter(pool__name=pool, pool__engine=None)
+    offers = [
+        supported(container, limits)
+        for container, limits in nodes.values_list(
+            "inventory__isolation__container", "inventory__isolation__limits"
+        )
+    ]
+    if not offers:
+        return []
+    best = max(offers, key=lambda offer: sum(need in offer for need in needs))
+    return [need for need in needs if need not in best]
+
+
+def device_count() -> int:
+    """Number of devices of the fleet, usable or not."""
+    return Device.objects.count()
 
 
 @dataclass(frozen=True)
@@ -98,22 +197,116 @@ def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
     )
 
 
-def join_key(token_id: str) -> bytes:
-    """The secret part of a join token, derived from the server's key."""
-    key = settings.SECRET_KEY.encode()
+def join_key(token_id: str, server_key: str = "") -> bytes:
+    """The secret part of a join token, derived from the server's key; default: the current one."""
+    key = (server_key or settings.SECRET_KEY).encode()
     return hmac.new(key, f"join:{token_id}".encode(), hashlib.sha256).hexdigest().encode()
 
 
-def node_secret(node: Node) -> bytes:
-    """The key of all envelopes from and to the node. ValueError for a node that never joined."""
-    nonces = node.join_nonces.split(" ")
-    if not node.join_token_id or len(nonces) != 2:
+def server_keys() -> list[str]:
+    """The current server key, then the earlier ones of ORRERY_SECRET_KEY_FALLBACKS."""
+    return [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS]
+
+
+def key_id(server_key: str) -> str:
+    """Identifies a server key without revealing it."""
+    return hmac.new(server_key.encode(), b"key id", hashlib.sha256).hexdigest()[:16]
+
+
+def node_secret(node: Node | EngineMember) -> bytes:
+    """The key of all envelopes from and to the node.
+
+    ValueError for a node that never joined, or under a server key that is not configured any more.
+    """
+    if isinstance(node, EngineMember):
+        return members.member_secret(node)
+    if not node.join_token_id:
         raise ValueError(f"{node.name} has not joined; start its agent with a join token.")
-    return envelope.node_secret(join_key(node.join_token_id), *nonces)
+    secret = _secret(node.join_token_id, node.join_nonces, _key_of(node.join_key_id))
+    if secret is None:
+        raise ValueError(
+            f"{node.name} joined under an earlier secret key. Add that key to "
+            "ORRERY_SECRET_KEY_FALLBACKS, or let the node join again."
+        )
+    return secret
+
+
+def _key_of(id: str) -> str:
+    """The configured server key with this id, or ""; without id the current one."""
+    if not id:
+        return settings.SECRET_KEY
+    return next((key for key in server_keys() if key_id(key) == id), "")
+
+
+@dataclass(frozen=True)
+class Sender:
+    """What the control plane needs to know about the sender of a heartbeat."""
+
+    pk: int
+    name: str
+    health: str
+    loss_held: bool
+    release: str
+    wire: str
+    secret: bytes
+
+
+def senders(names: Collection[str]) -> list[Sender]:
+    """The nodes of these names that have joined, in one query."""
+    rows = Node.objects.filter(name__in=names).values_list(
+        "pk",
+        "name",
+        "health",
+        "loss_held",
+        "release",
+        "wire",
+        "join_token_id",
+        "join_nonces",
+        "join_key_id",
+    )
+    keyed = [(row[:6], _secret(row[6], row[7], _key_of(row[8]))) for row in rows]
+    return [Sender(*row, secret) for row, secret in keyed if secret is not None]
+
+
+@lru_cache(maxsize=4096)
+def _secret(token_id: str, nonces: str, server_key: str) -> bytes | None:
+    """A node's secret; None if it never joined, or without the server's key."""
+    parts = nonces.split(" ")
+    if not token_id or len(parts) != 2 or not server_key:
+        return None
+    return envelope.node_secret(join_key(token_id, server_key), *parts)
+
+
+def peer(node: Node) -> versions.Peer:
+    """The versions of the node's agent."""
+    return versions.Peer(node.release, versions.parse_wire(node.wire))
+
+
+def compatibility(node: Node) -> versions.Judgment:
+    """How far the node's agent differs from this control plane."""
+    return versions.judge(peer(node), name=f"node {node.name}")
+
+
+def old_supervisors(node: Node) -> list[dict[str, Any]]:
+    """Supervisors on the node of other versions than this control plane's.
+
+    `[{release, wire, attempts, skew}]` from the newest heartbeat, by version.
+    """
+    known = [versions.parse_peer(*pair) for pair in node.sample.get("supervisors", [])]
+    return [
+        {
+            "release": one.release,
+            "wire": str(one.wire or ""),
+            "attempts": count,
+            "skew": str(versions.skew(versions.WIRE, one.wire)),
+        }
+        for one, count in sorted(Counter(known).items(), key=lambda item: str(item[0]))
+    ]
 
 
 def serialize_node(node: Node) -> dict[str, Any]:
     """The REST representation of a node with its devices."""
+    held = cordons.open_of(node)
     return {
         "id": str(node.pk),
         "name": node.name,
@@ -124,13 +317,27 @@ def serialize_node(node: Node) -> dict[str, Any]:
         "health": node.health,
         "drained": node.drained,
         "drain_reason": node.drain_reason,
+        "cordons": [cordons.serialize_cordon(cordon) for cordon in held],
         "joined": iso(node.joined),
         "last_heartbeat": iso(node.last_heartbeat),
+        "clock_skew_s": round(node.clock_skew_s, 3),
+        "release": node.release,
+        "wire": node.wire,
+        "compatibility": serialize_judgment(compatibility(node)),
+        "supervisors": old_supervisors(node),
+        "loss_held": node.loss_held,
         "cores": node.inventory.get("cores"),
         "memory_bytes": node.inventory.get("memory_bytes"),
         "versions": node.inventory.get("versions", {}),
+        "isolation": node.inventory.get("isolation"),
+        "broker_user": node.inventory.get("broker_user"),
         "devices": [serialize_device(device, node) for device in node.devices.all()],
     }
+
+
+def serialize_judgment(judgment: versions.Judgment) -> dict[str, str]:
+    """`{skew, message, hint}`."""
+    return {"skew": str(judgment.skew), "message": judgment.message, "hint": judgment.hint}
 
 
 def serialize_device(device: Device, node: Node | None = None) -> dict[str, Any]:
@@ -147,6 +354,8 @@ def serialize_device(device: Device, node: Node | None = None) -> dict[str, Any]
         "memory_bytes": device.memory_bytes,
         "uuid": device.uuid or None,
         "healthy": device.healthy,
+        "problem": device.problem or None,
+        "slow": device.slow,
         "sample": next(
             (reading for reading in readings if reading.get("index") == device.index), None
         ),

@@ -1,15 +1,14 @@
-"""Changes nodes and devices: join, heartbeat, silence, drain.
+"""Changes nodes and devices: join, inventory, drain. Heartbeats and losses are in `health`.
 
 A node's secret is derived from the join token's key and two nonces; neither is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
-from django.conf import settings
 from django.db import transaction
 
 from orchestrator.accounts import services as accounts
@@ -18,20 +17,15 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional, live
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.redis import wake_scheduler
-from orchestrator.fleet import selectors
+from orchestrator.fleet import broker_users, selectors
 from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
-from workers.contracts.wire import envelope
-from workers.contracts.wire.node_messages import DeviceInfo, DeviceSample, NodeInventory
+from workers.contracts.wire import envelope, versions
+from workers.contracts.wire.engines.jobs import is_member_name
+from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
 
 JOIN_TOKEN_LIFE = timedelta(hours=24)
 DEFAULT = "default"
-
-
-class HealthChanges(NamedTuple):
-    """Nodes that became silent or lost."""
-
-    silent: list[Node]
-    lost: list[Node]
+_READ_S = 5.0  # for reading what a node sent before it is removed
 
 
 def join_token_create(
@@ -69,24 +63,25 @@ def pool_ensure(name: str) -> Pool:
 
 
 def node_joined(
-    *, request: Mapping[str, Any], inventory: NodeInventory
+    *, request: Mapping[str, Any], inventory: NodeInventory, peer: versions.Peer = versions.OWN
 ) -> tuple[Node, dict[str, str]]:
     """Register a node, or re-register it under its name: `(node, reply)`.
 
     The reply's nonce completes the node's secret. `request` is from `envelope.join_request`. A
     token works once; an identical request, from a stream that is read twice, gets the same reply.
-    Raises 403 with the reason.
+    `peer` has the versions of the node's agent. Raises 403 with the reason.
     """
+    judgment = versions.judge(peer, name=f"node {inventory.name}")
+    if judgment.skew is versions.Skew.REFUSED:  # before the token is used
+        raise Refusal("node-incompatible", "The node may not join", 403, str(judgment))
     token_id = str(request.get("id", ""))
-    key = selectors.join_key(token_id)
-    try:
-        reply, _ = envelope.join_reply(key, dict(request), node=inventory.name)
-    except envelope.EnvelopeError as error:
-        raise _refused(str(error)) from None
+    server_key, key, reply = _answer_request(request, inventory)
     if request["name"] != inventory.name:
         raise _refused(
             f"The request is from {request['name']!r}, the inventory from {inventory.name!r}."
         )
+    if is_member_name(inventory.name):
+        raise _refused(f"{inventory.name!r} is a name of jobs of other engines. Set --name.")
     if len(request["nonce_a"]) > 64:
         raise _refused("The nonce has more than 64 characters.")
     now = clock.now()
@@ -100,7 +95,9 @@ def node_joined(
         node = _register(inventory, token.pool, now)
         node.join_token_id = token_id
         node.join_nonces = f"{request['nonce_a']} {reply['nonce_b']}"
-        node.save(update_fields=["join_token_id", "join_nonces"])
+        node.join_key_id = selectors.key_id(server_key)
+        node.release, node.wire = peer.release, str(peer.wire or "")
+        node.save(update_fields=["join_token_id", "join_nonces", "join_key_id", "release", "wire"])
         JoinToken.objects.filter(pk=token_id).update(node=node)
         accounts.audit(
             actor=None,
@@ -108,68 +105,55 @@ def node_joined(
             target=f"node:{node.name}",
             data={"pool": token.pool.name},
         )
-        _publish(node)
+        publish(node)
         wake_scheduler()
     return node, reply
 
 
-def node_heartbeat(
-    *,
-    node: Node,
-    samples: Sequence[DeviceSample] = (),
-    inventory: NodeInventory | None = None,
-    now: datetime | None = None,
-) -> bool:
-    """Record a heartbeat with its device readings; True if the node was silent or lost, or changed.
+def _answer_request(
+    request: Mapping[str, Any], inventory: NodeInventory
+) -> tuple[str, bytes, dict[str, str]]:
+    """`(server key, the token's key, reply)`; the token may be older than the server's key."""
+    refusal: envelope.EnvelopeError | None = None
+    for server_key in selectors.server_keys():
+        key = selectors.join_key(str(request.get("id", "")), server_key)
+        try:
+            reply, _ = envelope.join_reply(key, dict(request), node=inventory.name)
+        except envelope.EnvelopeError as error:
+            refusal = refusal or error
+        else:
+            return server_key, key, reply
+    raise _refused(str(refusal))
 
-    One UPDATE and one frame; writes device rows only with a new inventory.
+
+def node_close(*, node: Node, by: User) -> int:
+    """End the access of a node that will be removed, and wait until its messages are read.
+
+    Returns how many are not read after 5 s. Raises 403.
     """
-    now = now or clock.now()
-    readings = [sample.to_dict() for sample in samples]
+    accounts.require_role(by, Role.OPERATOR, "remove nodes")
+    return broker_users.close_node(node.name, patience_s=_READ_S)
+
+
+def node_remove(*, node: Node, by: User, unread: int = 0) -> None:
+    """Delete the node with its devices and their history; its messages are dropped from then on.
+
+    Its secret and join token are void. The caller checks that no attempt is on it, and keeps
+    allocations. `unread` messages of it are lost.
+    """
+    accounts.require_role(by, Role.OPERATOR, "remove nodes")
     with transaction.atomic():
-        back = conditional.update(
-            Node.objects.filter(pk=node.pk).exclude(health=Node.Health.UP), health=Node.Health.UP
+        accounts.audit(
+            actor=by,
+            action="node.remove",
+            target=f"node:{node.name}",
+            data={"address": node.address, "pool": node.pool.name, "unread_messages": unread},
         )
-        changes: dict[str, Any] = {"last_heartbeat": now}
-        if readings:
-            changes["sample"] = {"time": now.timestamp(), "devices": readings}
-        Node.objects.filter(pk=node.pk).update(**changes)
-        for name, value in changes.items():
-            setattr(node, name, value)
-        node.health = Node.Health.UP
-        if inventory is not None and inventory.to_dict() != node.inventory:
-            _apply_inventory(node, inventory)
-            back = True
-        if readings:
-            live.append("fleet", "sample", {"node": node.name, "devices": readings})
-        if back:
-            _publish(node)
-            wake_scheduler()
-    return back
-
-
-def mark_silent(*, now: datetime, listening_since: datetime | None = None) -> HealthChanges:
-    """Mark nodes without heartbeat as silent, later as lost; returns the changed nodes.
-
-    `listening_since`: heartbeats are read since then; earlier silence does not count.
-    """
-    silent_from = now - timedelta(seconds=settings.ENV.node_silent_s)
-    lost_from = now - timedelta(seconds=settings.ENV.node_lost_s)
-    changes = HealthChanges([], [])
-    for health, moved, since, nodes in (
-        (Node.Health.UP, Node.Health.SILENT, silent_from, changes.silent),
-        (Node.Health.SILENT, Node.Health.LOST, lost_from, changes.lost),
-    ):
-        if listening_since is not None and listening_since > since:
-            continue
-        for node in Node.objects.filter(health=health, last_heartbeat__lt=since):
-            with transaction.atomic():
-                quiet = Node.objects.filter(pk=node.pk, health=health, last_heartbeat__lt=since)
-                if conditional.update(quiet, health=moved):
-                    node.health = moved
-                    nodes.append(node)
-                    _publish(node)
-    return changes
+        Node.objects.filter(pk=node.pk).delete()
+        name = node.name
+        transaction.on_commit(lambda: broker_users.remove_node(name), robust=True)
+        live.append("fleet", "node", {"node": node.name, "removed": True})
+        wake_scheduler()
 
 
 def node_drain(*, node: Node, by: User, reason: str = "") -> Node:
@@ -195,7 +179,7 @@ def _set_drained(node: Node, by: User, drained: bool, reason: str) -> Node:
             data={"reason": reason} if reason else {},
         )
         node.refresh_from_db()
-        _publish(node)
+        publish(node)
         wake_scheduler()
     return node
 
@@ -221,11 +205,11 @@ def _register(inventory: NodeInventory, pool: Pool, now: datetime) -> Node:
             "last_heartbeat": now,
         },
     )
-    _apply_inventory(node, inventory)
+    apply_inventory(node, inventory)
     return node
 
 
-def _apply_inventory(node: Node, inventory: NodeInventory) -> None:
+def apply_inventory(node: Node, inventory: NodeInventory) -> None:
     """Update the node's row and devices; missing devices stay as unhealthy, for their history."""
     node.inventory, node.address, node.hostname = (
         inventory.to_dict(),
@@ -246,11 +230,12 @@ def _apply_inventory(node: Node, inventory: NodeInventory) -> None:
             changed.append(device)
     for device in known.values():
         device.healthy = False
+        device.problem = "The node no longer reports this device."
         changed.append(device)
     Device.objects.bulk_create(new)
     if changed:
         Device.objects.bulk_update(
-            changed, ["kind", "name", "catalogue", "memory_bytes", "uuid", "healthy"]
+            changed, ["kind", "name", "catalogue", "memory_bytes", "uuid", "healthy", "problem"]
         )
 
 
@@ -261,7 +246,8 @@ def _device_values(info: DeviceInfo) -> dict[str, Any]:
         "catalogue": info.catalogue or "",
         "memory_bytes": info.memory_bytes,
         "uuid": (info.uuid or "")[:80],
-        "healthy": True,
+        "healthy": info.problem is None,
+        "problem": (info.problem or "")[:200],
     }
 
 
@@ -283,7 +269,15 @@ def _refused(detail: str) -> Refusal:
     return Refusal("join-refused", "The node may not join", 403, detail)
 
 
-def _publish(node: Node) -> None:
+def publish(node: Node) -> None:
+    """Send the node's health to pages when the transaction commits."""
     live.append(
-        "fleet", "node", {"node": node.name, "health": str(node.health), "drained": node.drained}
+        "fleet",
+        "node",
+        {
+            "node": node.name,
+            "health": str(node.health),
+            "drained": node.drained,
+            "loss_held": node.loss_held,
+        },
     )

@@ -1,0 +1,1 @@
+"""Clusters with a scheduler of their own: settings, pools, identities of their supervisors."""

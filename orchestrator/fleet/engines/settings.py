@@ -1,0 +1,92 @@
+"""Settings of engines and of their pools, as administrators enter them. Does not run commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from workers.contracts.base import Contract
+
+_ROOT = str(Path(__file__).resolve().parents[3])
+_WORD = r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$"
+# options that Orrery sets itself, or that let a job run elsewhere than recorded
+_RESERVED = (
+    "--job-name",
+    "--comment",
+    "--nodes",
+    "--ntasks",
+    "--uid",
+    "--gid",
+    "--requeue",
+    "--no-requeue",
+    "--array",
+    "--wrap",
+    "--parsable",
+    "--wait",
+    "--dependency",
+    "-",
+)
+
+
+def _option(text: str) -> str:
+    name = text.partition("=")[0]
+    if not text.startswith("--") or any(c in text for c in "\n\r\0"):
+        raise ValueError(f"{text!r} is not a long option of sbatch, such as --exclusive")
+    if any(name == reserved or name.startswith("--ntasks") for reserved in _RESERVED):
+        raise ValueError(f"{name} is set by Orrery and cannot be an option of a pool")
+    return text
+
+
+def absolute_path(text: str) -> str:
+    """The text if it is an absolute path or one below $HOME, else ValueError."""
+    rest = text.removeprefix("$HOME")
+    if not text.startswith(("/", "$HOME", "~")) or any(c in rest for c in "\n\r\0'\"`$\\"):
+        raise ValueError(f"{text!r} is not an absolute path, or one below $HOME")
+    return text
+
+
+class SlurmSettings(Contract):
+    """How to reach a Slurm cluster, and where Orrery is on its nodes.
+
+    `home` is shared by all nodes; runs and checkpoints are in it. `identity`: jobs of all users run
+    as the control plane's user, or as the Unix user with the submitter's name (`--uid`, root only).
+    """
+
+    home: Annotated[str, AfterValidator(absolute_path)] = "$HOME/orrery"
+    python: Annotated[str, AfterValidator(absolute_path)] = sys.executable
+    source: Annotated[str, AfterValidator(absolute_path)] = _ROOT
+    path: Annotated[str, Field(pattern=r"^[^\s'\"`;$]+$")] = "/usr/local/bin:/usr/bin:/bin"
+    identity: Literal["service", "submitter"] = "service"
+    commands: Annotated[str, AfterValidator(absolute_path)] | None = None
+    config: Annotated[str, AfterValidator(absolute_path)] | None = None
+    poll_s: Annotated[float, Field(ge=0.5, le=60)] = 3.0
+    timeout_s: Annotated[float, Field(ge=1, le=120)] = 15.0
+    stop_grace_s: Annotated[float, Field(ge=1, le=3600)] = 20.0
+
+
+class SlurmPool(Contract):
+    """What a pool means in Slurm. `devices_per_node`: default by the partition's GPUs or CPUs."""
+
+    partition: Annotated[str, Field(pattern=_WORD, max_length=80)]
+    account: Annotated[str, Field(pattern=_WORD, max_length=80)] | None = None
+    qos: Annotated[str, Field(pattern=_WORD, max_length=80)] | None = None
+    # name in the device catalogue, for predictions; default: cpu, or unknown with GPUs
+    device: str | None = None
+    devices_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
+    cpus_per_device: Annotated[int, Field(ge=1, le=1024)] | None = None
+    gres: Annotated[str, Field(pattern=r"^[A-Za-z0-9_:.-]+$")] = "gpu"
+    options: list[Annotated[str, AfterValidator(_option)]] = []
+
+    @property
+    def target(self) -> str:
+        """The partition."""
+        return self.partition
+
+
+class Credentials(Contract):
+    """Secrets of an engine. `redis_url`: how its nodes reach the broker; default REDIS_URL."""
+
+    redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://\S+$")] | None = None

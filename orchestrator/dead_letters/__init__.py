@@ -1,0 +1,1 @@
+"""Messages that could not be processed, for an operator to retry or drop."""

@@ -1,0 +1,1 @@
+"""Archives of runs and experiments that a job builds for download."""

@@ -1,0 +1,1 @@
+"""Notifications: subscriptions, messages about runs and nodes, signed and guarded delivery."""

@@ -1,0 +1,1 @@
+"""Usage reports: device-seconds by day, person, team and pool."""

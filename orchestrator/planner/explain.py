@@ -19,21 +19,32 @@ from workers.contracts.base import problem
 
 MEMORY = (
     "params_bytes",
+    "reference_bytes",
     "grads_bytes",
     "optimizer_bytes",
     "activations_bytes",
     "logits_bytes",
     "buffers_bytes",
+    "rollout_bytes",
     "unattributed_bytes",
 )
-TIME = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s")
-RATES = ("tokens_per_s_per_device", "tflops_per_device", "mfu", "hfu", "bubble_fraction")
+TIME = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "rollout_s", "other_s")
+RATES = (
+    "tokens_per_s_per_device",
+    "tflops_per_device",
+    "mfu",
+    "hfu",
+    "bubble_fraction",
+    "generation_share",
+)
 COMM = ("dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes")
 COLLECTIVES = tuple(f"{kind}_bytes" for kind in KINDS)
 HOST = ("host_bytes", "host_capacity_bytes")
 COST = ("usd_per_billion_tokens", "kwh_per_billion_tokens", "days")
 _BOUNDS = {"step_time_low_s": ("/", 10), "step_time_high_s": ("x", 90)}
 _MAX_NAMES = 24
+# 0 in runs that sample no answers: their trees, a tenth of all, end with the number of prompts
+_SAMPLING = ("rollout_bytes", "rollout_s", "sampler_bytes")
 
 
 @dataclass(frozen=True)
@@ -162,10 +173,9 @@ def _term_tree(
     if node["formula"] != "given" and name not in seen and depth != 0:
         seen.add(name)
         below = None if depth is None else depth - 1
-        node["inputs"] = [
-            _term_tree(table, input_, stage, seen, below)
-            for input_ in table.registry.terms[name].inputs
-        ]
+        samples = name not in _SAMPLING or table["rollout_prompts"].any()
+        inputs = table.registry.terms[name].inputs if samples else ("rollout_prompts",)
+        node["inputs"] = [_term_tree(table, input_, stage, seen, below) for input_ in inputs]
     return node
 
 

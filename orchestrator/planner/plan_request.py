@@ -18,6 +18,7 @@ from workers.contracts.catalog.devices import Device
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec, Positive
 from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run_bodies import TrainBody
 
 
 class BadRequest(ValueError):
@@ -40,7 +41,8 @@ class Workload(Contract):
 class Scenario:
     """A request without its plan: what a search or "auto" chooses a plan for.
 
-    `device` replaces the cluster's catalogue entry if it is set.
+    `device` replaces the cluster's catalogue entry if it is set. `train` says what is frozen or
+    added, `second` is the shape of a teacher.
     """
 
     model: ModelSpec
@@ -48,6 +50,8 @@ class Scenario:
     workload: Workload
     framework: Framework
     device: Device | None = None
+    train: TrainBody | None = None
+    second: ModelSpec | None = None
 
     def request(self, plan: ParallelPlan, id: str = "") -> Request:
         """The request for one plan in this scenario."""
@@ -60,6 +64,8 @@ class Scenario:
             self.workload.tokens,
             id,
             self.device,
+            self.train,
+            self.second,
         )
 
 

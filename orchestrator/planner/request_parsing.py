@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from orchestrator.planner.model.frameworks import FRAMEWORKS, Framework, framework
 from orchestrator.planner.plan_request import ParsedLine, ParseOptions, Scenario, Workload
+from orchestrator.planner.training_parsing import parse_training
 from workers.contracts.base import Problem, Refused, problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device
 from workers.contracts.catalog.presets import PRESETS, preset
@@ -24,8 +25,17 @@ from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 
-SCENARIO_KEYS = ("id", "model", "cluster", "workload", "framework", "source")
-_LINE_KEYS = ("id", "model", "plan", "cluster", "workload", "framework", "measured", "source")
+SCENARIO_KEYS = (
+    "id",
+    "model",
+    "cluster",
+    "workload",
+    "framework",
+    "train",
+    "teacher",
+    "source",
+)
+_LINE_KEYS = (*SCENARIO_KEYS, "plan", "measured")
 _DTYPES = ("fp32", "bf16", "fp16")
 _OPTIMIZERS = ("adamw", "adam", "adam8bit", "adamw8bit", "adafactor", "muon", "lion", "sgd")
 _AUTO = "auto"
@@ -141,7 +151,7 @@ def _legality_problems(plan: ParallelPlan, scenario: Scenario) -> list[Problem]:
 def parse_scenario(
     line: Mapping[str, Any], options: ParseOptions
 ) -> tuple[Scenario | None, list[Problem]]:
-    """Model, cluster, workload and framework of a request line or of a search."""
+    """Model, cluster, workload, framework and training of a request line or of a search."""
     model, problems = parse_model(line.get("model"), files=options.files)
     cluster, device, more = parse_cluster(line.get("cluster"), options.devices)
     problems += more
@@ -151,7 +161,22 @@ def parse_scenario(
     problems += more
     if model is None or cluster is None or workload is None or switches is None or problems:
         return None, problems
-    return Scenario(model, cluster, workload, switches, device), problems
+    teacher = None
+    if line.get("teacher") is not None:
+        teacher, more = parse_model(line["teacher"], files=options.files)
+        problems += [
+            item.model_copy(update={"field": f"teacher{item.field.removeprefix('model')}"})
+            for item in more
+        ]
+    training, more = parse_training(
+        line.get("train"), model=model, seq_len=workload.seq_len, teacher=teacher
+    )
+    problems += more
+    if training is None or problems:
+        return None, problems
+    return Scenario(
+        training.model, cluster, workload, switches, device, training.train, training.second
+    ), problems
 
 
 def parse_model(value: Any, *, files: bool = False) -> tuple[ModelSpec | None, list[Problem]]:

@@ -3,22 +3,30 @@
 Import it wherever terms are computed by name. Does not depend on search, calibration or storage.
 """
 
-from orchestrator.planner.model import activations, flops, kriging, optimizers
+from orchestrator.planner.model import (
+    activations,
+    flops,
+    kriging,
+    optimizers,
+)
 from orchestrator.planner.model.communication import engine_traffic, exposed, volumes
-from orchestrator.planner.model.compute import kernels, layer_time, offloading
+from orchestrator.planner.model.compute import adapters, kernels, layer_time, offloading
 from orchestrator.planner.model.memory import (
     buffers,
     host_memory,
     model_states,
+    moments,
     parameters,
     peak,
     uneven_shards,
 )
 from orchestrator.planner.model.terms import TERMS
 from orchestrator.planner.model.time import cost, pipeline, step_time
+from orchestrator.planner.model.trained import rollouts, second_module, trained_weights
 
 MODULES = (
     activations,
+    adapters,
     buffers,
     cost,
     engine_traffic,
@@ -29,12 +37,16 @@ MODULES = (
     kriging,
     layer_time,
     model_states,
+    moments,
     offloading,
     optimizers,
     parameters,
     peak,
     pipeline,
+    rollouts,
+    second_module,
     step_time,
+    trained_weights,
     uneven_shards,
     volumes,
 )

@@ -13,26 +13,59 @@ from orchestrator.planner.model.terms import Column, term
 
 @term(
     "FLOP/token",
-    "(12, or 6 if causal) x layers x attention_width x seq_len",
+    "(4, or 2 if causal) x layers x attention_width x seq_len",
     "PaLM, arXiv 2204.02311, appendix B",
 )
-def attention_flops_per_token(
+def attention_forward_flops_per_token(
     causal_flops: Column, layers: Column, attention_width: Column, seq_len: Column
 ) -> Column:
-    """FLOPs of attention scores and values per token, both passes."""
-    return np.asarray((12 - 6 * causal_flops) * layers * attention_width * seq_len)
+    """FLOPs of attention scores and values per token, forward."""
+    return np.asarray((4 - 2 * causal_flops) * layers * attention_width * seq_len)
 
 
 @term(
     "FLOP/token",
-    "6 x (params_active - params_positions) + attention_flops_per_token",
-    "PaLM, arXiv 2204.02311, appendix B; active experts only, without position embeddings",
+    "attention_forward_flops_per_token x attention_passes / layers",
+    "PaLM, arXiv 2204.02311, appendix B; 3 passes per trained layer",
+)
+def attention_flops_per_token(
+    attention_forward_flops_per_token: Column, attention_passes: Column, layers: Column
+) -> Column:
+    """FLOPs of attention scores and values per token, both passes."""
+    return np.asarray(attention_forward_flops_per_token * (attention_passes / layers))
+
+
+@term(
+    "FLOP/token",
+    "second_products_flops + second_attention_flops (half if causal)",
+    "the forward pass of a reference or teacher: 2 per parameter, and attention",
+)
+def second_flops_per_token(
+    second_products_flops: Column, second_attention_flops: Column, causal_flops: Column
+) -> Column:
+    """FLOPs of the second module per token."""
+    return np.asarray(second_products_flops + second_attention_flops * (1 - causal_flops / 2))
+
+
+@term(
+    "FLOP/token",
+    "6 x (params_active - params_lookup) - spared_flops + adapter_flops + "
+    "attention_flops_per_token + second_flops_per_token",
+    "PaLM, arXiv 2204.02311, appendix B; active experts only, without the lookups of positions and "
+    "of an input embedding that is not the head; a frozen weight counts 4, or 2 below all trained "
+    "ones",
 )
 def model_flops_per_token(
-    params_active: Column, params_positions: Column, attention_flops_per_token: Column
+    params_active: Column,
+    params_lookup: Column,
+    spared_flops: Column,
+    adapter_flops: Column,
+    attention_flops_per_token: Column,
+    second_flops_per_token: Column,
 ) -> Column:
     """FLOPs of the model per token, both passes."""
-    return np.asarray(6 * (params_active - params_positions) + attention_flops_per_token)
+    products = 6 * (params_active - params_lookup) - spared_flops + adapter_flops
+    return np.asarray(products + attention_flops_per_token + second_flops_per_token)
 
 
 @term("FLOP", "model_flops_per_token x step_tokens")
@@ -43,7 +76,7 @@ def model_flops(model_flops_per_token: Column, step_tokens: Column) -> Column:
 
 @term(
     "FLOP/token",
-    "2 x (parameters of the blocks that a token uses) + attention_flops_per_token / 3",
+    "2 x (parameters of the blocks that a token uses) + attention_forward_flops_per_token",
     "full recomputation repeats the forward pass of the blocks, not of the head (arXiv "
     "2104.04473, eq. 3)",
 )
@@ -53,17 +86,21 @@ def full_recompute_flops_per_token(
     params_embedding: Column,
     params_head: Column,
     params_final_norm: Column,
-    attention_flops_per_token: Column,
+    attention_forward_flops_per_token: Column,
 ) -> Column:
     """FLOPs that full recomputation adds per token."""
     outside = params_positions + params_embedding + params_head + params_final_norm
-    return np.asarray(2 * (params_active - outside) + attention_flops_per_token / 3)
+    return np.asarray(2 * (params_active - outside) + attention_forward_flops_per_token)
 
 
-@term("FLOP/token", "attention_flops_per_token / 3", "one more attention forward, as executed")
-def selective_executed_flops_per_token(attention_flops_per_token: Column) -> Column:
+@term(
+    "FLOP/token",
+    "attention_forward_flops_per_token",
+    "one more attention forward, as executed",
+)
+def selective_executed_flops_per_token(attention_forward_flops_per_token: Column) -> Column:
     """FLOPs that recomputing the attention core adds per token."""
-    return np.asarray(attention_flops_per_token / 3)
+    return np.asarray(1.0 * attention_forward_flops_per_token)
 
 
 @term(

@@ -53,6 +53,7 @@ class Framework:
     `fused_activations`: activations that the fused gate supports.
     `ring_grad_dtype`: dtype of the key and value gradients sent in a context parallel ring (None:
     compute).
+    `syncs_once`: without pp, hybrid sharding all-reduces and ZeRO 2 gathers weights once per step.
     `scatter_gather`: each tensor parallel rank sends its shard of a hidden state to the next stage
     (arXiv 2104.04473, 4.1).
     `vocab_multiple`: the vocabulary is padded to a multiple of this times tp.
@@ -98,6 +99,7 @@ class Framework:
     mask_bytes: float = 1.0
     overlap_grad_reduce: bool = True
     scatter_gather: bool = False
+    syncs_once: bool = False
     attention_flops: str = "full"
 
     def columns(self, plan: ParallelPlan, model: ModelSpec) -> dict[str, float]:
@@ -156,6 +158,7 @@ class Framework:
             "mask_bytes": self.mask_bytes,
             "overlap_grad_reduce": float(self.overlap_grad_reduce),
             "scatter_gather": float(self.scatter_gather),
+            "syncs_once": float(self.syncs_once),
             "causal_flops": float(self.attention_flops == "causal"),
         }
 
@@ -197,6 +200,7 @@ FRAMEWORKS = {
             loss_piece_bytes_on_cpu=2.0**21,
             without_logits=True,
             loss_chunk_bytes=2.0**29,
+            syncs_once=True,
         ),
         Framework(
             "fsdp2",

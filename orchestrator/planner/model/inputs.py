@@ -13,12 +13,18 @@ import numpy as np
 
 from orchestrator.planner.model.frameworks import Framework
 from orchestrator.planner.model.terms import Column, Table, declare_inputs
+from orchestrator.planner.model.trained.rollout_columns import rollout_columns
+from orchestrator.planner.model.trained.saved_columns import saved_columns
+from orchestrator.planner.model.trained.second_module import second_columns
+from orchestrator.planner.model.trained.trained_columns import flops_columns, training_columns
 from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.devices import Device
+from workers.contracts.catalog.model_flops import lookup_parameters
 from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.run_bodies import TrainBody
 
 RECOMPUTE = {"none": 0, "selective": 1, "full": 2, "auto": 3}
 SCHEDULE = {
@@ -73,6 +79,7 @@ declare_inputs(
     "qkv_biased",
     "relu",
     "softcapped",
+    "scalar_head",
 )
 declare_inputs(
     "parameters",
@@ -94,6 +101,7 @@ declare_inputs(
     "params_shared_whole",
     "params_total",
     "params_active",
+    "params_lookup",
 )
 declare_inputs(
     "",
@@ -154,6 +162,7 @@ declare_inputs(
     "vocab_multiple",
     "overlap_grad_reduce",
     "scatter_gather",
+    "syncs_once",
     "causal_flops",
     "repeats_kv",
     "whole_kv",
@@ -209,6 +218,8 @@ class Request:
     tokens: float | None = None
     id: str = ""
     device: Device | None = None  # a user-defined catalogue entry; default: the cluster's
+    train: TrainBody | None = None  # what is frozen or added; default: all weights are trained
+    second: ModelSpec | None = None  # the teacher's shape, if it is known
 
     @property
     def entry(self) -> Device:
@@ -270,6 +281,7 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
         "window": model.window or 0,
         "relu": float(model.activation == "relu"),
         "softcapped": float(model.logit_softcap is not None),
+        "scalar_head": float(model.scalar_head),
         "dropout": model.dropout,
         "biased": float(biased),
         "qkv_biased": float(qkv_biased),
@@ -308,6 +320,25 @@ def model_columns(model: ModelSpec) -> dict[str, float]:
         "params_shared_whole": shared_whole,
         "params_total": count.total,
         "params_active": count.active,
+        "params_lookup": lookup_parameters(model),
+    }
+
+
+def run_columns(
+    model: ModelSpec, train: TrainBody | None, seq_len: int, second: ModelSpec | None = None
+) -> dict[str, float]:
+    """`model_columns`, and what of them is trained, added or computed a second time.
+
+    `second` is the shape of a teacher; a reference has the model's own.
+    """
+    counts = model_columns(model)
+    return {
+        **counts,
+        **training_columns(model, train, counts),
+        **flops_columns(model, train, seq_len, second),
+        **saved_columns(model, train),
+        **second_columns(model, train, second),
+        **rollout_columns(train, model),
     }
 
 
@@ -425,7 +456,7 @@ def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Tabl
     """
     rows = [
         {
-            **model_columns(each.model),
+            **run_columns(each.model, each.train, each.seq_len, each.second),
             **plan_columns(each.plan, each.seq_len),
             **device_columns(each.entry, each.cluster, each.plan.precision),
             **each.framework.columns(each.plan, each.model),

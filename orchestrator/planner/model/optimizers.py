@@ -93,14 +93,14 @@ def not_matrix_params(
 def special_moments_bytes(
     stage_factors: Column,
     not_matrix_params: Column,
-    stage_params: Column,
+    trained_stage_params: Column,
     updated_params: Column,
     factored: Column,
     muon: Column,
     moment_bytes: Column,
 ) -> Column:
     """States of Adafactor and Muon on this device, (S, n)."""
-    own = updated_params / stage_params
+    own = updated_params / np.maximum(trained_stage_params, 1.0)
     return np.asarray(
         own * (factored * 4 * stage_factors + muon * moment_bytes * not_matrix_params)
     )

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
+from orchestrator.planner.model.trained.rollout_columns import rollouts_of
 from workers.contracts.catalog.units import GIB
 
 
@@ -22,10 +25,16 @@ def notes_by_plan(requests: Sequence[Request], table: Table) -> list[list[str]]:
                 _host(request, float(host_bytes)),
                 _stale(request),
                 _disk(request),
+                _rollouts(request, float(share)),
             )
             if note
         ]
-        for request, host_bytes in zip(requests, table.column("host_bytes"), strict=True)
+        for request, host_bytes, share in zip(
+            requests,
+            table.column("host_bytes"),
+            np.broadcast_to(table.column("generation_share"), table.n),
+            strict=True,
+        )
     ]
 
 
@@ -109,3 +118,17 @@ def _gib_per_node(request: Request, host_bytes: float) -> str:
 
 def _devices_per_node(request: Request) -> int:
     return min(request.plan.world_size, request.cluster.devices_per_node)
+
+
+def _rollouts(request: Request, share: float) -> str:
+    """The share of generation in a run that samples its texts, and how answers are counted."""
+    rollouts = rollouts_of(request.train)
+    if rollouts is None:
+        return ""
+    note = (
+        f"Generation takes {share:.0%} of the step if all answers have {rollouts.new_tokens} "
+        "tokens; answers that end earlier take less."
+    )
+    if rollouts.reward_models:
+        note += " Reward models are counted with the policy's size, and their time is not counted."
+    return note

@@ -19,7 +19,7 @@ import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
 from orchestrator.planner.model.inputs import (
     Request,
     device_columns,
-    model_columns,
+    run_columns,
     stage_columns,
     table_of,
 )
@@ -237,7 +237,10 @@ def _tables(
     fixed, constants = chosen.constants, constant_plan(batch, chosen)
     entry, seq_len = scenario.device or scenario.cluster.entry, scenario.workload.seq_len
     common: dict[str, Any] = {
-        name: np.float64(value) for name, value in model_columns(scenario.model).items()
+        name: np.float64(value)
+        for name, value in run_columns(
+            scenario.model, scenario.train, seq_len, scenario.second
+        ).items()
     }
     by_precision = []
     for precision in blocks[0].precision:

@@ -50,10 +50,12 @@ def kv_rows(
     return np.asarray(np.where(is_mla == 1, split_tokens * heads, grouped))
 
 
-@term("B", "input_tokens x hidden x compute_bytes", KORTHIKANTI)
-def qkv_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column) -> Column:
+@term("B", "input_tokens x hidden x compute_bytes x keeps_qkv_input", KORTHIKANTI)
+def qkv_input_bytes(
+    input_tokens: Column, hidden: Column, compute_bytes: Column, keeps_qkv_input: Column
+) -> Column:
     """The normalised input, shared by all projections of attention."""
-    return np.asarray(input_tokens * (hidden * compute_bytes))
+    return np.asarray(input_tokens * (hidden * compute_bytes * keeps_qkv_input))
 
 
 @term(

@@ -20,7 +20,28 @@ PRODUCTS = (
 
 @term(
     "B",
-    "attention_norm + qkv_input + attention + residual_mask + mlp_norm + mlp_input + residual_mask",
+    "(ranks' inner values and scaled outputs) x compute_bytes; with dropout a copy of each input",
+    "LoRA, arXiv 2106.09685; DoRA, arXiv 2402.09353; IA3, arXiv 2205.05638",
+)
+def adapter_saved_bytes(
+    split_tokens: Column,
+    local_tokens: Column,
+    adapter_saved_split: Column,
+    adapter_saved_whole: Column,
+    adapter_saved_masks: Column,
+    dropout_mask_element_bytes: Column,
+    compute_bytes: Column,
+) -> Column:
+    """What an adapter saves per layer."""
+    inner = split_tokens * adapter_saved_split + local_tokens * adapter_saved_whole
+    dropped = local_tokens * adapter_saved_masks * (compute_bytes + dropout_mask_element_bytes)
+    return np.asarray(inner * compute_bytes + dropped)
+
+
+@term(
+    "B",
+    "(attention_norm + attention + residual_mask + mlp_norm + residual_mask) x keeps_layers + "
+    "qkv_input + mlp_input + adapter_saved",
     KORTHIKANTI,
 )
 def layer_shared_bytes(
@@ -30,10 +51,13 @@ def layer_shared_bytes(
     residual_mask_bytes: Column,
     mlp_norm_bytes: Column,
     mlp_input_bytes: Column,
+    adapter_saved_bytes: Column,
+    keeps_layers: Column,
 ) -> Column:
     """What dense and MoE layers have in common, without recomputation."""
-    around = attention_norm_bytes + qkv_input_bytes + mlp_norm_bytes + mlp_input_bytes
-    return np.asarray(around + attention_bytes + 2 * residual_mask_bytes)
+    around = attention_norm_bytes + mlp_norm_bytes + 2 * residual_mask_bytes
+    inputs = qkv_input_bytes + mlp_input_bytes + adapter_saved_bytes
+    return np.asarray((around + attention_bytes) * keeps_layers + inputs)
 
 
 @term("B", "layer_shared + mlp_hidden", f"{KORTHIKANTI}.1: 34 + 5as/h")

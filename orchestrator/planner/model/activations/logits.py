@@ -21,6 +21,12 @@ def local_vocab(vocab: Column, vocab_multiple: Column, tp: Column) -> Column:
     return np.asarray(np.ceil(vocab / multiple) * vocab_multiple)
 
 
+@term("", "local_vocab; 1 with a scalar head", "a reward model gives one number per token")
+def head_rows(local_vocab: Column, scalar_head: Column) -> Column:
+    """Outputs of the head on one device."""
+    return np.asarray(np.where(scalar_head == 1, 1.0, local_vocab))
+
+
 @term("B", "compute_bytes if logits are capped by a tanh, else 0", "the tanh saves its output")
 def softcap_bytes_per_logit(
     softcapped: Column, compute_bytes: Column, loss_without_logits: Column
@@ -67,7 +73,8 @@ def in_place_bytes_per_logit(
 @term(
     "B",
     "fused, or without stored logits: compute_bytes; in place: in_place_bytes_per_logit; else 12 "
-    "(log-probabilities, their gradient, the logits' gradient, fp32); plus the output of a softcap",
+    "(log-probabilities, their gradient, the logits' gradient, fp32); plus the output of a "
+    "softcap; distillation: divergence_bytes and both models' logits",
     "torch.nn.functional.cross_entropy; Megatron-LM's vocab_parallel_cross_entropy",
 )
 def bytes_per_logit(
@@ -77,12 +84,15 @@ def bytes_per_logit(
     softcap_bytes_per_logit: Column,
     in_place_bytes_per_logit: Column,
     loss_without_logits: Column,
+    divergence_bytes: Column,
 ) -> Column:
     """Bytes per logit at the peak of the loss."""
     fused = (fused_cross_entropy == 1) | (loss_without_logits == 1)
     separate = np.where(fused, compute_bytes, 12.0) + softcap_bytes_per_logit
     in_place = (cross_entropy_in_place == 1) & ~fused
-    return np.asarray(np.where(in_place, in_place_bytes_per_logit, separate))
+    held = np.where(in_place, in_place_bytes_per_logit, separate)
+    divergence = divergence_bytes + 2 * compute_bytes + softcap_bytes_per_logit
+    return np.asarray(np.where(divergence_bytes > 0, divergence, held))
 
 
 @term(
@@ -112,10 +122,16 @@ def loss_pieces_bytes(
 
 @term("", "1 if losses come from hidden states, one chunk of logits at a time: on a GPU with pp 1")
 def loss_without_logits(
-    without_logits: Column, is_cpu: Column, pp: Column, loss_chunks: Column
+    without_logits: Column,
+    is_cpu: Column,
+    pp: Column,
+    loss_chunks: Column,
+    divergence_bytes: Column,
+    scalar_head: Column,
 ) -> Column:
     """1 if the loss is computed from hidden states without storing all logits."""
-    return np.asarray(without_logits * (is_cpu == 0) * (pp == 1) * (loss_chunks == 1))
+    reads = (divergence_bytes > 0) | (scalar_head == 1)
+    return np.asarray(without_logits * (is_cpu == 0) * (pp == 1) * (loss_chunks == 1) * ~reads)
 
 
 @term(
@@ -137,12 +153,10 @@ def loss_tokens(
     return np.asarray(np.where(loss_without_logits == 1, np.minimum(chunk, tokens), tokens))
 
 
-@term(
-    "logits", "loss_tokens x local_vocab", "a loss in chunks has the logits of one chunk at a time"
-)
-def live_logits(loss_tokens: Column, local_vocab: Column) -> Column:
+@term("logits", "loss_tokens x head_rows", "a loss in chunks has the logits of one chunk at a time")
+def live_logits(loss_tokens: Column, head_rows: Column) -> Column:
     """Logits of one micro-batch on one device that exist at the same time."""
-    return np.asarray(loss_tokens * local_vocab)
+    return np.asarray(loss_tokens * head_rows)
 
 
 @term(

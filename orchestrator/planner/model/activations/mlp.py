@@ -35,10 +35,12 @@ def residual_mask_bytes(
     return np.asarray(residual_tokens * (hidden * dropout_mask_element_bytes * (dropout > 0)))
 
 
-@term("B", "input_tokens x hidden x compute_bytes", KORTHIKANTI)
-def mlp_input_bytes(input_tokens: Column, hidden: Column, compute_bytes: Column) -> Column:
+@term("B", "input_tokens x hidden x compute_bytes x keeps_mlp_input", KORTHIKANTI)
+def mlp_input_bytes(
+    input_tokens: Column, hidden: Column, compute_bytes: Column, keeps_mlp_input: Column
+) -> Column:
     """The normalised input of the MLP, of the router and of the shared experts."""
-    return np.asarray(input_tokens * (hidden * compute_bytes))
+    return np.asarray(input_tokens * (hidden * compute_bytes * keeps_mlp_input))
 
 
 @term("", "fused_swiglu, on a CPU fused_swiglu_on_cpu", "kernels of a GPU")
@@ -50,13 +52,22 @@ def one_gate_kernel(fused_swiglu: Column, fused_swiglu_on_cpu: Column, is_cpu: C
 @term(
     "",
     "gated: 3 (gate, up, product) fused, 4 unfused (also the activated gate; with relu 3); "
-    "plain: 2, relu 1",
+    "plain: 2, relu 1; the last product's input only if it is trained or adapted",
     "SwiGLU, arXiv 2002.05202; GELU saves its input, relu only its output",
 )
-def mlp_saved_widths(gated: Column, one_gate_kernel: Column, relu: Column) -> Column:
+def mlp_saved_widths(
+    gated: Column,
+    one_gate_kernel: Column,
+    relu: Column,
+    keeps_layers: Column,
+    keeps_down_input: Column,
+) -> Column:
     """Number of tensors of the inner width that an MLP saves, with the last product's input."""
     gated_widths = np.where((one_gate_kernel == 1) | (relu == 1), 3.0, 4.0)
-    return np.asarray(np.where(gated == 1, gated_widths, 2.0 - relu))
+    widths = np.where(gated == 1, gated_widths, 2.0 - relu)
+    between = np.maximum(widths - 1, relu * (1 - gated)) * keeps_layers
+    last = np.minimum(widths - np.maximum(widths - 1, relu * (1 - gated)), 1.0)
+    return np.asarray(between + last * keeps_down_input)
 
 
 @term("B", "split_tokens x ffn x mlp_saved_widths x compute_bytes", f"{KORTHIKANTI}.1: 8sbh + 8sbh")

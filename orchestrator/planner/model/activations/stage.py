@@ -124,7 +124,8 @@ def embedding_saved_bytes(
 
 @term(
     "B",
-    "last stage: residual_tokens x norm_bytes_per_token + input_tokens x hidden x compute_bytes",
+    "last stage: residual_tokens x (norm_bytes_per_token, a frozen decomposed norm without its "
+    "product) + input_tokens x hidden x compute_bytes if the head is trained",
     "Korthikanti et al. 2022, section 4.3: 4sbh",
 )
 def final_norm_saved_bytes(
@@ -135,9 +136,11 @@ def final_norm_saved_bytes(
     hidden: Column,
     compute_bytes: Column,
     last_in_flight: Column,
+    keeps_head_input: Column,
 ) -> Column:
     """Inputs of the final norm and of the output projection, (S, n)."""
-    micro_batch = residual_tokens * norm_bytes_per_token + input_tokens * (hidden * compute_bytes)
+    head_input = input_tokens * (hidden * compute_bytes * keeps_head_input)
+    micro_batch = residual_tokens * norm_bytes_per_token + head_input
     return np.asarray(stage_last * (last_in_flight * micro_batch))
 
 

@@ -12,10 +12,16 @@ from orchestrator.planner.model.terms import Column, term
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, section 4"
 
 
-@term("tokens", "micro_batch x seq_len / cp", "context parallelism divides the sequence")
-def local_tokens(micro_batch: Column, seq_len: Column, cp: Column) -> Column:
+@term(
+    "tokens",
+    "micro_batch x (seq_len + virtual_tokens) / cp",
+    "context parallelism divides the sequence",
+)
+def local_tokens(
+    micro_batch: Column, seq_len: Column, cp: Column, virtual_tokens: Column
+) -> Column:
     """Tokens of one micro-batch on one device."""
-    return np.asarray(micro_batch * seq_len / cp)
+    return np.asarray(micro_batch * (seq_len + virtual_tokens) / cp)
 
 
 @term("tokens", "local_tokens / tp", KORTHIKANTI)
@@ -47,12 +53,15 @@ def one_norm_kernel(fused_norm: Column, fused_norm_on_cpu: Column, is_cpu: Colum
 
 @term(
     "B",
-    "4 + 4 if the weight is applied in fp32, else 4 + compute_bytes",
-    "an fp32 copy of the input, and the normalised input before its weight",
+    "4 + (4 if the weight is applied in fp32, else compute_bytes) x keeps_norm_products",
+    "an fp32 copy of the input, and for the weight's gradient the normalised input",
 )
-def decomposed_norm_element_bytes(norm_weight_in_fp32: Column, compute_bytes: Column) -> Column:
+def decomposed_norm_element_bytes(
+    norm_weight_in_fp32: Column, compute_bytes: Column, keeps_norm_products: Column
+) -> Column:
     """What an RMSNorm without a kernel saves per element."""
-    return np.asarray(np.where(norm_weight_in_fp32 == 1, 8.0, 4.0 + compute_bytes))
+    normalised = np.where(norm_weight_in_fp32 == 1, 4.0, compute_bytes)
+    return np.asarray(4.0 + normalised * keeps_norm_products)
 
 
 @term(

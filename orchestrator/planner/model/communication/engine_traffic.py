@@ -129,7 +129,7 @@ def ranks_sharded(zero: Any, dp: Any, cp: Any) -> Any:
     "parallel: "
     "tp_call_bytes",
     "ZeRO 3 gathers blocks and table again for the backward pass, not the head; ZeRO 2 gathers "
-    "once",
+    "once per micro-batch, or per step if last_only",
 )
 def all_gather_bytes(
     ranks_sharded: Any,
@@ -144,15 +144,15 @@ def all_gather_bytes(
     compute_bytes: Any,
     sequence_parallel: Any,
     tp_call_bytes: Any,
+    last_only: Any,
 ) -> Any:
     """Output bytes of all-gathers per step."""
+    passes = np.where((zero == 2) & (last_only > 0), 1.0, accumulation)
     again = np.ceil(layers / pp) * block_padded_params + np.where(
         tied > 0, 0.0, table_padded_params
     )
     elements = padded_params + np.where(zero >= 3, again, 0.0)
-    return (
-        ranks_sharded * accumulation * elements * compute_bytes + sequence_parallel * tp_call_bytes
-    )
+    return ranks_sharded * passes * elements * compute_bytes + sequence_parallel * tp_call_bytes
 
 
 @term(
@@ -177,8 +177,8 @@ def reduce_scatter_bytes(
 
 @term(
     "B",
-    "copies: Ψ of gradients once per step; hybrid: Ψ / shard per micro-batch; tensor parallel: "
-    "tp_call_bytes",
+    "copies: Ψ of gradients once per step; hybrid: Ψ / shard per micro-batch, or per step if "
+    "last_only; tensor parallel: tp_call_bytes",
     "DistributedDataParallel under no_sync; Shoeybi et al. 2019, arXiv 1909.08053, section 3",
 )
 def all_reduce_bytes(
@@ -187,7 +187,7 @@ def all_reduce_bytes(
     cp: Any,
     dp_replicate: Any,
     shard: Any,
-    accumulation: Any,
+    copy_passes: Any,
     padded_params: Any,
     device_params: Any,
     grad_bytes: Any,
@@ -201,7 +201,7 @@ def all_reduce_bytes(
     hybrid = (
         ranks_sharded
         * (dp_replicate > 1)
-        * accumulation
+        * copy_passes
         * padded_params
         / shard
         * sharded_reduce_bytes

@@ -14,14 +14,37 @@ from orchestrator.planner.model.terms import Column, term
 
 @term(
     "passes",
-    "gathers of the full parameters per step: 0, 1, 1 (FSDP: each micro-batch), 2 x micro-batches",
+    "gathers of the full parameters per step: 0, 1, 1 (FSDP: each micro-batch, unless kept), "
+    "2 x micro-batches",
     "ZeRO, arXiv 1910.02054, section 7; ZeRO-1 and 2 gather updated parameters once, ZeRO-3 in "
     "each pass",
 )
-def gather_passes(zero: Column, fully_sharded: Column, accumulation: Column) -> Column:
+def gather_passes(
+    zero: Column, fully_sharded: Column, accumulation: Column, last_only: Column
+) -> Column:
     """Gathers of the full parameters per step."""
-    again = 1 + (accumulation - 1) * (fully_sharded * (zero == 2))
+    again = 1 + (accumulation - 1) * (fully_sharded * (zero == 2) * (1 - last_only))
     return np.asarray(np.where(zero == 3, 2 * accumulation, (zero > 0) * again))
+
+
+@term(
+    "",
+    "1 if hybrid sharding adds copies, and ZeRO 2 releases weights, on a step's last micro-batch",
+    "fully_shard: set_requires_all_reduce, set_reshard_after_backward; pipelines do it each time",
+)
+def last_only(syncs_once: Column, pp: Column) -> Column:
+    """Whether copies of shards communicate once per step, (n,)."""
+    return np.asarray(syncs_once * (pp == 1), float)
+
+
+@term(
+    "passes",
+    "reduce_passes, or once per step if last_only",
+    "all-reduces of shards among the copies of hybrid sharding",
+)
+def copy_passes(reduce_passes: Column, last_only: Column) -> Column:
+    """All-reduces among copies of shards per step."""
+    return np.asarray(np.where(last_only > 0, 1.0, reduce_passes))
 
 
 @term(
@@ -80,6 +103,7 @@ def stage_dp_bytes(
     expert_stage_params: Column,
     gather_passes: Column,
     reduce_passes: Column,
+    copy_passes: Column,
     zero: Column,
     dp: Column,
     cp: Column,
@@ -95,7 +119,12 @@ def stage_dp_bytes(
     )
     groups = (dp * cp, dp_replicate)
     return _sent(
-        params, groups, gather_passes * compute_bytes, reduce_passes * reduce_bytes, shards, shards
+        params,
+        groups,
+        gather_passes * compute_bytes,
+        (reduce_passes * reduce_bytes, copy_passes * reduce_bytes),
+        shards,
+        shards,
     )
 
 
@@ -108,8 +137,11 @@ def stage_dp_bytes(
 def stage_dp_sent_bytes(
     dense_stage_params: Column,
     expert_stage_params: Column,
+    trained_stage_params: Column,
+    quantized_stage_params: Column,
     gather_passes: Column,
     reduce_passes: Column,
+    copy_passes: Column,
     zero: Column,
     dp: Column,
     cp: Column,
@@ -122,12 +154,19 @@ def stage_dp_sent_bytes(
     """Data parallel bytes that a stage sends, (S, n)."""
     groups, shards = (dp * cp, dp_replicate), zero > 0
     params = dense_stage_params * (dp * cp > 1) + expert_stage_params * (dp * cp > ep)
+    total = dense_stage_params + expert_stage_params
+    trained = np.minimum(trained_stage_params / total, 1.0)
+    # ZeRO 1 sends what was updated; later stages gather all but weights in 4 bits
+    gathered = np.where(zero == 1, trained, 1 - quantized_stage_params / total)
     reduce_scattered = shards & ~((row_sharded == 1) & (zero == 1))
     return _sent(
         params,
         groups,
-        gather_passes * weight_sent_bytes,
-        reduce_passes * gradient_sent_bytes,
+        gathered * gather_passes * weight_sent_bytes,
+        (
+            trained * reduce_passes * gradient_sent_bytes,
+            trained * copy_passes * gradient_sent_bytes,
+        ),
         shards,
         reduce_scattered,
     )
@@ -137,18 +176,20 @@ def _sent(
     params: Column,
     groups: tuple[Column, Column],
     gathered: Column,
-    reduced: Column,
+    reductions: tuple[Column, Column],
     shards: Column,
     reduce_scattered: Column,
 ) -> Column:
-    """Bytes sent per step; `gathered` and `reduced` are bytes per parameter over all passes.
+    """Bytes sent per step; `gathered` and `reductions` are bytes per parameter over all passes.
 
+    `reductions`: within the group of shards, and among copies of a shard.
     `reduce_scattered`: whether gradients are reduce-scattered instead of all-reduced.
     """
     group, copies = groups
+    reduced, added = reductions
     local = gathered + reduced * (2 - reduce_scattered)
     parts = np.maximum(1, group / copies)
-    across = 2 * reduced / parts * (copies > 1) * shards
+    across = 2 * added / parts * (copies > 1) * shards
     return np.asarray(params * (local * ((parts > 1) | ~shards) + across))
 
 

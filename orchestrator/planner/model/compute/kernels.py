@@ -199,22 +199,30 @@ def elementwise_s(elementwise_bytes: Column, memory_rate: Column) -> Column:
     return np.asarray(elementwise_bytes / memory_rate)
 
 
-@term("s", "attention_products_s + dense_products_s + attention_core_s + elementwise_s")
+@term(
+    "s",
+    "attention_products_s + dense_products_s + attention_core_s + elementwise_s + adapter_s + "
+    "dequantize_s",
+)
 def dense_forward_s(
     attention_products_s: Column,
     dense_products_s: Column,
     attention_core_s: Column,
     elementwise_s: Column,
+    adapter_s: Column,
+    dequantize_s: Column,
 ) -> Column:
     """Device seconds of a dense layer, forward."""
-    return np.asarray(attention_products_s + dense_products_s + attention_core_s + elementwise_s)
+    products = attention_products_s + dense_products_s + (adapter_s + dequantize_s)
+    return np.asarray(products + attention_core_s + elementwise_s)
 
 
 @term(
     "s",
-    "2 x products + 2 (2.5 if fused) x attention_core_s + 1.5 x elementwise_s",
-    "two products per weight; a fused attention backward is 5 products, the forward 2 (arXiv "
-    "2205.14135)",
+    "block_backward x products + 2 (2.5 if fused) x attention_core_s + 1.5 x elementwise_s + 2 x "
+    "adapter_s + dequantize_s",
+    "two products per trained weight, one per frozen weight; a fused attention backward is 5 "
+    "products, the forward 2 (arXiv 2205.14135)",
 )
 def dense_backward_s(
     attention_products_s: Column,
@@ -222,9 +230,13 @@ def dense_backward_s(
     attention_core_s: Column,
     elementwise_s: Column,
     flash: Column,
+    block_backward: Column,
+    adapter_s: Column,
+    dequantize_s: Column,
 ) -> Column:
     """Device seconds of a dense layer, backward."""
-    products = 2 * (attention_products_s + dense_products_s)
+    products = block_backward * (attention_products_s + dense_products_s)
+    products = products + (2 * adapter_s + dequantize_s)
     return np.asarray(products + (2 + 0.5 * flash) * attention_core_s + 1.5 * elementwise_s)
 
 
@@ -252,23 +264,31 @@ def moe_launches(experts: Column) -> Column:
 
 @term(
     "s",
-    "products of the head, forward and backward, 6 x rank_tokens x hidden x local_vocab / rate",
+    "products of the head: 2 (1 + head_backward) x rank_tokens x hidden x head_rows / rate",
     "tensor cores need rows of 8 numbers: an odd vocabulary on one rank is slower by "
     "unaligned_head",
 )
 def head_products_s(
     rank_tokens: Column,
     hidden: Column,
-    local_vocab: Column,
+    head_rows: Column,
     wide_peak_flops: Column,
     head_efficiency: Column,
     vocab: Column,
     tp: Column,
     unaligned_head: Column,
+    head_backward: Column,
 ) -> Column:
     """Seconds of the head's products, both passes."""
     odd = (vocab % 8 != 0) & (tp == 1)
-    work = 6 * rank_tokens * hidden * local_vocab / (wide_peak_flops * head_efficiency)
+    work = (
+        2
+        * (1 + head_backward)
+        * rank_tokens
+        * hidden
+        * head_rows
+        / (wide_peak_flops * head_efficiency)
+    )
     return np.asarray(work * np.where(odd, unaligned_head, 1.0))
 
 
@@ -279,7 +299,7 @@ def head_products_s(
 )
 def loss_s(
     rank_tokens: Column,
-    local_vocab: Column,
+    head_rows: Column,
     fused_cross_entropy: Column,
     loss_without_logits: Column,
     head_traffic: Column,
@@ -287,7 +307,7 @@ def loss_s(
 ) -> Column:
     """Seconds of the loss, both passes."""
     fused = np.maximum(fused_cross_entropy, loss_without_logits)
-    return np.asarray(rank_tokens * local_vocab * (24 - 14 * fused) * head_traffic / memory_rate)
+    return np.asarray(rank_tokens * head_rows * (24 - 14 * fused) * head_traffic / memory_rate)
 
 
 @term("s", "head_products_s + loss_s, both passes")

@@ -103,9 +103,10 @@ def moe_extra_s(
     launch_layer_s: Column,
     moe_launches: Column,
     moe_layers: Column,
+    block_backward: Column,
 ) -> Column:
     """Seconds of an MoE layer beyond a dense one."""
-    passes = 3 + recomputed_share
+    passes = 1 + block_backward + recomputed_share
     launches = (2 + recomputed_share) * launch_layer_s * (moe_launches - 1)
     more = np.maximum(passes * (moe_mlp_s - dense_products_s), launches)
     return np.asarray((moe_layers > 0) * more)

@@ -1,6 +1,7 @@
 """Device memory besides states and activations: gathered or cast weights, buckets, workspace.
 
-Counts temporary peaks of the backward pass as well. Does not depend on what activations contain.
+`moments` has the temporary peaks of the backward pass, which the sum includes. Does not depend on
+what activations contain.
 """
 
 from __future__ import annotations
@@ -66,31 +67,35 @@ def resident_params(
 )
 def gathered_bytes(
     stage_params: Column,
+    frozen_stage_params: Column,
+    quantized_stage_params: Column,
     resident_params: Column,
     edge_params: Column,
     lookup_params: Column,
     tied: Column,
-    params_sharded: Column,
+    params_gathered: Column,
     zero: Column,
-    shard: Column,
     param_bytes: Column,
     compute_bytes: Column,
     recompute: Column,
     offload: Column,
+    trains_table: Column,
 ) -> Column:
     """Full copies and casts held from forward to backward, (S, n).
 
     ZeRO 2 keeps every copy, and so do casts unless the layer is recomputed; a lookup saves no
     table.
     """
-    sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
+    sharded, away = params_gathered == 1, offload >= OFFLOAD["all"]
     used = np.where(recompute == RECOMPUTE["full"], edge_params, stage_params) - np.where(
-        tied == 1, 0, lookup_params
+        tied == 1, 0, lookup_params * trains_table
     )
-    casts = used * (param_bytes > compute_bytes)
+    # frozen weights are stored in the compute type, or in 4 bits and not gathered
+    wide = np.maximum(used - frozen_stage_params - quantized_stage_params, 0.0)
+    casts = wide * (param_bytes > compute_bytes)
     copies = np.where(
         sharded,
-        np.where(zero == 3, resident_params, stage_params),
+        np.where(zero == 3, resident_params, stage_params - quantized_stage_params),
         np.where(away, edge_params, casts),
     )
     return np.asarray(copies * compute_bytes)
@@ -100,21 +105,26 @@ def gathered_bytes(
 def gathered_layers_bytes(
     layer_params: Column,
     prefetch_layers: Column,
-    params_sharded: Column,
-    zero: Column,
+    params_gathered: Column,
     shard: Column,
+    zero: Column,
     param_bytes: Column,
     compute_bytes: Column,
     recompute: Column,
     offload: Column,
     fully_sharded: Column,
     resident_params: Column,
+    stage_params: Column,
+    quantized_stage_params: Column,
+    trains_all: Column,
 ) -> Column:
     """Layers that are gathered or cast temporarily, (S, n)."""
-    sharded, away = (params_sharded == 1) & (shard > 1), offload >= OFFLOAD["all"]
-    ahead = (1 + prefetch_layers) * layer_params
+    layer_params = layer_params * (1 - quantized_stage_params / stage_params)
+    sharded, away = params_gathered == 1, offload >= OFFLOAD["all"]
+    single = (shard == 1) & (offload < OFFLOAD["all"])  # gathers nothing ahead
+    ahead = np.where(single, layer_params, (1 + prefetch_layers) * layer_params)
     beyond = np.where(fully_sharded == 1, ahead, np.maximum(ahead - resident_params, 0.0))
-    cast = (param_bytes > compute_bytes) & (recompute == RECOMPUTE["full"])
+    cast = (param_bytes > compute_bytes) & (recompute == RECOMPUTE["full"]) & (trains_all == 1)
     layers = np.where(sharded, beyond * (zero == 3), np.where(away, ahead, layer_params * cast))
     return np.asarray(layers * compute_bytes)
 
@@ -128,12 +138,14 @@ def reduction_bytes(
     layer_params: Column,
     compute_bytes: Column,
     sharded_reduce_bytes: Column,
-    params_sharded: Column,
-    shard: Column,
+    params_gathered: Column,
+    stage_params: Column,
+    trained_stage_params: Column,
 ) -> Column:
-    """Temporary gradients of one layer during their reduction, (n,)."""
-    whole = layer_params * (compute_bytes + sharded_reduce_bytes)
-    return np.where((params_sharded == 1) & (shard > 1), whole, 0.0)
+    """Temporary gradients of one layer during their reduction, (S, n)."""
+    share = np.minimum(trained_stage_params / stage_params, 1.0)
+    whole = share * layer_params * (compute_bytes + sharded_reduce_bytes)
+    return np.where(params_gathered == 1, whole, 0.0)
 
 
 @term(
@@ -264,158 +276,6 @@ def working_bytes(
 ) -> Column:
     """Temporary tensors of a layer's forward or backward pass, besides saved ones."""
     return working_tensors * residual_tokens * hidden * compute_bytes
-
-
-@term(
-    "B",
-    "last stage: local_vocab x hidden x compute_bytes, unless fused_wgrad accumulates it in place",
-)
-def head_gradient_bytes(
-    stage_last: Column,
-    local_vocab: Column,
-    hidden: Column,
-    compute_bytes: Column,
-    fused_wgrad: Column,
-) -> Column:
-    """The full gradient of the head's weight for one micro-batch, (S, n)."""
-    return np.asarray(stage_last * (local_vocab * hidden * compute_bytes * (1 - fused_wgrad)))
-
-
-@term(
-    "B",
-    "head_gradient, the hidden states' gradient, and the larger of the logits' gradient and, "
-    "if sharded, head_gradient in the reduction's dtype; ZeRO 3, tied: the last layer, prefetched; "
-    "at least the three tensors of a softcap; minus logits",
-    "the head's backward pass: results and inputs of both products",
-)
-def head_moment_bytes(
-    stage_last: Column,
-    live_logits: Column,
-    compute_bytes: Column,
-    head_gradient_bytes: Column,
-    local_tokens: Column,
-    hidden: Column,
-    loss_chunks: Column,
-    sharded_reduce_bytes: Column,
-    params_sharded: Column,
-    shard: Column,
-    tied: Column,
-    logits_bytes: Column,
-    logits_saved_bytes: Column,
-    last_in_flight: Column,
-    softcap_bytes_per_logit: Column,
-    layer_params: Column,
-    fully_sharded: Column,
-    zero: Column,
-) -> Column:
-    """Peak of the head's backward pass beyond `logits_bytes`, (S, n).
-
-    Of the loss only the gradient remains; other micro-batches keep theirs. The backward pass of a
-    softcap holds its tanh and the gradients before and after it.
-    """
-    sharded = (params_sharded == 1) & (shard > 1)
-    reduced = sharded & (tied == 0)
-    ahead = stage_last * (
-        layer_params * compute_bytes * (sharded & (tied == 1) & (zero == 3) & (fully_sharded == 1))
-    )
-    first = stage_last * (live_logits * compute_bytes)
-    copy = head_gradient_bytes * np.where(reduced, sharded_reduce_bytes / compute_bytes, 0.0)
-    hidden_gradient = stage_last * (local_tokens / loss_chunks * hidden * compute_bytes)
-    others = logits_saved_bytes * (last_in_flight - 1)
-    products = np.maximum(first, copy) + head_gradient_bytes + hidden_gradient + ahead
-    held = np.maximum(products, stage_last * (3 * live_logits * softcap_bytes_per_logit)) + others
-    return np.asarray(np.maximum(held - logits_bytes, 0.0))
-
-
-@term(
-    "B",
-    "head_gradient if it exists until the end of the backward pass: tied table or cast weight",
-)
-def waiting_gradient_bytes(
-    head_gradient_bytes: Column,
-    param_bytes: Column,
-    compute_bytes: Column,
-    params_sharded: Column,
-    shard: Column,
-    tied: Column,
-    stage_first: Column,
-) -> Column:
-    """Head gradient that exists until the backward pass ends, (S, n).
-
-    The gradient of a tied table is added to that of its lookup; that of a cast weight returns
-    through the cast, which precedes all layers.
-    """
-    cast = (param_bytes > compute_bytes) & ~((params_sharded == 1) & (shard > 1))
-    return np.asarray(head_gradient_bytes * (((tied == 1) & (stage_first == 1)) | cast))
-
-
-@term(
-    "B",
-    "layer_working + gathered_layers + reduction + working + waiting_gradient - logits - "
-    "head_moment, at least 0",
-)
-def layer_moment_bytes(
-    layer_working_bytes: Column,
-    gathered_layers_bytes: Column,
-    reduction_bytes: Column,
-    working_bytes: Column,
-    waiting_gradient_bytes: Column,
-    logits_bytes: Column,
-    head_moment_bytes: Column,
-) -> Column:
-    """Peak of a layer's backward pass beyond logits and `head_moment_bytes`, (S, n).
-
-    The logits are freed before the first layer's backward pass, so that only the larger of the two
-    counts.
-    """
-    # sums over few axes first: only two passes over the full grid of a search
-    head = logits_bytes + head_moment_bytes - waiting_gradient_bytes
-    beyond = (layer_working_bytes + working_bytes - head) + (
-        gathered_layers_bytes + reduction_bytes
-    )
-    return np.asarray(np.maximum(beyond, 0.0))
-
-
-@term(
-    "B",
-    "first stage: full gradient of the token table and its wider copy, beyond "
-    "activations and logits",
-)
-def lookup_moment_bytes(
-    lookup_params: Column,
-    compute_bytes: Column,
-    param_bytes: Column,
-    params_sharded: Column,
-    shard: Column,
-    sharded_reduce_bytes: Column,
-    activations_bytes: Column,
-    in_flight_micro_batches: Column,
-    logits_bytes: Column,
-    layer_moment_bytes: Column,
-    head_moment_bytes: Column,
-    waiting_gradient_bytes: Column,
-    tied: Column,
-) -> Column:
-    """Peak of the embedding's backward pass beyond activations and logits, (S, n).
-
-    It is the last operation: the activations of its micro-batch are freed. Matters if tokens are
-    few.
-    """
-    wide = np.where(
-        (params_sharded == 1) & (shard > 1),
-        sharded_reduce_bytes,
-        param_bytes * (param_bytes > compute_bytes),
-    )
-    freed = activations_bytes / np.maximum(1.0, in_flight_micro_batches) + (
-        logits_bytes + head_moment_bytes
-    )
-    # tied: two gradients and their sum; untied: one gradient, and that of a cast head
-    two = (tied == 1) & (waiting_gradient_bytes > 0)
-    held = lookup_params * np.where(
-        two, np.maximum(3 * compute_bytes, compute_bytes + wide), compute_bytes + wide
-    )
-    held = held + np.where(two, 0.0, waiting_gradient_bytes)
-    return np.asarray(np.maximum(held - freed - layer_moment_bytes, 0.0))
 
 
 @term(

@@ -102,10 +102,10 @@ def embedding_params(local_vocab: Column, hidden: Column, params_positions: Colu
 
 @term(
     "parameters",
-    "last stage: final norm + local_vocab x hidden if untied or copied from another stage",
+    "last stage: final norm + head_rows x hidden if untied or copied from another stage",
 )
 def head_params(
-    local_vocab: Column,
+    head_rows: Column,
     hidden: Column,
     tied: Column,
     params_final_norm: Column,
@@ -117,7 +117,7 @@ def head_params(
     A tied head on a stage without the token table is a copy, synchronised by an all-reduce of its
     gradient.
     """
-    own = np.where((tied == 1) & (stage_first == 1), 0.0, local_vocab * hidden)
+    own = np.where((tied == 1) & (stage_first == 1), 0.0, head_rows * hidden)
     return np.asarray(stage_last * (params_final_norm + own))
 
 
@@ -185,22 +185,38 @@ def params_sharded(zero: Column, fully_sharded: Column) -> Column:
     return np.asarray(zero >= np.where(fully_sharded == 1, 2, 3), float)
 
 
+@term("", "1 if layers are gathered to full copies: sharded weights, in FSDP also on one device")
+def params_gathered(params_sharded: Column, shard: Column, fully_sharded: Column) -> Column:
+    """1 if full copies of stored weights exist for a time."""
+    return np.asarray((params_sharded == 1) & ((shard > 1) | (fully_sharded == 1)), float)
+
+
 @term(
     "B",
-    "stored weights x param_bytes x versions, sharded if params_sharded; on device or host",
+    "trained weights x param_bytes x versions + frozen ones x compute_bytes, sharded if "
+    "params_sharded; + quantized x quantized_bytes; x (1 + value model's share)",
     _ZERO,
 )
 def all_params_bytes(
-    stage_params: Column,
-    sharded_params: Column,
+    trained_stage_params: Column,
+    trained_sharded_params: Column,
+    frozen_stage_params: Column,
+    quantized_stage_params: Column,
+    quantized_bytes: Column,
+    shard: Column,
     params_sharded: Column,
     weight_versions: Column,
     param_bytes: Column,
+    compute_bytes: Column,
+    value_parameters_share: Column,
 ) -> Column:
-    """Stored weights on device or host, (S, n)."""
-    return np.asarray(
-        np.where(params_sharded == 1, sharded_params, stage_params) * param_bytes * weight_versions
-    )
+    """Stored weights on device or host, (S, n); of PPO also the value model's."""
+    sharded = params_sharded == 1
+    trained = np.where(sharded, trained_sharded_params, trained_stage_params)
+    frozen = np.where(sharded, frozen_stage_params / shard, frozen_stage_params) * compute_bytes
+    own = trained * param_bytes * weight_versions + frozen
+    own = own + quantized_stage_params * quantized_bytes
+    return np.asarray(own * (1 + value_parameters_share))
 
 
 @term("B", "all_params_bytes, 0 if offloaded", _ZERO)
@@ -209,12 +225,17 @@ def params_bytes(all_params_bytes: Column, offload: Column) -> Column:
     return np.where(offload >= OFFLOAD["all"], 0.0, all_params_bytes)
 
 
-@term("B", "gradients x grad_bytes, sharded from zero 2; on device or host", _ZERO)
+@term("B", "gradients x grad_bytes x (1 + value model's share), sharded from zero 2", _ZERO)
 def all_grads_bytes(
-    stage_params: Column, sharded_params: Column, zero: Column, grad_bytes: Column
+    trained_stage_params: Column,
+    trained_sharded_params: Column,
+    zero: Column,
+    grad_bytes: Column,
+    value_parameters_share: Column,
 ) -> Column:
-    """Gradients on device or host, (S, n)."""
-    return np.asarray(np.where(zero >= 2, sharded_params, stage_params) * grad_bytes)
+    """Gradients of trained weights on device or host, (S, n)."""
+    trained = np.where(zero >= 2, trained_sharded_params, trained_stage_params)
+    return np.asarray(trained * grad_bytes * (1 + value_parameters_share))
 
 
 @term("B", "all_grads_bytes, 0 if offloaded", _ZERO)
@@ -231,22 +252,27 @@ def grads_bytes(all_grads_bytes: Column, offload: Column, offload_grads: Column)
     "parameters", "parameters whose optimizer state this device stores: sharded from zero 1", _ZERO
 )
 def updated_params(
-    stage_params: Column,
-    sharded_params: Column,
-    expert_stage_params: Column,
-    dense_stage_params: Column,
+    trained_stage_params: Column,
+    trained_sharded_params: Column,
+    trained_expert_stage_params: Column,
+    trained_dense_stage_params: Column,
+    adapter_stage_params: Column,
     expert_shard: Column,
     greedy_share: Column,
     zero: Column,
 ) -> Column:
     """Parameters that this device updates, (S, n)."""
-    split = dense_stage_params * greedy_share + expert_stage_params / expert_shard
-    return np.where(zero >= 2, sharded_params, np.where(zero == 1, split, stage_params))
+    dense = trained_dense_stage_params + adapter_stage_params
+    split = dense * greedy_share + trained_expert_stage_params / expert_shard
+    return np.where(
+        zero >= 2, trained_sharded_params, np.where(zero == 1, split, trained_stage_params)
+    )
 
 
 @term(
     "B",
-    "updated_params x (master weights + moments) + states of Adafactor and Muon; on device or host",
+    "(updated_params x (master weights + moments) + states of Adafactor and Muon) x (1 + value "
+    "model's share)",
     _ZERO,
 )
 def all_optimizer_bytes(
@@ -254,12 +280,14 @@ def all_optimizer_bytes(
     master_bytes: Column,
     moment_bytes: Column,
     special_moments_bytes: Column,
+    value_parameters_share: Column,
 ) -> Column:
     """Optimizer states on device or host, (S, n).
 
     K = 12 of the ZeRO paper is an fp32 master copy and Adam's two fp32 moments.
     """
-    return np.asarray(updated_params * (master_bytes + moment_bytes) + special_moments_bytes)
+    states = updated_params * (master_bytes + moment_bytes) + special_moments_bytes
+    return np.asarray(states * (1 + value_parameters_share))
 
 
 @term("B", "all_optimizer_bytes, 0 if offloaded", _ZERO)

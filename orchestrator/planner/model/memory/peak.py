@@ -10,18 +10,20 @@ import numpy as np
 from orchestrator.planner.model.terms import Column, term
 
 
-@term("B", "params + grads + optimizer + activations + logits + buffers")
+@term("B", "params + reference + grads + optimizer + activations + logits + buffers + rollouts")
 def explained_bytes(
     params_bytes: Column,
+    reference_bytes: Column,
     grads_bytes: Column,
     optimizer_bytes: Column,
     activations_bytes: Column,
     logits_bytes: Column,
     buffers_bytes: Column,
+    rollout_bytes: Column,
 ) -> Column:
     """Bytes that the terms explain, (S, n)."""
-    states = params_bytes + grads_bytes + optimizer_bytes
-    return np.asarray(states + (activations_bytes + logits_bytes) + buffers_bytes)
+    states = params_bytes + grads_bytes + optimizer_bytes + reference_bytes
+    return np.asarray(states + (activations_bytes + logits_bytes) + buffers_bytes + rollout_bytes)
 
 
 @term(

@@ -13,7 +13,10 @@ from orchestrator.planner.model.inputs import SCHEDULE
 from orchestrator.planner.model.terms import Column, term
 
 
-@term("s", "compute of a stage for one micro-batch: its layers, table and head")
+@term(
+    "s",
+    "compute of a stage for one micro-batch: its layers, table and head, and the second module's",
+)
 def stage_compute_s(
     stage_layers: Column,
     stage_moe_layers: Column,
@@ -24,9 +27,12 @@ def stage_compute_s(
     embedding_s: Column,
     head_s: Column,
     microbatch_s: Column,
+    second_layer_s: Column,
+    second_share: Column,
 ) -> Column:
     """Compute of a stage per micro-batch, (S, n)."""
-    layers = stage_layers * dense_layer_s + stage_moe_layers * moe_extra_s
+    head_s = head_s * (1 + second_share / 3)
+    layers = stage_layers * (dense_layer_s + second_layer_s) + stage_moe_layers * moe_extra_s
     return np.asarray(layers + stage_first * embedding_s + stage_last * head_s + microbatch_s)
 
 
@@ -75,9 +81,12 @@ def through_s(
     microbatch_s: Column,
     hop_s: Column,
     pp: Column,
+    second_layer_s: Column,
+    second_share: Column,
 ) -> Column:
     """Seconds of one micro-batch through all stages, forward and backward."""
-    work = layers * (dense_layer_s + dense_layer_exposed_s) + moe_layers * (
+    head_s = head_s * (1 + second_share / 3)
+    work = layers * (dense_layer_s + second_layer_s + dense_layer_exposed_s) + moe_layers * (
         moe_extra_s + moe_exposed_s
     )
     return np.asarray(work + embedding_s + head_s + pp * microbatch_s + 2 * (pp - 1) * hop_s)
@@ -103,11 +112,11 @@ def weight_share(
     dense_products_s: Column,
     dense_layer_s: Column,
     dense_layer_exposed_s: Column,
+    block_backward: Column,
 ) -> Column:
-    """Share of weight gradients in a layer's time."""
-    return np.asarray(
-        (attention_products_s + dense_products_s) / (dense_layer_s + dense_layer_exposed_s)
-    )
+    """Share of weight gradients in a layer's time; frozen weights have none."""
+    products = np.maximum(block_backward - 1, 0.0) * (attention_products_s + dense_products_s)
+    return np.asarray(products / (dense_layer_s + dense_layer_exposed_s))
 
 
 @term(

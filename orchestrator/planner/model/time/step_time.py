@@ -88,16 +88,16 @@ def optimizer_s(
     host_update_bytes_per_s: Column,
     nvme_bytes_per_s: Column,
     correction: Column,
+    value_parameters_share: Column,
 ) -> Column:
-    """Seconds of the optimizer step, (n,)."""
+    """Seconds of the optimizer step, (n,); of PPO also the value model's."""
     on_device = update_bytes / (memory_bandwidth * optimizer_efficiency)
     on_host = (
         grad_bytes + param_bytes
     ) / host_link_bytes_per_s + update_bytes / host_update_bytes_per_s
     on_host = on_host + (offload == OFFLOAD["nvme"]) * update_bytes / nvme_bytes_per_s
-    return np.asarray(
-        correction * updated_params.max(axis=0) * np.where(offload > 0, on_host, on_device)
-    )
+    updated = updated_params.max(axis=0) * (1 + value_parameters_share)
+    return np.asarray(correction * updated * np.where(offload > 0, on_host, on_device))
 
 
 @term("s", "correction x step_overhead_s")
@@ -106,16 +106,18 @@ def other_s(step_overhead_s: Column, correction: Column) -> Column:
     return np.asarray(correction * step_overhead_s)
 
 
-@term("s", "compute_s + exposed_comm_s + bubble_s + optimizer_s + other_s")
+@term("s", "compute_s + exposed_comm_s + bubble_s + optimizer_s + rollout_s + other_s")
 def step_time_s(
     compute_s: Column,
     exposed_comm_s: Column,
     bubble_s: Column,
     optimizer_s: Column,
+    rollout_s: Column,
     other_s: Column,
 ) -> Column:
     """Seconds per step, (n,)."""
-    return np.asarray(compute_s + exposed_comm_s + bubble_s + optimizer_s + other_s)
+    training = compute_s + exposed_comm_s + bubble_s + optimizer_s
+    return np.asarray(training + rollout_s + other_s)
 
 
 @term(

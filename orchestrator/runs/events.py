@@ -1,12 +1,12 @@
 """Records run events once each, numbered per run, and publishes their live frames.
 
 The run's row is locked while its events are numbered (PostgreSQL; SQLite has one writer). Lock
-order: run, the run's topic, topic `fleet`.
+order: run, the run's topic.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -27,7 +27,9 @@ _RUN_TOPIC_ONLY = frozenset(
         "overflow_skipped_step",
         "plan_resolved",
         "pipeline_timeline",
+        "rollouts_sampled",
         "samples_written",
+        "training_rows",
     }
 )
 
@@ -78,6 +80,35 @@ def record(*, run: Run, new: Sequence[NewEvent]) -> list[RunEvent]:
     return rows
 
 
+def record_each(new: Mapping[int, NewEvent]) -> list[live.NewFrame]:
+    """Record one event without `origin` for each run, by id, in three queries.
+
+    The caller has locked the runs in its transaction. Returns the frames of the runs' topics, in
+    the order of `new`, which the caller appends.
+    """
+    now = clock.now()
+    tops = dict(
+        RunEvent.objects.filter(run__in=list(new)).values_list("run").annotate(top=Max("seq"))
+    )
+    rows = [
+        RunEvent(
+            run_id=run,
+            seq=tops.get(run, 0) + 1,
+            attempt=item.attempt,
+            rank=item.rank,
+            time=item.time or now,
+            type=item.type,
+            data=plain(item.data),
+        )
+        for run, item in new.items()
+    ]
+    RunEvent.objects.bulk_create(rows)
+    return [
+        live.NewFrame(f"run:{row.run_id}", "event", {"event": serializers.serialize_event(row)})
+        for row in rows
+    ]
+
+
 def _known(run: Run, origins: list[str]) -> set[str | None]:
     return set(
         RunEvent.objects.filter(run=run, origin__in=origins).values_list("origin", flat=True)
@@ -93,7 +124,11 @@ def _frames(run: Run, rows: list[RunEvent]) -> list[live.NewFrame]:
     serialized = [(row, serializers.serialize_event(row)) for row in rows]
     own = [live.NewFrame(f"run:{run.pk}", "event", {"event": data}) for _, data in serialized]
     fleet = [
-        live.NewFrame("fleet", "event", {"run": str(run.pk), "event": data})
+        live.NewFrame(
+            "fleet",
+            "event",
+            {**live.owned_by(run.owner_id), "run": str(run.pk), "event": data},
+        )
         for row, data in serialized
         if row.type not in _RUN_TOPIC_ONLY
     ]

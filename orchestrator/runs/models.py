@@ -103,6 +103,20 @@ class RunTag(models.Model):
         return self.name
 
 
+class RunSecret(models.Model):
+    """A secret variable of a script's environment, encrypted (`submission.script_secrets`)."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="secrets")
+    name = models.CharField(max_length=200)
+    value = models.TextField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "name"], name="run_secret_once")]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.name}"
+
+
 class Attempt(models.Model):
     """One attempt to execute a run.
 
@@ -121,7 +135,8 @@ class Attempt(models.Model):
     resume_from = models.JSONField(null=True, blank=True)  # {path, step}
     # cancel | pause | preempt, sent to the nodes
     requested = models.CharField(max_length=12, blank=True)
-    nodes_exited = models.JSONField(default=dict)  # node name → its exit report
+    # when the run entered the queue before this attempt
+    queued = models.DateTimeField(null=True, blank=True)
     created = models.DateTimeField(default=timezone.now)
     dispatched = models.DateTimeField(null=True, blank=True)
     launched = models.DateTimeField(null=True, blank=True)  # first supervisor up
@@ -134,6 +149,33 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run_id}.{self.number}"
+
+    @property
+    def nodes_exited(self) -> dict[str, dict[str, object]]:
+        """Exit reports of nodes so far; reads prefetched `shares` if there are any."""
+        return {
+            share.node: share.exit or {}
+            for share in self.shares.all()
+            if share.state == AttemptState.EXITED
+        }
+
+
+class AttemptShare(models.Model):
+    """The part of an attempt on one node."""
+
+    attempt = models.ForeignKey(Attempt, on_delete=models.CASCADE, related_name="shares")
+    node = models.CharField(max_length=80)
+    state = models.CharField(
+        max_length=12, choices=_choices(AttemptState), default=AttemptState.ASSIGNED.value
+    )
+    exit = models.JSONField(null=True, blank=True)  # the node's exit report
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["attempt", "node"], name="share_once")]
+        indexes = [models.Index(fields=["node", "state"], name="share_node_state")]
+
+    def __str__(self) -> str:
+        return f"{self.attempt_id} on {self.node}"
 
 
 class RunEvent(models.Model):
@@ -159,6 +201,25 @@ class RunEvent(models.Model):
         return f"{self.run_id}#{self.seq} {self.type}"
 
 
+class StoredCopy(models.Model):
+    """A complete copy of a checkpoint or artifact in the store.
+
+    `deleted`: nothing may use it any more; `removed`: its objects do not exist any more.
+    """
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="copies")
+    kind = models.CharField(max_length=12)  # checkpoint | artifact
+    key = models.CharField(max_length=500, unique=True)  # below the root of the store
+    bytes = models.BigIntegerField(default=0)
+    fingerprint = models.CharField(max_length=64)
+    created = models.DateTimeField(default=timezone.now)
+    deleted = models.DateTimeField(null=True, blank=True)
+    removed = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return self.key
+
+
 class Checkpoint(models.Model):
     """A saved training state."""
 
@@ -170,6 +231,12 @@ class Checkpoint(models.Model):
     bytes = models.BigIntegerField(default=0)
     created = models.DateTimeField(default=timezone.now)
     deleted = models.DateTimeField(null=True, blank=True)
+    # never deleted by garbage collection
+    pinned = models.BooleanField(default=False, db_default=False)
+    # in the store; of a fork's first checkpoint: its parent's
+    copy = models.ForeignKey(
+        StoredCopy, null=True, blank=True, on_delete=models.SET_NULL, related_name="checkpoints"
+    )
 
     class Meta:
         constraints = [
@@ -188,9 +255,71 @@ class Artifact(models.Model):
     path = models.CharField(max_length=500)
     bytes = models.BigIntegerField(default=0)
     created = models.DateTimeField(default=timezone.now)
+    copy = models.ForeignKey(
+        StoredCopy, null=True, blank=True, on_delete=models.SET_NULL, related_name="artifacts"
+    )
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "name"], name="artifact_once")]
 
     def __str__(self) -> str:
         return f"{self.run_id}/{self.name}"
+
+
+class Deletion(models.Model):
+    """A path on a node that garbage collection deletes; `done` when the node has confirmed it."""
+
+    node = models.CharField(max_length=80)
+    run = models.BigIntegerField()
+    kind = models.CharField(max_length=12)  # checkpoint | attempt
+    path = models.CharField(max_length=500)
+    created = models.DateTimeField(default=timezone.now)
+    ordered = models.DateTimeField(null=True, blank=True)
+    done = models.DateTimeField(null=True, blank=True)
+    freed = models.BigIntegerField(default=0)  # bytes
+    problem = models.CharField(max_length=300, blank=True)  # why it remains
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node", "path"],
+                condition=models.Q(done__isnull=True),
+                name="deletion_open_once",
+            )
+        ]
+        indexes = [models.Index(fields=["node", "done"], name="deletion_node")]
+
+    def __str__(self) -> str:
+        return f"{self.path} on {self.node}"
+
+
+class StoredFolder(models.Model):
+    """A folder below `runs/` on a node, by its newest scan; `orphan`: of no known run."""
+
+    node = models.CharField(max_length=80)
+    name = models.CharField(max_length=255)
+    orphan = models.BooleanField(default=False)
+    bytes = models.BigIntegerField(default=0)
+    attempts = models.JSONField(default=dict)  # attempt folder → bytes without checkpoints
+    modified = models.DateTimeField()
+    seen = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "name"], name="folder_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.node}"
+
+
+class NodeStore(models.Model):
+    """Why the copies of a node wait: the store refused them; removed when it takes one again."""
+
+    node = models.CharField(max_length=80, unique=True)
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="+")
+    reason = models.CharField(max_length=16)  # full | credentials | bucket | unreachable | other
+    message = models.CharField(max_length=400)
+    hint = models.CharField(max_length=400)
+    since = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.reason}"

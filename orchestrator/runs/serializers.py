@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+from django.db.models import QuerySet
 
 from orchestrator.common.units import iso
-from orchestrator.runs.models import Artifact, Attempt, Checkpoint, Experiment, Run, RunEvent
+from orchestrator.runs.models import (
+    Artifact,
+    Attempt,
+    Checkpoint,
+    Experiment,
+    Run,
+    RunEvent,
+    RunTag,
+    StoredCopy,
+)
 
 
 def serialize_run(run: Run) -> dict[str, Any]:
@@ -34,6 +45,89 @@ def serialize_run(run: Run) -> dict[str, Any]:
         "forked_from": str(run.forked_from_id) if run.forked_from_id else None,
         "version": run.version,
     }
+
+
+_COLUMNS: Final = (
+    "pk",
+    "name",
+    "kind",
+    "state",
+    "spec",
+    "plan",
+    "attempt_number",
+    "owner__username",
+    "experiment__name",
+    "created",
+    "started",
+    "ended",
+    "prediction",
+    "exit",
+    "priority",
+    "notes",
+    "devices",
+    "wait_reason",
+    "summary",
+    "forked_from_id",
+    "version",
+)
+
+
+def serialize_runs(runs: QuerySet[Run]) -> list[dict[str, Any]]:
+    """Runs as `serialize_run`, in the order of the query, in two queries without objects."""
+    rows = list(runs.values_list(*_COLUMNS))
+    tags: dict[int, list[str]] = {row[0]: [] for row in rows}
+    named = RunTag.objects.filter(run__in=tags).order_by("name").values_list("run_id", "name")
+    for run_id, name in named:
+        tags[run_id].append(name)
+    return [
+        {
+            "id": str(pk),
+            "name": name,
+            "kind": kind,
+            "state": state,
+            "spec": spec,
+            "plan": plan,
+            "attempt": attempt,
+            "owner": owner,
+            "experiment": experiment,
+            "created": iso(created),
+            "started": iso(started),
+            "ended": iso(ended),
+            "prediction": prediction,
+            "exit": exit_,
+            "priority": priority,
+            "tags": tags[pk],
+            "notes": notes,
+            "devices": devices,
+            "wait_reason": reason or None,
+            "summary": summary,
+            "forked_from": str(forked_from) if forked_from else None,
+            "version": version,
+        }
+        for (
+            pk,
+            name,
+            kind,
+            state,
+            spec,
+            plan,
+            attempt,
+            owner,
+            experiment,
+            created,
+            started,
+            ended,
+            prediction,
+            exit_,
+            priority,
+            notes,
+            devices,
+            reason,
+            summary,
+            forked_from,
+            version,
+        ) in rows
+    ]
 
 
 def serialize_attempt(attempt: Attempt) -> dict[str, Any]:
@@ -78,6 +172,20 @@ def serialize_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         "bytes": checkpoint.bytes,
         "created": iso(checkpoint.created),
         "deleted": iso(checkpoint.deleted),
+        "pinned": checkpoint.pinned,
+        "stored": _stored(checkpoint.copy),
+    }
+
+
+def _stored(copy: StoredCopy | None) -> dict[str, Any] | None:
+    """The copy in the store, while it may be used."""
+    if copy is None or copy.deleted is not None:
+        return None
+    return {
+        "key": copy.key,
+        "bytes": copy.bytes,
+        "fingerprint": copy.fingerprint,
+        "created": iso(copy.created),
     }
 
 
@@ -90,6 +198,7 @@ def serialize_artifact(artifact: Artifact) -> dict[str, Any]:
         "path": artifact.path,
         "bytes": artifact.bytes,
         "created": iso(artifact.created),
+        "stored": _stored(artifact.copy),
     }
 
 

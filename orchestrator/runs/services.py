@@ -32,16 +32,25 @@ from orchestrator.runs.lifecycle.actions import (
 )
 from orchestrator.runs.lifecycle.attempts import (
     ATTEMPT_REQUESTS,
+    NewAttempt,
     attempt_create,
-    attempt_dispatched,
     attempt_exited,
     attempt_launching,
     attempt_node_exited,
+    attempt_place,
+    attempt_progress,
     attempt_request_sent,
     attempt_running,
+    attempts_create,
+    attempts_dispatched,
+    attempts_enqueue,
+    share_advance,
 )
 from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
+from orchestrator.runs.submission.run_paths import in_run_folder
+from orchestrator.runs.submission.script_secrets import renew as script_secrets_renew
+from orchestrator.runs.submission.served_adapters import adapter_load, adapter_unload
 from orchestrator.runs.submission.submit import (
     run_folder,
     run_submit,
@@ -52,15 +61,22 @@ from workers.contracts.specs.run_bodies import CheckpointSpec
 
 __all__ = [
     "ATTEMPT_REQUESTS",
+    "NewAttempt",
     "NewEvent",
+    "adapter_load",
+    "adapter_unload",
     "artifact_record",
     "attempt_create",
-    "attempt_dispatched",
     "attempt_exited",
     "attempt_launching",
     "attempt_node_exited",
+    "attempt_place",
+    "attempt_progress",
     "attempt_request_sent",
     "attempt_running",
+    "attempts_create",
+    "attempts_dispatched",
+    "attempts_enqueue",
     "checkpoint_deleted",
     "checkpoint_record",
     "event_record",
@@ -69,6 +85,7 @@ __all__ = [
     "experiment_update",
     "external_finish",
     "fork_problems",
+    "in_run_folder",
     "may_manage",
     "run_cancel",
     "run_checkpoint",
@@ -82,6 +99,8 @@ __all__ = [
     "run_rewind",
     "run_submit",
     "run_update",
+    "script_secrets_renew",
+    "share_advance",
     "spec_preview",
     "spec_problem_list",
     "summary_update",
@@ -133,7 +152,7 @@ def checkpoint_record(
     values = {"path": path, "tokens": tokens, "bytes": bytes}
     with transaction.atomic():
         new = conditional.update(
-            known.exclude(deleted=None), deleted=None, created=clock.now(), **values
+            known.exclude(deleted=None), deleted=None, copy=None, created=clock.now(), **values
         )
         if not new:
             _, new = Checkpoint.objects.get_or_create(
@@ -167,7 +186,7 @@ def _prune_checkpoints(run: Run) -> None:
 
 def artifact_record(*, run: Run, name: str, path: str, bytes: int = 0) -> Artifact:
     """Record a file that the run produced; replaces an older one of the same name."""
-    values = {"path": path, "bytes": bytes, "created": clock.now()}
+    values = {"path": path, "bytes": bytes, "created": clock.now(), "copy": None}
     return Artifact.objects.update_or_create(run=run, name=name, defaults=values)[0]
 
 
@@ -180,18 +199,23 @@ def summary_update(*, run: Run, summary: dict[str, Any] | None, seen: datetime) 
 def wait_reasons_set(*, reasons: Mapping[int, str]) -> int:
     """Store why each waiting run waits, by run id.
 
-    Writes changed reasons only, publishes one `queue` frame, returns the number of changes.
+    Writes changed reasons only, with one query per distinct reason, publishes one `queue` frame,
+    returns the number of changes.
     """
-    waiting = Run.objects.filter(state="queued", pk__in=list(reasons)).order_by("pk")
-    changed = [
-        pk for pk, reason in waiting.values_list("pk", "wait_reason") if reason != reasons[pk][:300]
-    ]
-    if not changed:
-        return 0
+    texts = {run: reason[:300] for run, reason in reasons.items()}
     with transaction.atomic():
-        for pk in changed:  # every service locks runs by ascending id
-            conditional.update(
-                Run.objects.filter(pk=pk, state="queued"), wait_reason=reasons[pk][:300]
-            )
-        live.append("fleet", "queue", {})
-    return len(changed)
+        # every service locks runs by ascending id
+        waiting = (
+            Run.objects.select_for_update(no_key=True)
+            .filter(state="queued", pk__in=list(texts))
+            .order_by("pk")
+        )
+        changed: dict[str, list[int]] = {}
+        for pk, reason in waiting.values_list("pk", "wait_reason"):
+            if reason != texts[pk]:
+                changed.setdefault(texts[pk], []).append(pk)
+        for text, runs in changed.items():
+            Run.objects.filter(pk__in=runs).update(wait_reason=text)
+        if changed:
+            live.append("fleet", "queue", {})
+    return sum(len(runs) for runs in changed.values())

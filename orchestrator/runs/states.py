@@ -5,11 +5,13 @@ A transition is a conditional UPDATE with its event and live frames, in one tran
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.db import transaction
+from django.db.models import F
 
-from orchestrator.common import clock, conditional
+from orchestrator.common import clock, conditional, live
 from orchestrator.runs import events, live_frames
 from orchestrator.runs.models import Attempt, Run
 from workers.contracts.wire.node_messages import AttemptState, RunState
@@ -66,6 +68,37 @@ def run_move(
         )
         live_frames.run_state(run)
     return True
+
+
+def runs_start(runs: Sequence[Run], *, why: Mapping[int, str]) -> list[Run]:
+    """Move those of the runs that are queued to `starting`, with the next attempt's number.
+
+    Costs a constant number of queries. Call it in a transaction. `why` is by run id. Returns the
+    moved runs by ascending id; each stays locked until the commit.
+    """
+    cleared = {"state": S, "wait_reason": "", "not_before": None, "requested": ""}
+    locked = Run.objects.select_for_update(no_key=True).filter(
+        pk__in=[run.pk for run in runs], state=Q
+    )
+    moved = list(locked.order_by("pk"))
+    Run.objects.filter(pk__in=[run.pk for run in moved]).update(
+        attempt_number=F("attempt_number") + 1, **cleared
+    )
+    frames, fleet = {}, []
+    new = {}
+    for run in moved:
+        for name, value in cleared.items():
+            setattr(run, name, value)
+        run.attempt_number += 1
+        data = {"of": "run", "old": str(Q), "new": str(S), "by": "control plane"}
+        data["why"] = why[run.pk]
+        new[run.pk] = events.NewEvent("state_changed", data, attempt=run.attempt_number)
+        frames[run.pk], of_fleet = live_frames.state_frames(run)
+        fleet.append(of_fleet)
+    first = events.record_each(new) if new else []
+    pairs = zip(first, frames.values(), strict=True)
+    live.append_many([*(frame for pair in pairs for frame in pair), *fleet])
+    return moved
 
 
 def attempt_move(attempt: Attempt, to: AttemptState, *, why: str = "", **values: Any) -> bool:

@@ -20,7 +20,7 @@ from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import live_frames, states
 from orchestrator.runs.models import Attempt, Run, RunTag
-from orchestrator.runs.submission.submit import NAME_LENGTH, run_submit
+from orchestrator.runs.submission.submit import NAME_LENGTH, priority_problems, run_submit
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
 _MAX_RACES = 5  # after a lost race the new state is visible; several in a row are rare
@@ -144,13 +144,11 @@ def run_update(
     version: int | None = None,
 ) -> Run:
     """Edit priority, tags or notes. With `version`, raises 412 if the run was edited since."""
-    _may_manage(run, by)
+    require_manage(run, by)
     values: dict[str, Any] = {}
     if priority is not None:
-        if not -1_000_000 <= priority <= 1_000_000:
-            raise invalid(
-                "priority", f"{priority} is out of range", "a number from -1000000 to 1000000"
-            )
+        for problem in priority_problems(priority, by=by):
+            raise invalid(problem.field, problem.message, problem.hint)
         values["priority"] = priority
     if notes is not None:
         if len(notes) > 20_000:
@@ -196,7 +194,7 @@ def run_update(
 def external_finish(*, run: Run, status: str, reason: str = "", by: User | None = None) -> Run:
     """End an external run: reported by its program, or by the control plane after long silence."""
     if by is not None:
-        _may_manage(run, by)
+        require_manage(run, by)
     if status not in states.ENDED:
         raise invalid("status", f"{status!r} is not a final state", "finished, failed or cancelled")
     if run.kind != "external":
@@ -247,7 +245,7 @@ def may_manage(run: Run, user: User) -> bool:
 
 def _request(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
     """Request something that training does at its next step without stopping."""
-    _may_manage(run, by)
+    require_manage(run, by)
     if run.kind != "train" or run.state != RunState.RUNNING:
         detail = (
             f"Run {run.pk} is a {run.kind} run and {run.state}; only a running training run {does}."
@@ -268,7 +266,8 @@ def _request(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
     return run
 
 
-def _may_manage(run: Run, by: User) -> None:
+def require_manage(run: Run, by: User) -> None:
+    """Raises 403 unless the user may manage the run."""
     if not may_manage(run, by):
         raise forbidden(
             f"Run {run.pk} belongs to {run.owner.username}; its owner and operators can manage it."
@@ -277,7 +276,7 @@ def _may_manage(run: Run, by: User) -> None:
 
 def perform(run: Run, by: User, what: str, act: Callable[[], bool]) -> Run:
     """Run the action; repeat it if a concurrent transition won."""
-    _may_manage(run, by)
+    require_manage(run, by)
     for _ in range(_MAX_RACES):
         with transaction.atomic():
             before = (run.state, run.requested)

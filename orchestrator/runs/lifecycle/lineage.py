@@ -13,6 +13,7 @@ from orchestrator.common.errors import conflict, invalid
 from orchestrator.runs import events, states
 from orchestrator.runs.lifecycle.actions import forced, merged, perform, requeue, shortened
 from orchestrator.runs.models import Checkpoint, Run
+from orchestrator.runs.store.resumable import resumable
 from orchestrator.runs.submission.submit import run_submit, spec_invalid
 from workers.contracts import Problem
 from workers.contracts.wire.node_messages import RunState
@@ -79,6 +80,8 @@ def run_rewind(*, run: Run, by: User, step: int) -> Run:
         later = Checkpoint.objects.filter(run=run, deleted=None, step__gt=step)
         given_up = sorted(set(later.values_list("step", flat=True)))
         later.update(deleted=clock.now())
+        Checkpoint.objects.filter(run=run, step__gt=step).update(copy=None)
+        Checkpoint.objects.filter(pk=checkpoint.pk).update(deleted=None)  # nodes read its copy
         data = {"step": step, "by": by.username, "tokens": checkpoint.tokens, "given_up": given_up}
         events.record(
             run=run, new=[events.NewEvent("rewound", data, attempt=run.attempt_number or None)]
@@ -95,8 +98,8 @@ def fork_problems(*, run: Run, step: int, changes: dict[str, Any]) -> list[dict[
 
 
 def _retained_checkpoint(run: Run, step: int) -> Checkpoint:
-    retained = Checkpoint.objects.filter(run=run, deleted=None)
-    checkpoint = retained.filter(step=step).order_by("-id").first()
+    retained = resumable(run=run)
+    checkpoint = retained.filter(step=step).first()
     if checkpoint is not None:
         return checkpoint
     steps = set(retained.values_list("step", flat=True))

@@ -9,6 +9,7 @@ from typing import Any
 from workers.contracts.specs.run import Retries
 from workers.contracts.wire.node_messages import ExitClass, RunState
 
+PREFLIGHT = "preflight"  # cause of an exit before the user's program started
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 300.0
 
@@ -46,7 +47,8 @@ def outcome(
 
     `requested` is the user's request to the run (cancel, pause or none), `attempt_requested` the
     request to the attempt. Success wins over any request, then the request decides. Preemptions
-    use no budget; other exits use the budget of their class with exponential back-off.
+    and failed preflight probes use no budget; other exits use the budget of their class. All but
+    preemptions have an exponential back-off.
     """
     spent = dict(used)
     reason = _sentence(str(exit.get("reason") or ""))
@@ -67,6 +69,14 @@ def outcome(
         )
     if exit_class == ExitClass.CANCELLED:
         return Outcome(RunState.CANCELLED, reason or "Ended on request.", ending, spent)
+    if exit.get("cause") == PREFLIGHT:
+        so_far = spent.get(PREFLIGHT, 0)
+        spent[PREFLIGHT] = so_far + 1
+        wait_s = min(_FIRST_WAIT_S * 2**so_far, _LONGEST_WAIT_S)
+        why = (
+            f"The devices failed their probe; the next attempt follows in {wait_s:.0f} s. {reason}"
+        )
+        return Outcome(RunState.QUEUED, why.strip(), None, spent, wait_s)
     budget, so_far = retries.budget(str(exit_class)), spent.get(str(exit_class), 0)
     cause = _CAUSES[exit_class]
     if budget is None or so_far < budget:
@@ -75,7 +85,9 @@ def outcome(
         of = "" if budget is None else f" of {budget}"
         why = f"Ended by {cause}; retry {so_far + 1}{of} follows in {wait_s:.0f} s. {reason}"
         return Outcome(RunState.QUEUED, why.strip(), None, spent, wait_s)
-    left = "it is not retried" if budget == 0 else f"its {budget} retries are used up"
+    left = {0: "it is not retried", 1: "its only retry is used up"}.get(
+        budget, f"its {budget} retries are used up"
+    )
     why = f"Ended by {cause}; {left}."
     return Outcome(RunState.FAILED, why, {**ending, "reason": f"{reason} {why}".strip()}, spent)
 

@@ -5,22 +5,23 @@ Reads events and queries the run's own server. The proxy in `api.serve` forwards
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import httpx
 from django.conf import settings
-from pydantic import AliasChoices, ValidationError
+from pydantic import ValidationError
 
+from orchestrator.common.checked_files import open_resolved, resolved_below
 from orchestrator.common.units import is_id
 from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.runs.states import ENDED
-from workers.contracts.base import Contract
 from workers.contracts.specs.api_key_hash import key_checker
 from workers.contracts.wire.node_messages import RunState
 from workers.contracts.wire.serving_reports import (
@@ -39,7 +40,6 @@ from workers.contracts.wire.serving_reports import (
 )
 
 Phase = Literal["waiting", "loading", "serving", "draining", "ended"]
-_ANYWHERE: Final = ("0.0.0.0", "::", "")
 _TIMEOUT: Final = httpx.Timeout(2.0, connect=1.0)
 _FRESH_S: Final = 0.3  # several pages share one query
 _CACHED_RUNS: Final = 200  # runs
@@ -96,7 +96,7 @@ def status(*, run: Run) -> EndpointStatus:
         return EndpointStatus(
             "loading", f"Run {run.pk} is loading its model. Try again in a few seconds."
         )
-    url = f"http://{_bracketed(_host(serving, attempt))}:{serving.port}"
+    url = f"http://{_bracketed(_host(attempt))}:{serving.port}"
     key = serve_key(str(attempt.fence))
     if run.state == RunState.STOPPING or events[-1].type == DRAINING:
         message = (
@@ -140,7 +140,7 @@ def summary_of(*, run: Run) -> Summary | None:
     """The request summary of the newest attempt that ended; None before."""
     for event in RunEvent.objects.filter(run=run, type=SERVED).order_by("-seq")[:4]:
         try:
-            return Summary.from_dict(known(event.data, Summary))
+            return Summary.from_dict(event.data)
         except ValidationError:
             continue
     return None
@@ -156,8 +156,8 @@ def last_snapshot(*, run: Run) -> EngineSnapshot | None:
     snapshots: list[EngineSnapshot] = []
     for number in range(run.attempt_number, max(0, run.attempt_number - _ATTEMPTS), -1):
         try:
-            text = _snapshot_text(folder / f"attempt-{number}" / "rank-0")
-            snapshots.append(EngineSnapshot.model_validate_json(text[:_MOST_BYTES]))
+            text = _snapshot_text(folder, folder / f"attempt-{number}" / "rank-0")
+            snapshots.append(EngineSnapshot.model_validate_json(text))
         except (OSError, ValidationError):
             continue
         if snapshots[-1].state.requests:
@@ -166,19 +166,14 @@ def last_snapshot(*, run: Run) -> EngineSnapshot | None:
     return snapshots[0] if snapshots else summary.snapshot if summary is not None else None
 
 
-def known(data: Mapping[str, Any], contract: type[Contract]) -> dict[str, Any]:
-    """The entries that the contract has fields for; an event may have more."""
-    names = set(contract.model_fields)
-    for field in contract.model_fields.values():
-        if isinstance(field.validation_alias, AliasChoices):
-            names |= {str(choice) for choice in field.validation_alias.choices}
-    return {name: value for name, value in data.items() if name in names}
-
-
-def _snapshot_text(folder: Path) -> bytes:
+def _snapshot_text(run_folder: Path, folder: Path) -> bytes:
     path = folder / ENGINE_SNAPSHOT
     # version 0.1 wrote `stood.json`
-    return (path if path.exists() else folder / OLD_ENGINE_SNAPSHOT).read_bytes()
+    resolved = resolved_below(path if path.exists() else folder / OLD_ENGINE_SNAPSHOT, run_folder)
+    if resolved is None:
+        raise FileNotFoundError(errno.ENOENT, "a link leads out of the run's folder", str(path))
+    with open_resolved(resolved) as file:
+        return file.read(_MOST_BYTES)
 
 
 class _Cell:
@@ -209,15 +204,16 @@ def _read(event: RunEvent) -> Serving | None:
     if event.type != SERVING:
         return None
     try:
-        return Serving.from_dict(known(event.data, Serving))
+        return Serving.from_dict(event.data)
     except ValidationError:
         return None
 
 
-def _host(serving: Serving, attempt: Attempt) -> str:
-    """The reported host; the first node's address if the server listens on all interfaces."""
-    if serving.host not in _ANYWHERE:
-        return serving.host
+def _host(attempt: Attempt) -> str:
+    """The address of the node on which the scheduler placed rank 0.
+
+    The reported host is not used: it comes from a file that the run's own program may write.
+    """
     shares = sorted(attempt.placement, key=lambda share: share.get("node_rank", 0))
     return str(shares[0].get("address") or "127.0.0.1") if shares else "127.0.0.1"
 

@@ -9,17 +9,16 @@ import heapq
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
-from django.conf import settings
 from pydantic import ValidationError
 
 from orchestrator.runs.models import Run, RunEvent
-from orchestrator.runs.outputs.endpoint import known
+from orchestrator.runs.submission.run_paths import open_file_of_run
 from workers.contracts.wire.serving_reports import EVALUATED, Evaluated
 
 LINES: Final = "results.jsonl"
+BASELINE_LINES: Final = "baseline.jsonl"
 _MOST_BYTES: Final = 64 * 2**20
 # metrics of a line by preference: (name, whether less is better)
 _RANKED: Final = (
@@ -46,34 +45,71 @@ def evaluated(*, run: Run) -> Evaluated | None:
     """The newest results; None before the first."""
     for event in RunEvent.objects.filter(run=run, type=EVALUATED).order_by("-seq")[:4]:
         try:
-            return Evaluated.from_dict(known(event.data, Evaluated))
+            return Evaluated.from_dict(event.data)
         except ValidationError:
             continue
     return None
 
 
-def lines_file(*, run: Run, evaluation: Evaluated) -> Path | None:
-    """The file with one line per example; None if it is on another machine."""
-    root = Path(settings.ENV.media_runs).resolve()
-    for file in evaluation.files:
-        path = (root.parent / file.path).resolve()
-        if file.name == LINES and path.is_relative_to(root / str(run.pk)) and path.is_file():
-            return path
-    return None
+def worst(*, run: Run, evaluation: Evaluated, limit: int) -> list[Line] | None:
+    """The lowest-scoring examples, worst first: by loss if they have one, else by score.
 
-
-def worst(path: Path, *, limit: int) -> list[Line]:
-    """The lowest-scoring lines, worst first: by loss if they have one, else by score."""
-    lines = [line for line in map(_ranked, _rows(path)) if line is not None]
+    None if the file with one line per example is on another machine.
+    """
+    names = [file.path for file in evaluation.files if file.name == LINES]
+    opened = next((file for path in names if (file := open_file_of_run(run.pk, path))), None)
+    if opened is None:
+        return None
+    lines = [line for line in map(_ranked, _rows(opened)) if line is not None]
     less = dict(_RANKED)
     return heapq.nlargest(
         limit, lines, key=lambda line: line.value if less[line.by] else -line.value
     )
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class AnswerPair:
+    """Two different answers to example number `example` (from 0), before and after training.
+
+    `id` is the example's own.
+    """
+
+    example: int
+    id: Any
+    prompt: str | None
+    before: str
+    after: str
+
+
+def answer_pairs(*, run: Run, evaluation: Evaluated) -> list[AnswerPair] | None:
+    """Examples that were answered differently; None without a baseline, or without its files."""
+    opened: dict[str, BinaryIO] = {}
+    for name in (LINES, BASELINE_LINES):
+        paths = [file.path for file in evaluation.files if file.name == name]
+        match = next((file for path in paths if (file := open_file_of_run(run.pk, path))), None)
+        if match is None:
+            for file in opened.values():
+                file.close()
+            return None
+        opened[name] = match
+    after, before = (list(_rows(opened[name])) for name in (LINES, BASELINE_LINES))
+    return [
+        AnswerPair(number, first.get("id"), _text(second.get("prompt")), old, new)
+        for number, (first, second) in enumerate(zip(before, after, strict=False))
+        if first.get("id") == second.get("id")
+        and isinstance(old := first.get("answer"), str)
+        and isinstance(new := second.get("answer"), str)
+        and old != new
+    ]
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rows(opened: BinaryIO) -> Iterator[dict[str, Any]]:
     size = 0
-    with open(path, "rb") as file:
+    with opened as file:
         for text in file:
             size += len(text)
             if size > _MOST_BYTES:

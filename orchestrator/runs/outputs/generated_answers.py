@@ -12,12 +12,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, BinaryIO, Final
 
 from django.conf import settings
 
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs.models import Run
+from orchestrator.runs.outputs.output_files import open_output_file
 
 _CHUNK: Final = 1 << 20
 _LONGEST: Final = 1 << 24  # bytes of a line
@@ -51,12 +52,19 @@ def file_paths(run: Run) -> tuple[Path, Path]:
     """`(input, output)` on this machine; a relative output is in the run's folder."""
     body = run.spec.get("generate") or {}
     folder = Path(settings.ENV.media_runs) / str(run.pk)
-    return Path(str(body.get("input") or "")), folder / str(body.get("output") or "")
+    output = folder / str(body.get("output") or "")
+    return Path(str(body.get("input") or "")), output
 
 
 def is_available(run: Run) -> bool:
     """Whether the answers are on this machine."""
-    return run.kind == "generate" and file_paths(run)[1].is_file()
+    if run.kind != "generate":
+        return False
+    try:
+        open_output_file(file_paths(run)[1]).close()
+    except OSError:
+        return False
+    return True
 
 
 def count_answers(run: Run) -> tuple[int, int | None]:
@@ -72,10 +80,10 @@ def get_page(*, run: Run, after: str | None, limit: int) -> Page:
 
     `after` is a page's `next`. Raises 409 if the file is on another machine.
     """
-    input_path, output_path = file_paths(run)[0], _existing_output(run)
     number, output_offset, input_offset = _parse_cursor(after)
     answers: list[Answer] = []
-    with open(output_path, "rb") as output_file, _open_or_empty(input_path) as input_file:
+    input_path = file_paths(run)[0]
+    with _open_output(run) as output_file, _open_or_empty(input_path) as input_file:
         output_file.seek(output_offset)
         input_file.seek(input_offset)
         while len(answers) < limit and (line := _complete_line(output_file)) is not None:
@@ -89,15 +97,17 @@ def get_page(*, run: Run, after: str | None, limit: int) -> Page:
 def read_chunks(*, run: Run) -> Iterator[bytes]:
     """The output file up to its last complete line. Raises 409 if it is on another machine."""
     rest = b""
-    with open(_existing_output(run), "rb") as file:
+    with _open_output(run) as file:
         while chunk := file.read(_CHUNK):
             complete, newline, rest = (rest + chunk).rpartition(b"\n")
             yield complete + newline
 
 
-def _existing_output(run: Run) -> Path:
+def _open_output(run: Run) -> BinaryIO:
     path = file_paths(run)[1]
-    if not path.is_file():
+    try:
+        return open_output_file(path)
+    except OSError:
         raise Refusal(
             "file-elsewhere",
             "There are no answers on this machine",
@@ -106,8 +116,7 @@ def _existing_output(run: Run) -> Path:
             "the "
             "first answer; a shared run directory (ORRERY_SHARED_RUNS) or a shared data root "
             "makes it available here.",
-        )
-    return path
+        ) from None
 
 
 def _answer(number: int, output_line: bytes, input_line: bytes | None) -> Answer:
@@ -156,7 +165,7 @@ def _next_line(file: IO[bytes]) -> bytes | None:
 
 def _open_or_empty(path: Path) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open_output_file(path)
     except OSError:
         return open(os.devnull, "rb")
 
@@ -172,7 +181,7 @@ def _count_lines(path: Path, *, complete_only: bool) -> int | None:
     `complete_only` ignores a last line without a newline.
     """
     try:
-        with open(path, "rb") as file:
+        with open_output_file(path) as file:
             stat = os.fstat(file.fileno())
             with _lock:
                 inode, offset, lines = _counts.get(str(path), (stat.st_ino, 0, 0))

@@ -8,6 +8,7 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from orchestrator.runs.models import Run, RunEvent
+from orchestrator.runs.outputs.valid_steps import without_discarded_steps
 from workers.contracts.wire.samples import SAMPLES_WRITTEN, SamplesWritten
 
 
@@ -30,15 +31,15 @@ def samples_of(*, run: Run) -> list[StepSamples]:
 
     Events in another format are skipped.
     """
-    samples: list[StepSamples] = []
-    for event in RunEvent.objects.filter(run=run, type=SAMPLES_WRITTEN).order_by("seq"):
-        try:
-            content = SamplesWritten.from_dict(event.data)
-        except ValidationError:
-            continue
-        number = event.attempt or 0
-        if any(number <= attempt and content.step > step for attempt, step in run.rewinds):
-            continue
-        samples = [sample for sample in samples if sample.content.step < content.step]
-        samples.append(StepSamples(event.attempt, event.time, content))
-    return samples
+    rows = RunEvent.objects.filter(run=run, type=SAMPLES_WRITTEN).order_by("seq")
+    samples = [each for event in rows if (each := _read(event)) is not None]
+    written = ((each.attempt or 0, each.content.step, each) for each in samples)
+    return [each for _, each in without_discarded_steps(written, run.rewinds)]
+
+
+def _read(event: RunEvent) -> StepSamples | None:
+    try:
+        content = SamplesWritten.from_dict(event.data)
+    except ValidationError:
+        return None
+    return StepSamples(event.attempt, event.time, content)

@@ -11,8 +11,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.runs.submission.absolute_paths import MODEL_FIELDS, absolute_path
+from orchestrator.runs.submission.examples.example_lines import (
+    example_problems,
+    prompt_problems,
+    seed_problems,
+)
 from workers.contracts import ModelSource, Problem, RunSpec
-from workers.contracts.specs.data import SUFFIXES, DataSpec
+from workers.contracts.examples.shapes import needed_shape
+from workers.contracts.specs.data import EXAMPLE_FORMATS, SUFFIXES, DataSpec
+from workers.contracts.specs.finetuning.reinforcement import policy_field
+from workers.contracts.specs.finetuning.rewards import ModelReward, PythonReward
 
 _CHECKED_BYTES = 2**20
 _CHECKED_FILES = 20  # per folder
@@ -29,89 +38,38 @@ def path_problems(
     """
     problems: list[Problem] = []
     for field, path, format in _data_files(spec):
-        problems += _file_problems(field, path, format, data_roots)
+        of_file = file_problems(field, path, format, data_roots)
+        problems += of_file or _example_problems(spec, field, path, format, data_roots)
+        if not of_file and spec.produce is not None and field == "produce.seeds":
+            resolved = resolve_path(field, path, data_roots)[0]
+            needed = spec.produce.needs_answers
+            problems += seed_problems(field, resolved, needs_answer=needed) if resolved else []
     for field, path in _tokenizers(spec):
         problems += _tokenizer_problems(
             field, path, spec.shape.vocab if spec.shape else None, [*data_roots, run_root]
         )
     for field, path in _models(spec):
-        problems += _resolve(
+        problems += resolve_path(
             field, path, [*data_roots, run_root, *([models_root] if models_root else [])]
         )[1]
+    policy = spec.train.policy if spec.train else None
+    if policy is not None:
+        for number, reward in enumerate(policy.rewards):
+            if isinstance(reward, ModelReward):
+                field = f"train.{policy_field(policy)}.rewards.{number}.path"
+                roots = [*data_roots, run_root, *([models_root] if models_root else [])]
+                problems += resolve_path(field, reward.path, roots)[1]
     if spec.generate:
         problems += _output_problems("generate.output", spec.generate.output, data_roots)
+    if spec.produce:
+        problems += _output_problems("produce.output", spec.produce.output, data_roots)
     if spec.script and spec.script.workdir is not None:
-        resolved, path_problems_ = _resolve("script.workdir", spec.script.workdir, data_roots)
+        resolved, path_problems_ = resolve_path("script.workdir", spec.script.workdir, data_roots)
         problems += path_problems_
         if resolved is not None and not resolved.is_dir():
             message = f"{spec.script.workdir} is not a folder"
             problems.append(_problem("script.workdir", message, "the folder of the program"))
     return problems
-
-
-def with_absolute_paths(
-    spec: dict[str, Any], *, data_roots: Sequence[Path], models_root: Path | None = None
-) -> dict[str, Any]:
-    """The spec with relative paths made absolute: under the first root that has them, or the first.
-
-    A relative `generate.output` stays relative: it is in the run's own folder.
-    """
-    resolved = dict(spec)
-    path_fields = (
-        ("generate", "input"),
-        ("evaluate", "input"),
-        ("evaluate", "references"),
-        ("script", "workdir"),
-        ("model", "path"),
-    )
-    for part, name in path_fields:
-        body = resolved.get(part)
-        # `smollm2-135m-instruct`, `runs/12`: downloaded models and runs in the data directory
-        named = [models_root, models_root.parent] if models_root and part == "model" else []
-        roots = [*data_roots, *named]
-        if isinstance(body, dict) and isinstance(body.get(name), str) and data_roots:
-            resolved[part] = {**body, name: str(_absolute(body[name], roots))}
-    for kind in ("serve", "generate"):
-        body = resolved.get(kind)
-        draft = body.get("draft") if isinstance(body, dict) else None
-        if isinstance(draft, dict) and isinstance(draft.get("path"), str) and data_roots:
-            roots = [*data_roots, *([models_root, models_root.parent] if models_root else [])]
-            resolved[kind] = {
-                **resolved[kind],
-                "draft": {**draft, "path": str(_absolute(draft["path"], roots))},
-            }
-    if data_roots:
-        resolved = _with_absolute_data(resolved, data_roots)
-        train = resolved.get("train")
-        if isinstance(train, dict) and isinstance(train.get("eval"), dict):
-            resolved["train"] = {**train, "eval": _with_absolute_data(train["eval"], data_roots)}
-        source = train.get("init_from") if isinstance(train, dict) else None
-        if isinstance(source, dict) and isinstance(source.get("path"), str):
-            roots = [*data_roots, *([models_root] if models_root else [])]
-            resolved["train"] = {
-                **resolved["train"],
-                "init_from": {**source, "path": str(_absolute(source["path"], roots))},
-            }
-    return resolved
-
-
-def _with_absolute_data(body: dict[str, Any], roots: Sequence[Path]) -> dict[str, Any]:
-    data = body.get("data")
-    if not isinstance(data, dict):
-        return body
-    resolved = dict(data)
-    for name in ("path", "tokenizer"):
-        value = resolved.get(name)
-        if isinstance(value, str) and (name, value) != ("tokenizer", "bytes"):
-            resolved[name] = str(_absolute(value, roots))
-    if isinstance(resolved.get("sources"), list):
-        resolved["sources"] = [
-            {**source, "path": str(_absolute(source["path"], roots))}
-            if isinstance(source, dict) and isinstance(source.get("path"), str)
-            else source
-            for source in resolved["sources"]
-        ]
-    return {**body, "data": resolved}
 
 
 def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
@@ -122,11 +80,23 @@ def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
                 yield f"{source_field}.path", source.path, source.format
     if spec.generate:
         yield "generate.input", spec.generate.input, "jsonl"
-    if spec.evaluate:
+    if spec.produce:
+        if spec.produce.seeds is not None:
+            yield "produce.seeds", spec.produce.seeds, "text"
+        for number, each in enumerate(spec.produce.filters):
+            if each.against is not None:
+                yield f"produce.filters.{number}.against", each.against, "any"
+    policy = spec.train.policy if spec.train else None
+    if policy is not None:
+        for number, reward in enumerate(policy.rewards):
+            if isinstance(reward, PythonReward):
+                yield f"train.{policy_field(policy)}.rewards.{number}.path", reward.path, "any"
+    after = spec.train.evaluate if spec.train else None
+    for field, body in (("evaluate", spec.evaluate), ("train.evaluate", after)):
         for name in ("input", "references"):
-            path = getattr(spec.evaluate, name)
+            path = getattr(body, name, None)
             if path is not None:
-                yield f"evaluate.{name}", path, "any"
+                yield f"{field}.{name}", path, "any"
 
 
 def _data_specs(spec: RunSpec) -> Iterator[tuple[str, DataSpec]]:
@@ -142,27 +112,18 @@ def _tokenizers(spec: RunSpec) -> Iterator[tuple[str, str]]:
 
 
 def _models(spec: RunSpec) -> Iterator[tuple[str, str]]:
-    sources: list[tuple[str, object]] = [("model", spec.model)]
-    if spec.train:
-        sources.append(("train.init_from", spec.train.init_from))
-    for field in ("generate", "serve"):
-        body = getattr(spec, field)
-        if body is not None:
-            sources.append((f"{field}.draft", body.draft))
-    for field, source in sources:
+    for names in MODEL_FIELDS:
+        source: Any = spec
+        for name in names:
+            source = getattr(source, name, None)
         if isinstance(source, ModelSource) and source.path is not None:
-            yield f"{field}.path", source.path
+            yield ".".join((*names, "path")), source.path
+    if spec.serve is not None:
+        for name, path in spec.serve.adapters.items():
+            yield f"serve.adapters.{name}", path
 
 
-def _absolute(path: str, roots: Sequence[Path]) -> Path:
-    expanded = Path(path).expanduser()
-    if expanded.is_absolute():
-        return expanded
-    candidates = [root / expanded for root in roots]
-    return next((candidate for candidate in candidates if candidate.exists()), candidates[0])
-
-
-def _resolve(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | None, list[Problem]]:
+def resolve_path(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | None, list[Problem]]:
     """`(resolved path, [])`, or None and the problem.
 
     Paths outside the roots give the same problem whether they exist or not.
@@ -170,7 +131,7 @@ def _resolve(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | None,
     allowed = ", ".join(str(root) for root in roots)
     if "\0" in path:
         return None, [_problem(field, "the path contains a NUL character", "a path without it")]
-    absolute = _absolute(path, roots)
+    absolute = absolute_path(path, roots)
     resolved = Path(os.path.realpath(absolute))
     if not any(resolved.is_relative_to(os.path.realpath(root)) for root in roots):
         return None, [
@@ -191,11 +152,12 @@ def _output_problems(field: str, path: str, roots: Sequence[Path]) -> list[Probl
             ]
         return []
     folder = os.path.dirname(path) or "."
-    return _resolve(field, folder, roots)[1]
+    return resolve_path(field, folder, roots)[1]
 
 
-def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Problem]:
-    resolved, problems = _resolve(field, path, roots)
+def file_problems(field: str, path: str, format: str, roots: Sequence[Path]) -> list[Problem]:
+    """What is wrong with a data file, or a folder of them: place, size, encoding, first line."""
+    resolved, problems = resolve_path(field, path, roots)
     if resolved is None:
         return problems
     if resolved.is_dir() and format in SUFFIXES:
@@ -210,7 +172,7 @@ def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) ->
         return [
             item
             for file in files[:_CHECKED_FILES]
-            for item in _file_problems(field, str(file), format, roots)
+            for item in file_problems(field, str(file), format, roots)
         ][:1]
     if not resolved.is_file():
         return [_problem(field, f"{path} is not a file", "one file")]
@@ -230,7 +192,7 @@ def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) ->
         ]
     if not size:
         return [_problem(field, f"{path} is empty", "a file with content")]
-    if format not in ("text", "jsonl"):
+    if format not in ("text", "jsonl", *EXAMPLE_FORMATS):
         return []
     complete = size <= _CHECKED_BYTES
     encoding_error = _utf8_error(first, truncated_end=not complete) or (
@@ -245,11 +207,32 @@ def _file_problems(field: str, path: str, format: str, roots: Sequence[Path]) ->
     return _jsonl_problems(field, path, first) if format == "jsonl" else []
 
 
+def _example_problems(
+    spec: RunSpec, field: str, path: str, format: str, roots: Sequence[Path]
+) -> list[Problem]:
+    """What an objective cannot train on, in the first lines of a file of examples."""
+    shape = needed_shape(spec.train) if spec.train is not None else None
+    policy = spec.train.policy if spec.train is not None else None
+    resolved, _ = resolve_path(field, path, roots)
+    if (shape is None and policy is None) or resolved is None or format not in EXAMPLE_FORMATS:
+        return []
+    names = SUFFIXES[format]
+    files = (
+        sorted(each for each in resolved.iterdir() if each.suffix in names and each.is_file())
+        if resolved.is_dir()
+        else [resolved]
+    )
+    if policy is not None:
+        return prompt_problems(field, files, needs_answer=policy.needs_answer)
+    assert shape is not None
+    return example_problems(field, files, format, shape)
+
+
 def _tokenizer_problems(
     field: str, path: str, vocab: int | None, roots: Sequence[Path]
 ) -> list[Problem]:
     """Problems of a tokenizer.json, or a folder with one; its ids must be within the vocabulary."""
-    resolved, problems = _resolve(field, path, roots)
+    resolved, problems = resolve_path(field, path, roots)
     if resolved is None:
         return problems
     file = resolved / "tokenizer.json" if resolved.is_dir() else resolved

@@ -13,7 +13,8 @@ from orchestrator.runs.submission.predict_training import Prediction
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
-from workers.contracts.specs.run_bodies import GenerateBody, ServeBody
+from workers.contracts.catalog.adapter_shapes import block_linears
+from workers.contracts.specs.run_bodies import DEFAULT_ADAPTER_RANK, GenerateBody, ServeBody
 
 PROMPT, OUTPUT = 256, 128  # assumed tokens per request
 BLOCK: Final = 16  # tokens per KV cache block
@@ -53,10 +54,15 @@ def predict_serving(
     if not alone["ok"] or not full["ok"]:
         return None
     memory = {name: alone["memory"][name] for name in _MEMORY}
+    slots_bytes = _adapter_slot_bytes(body, shape, plan)
+    memory["adapters_bytes"] = slots_bytes
+    memory["kv_room_bytes"] = max(0, memory["kv_room_bytes"] - slots_bytes)
+    memory["total_bytes"] += slots_bytes
+    fits = bool(alone["fits"]) and memory["total_bytes"] <= memory["capacity_bytes"]
     device = hardware.device(plan.world_size)
     document: dict[str, Any] = {
         "kind": "serving",
-        "fits": bool(alone["fits"]),
+        "fits": fits,
         "alone": {name: alone[name] for name in _TIMES},
         "full": {"batch": full["batch"], **{name: full[name] for name in _TIMES}},
         "curve": [
@@ -64,7 +70,9 @@ def predict_serving(
             for point in full["curve"]
             if point["batch"] <= 4 * seqs
         ],
-        "kv_blocks": _blocks(body, shape, alone, device.memory_bytes, hardware.entry.kind, seqs),
+        "kv_blocks": _blocks(
+            body, shape, alone, device.memory_bytes - slots_bytes, hardware.entry.kind, seqs
+        ),
         "kv_bytes_per_token": alone["kv_bytes_per_token"],
         "prompt_len": prompt,
         "output_len": output,
@@ -100,6 +108,25 @@ def _serving_request(
         "kv_dtype": plan.precision if plan.precision in ("fp32", "bf16", "fp16") else "bf16",
         "block_size": BLOCK,
     }
+
+
+def _adapter_slot_bytes(
+    body: GenerateBody | ServeBody, shape: ModelSpec, plan: ParallelPlan
+) -> int:
+    """Bytes of the slots for adapters on the device with the most layers, at most.
+
+    Of a linear that is sharded, one factor is replicated; this counts both.
+    """
+    if not isinstance(body, ServeBody) or not body.slots:
+        return 0
+    rank = -(-(body.adapter_rank or DEFAULT_ADAPTER_RANK) // 8) * 8
+    layers = max(plan.layers_of_stages(shape.layers))
+    widths = max(
+        sum(outputs + inputs for outputs, inputs in block_linears(shape, layer).values())
+        for layer in range(shape.layers)
+    )
+    itemsize = 4 if plan.precision == "fp32" else 2
+    return body.slots * rank * layers * widths * itemsize
 
 
 def _blocks(

@@ -9,6 +9,8 @@ from typing import Any
 from orchestrator.planner import answers
 from orchestrator.planner.model.frameworks import Framework, framework
 from orchestrator.planner.model.inputs import Request
+from orchestrator.planner.model.terms import Table
+from orchestrator.planner.model.trained.rollout_columns import rollouts_of
 from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.advice import Change, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto
@@ -18,6 +20,7 @@ from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.catalog.devices import DEVICES, Device
 from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.plan import SPLIT_BACKWARD
+from workers.contracts.specs.run_bodies import TrainBody
 from workers.contracts.specs.training_support import (
     ENGINE_VALUES,
     combination_problems,
@@ -35,10 +38,14 @@ _UNFUSED: dict[str, Any] = {
     "cross_entropy_in_place": False,
 }
 _MAX_ADVICE = 3
+_UNKNOWN_TEACHER = (
+    "The teacher's memory and time are not counted: the shape of its weights cannot be read here."
+)
 # predicted terms of a rank's memory metrics, each the maximum over ranks; activations are all
 # tensors that autograd saves, including the loss's
 _LARGEST = {
     "params": "params_bytes",
+    "reference": "reference_bytes",
     "grads": "grads_bytes",
     "optimizer": "optimizer_bytes",
     "activations": "saved_for_backward_bytes",
@@ -76,13 +83,16 @@ class Prediction:
         ]
 
 
-def choose_plan(spec: RunSpec, hardware: TargetHardware, devices: int) -> Choice:
+def choose_plan(
+    spec: RunSpec, hardware: TargetHardware, devices: int, teacher: ModelSpec | None = None
+) -> Choice:
     """The fastest plan that the engine supports and that fits, on all devices of the run.
 
     The batch is fixed, because training results depend on it: one sequence per rank, or
-    `train.accumulate`. Raises Refused if no plan is legal.
+    `train.accumulate`. `teacher` is the shape of the teacher, if it is known. Raises Refused if no
+    plan is legal.
     """
-    assert spec.train is not None and spec.shape is not None
+    assert spec.train is not None and spec.trained_shape is not None
     allowed: dict[str, Any] = {
         name: values for name, values in ENGINE_VALUES.items() if name in AXES
     }
@@ -98,12 +108,14 @@ def choose_plan(spec: RunSpec, hardware: TargetHardware, devices: int) -> Choice
     )
     allowed["precision"] = next(half_precisions, "fp32")
     batch = devices * (spec.train.accumulate or 1)
+    if spec.train.policy is not None:
+        batch = spec.train.policy.rows_per_update
     if (
         spec.train.compile
     ):  # values that never work with compiled blocks; `_is_supported` checks the rest
         allowed["recompute"] = tuple(mode for mode in allowed["recompute"] if mode != "auto")
         allowed["schedule"] = tuple(name for name in SYNCHRONOUS if name not in SPLIT_BACKWARD)
-    scenario = _scenario(spec, spec.shape, hardware, devices, batch)
+    scenario = _scenario(spec, spec.trained_shape, hardware, devices, batch, teacher)
     return resolve_auto(
         scenario,
         allowed=allowed,
@@ -113,13 +125,24 @@ def choose_plan(spec: RunSpec, hardware: TargetHardware, devices: int) -> Choice
 
 
 def predict_training(
-    spec: RunSpec, plan: ParallelPlan, hardware: TargetHardware
+    spec: RunSpec,
+    plan: ParallelPlan,
+    hardware: TargetHardware,
+    teacher: ModelSpec | None = None,
+    *,
+    unknown_teacher: bool = False,
 ) -> Prediction | None:
-    """The prediction of a training run; None for other kinds and unknown model shapes."""
-    if spec.kind != "train" or spec.train is None or spec.shape is None:
+    """The prediction of a training run; None for other kinds and unknown model shapes.
+
+    `teacher` is the shape of the second model of a distillation. An `unknown_teacher` is noted:
+    the prediction then leaves out its memory and time.
+    """
+    if spec.kind != "train" or spec.train is None:
+        return None
+    if spec.trained_shape is None:
         return None
     request = _scenario(
-        spec, spec.shape, hardware, plan.world_size, plan.global_batch_size
+        spec, spec.trained_shape, hardware, plan.world_size, plan.global_batch_size, teacher
     ).request(plan)
     table = answers.build_table([request], hardware.calibration)
     [answer] = answers.answer_table(table, [request], hardware.calibration)
@@ -127,26 +150,51 @@ def predict_training(
     document |= {
         "tokens_per_s": answer["tokens_per_s_per_device"] * plan.world_size,
         "largest_bytes": {
-            part: round(float(table.column(name).max())) for part, name in _LARGEST.items()
+            part: round(float(table.column(name).max()))
+            for part, name in _LARGEST.items()
+            if part != "reference" or spec.train.compares
         },
+        **_rollouts(table, spec.train),
         "device": hardware.entry.name,
         "cluster": {**request.cluster.to_dict(), "device": _device(request.entry)},
         "framework": {"name": request.framework.name, "optimizer": request.framework.optimizer},
         "calibration": hardware.calibration_name,
         "assumed": not hardware.known,
     }
+    if unknown_teacher:
+        document["notes"] = [*document.get("notes", []), _UNKNOWN_TEACHER]
     fits = bool(answer["fits"])
     return Prediction(document, fits, [] if fits else _advice(spec, request, hardware))
 
 
+def _rollouts(table: Table, train: TrainBody) -> dict[str, Any]:
+    """`rollouts` {generation_s, sync_s} of an iteration, as the run measures them."""
+    if rollouts_of(train) is None:
+        return {}
+    generation = float(table.column("prefill_s")[0] + table.column("decode_s")[0])
+    sync = float(table.column("weight_sync_s")[0])
+    return {"rollouts": {"generation_s": generation, "sync_s": sync}}
+
+
 def _scenario(
-    spec: RunSpec, shape: ModelSpec, hardware: TargetHardware, devices: int, batch: int
+    spec: RunSpec,
+    shape: ModelSpec,
+    hardware: TargetHardware,
+    devices: int,
+    batch: int,
+    teacher: ModelSpec | None,
 ) -> Scenario:
     assert spec.train is not None
     tokens = float(spec.train.steps * batch * spec.train.seq_len)
     work = Workload(seq_len=spec.train.seq_len, global_batch_size=batch, tokens=tokens)
     return Scenario(
-        shape, hardware.cluster(devices), work, _framework(spec), hardware.device(devices)
+        shape,
+        hardware.cluster(devices),
+        work,
+        _framework(spec),
+        hardware.device(devices),
+        spec.train,
+        teacher,
     )
 
 
@@ -157,7 +205,9 @@ def _framework(spec: RunSpec) -> Framework:
     if optimizer.name == "sgd" and optimizer.momentum:
         states = "lion"  # one moment per parameter, as with momentum
     return replace(
-        framework("orrery"), optimizer=states, **({} if spec.train.fused_kernels else _UNFUSED)
+        framework("orrery"),
+        optimizer=states,
+        **({} if spec.train.fused_kernels else _UNFUSED),
     )
 
 

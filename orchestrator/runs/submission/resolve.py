@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.runs.submission.predict_training import choose_plan
 from orchestrator.runs.submission.target_hardware import TargetHardware
-from workers.contracts import ModelSource, ParallelPlan, Problem, RunSpec
+from workers.contracts import ModelSource, ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import Refused, problem
 
 MAX_DEVICES = 2**16  # of one data-parallel group
@@ -26,8 +26,10 @@ class ResolvedPlan:
     problems: list[Problem] = field(default_factory=list)
 
 
-def resolve_plan(spec: RunSpec, hardware: TargetHardware | None) -> ResolvedPlan:
-    """A given plan is returned unchanged.
+def resolve_plan(
+    spec: RunSpec, hardware: TargetHardware | None, teacher: ModelSpec | None = None
+) -> ResolvedPlan:
+    """A given plan is returned unchanged; `teacher` is the shape of a distillation's teacher.
 
     For a training run with `"auto"`, or without a plan on several devices, the planner chooses for
     the hardware. All others run plain data parallelism over the requested devices, in fp32.
@@ -39,10 +41,18 @@ def resolve_plan(spec: RunSpec, hardware: TargetHardware | None) -> ResolvedPlan
         devices = (
             spec.resources.devices
             if spec.kind == "script" and spec.resources.devices
-            else spec.plan.world_size
+            else spec.plan.world_size + spec.rollout_devices
         )
         return ResolvedPlan(spec.plan, devices, False, "As given.")
-    devices = spec.resources.devices or 1
+    rollouts = spec.rollout_devices
+    devices = (spec.resources.devices or 1 + rollouts) - rollouts
+    if devices < 1:
+        message = (
+            f"{spec.resources.devices} devices leave none for training, rollouts have {rollouts}"
+        )
+        hint = f"at least {1 + rollouts}"
+        none_left = problem("resources.devices", message, hint)
+        return ResolvedPlan(ParallelPlan(), 1 + rollouts, True, message, [none_left])
     if devices > MAX_DEVICES:
         message = f"{devices} devices are more than a plan can use for data parallelism"
         too_many = problem("resources.devices", message, f"at most {MAX_DEVICES}")
@@ -50,13 +60,21 @@ def resolve_plan(spec: RunSpec, hardware: TargetHardware | None) -> ResolvedPlan
     reason = 'The plan is "auto"' if spec.has_explicit_plan else "No plan was given"
     plannable = hardware is not None and spec.kind == "train" and spec.shape is not None
     if hardware is not None and plannable and (spec.has_explicit_plan or devices > 1):
-        return _planned(spec, devices, reason, hardware)
-    return _data_parallel(spec, devices, reason)
+        resolved = _planned(spec, devices, reason, hardware, teacher)
+    else:
+        resolved = _data_parallel(spec, devices, reason)
+    return replace(resolved, devices=resolved.devices + rollouts)
 
 
-def _planned(spec: RunSpec, devices: int, reason: str, hardware: TargetHardware) -> ResolvedPlan:
+def _planned(
+    spec: RunSpec,
+    devices: int,
+    reason: str,
+    hardware: TargetHardware,
+    teacher: ModelSpec | None,
+) -> ResolvedPlan:
     try:
-        choice = choose_plan(spec, hardware, devices)
+        choice = choose_plan(spec, hardware, devices, teacher)
     except Refused as error:
         refused = Problem(field=error.field or "plan", message=error.message, hint=error.hint)
         return _unresolved(spec, devices, reason, [refused])
@@ -85,7 +103,12 @@ def _data_parallel(spec: RunSpec, devices: int, reason: str) -> ResolvedPlan:
 
 
 def model_label(spec: RunSpec) -> str:
-    """The model's name in lists: the preset, the spec's name, or the last part of its path."""
+    """The model's name in lists: the preset, the spec's name, or the last part of its path.
+
+    Of a produce run the server's model, if it is named.
+    """
+    if spec.produce is not None:
+        return (spec.produce.server.model or "")[:120]
     if isinstance(spec.model, str):
         return spec.model
     if isinstance(spec.model, ModelSource):

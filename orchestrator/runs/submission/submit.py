@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,29 +14,52 @@ from pydantic import ValidationError
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
-from orchestrator.accounts.roles import Role
+from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import events, states
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
-from orchestrator.runs.submission.data_paths import path_problems, with_absolute_paths
+from orchestrator.runs.outputs import produce_servers
+from orchestrator.runs.outputs.produce_estimate import estimate_produce
+from orchestrator.runs.submission import script_secrets
+from orchestrator.runs.submission.absolute_paths import with_absolute_paths
+from orchestrator.runs.submission.data_paths import path_problems
+from orchestrator.runs.submission.examples.template_problems import template_problems
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, predict_training
 from orchestrator.runs.submission.resolve import ResolvedPlan, model_label, resolve_plan
-from orchestrator.runs.submission.target_hardware import TargetHardware, target_hardware_for
-from orchestrator.runs.submission.weights import models_root
-from workers.contracts import Problem, RunSpec, spec_problems, validation_problems
+from orchestrator.runs.submission.run_paths import run_path_problems
+from orchestrator.runs.submission.target_hardware import (
+    TargetHardware,
+    support_problems,
+    target_hardware_for,
+)
+from orchestrator.runs.submission.weights import (
+    lacks_teacher_shape,
+    models_root,
+    served_adapter_problems,
+    shape_of,
+    shape_problems,
+    teacher_shape,
+    with_shape,
+)
+from workers.contracts import ModelSpec, Problem, RunSpec, spec_problems, validation_problems
 from workers.contracts.specs.api_key_hash import hash_key
 from workers.contracts.specs.benchmark import as_training, technique_problems
 from workers.contracts.specs.benchmark_variants import total_steps
-from workers.contracts.specs.inference_support import INFERENCE_KINDS, inference_problems
+from workers.contracts.specs.inference_support import (
+    INFERENCE_KINDS,
+    inference_problems,
+    reward_model_problems,
+)
 from workers.contracts.specs.training_support import combination_problems
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 log = logging.getLogger(__name__)
 
 NAME_LENGTH = 160
+SUBMITTER_PRIORITY = 100  # either way; operators have the range of the spec
 
 
 def run_folder(run: Run) -> str:
@@ -50,6 +73,7 @@ class Checked:
 
     `misfits`: the plan is predicted not to fit the pool's devices, with changes that would fit.
     Empty if it fits, if the pool's devices are unknown, and for runs without prediction.
+    `unsupported`: what no node of the pool can do.
     """
 
     spec: RunSpec | None = None
@@ -58,6 +82,19 @@ class Checked:
     problems: list[Problem] = field(default_factory=list)
     prediction: Prediction | None = None
     misfits: list[Problem] = field(default_factory=list)
+    unsupported: list[Problem] = field(default_factory=list)
+
+
+def priority_problems(priority: int, *, by: User) -> list[Problem]:
+    """At most one problem: a priority beyond the range of the user's role."""
+    most = 1_000_000 if at_least(by.role, Role.OPERATOR) else SUBMITTER_PRIORITY
+    if -most <= priority <= most:
+        return []
+    hint = f"a number from -{most} to {most}"
+    if most == SUBMITTER_PRIORITY:
+        hint += "; operators may set more"
+    message = f"{priority} is beyond the range of your role"
+    return [Problem(field="priority", message=message, hint=hint)]
 
 
 def run_submit(
@@ -74,25 +111,33 @@ def run_submit(
 
     `experiment` is an object or a name; an unknown name creates one. The run continues from
     `resume_from`, a checkpoint of `forked_from`. `force` submits a plan that is predicted not to
-    fit. Raises 422 `spec-invalid` with one problem per wrong field, 422 `plan-does-not-fit` with
-    the nearest changes that would fit, and 403 for viewers.
+    fit, or a run that no node of the pool supports. Raises 422 `spec-invalid` with one problem per
+    wrong field, 422 `plan-does-not-fit` with the nearest changes that would fit, and 403 for
+    viewers.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
-    result = check(spec)
+    result = check(spec, by=owner)
     checked, resolved = result.spec, result.resolved
     problems = [*_name_problems(name), *result.problems]
+    if checked is not None and not problems:
+        problems += template_problems(checked)
+    if checked is not None:
+        problems += priority_problems(checked.priority, by=owner)
+    if not force:
+        problems += result.unsupported
     if problems or checked is None or resolved is None:
         raise spec_invalid(problems)
     if result.misfits and not force:
         raise _does_not_fit(result.misfits)
     now = clock.now()
+    stored, secrets = script_secrets.split(_with_hashed_key(result.stored))
     external = checked.kind == "external"
     with transaction.atomic():
         run = Run.objects.create(
             name=name.strip(),
             kind=checked.kind,
             state=RunState.RUNNING if external else RunState.QUEUED,
-            spec=_without_secrets(result.stored),
+            spec=stored,
             prediction=result.prediction.document if result.prediction else None,
             plan=resolved.plan.to_dict() if resolved.plan else None,
             model_name=model_label(checked),
@@ -110,6 +155,7 @@ def run_submit(
             summary=_first_summary(checked, resolved),
             forked_from=forked_from,
         )
+        script_secrets.store(run, secrets)
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
         if external:
             Attempt.objects.create(
@@ -131,6 +177,7 @@ def run_submit(
                 tokens=resume_from.tokens,
                 bytes=resume_from.bytes,
                 path=f"{run_folder(run)}/checkpoints/{PurePosixPath(resume_from.path).name}",
+                copy=resume_from.copy,
                 created=now,
             )
         data = {"name": run.name, "kind": run.kind} | ({"force": True} if force else {})
@@ -140,8 +187,11 @@ def run_submit(
     return run
 
 
-def check(spec: Any) -> Checked:
-    """Check a spec in this order: parse, resolve the plan, validate, predict. Writes nothing.
+def check(spec: Any, *, by: User | None) -> Checked:
+    """Check a spec in this order: parse, run paths, plan, fields, prediction. Writes nothing.
+
+    `by` is the submitter: paths in the folder of a run need the right to see that run. None: a
+    local command, which may use all runs.
 
     A spec is stored without defaults, so a clone uses the defaults of its own time.
     """
@@ -154,28 +204,58 @@ def check(spec: Any) -> Checked:
         parsed = _parse(spec)
     except ValidationError as error:
         return Checked(problems=validation_problems(error))
+    if hidden := _hidden_runs(parsed, by):  # before anything reads those runs
+        return Checked(parsed, problems=hidden)
+    if parsed.shape_source is not None and not _path_problems(parsed):
+        parsed = with_shape(parsed)
     training = as_training(parsed)  # of a benchmark: its base
     planned = training.kind in ("train", *INFERENCE_KINDS)
     hardware = target_hardware_for(training) if planned else None
-    resolved = resolve_plan(training, hardware)
+    teacher = teacher_shape(training)
+    resolved = resolve_plan(training, hardware, teacher)
     complete = parsed.model_copy(update={"plan": resolved.plan}) if resolved.plan else parsed
     problems = [
         *(resolved.problems or spec_problems(complete) or combination_problems(complete)),
         *(technique_problems(complete.benchmark) if complete.benchmark is not None else []),
         *(inference_problems(complete) if complete.kind in INFERENCE_KINDS else []),
-        *_path_problems(complete),
+        *(_path_problems(complete) or _weights_problems(complete)),
+        *produce_servers.server_problems(complete, by=by),
     ]
     stored = parsed.model_dump(mode="json", exclude_unset=True)
+    problems += script_secrets.problems(stored, by=by)
+    unsupported = support_problems(parsed)
     if problems or hardware is None:
-        return Checked(parsed, resolved, stored, problems)
-    prediction = _predict(as_training(complete), resolved, hardware)
+        return Checked(parsed, resolved, stored, problems, unsupported=unsupported)
+    prediction = _predict(as_training(complete), resolved, hardware, teacher)
     misfits = prediction.problems(hardware) if prediction is not None else []
-    return Checked(parsed, resolved, stored, [], prediction, misfits)
+    return Checked(parsed, resolved, stored, [], prediction, misfits, unsupported)
+
+
+def _weights_problems(spec: RunSpec) -> list[Problem]:
+    """Weights and adapters that do not suit the run, once their paths are allowed."""
+    shape = shape_of(spec.model) if spec.kind in INFERENCE_KINDS else None
+    return [
+        *shape_problems(spec),
+        *served_adapter_problems(spec),
+        *reward_model_problems(spec, shape),
+    ]
 
 
 def _parse(spec: dict[str, Any]) -> RunSpec:
     roots, models = settings.DATA_ROOTS, models_root()
     return RunSpec.from_dict(with_absolute_paths(spec, data_roots=roots, models_root=models))
+
+
+def _hidden_runs(spec: RunSpec, by: User | None) -> list[Problem]:
+    owners = people.visible_owners(by) if by is not None else None
+    if owners is None or spec.kind == "external":
+        return []
+    return run_path_problems(
+        spec.model_dump(mode="json", exclude_unset=True),
+        roots=[*settings.DATA_ROOTS, models_root(), settings.ENV.home],
+        run_root=settings.ENV.media_runs,
+        may_see=lambda id: Run.objects.filter(pk=id, owner__in=owners).exists(),
+    )
 
 
 def _path_problems(spec: RunSpec) -> list[Problem]:
@@ -189,30 +269,41 @@ def _path_problems(spec: RunSpec) -> list[Problem]:
     )
 
 
-def spec_problem_list(spec: Any) -> list[dict[str, str]]:
+def spec_problem_list(spec: Any, *, by: User | None = None) -> list[dict[str, str]]:
     """`[{field, message, hint}]` for a spec in a form; empty if it can be submitted."""
+    result = check(spec, by=by)
     return [
         {"field": item.field, "message": item.message, "hint": item.hint}
-        for item in check(spec).problems
+        for item in (*result.problems, *result.unsupported)
     ]
 
 
-def spec_preview(spec: Any) -> dict[str, Any]:
+def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
     """The preview of a spec in a form; writes nothing.
 
-    `{problems, plan, automatic, how, prediction, fits, misfits, advice}`: `plan` is resolved, `how`
-    explains it; `force` overrides `misfits`; `advice` lists single changes that would fit. Unknown
-    parts are None.
+    `{problems, model, plan, automatic, how, prediction, fits, misfits, advice}`: `model` is the
+    shape, `plan` is resolved, `how` explains it; `force` overrides `misfits`; `advice` lists single
+    changes that would fit; `produce` is the estimate of a produce run. Unknown parts are None.
     """
-    result = check(spec)
+    result = check(spec, by=by)
+    body = result.spec.produce if result.spec is not None and not result.problems else None
     plan = result.resolved.plan if result.resolved is not None else None
+    shape = result.spec.shape if result.spec is not None else None
     return {
-        "problems": [item.model_dump(by_alias=True) for item in result.problems],
+        "problems": [
+            item.model_dump(by_alias=True) for item in (*result.problems, *result.unsupported)
+        ],
+        "model": shape.to_dict() if shape is not None else None,
         "plan": plan.to_dict() if plan is not None else None,
         "automatic": result.resolved.automatic if result.resolved is not None else None,
         "how": result.resolved.how if result.resolved is not None else None,
         "prediction": result.prediction.document if result.prediction is not None else None,
         "fits": result.prediction.fits if result.prediction is not None else None,
+        "produce": asdict(
+            estimate_produce(body, produce_servers.visible_server(body.server.run, by))
+        )
+        if body is not None
+        else None,
         "misfits": [item.model_dump(by_alias=True) for item in result.misfits],
         "advice": [change.message for change in result.prediction.advice]
         if result.prediction is not None
@@ -220,19 +311,26 @@ def spec_preview(spec: Any) -> dict[str, Any]:
     }
 
 
-def _predict(spec: RunSpec, resolved: ResolvedPlan, hardware: TargetHardware) -> Prediction | None:
+def _predict(
+    spec: RunSpec,
+    resolved: ResolvedPlan,
+    hardware: TargetHardware,
+    teacher: ModelSpec | None,
+) -> Prediction | None:
     """None also if the planner fails: a submission does not depend on its prediction."""
     if resolved.plan is None:
         return None
-    predict = predict_serving if spec.kind in INFERENCE_KINDS else predict_training
     try:
-        return predict(spec, resolved.plan, hardware)
+        if spec.kind in INFERENCE_KINDS:
+            return predict_serving(spec, resolved.plan, hardware)
+        unknown = lacks_teacher_shape(spec)
+        return predict_training(spec, resolved.plan, hardware, teacher, unknown_teacher=unknown)
     except Exception:
         log.exception("the planner failed on a spec; it is accepted without a prediction")
         return None
 
 
-def _without_secrets(stored: dict[str, Any]) -> dict[str, Any]:
+def _with_hashed_key(stored: dict[str, Any]) -> dict[str, Any]:
     """The spec with the API key replaced by its hash, for the database, API, clones and nodes."""
     serve = stored.get("serve")
     if not isinstance(serve, dict) or not serve.get("api_key"):

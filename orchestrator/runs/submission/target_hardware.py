@@ -1,6 +1,7 @@
 """The devices that a run would get: those of its pool, with peaks that earlier runs measured.
 
-If the pool has no known device, the catalogue's nominal one is assumed.
+Also what the pool's nodes cannot do: images, and limits of runs. If the pool has no known device,
+the catalogue's nominal one is assumed.
 """
 
 from __future__ import annotations
@@ -12,9 +13,21 @@ from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.store import selectors as planner
 from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import ClusterSpec, RunSpec
+from workers.contracts.base import Problem, problem
 from workers.contracts.catalog.devices import DEVICES, Device
 
 _RECENT_RUNS = 20  # of the pool, searched for measured peaks
+_VERBS = {
+    "images": "run images",
+    "limits": "limit memory, CPU time or processes",
+    "limits of images": "limit memory, CPU time or processes of images",
+}
+_INSTALL = {
+    "images": "install Docker or Apptainer",
+    "limits": "run its agent under systemd",
+    "limits of images": "install Docker, or run its agent under systemd",
+}
+_LIMITS = ("memory_gb", "cpus", "processes")
 
 
 @dataclass(frozen=True)
@@ -91,3 +104,26 @@ def _measured_peaks(pool: str) -> dict[str, float]:
             for name in ("fp32", "fp16") if precision != "bf16" else ("bf16",):
                 peaks[name] = max(float(peak), peaks.get(name, 0.0))
     return peaks
+
+
+def support_problems(spec: RunSpec) -> list[Problem]:
+    """One problem per field that the nodes of the pool do not support.
+
+    Empty for a pool without nodes, whose runs wait for one, and for pools of engines.
+    """
+    needs = spec.resources.needs
+    if not needs or spec.kind == "external":
+        return []
+    pool = spec.resources.pool or "default"
+    problems = []
+    for need in fleet.unsupported_needs(pool=pool, needs=needs):
+        limits = [name for name in _LIMITS if getattr(spec.resources, name) is not None]
+        field = "image" if need == "images" else limits[0]
+        problems.append(
+            problem(
+                f"resources.{field}",
+                f"no node of pool {pool} can {_VERBS[need]}",
+                f"another pool; or {_INSTALL[need]} on a node; or force, and the run waits",
+            )
+        )
+    return problems

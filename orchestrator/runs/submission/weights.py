@@ -13,13 +13,18 @@ from typing import Any
 from django.conf import settings
 
 from orchestrator.runs.models import Run
-from workers.contracts import ModelSource, ModelSpec, RunSpec
+from orchestrator.runs.submission.run_paths import run_of_path
+from workers.contracts import ModelSource, ModelSpec, Problem, RunSpec
+from workers.contracts.base import problem
 from workers.contracts.catalog.presets import preset, resolve_model
 from workers.contracts.huggingface import read_model
+from workers.contracts.specs.finetuning.objectives import TEACHER_MANIFEST
 from workers.contracts.specs.inference_support import PACKAGES
 
 FETCH = "python -m workers.models.fetch"  # downloads a published model into the data directory
 _MAX_MODELS = 50  # in a form
+# sizes in which initial weights and a reference equal the model
+_COMPARED = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
 
 def models_root() -> Path:
@@ -43,6 +48,74 @@ def shape_of(model: Any) -> ModelSpec | None:
         return read_model(path)
     except (ValueError, OSError):
         return None
+
+
+def with_shape(spec: RunSpec) -> RunSpec:
+    """The spec with the shape of its weights as model, if it names no other and they are here."""
+    source = spec.shape_source
+    shape = shape_of(source) if source is not None and spec.kind == "train" else None
+    return spec if shape is None else spec.model_copy(update={"model": shape})
+
+
+def shape_problems(spec: RunSpec) -> list[Problem]:
+    """Weights of a training run that are here and belong to another model."""
+    model, train = spec.shape, spec.train
+    if model is None or train is None:
+        return []
+    problems: list[Problem] = []
+    if train.distill is not None:
+        teacher = shape_of(train.distill.teacher)
+        if teacher is not None and teacher.vocab != model.vocab:
+            message = f"its vocabulary has {teacher.vocab} tokens, the model's {model.vocab}"
+            hint = "a teacher with the same tokenizer"
+            problems.append(problem("train.distill.teacher", message, hint))
+    sources = {"train.init_from": train.init_from, "train.dpo.reference": train.reference}
+    for field, source in sources.items():
+        theirs = shape_of(source) if isinstance(source, ModelSource) else None
+        for name in _COMPARED if theirs is not None else ():
+            actual, wanted = getattr(theirs, name), getattr(model, name)
+            if actual != wanted:
+                message = f"these weights have {name} {actual}, the model {wanted}"
+                problems.append(problem(field, message, f"model with {name} {actual}"))
+                break
+    return problems
+
+
+def served_adapter_problems(spec: RunSpec) -> list[Problem]:
+    """Adapters of a serve run that runs trained over a model of another size.
+
+    Their files are compared with the served weights when the server loads them.
+    """
+    model = shape_of(spec.model) if spec.serve is not None and spec.serve.adapters else None
+    if model is None or spec.serve is None:
+        return []
+    problems: list[Problem] = []
+    for adapter, path in spec.serve.adapters.items():
+        theirs = shape_of(ModelSource(path=path))
+        for name in _COMPARED if theirs is not None else ():
+            actual, wanted = getattr(theirs, name), getattr(model, name)
+            if actual != wanted:
+                message = f"this adapter's base has {name} {actual}, the served model {wanted}"
+                problems.append(problem(f"serve.adapters.{adapter}", message, "its own base"))
+                break
+    return problems
+
+
+def teacher_shape(spec: RunSpec) -> ModelSpec | None:
+    """The shape of the model that runs as teacher; None without one or if it is not here.
+
+    A folder with a teacher's stored tokens runs no model.
+    """
+    distill = spec.train.distill if spec.train is not None else None
+    return shape_of(distill.teacher) if distill is not None else None
+
+
+def lacks_teacher_shape(spec: RunSpec) -> bool:
+    """Whether a teacher runs whose shape cannot be read on this disk."""
+    distill = spec.train.distill if spec.train is not None else None
+    if distill is None or shape_of(distill.teacher) is not None:
+        return False
+    return not (Path(distill.teacher.path or "") / TEACHER_MANIFEST).is_file()
 
 
 def package_here(package: str) -> bool:
@@ -80,13 +153,9 @@ def _origin(folder: Path) -> str:
 
 def _run_id(path: Path) -> int | None:
     """The id of the run whose folder contains the path."""
-    try:
-        name = path.resolve().relative_to(Path(settings.ENV.media_runs).resolve()).parts[0]
-    except (ValueError, IndexError, OSError):
-        return None
-    return int(name) if name.isdecimal() and len(name) < 19 else None
+    return run_of_path(path, settings.ENV.media_runs)
 
 
 def _trained_shape(number: int) -> ModelSpec | None:
     spec = Run.objects.filter(pk=number, kind="train").values_list("spec", flat=True).first()
-    return RunSpec.from_dict(spec).shape if spec else None
+    return RunSpec.from_dict(spec).trained_shape if spec else None

@@ -1,0 +1,243 @@
+"""Reproducibility bundles: all that repeats a run, as one JSON document, and submitting one.
+
+The same hardware, versions, plan, code and data give the same losses bit by bit. Files of data are
+named by fingerprint, not included; code of scripts is included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+
+from django.conf import settings
+
+from orchestrator.accounts.models import User
+from orchestrator.common.errors import conflict, invalid
+from orchestrator.fleet.models import Node
+from orchestrator.runs.models import Attempt, Run
+from orchestrator.runs.submission.run_paths import spec_texts
+from orchestrator.runs.submission.submit import run_submit, spec_invalid
+from orchestrator.runs.submission.weights import models_root
+from workers.contracts import Problem
+from workers.contracts.wire import versions
+
+FORMAT: Final = 1
+_CODE_BYTES: Final = 2 << 20
+_CODE_FILES: Final = 500
+_CODE: Final = (".py", ".json", ".yaml", ".yml", ".toml", ".txt", ".sh", ".cfg")
+
+
+def bundle_of(run: Run) -> dict[str, Any]:
+    """The bundle of a run that Orrery starts. Raises 409 for an external one."""
+    if run.kind == "external":
+        raise conflict(
+            f"Run {run.pk} was not started by Orrery, so its program is not known here.",
+            type="external-run",
+        )
+    spec, secrets = _without_secrets({**run.spec, **({"plan": run.plan} if run.plan else {})})
+    return {
+        "format": FORMAT,
+        "release": versions.RELEASE,
+        "run": {"id": str(run.pk), "name": run.name, "kind": run.kind},
+        "spec": _relative(spec),
+        "versions": _versions(run),
+        "files": _fingerprints(spec),
+        "code": _code(spec),
+        "secrets": secrets,
+    }
+
+
+def bundle_submit(
+    *,
+    owner: User,
+    bundle: Any,
+    name: str = "",
+    other_versions: bool = False,
+    force: bool = False,
+) -> Run:
+    """Submit the run of a bundle.
+
+    Raises 422 for another format, for data or code that is missing or differs, and as `run_submit`
+    does; 409 for a bundle of another release unless `other_versions`.
+    """
+    document = _checked(bundle)
+    release = str(document.get("release"))
+    if release != versions.RELEASE and not other_versions:
+        raise conflict(
+            f"The bundle was written by release {release}, this is {versions.RELEASE}; its losses "
+            f"may differ. Install release {release}, or submit it with other_versions.",
+            type="bundle-of-another-version",
+            title="The bundle is of another version",
+        )
+    if document.get("secrets"):
+        names = ", ".join(document["secrets"])
+        raise invalid(
+            "secrets",
+            f"the bundle has no values for {names}",
+            "submit its spec with these variables in script.secrets",
+        )
+    spec = document["spec"]
+    spec = _with_code(spec, document.get("code"))
+    if problems := list(_differences(document.get("files") or {})):
+        raise spec_invalid(problems)
+    origin = document.get("run") or {}
+    title = name.strip() or str(origin.get("name") or "from a bundle")
+    return run_submit(owner=owner, name=title[:160], spec=spec, force=force)
+
+
+def _checked(bundle: Any) -> dict[str, Any]:
+    if not isinstance(bundle, dict) or "format" not in bundle:
+        raise invalid("bundle", "this is not a bundle of a run", "download one from a run's page")
+    if bundle["format"] != FORMAT:
+        raise invalid(
+            "bundle.format",
+            f"the bundle has format {bundle['format']!r} (release "
+            f"{bundle.get('release', 'unknown')}); this release reads {FORMAT}",
+            f"install release {bundle.get('release', 'unknown')}",
+        )
+    if not isinstance(bundle.get("spec"), dict):
+        raise invalid("bundle.spec", "the bundle has no spec", "download it again")
+    return bundle
+
+
+def _without_secrets(spec: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    script = spec.get("script")
+    if not isinstance(script, dict) or not script.get("secrets"):
+        return spec, []
+    rest = {key: value for key, value in script.items() if key != "secrets"}
+    return {**spec, "script": rest}, sorted(script["secrets"])
+
+
+def _versions(run: Run) -> dict[str, Any]:
+    """What the nodes of the newest attempt reported."""
+    attempt = Attempt.objects.filter(run=run).order_by("-number").first()
+    placement = attempt.placement if attempt is not None else []
+    names = [str(share["node"]) for share in placement]
+    nodes = Node.objects.filter(name__in=names)
+    return {
+        "orrery": versions.RELEASE,
+        "nodes": [
+            {
+                "name": node.name,
+                "versions": node.inventory.get("versions") or {},
+                "devices": sorted(
+                    {str(device.get("name")) for device in node.inventory.get("devices") or []}
+                ),
+            }
+            for node in nodes.order_by("name")
+        ],
+    }
+
+
+def _roots() -> list[Path]:
+    return [*settings.DATA_ROOTS, models_root(), Path(settings.ENV.home)]
+
+
+def _relative(value: Any) -> Any:
+    """The value with paths below a data root, the models or the home made relative."""
+    if isinstance(value, dict):
+        return {key: _relative(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_relative(item) for item in value]
+    if isinstance(value, str) and value.startswith("/"):
+        for root in _roots():
+            if Path(value).is_relative_to(root) and value != str(root):
+                return str(Path(value).relative_to(root))
+    return value
+
+
+def _fingerprints(spec: Mapping[str, Any]) -> dict[str, str]:
+    """`{relative path: SHA-256}` of files and folders that the spec names and this machine has."""
+    digests = {}
+    workdir = (spec.get("script") or {}).get("workdir")
+    for _, text in spec_texts(spec):
+        if not text.startswith("/") or text == workdir:
+            continue
+        relative = _relative(text)
+        if relative != text and Path(text).exists():
+            digests[relative] = _digest(Path(text))
+    return digests
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a file; of a folder, over the names and digests of its files."""
+    if path.is_file():
+        status = path.stat()
+        return _file_digest(str(path), status.st_mtime_ns, status.st_size)
+    digest = hashlib.sha256()
+    for each in sorted(path.rglob("*")):
+        if each.is_file():
+            name = each.relative_to(path).as_posix()
+            digest.update(f"{name}\0{_digest(each)}\n".encode())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: str, changed_ns: int, size: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _differences(files: Mapping[str, Any]) -> Iterator[Problem]:
+    for name, expected in files.items():
+        place = _place(str(name))
+        if place is None:
+            yield Problem(
+                field=f"files.{name}",
+                message=f"{name} does not exist on this machine",
+                hint=f"copy it to {settings.DATA_ROOTS[0] / str(name)}",
+            )
+        elif _digest(place) != expected:
+            yield Problem(
+                field=f"files.{name}",
+                message=f"{place} differs from the data of the original run",
+                hint="copy the original file there",
+            )
+
+
+def _place(name: str) -> Path | None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        return None
+    return next((root / name for root in _roots() if (root / name).exists()), None)
+
+
+def _code(spec: Mapping[str, Any]) -> dict[str, str] | None:
+    """Texts of the program files in a script's folder, at most 2 MiB; None for other kinds."""
+    workdir = (spec.get("script") or {}).get("workdir")
+    if not isinstance(workdir, str) or not any(
+        Path(workdir).is_relative_to(root) for root in settings.DATA_ROOTS
+    ):
+        return None
+    files: dict[str, str] = {}
+    size = 0
+    for path in sorted(Path(workdir).rglob("*")):
+        if path.suffix not in _CODE or not path.is_file() or path.is_symlink():
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        size += len(text)
+        if size > _CODE_BYTES or len(files) >= _CODE_FILES:
+            break
+        files[path.relative_to(workdir).as_posix()] = text
+    return files
+
+
+def _with_code(spec: dict[str, Any], code: Any) -> dict[str, Any]:
+    """The spec whose script is in a folder with the bundle's code, named by its fingerprint."""
+    if not isinstance(code, dict) or not isinstance(spec.get("script"), dict):
+        return spec
+    text = "".join(f"{name}\0{code[name]}\n" for name in sorted(code))
+    folder = settings.DATA_ROOTS[0] / "code" / hashlib.sha256(text.encode()).hexdigest()[:16]
+    for name, content in code.items():
+        parts: Sequence[str] = PurePosixPath(str(name)).parts
+        if not parts or PurePosixPath(str(name)).is_absolute() or ".." in parts:
+            raise invalid("code", f"{name!r} is not a file name in the script's folder", "train.py")
+        target = folder.joinpath(*parts)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        temporary.write_text(str(content), encoding="utf-8")
+        os.replace(temporary, target)
+    return {**spec, "script": {**spec["script"], "workdir": str(folder)}}

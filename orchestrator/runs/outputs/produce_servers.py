@@ -1,0 +1,169 @@
+"""The serve runs that a produce or evaluate run asks: rights, state and addresses.
+
+The run's owner must see them, when the run is submitted and whenever it is launched. Does not
+depend on how an address reaches a node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from django.db.models import Q
+
+from orchestrator.accounts import selectors as people
+from orchestrator.accounts.models import User
+from orchestrator.runs.models import Run
+from orchestrator.runs.outputs import endpoint
+from orchestrator.runs.outputs.endpoint import EndpointStatus
+from orchestrator.runs.states import ENDED
+from workers.contracts import Problem, RunSpec
+from workers.contracts.specs.finetuning.chat_servers import SERVERS_VARIABLE
+from workers.contracts.wire.node_messages import RunState
+from workers.contracts.wire.serving_reports import Serving
+
+# bodies and their fields that hold a ServerSpec
+_FIELDS: Final = {"produce": ("server", "judge"), "evaluate": ("judge",)}
+KINDS: Final = tuple(_FIELDS)
+_MISSING: Final = "there is no serve run {id}, or its owner may not see it"
+
+
+def named(spec: Mapping[str, Any]) -> dict[str, int]:
+    """The serve runs that a stored spec names, by field."""
+    servers = {
+        f"{kind}.{name}": body.get(name)
+        for kind, names in _FIELDS.items()
+        if isinstance(body := spec.get(kind), Mapping)
+        for name in names
+    }
+    return {
+        field: int(server["run"])
+        for field, server in servers.items()
+        if isinstance(server, Mapping) and isinstance(server.get("run"), int)
+    }
+
+
+def server_problems(spec: RunSpec, *, by: User | None) -> list[Problem]:
+    """Servers that the submitter may not use, and those that will not serve.
+
+    One that is not serving yet is no problem: the run waits for it.
+    """
+    problems = []
+    for place, id in named(spec.model_dump(mode="json", exclude_none=True)).items():
+        field, run = f"{place}.run", _visible([id], by).get(id)
+        if run is None:
+            message = f"there is no serve run {id} that you may see"
+            hint = "the id of a serve run of yours or your team's: GET /api/v1/runs?kind=serve"
+            problems.append(Problem(field=field, message=message, hint=hint))
+            continue
+        status = endpoint.status(run=run)
+        if run.state in ENDED:
+            message = f"run {run.pk} is {run.state} and serves no longer"
+            hint = "retrying it, or a run that serves"
+            problems.append(Problem(field=field, message=message, hint=hint))
+        elif status.serving is not None:
+            problems += _model_problems(spec, place, run.pk, status.serving)
+    return problems
+
+
+def _model_problems(spec: RunSpec, place: str, id: int, serving: Serving) -> list[Problem]:
+    """Whether the served model does what the run asks it for: answers, or scores of answers."""
+    body = spec.produce
+    scores = set[str]()
+    if body is not None and place == ("produce.judge" if body.judge else "produce.server"):
+        scores = body.requested_scores
+    field, chat_model = f"{place}.run", "an instruction-tuned model"
+    needs_answers = place == "produce.server" or "reward" not in scores or "judge" in scores
+    if needs_answers and serving.pooling:
+        message = f"the model of run {id} is a reward model, which scores answers and writes none"
+        return [Problem(field=field, message=message, hint=chat_model)]
+    if needs_answers and not serving.chat:
+        message = f"the model of run {id} has no chat template, so it cannot be asked"
+        return [Problem(field=field, message=message, hint=chat_model)]
+    if "reward" in scores and not serving.pooling and serving.backend == "orrery":
+        message = f"the model of run {id} writes texts, and reward scores come from a reward model"
+        hint = "a serve run of a model that objective reward trained, as produce.judge"
+        return [Problem(field=field, message=message, hint=hint)]
+    return []
+
+
+def wait_reason(*, owner: User, ids: Sequence[int]) -> str:
+    """Why a queued run of this owner waits for one of these serve runs; "" if all serve."""
+    visible = _visible(ids, owner)
+    for id in ids:
+        run = visible.get(id)
+        if run is None:
+            return f"Waiting for a server: {_MISSING.format(id=id)}."
+        status = endpoint.status(run=run)
+        if status.phase != "serving":
+            return _waiting(run, status)
+    return ""
+
+
+def phases(ids: Sequence[int]) -> list[tuple[int, str, str]]:
+    """`(id, phase, key)` of the runs: changes whenever a waiting run may start."""
+    rows = Run.objects.filter(pk__in=ids, kind="serve").order_by("pk")
+    statuses = [(run.pk, endpoint.status(run=run)) for run in rows]
+    return [(id, status.phase, status.key) for id, status in statuses]
+
+
+def waited_for() -> list[int]:
+    """The serve runs that queued runs name."""
+    queued = Run.objects.filter(state=RunState.QUEUED, kind__in=KINDS).filter(
+        Q(spec__produce__server__run__isnull=False)
+        | Q(spec__produce__judge__run__isnull=False)
+        | Q(spec__evaluate__judge__run__isnull=False)
+    )
+    return sorted(
+        {id for spec in queued.values_list("spec", flat=True) for id in named(spec).values()}
+    )
+
+
+def variables(*, run: Run) -> dict[str, str] | str:
+    """The variable with the addresses of the run's servers, or the reason why it waits.
+
+    Empty for a run that names no serve run.
+    """
+    ids = sorted(set(named(run.spec).values()))
+    if not ids:
+        return {}
+    visible, addresses = _visible(ids, run.owner), {}
+    for id in ids:
+        server = visible.get(id)
+        if server is None:
+            return _MISSING.format(id=id)
+        status = endpoint.status(run=server)
+        if status.phase != "serving" or status.serving is None:
+            return _waiting(server, status)
+        addresses[str(id)] = {
+            "url": f"{status.url}/v1",
+            "model": status.serving.model,
+            "headers": status.headers,
+        }
+    return {SERVERS_VARIABLE: json.dumps(addresses)}
+
+
+def _waiting(run: Run, status: EndpointStatus) -> str:
+    if status.phase == "ended":
+        return f"Waiting for run {run.pk} to serve; it is {run.state}. Retry it."
+    if run.state == RunState.PAUSED:
+        return f"Waiting for run {run.pk} to serve; it is paused. Resume it."
+    return f"Waiting for run {run.pk} to serve; it is {_PHASES.get(status.phase, run.state)}."
+
+
+_PHASES: Final = {"loading": "loading its model", "draining": "stopping"}
+
+
+def visible_server(run_id: int | None, by: User | None) -> Run | None:
+    """The serve run with this id, if the user may see it."""
+    return _visible([run_id], by).get(run_id) if run_id is not None else None
+
+
+def _visible(ids: Sequence[int], user: User | None) -> dict[int, Run]:
+    """The serve runs with these ids that the user may see; None: a local command."""
+    owners = people.visible_owners(user) if user is not None else None
+    rows = Run.objects.filter(pk__in=ids, kind="serve")
+    if owners is not None:
+        rows = rows.filter(owner__in=owners)
+    return {run.pk: run for run in rows}

@@ -1,0 +1,64 @@
+"""What a fine-tuning run trains on and which parameters it updates, from its events.
+
+Reads the newest attempt that reported it. Computes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from orchestrator.runs.models import Run, RunEvent
+from workers.contracts.wire.samples import TRAINING_ROWS, TrainingRows
+
+_STATISTICS: Final = "data_statistics"
+_PLAN: Final = "plan_resolved"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedParameters:
+    """How many of the model's parameters the run updates, next to an adapter's own.
+
+    `frozen` lists the patterns of `train.freeze`; `adapter` is its method, `storage` the type of
+    frozen linear weights if they are quantized.
+    """
+
+    total: int
+    trained: int
+    frozen: list[str]
+    adapter: str | None
+    storage: str | None
+
+
+def training_rows(*, run: Run) -> TrainingRows | None:
+    """The first rows of the newest attempt; None before the first."""
+    for event in RunEvent.objects.filter(run=run, type=TRAINING_ROWS).order_by("-seq")[:2]:
+        try:
+            return TrainingRows.from_dict(event.data)
+        except ValidationError:
+            continue
+    return None
+
+
+def data_statistics(*, run: Run) -> dict[str, Any] | None:
+    """`{shape, seq_len, sources {name: statistics}}` of the newest attempt; None before it."""
+    event = RunEvent.objects.filter(run=run, type=_STATISTICS).order_by("-seq").first()
+    data = event.data if event is not None else None
+    return data if isinstance(data, dict) and isinstance(data.get("sources"), dict) else None
+
+
+def trained_parameters(*, run: Run) -> TrainedParameters | None:
+    """The counts that the engine reported; None before its start and for other programs."""
+    for event in RunEvent.objects.filter(run=run, type=_PLAN).order_by("-seq")[:8]:
+        total, trained = event.data.get("parameters"), event.data.get("trained_parameters")
+        if isinstance(total, int) and isinstance(trained, int):
+            train = run.spec.get("train") or {}
+            adapter = train.get("adapter") or {}
+            method = (adapter.get("method") or adapter.get("name") or "lora") if adapter else None
+            storage = "nf4" if method == "qlora" else adapter.get("quantize")
+            return TrainedParameters(
+                total, trained, list(train.get("freeze") or []), method, storage
+            )
+    return None

@@ -1,0 +1,1 @@
+"""The store of copies of checkpoints and artifacts, as the control plane sees it."""

@@ -1,0 +1,1 @@
+"""Checks and previews of example files when a run is submitted."""

@@ -6,14 +6,13 @@ files.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from django.conf import settings
 from django.db.models import F
 
 from orchestrator.runs.models import Attempt, Checkpoint, Run
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.reports.presence import presence
+from workers.contracts.wire.node_messages import RunState
 
 REPEAT_S = 20.0
 _EXISTING_FIRST = F("deleted").asc(nulls_first=True)
@@ -50,14 +49,13 @@ def checkpoint_writer(run: Run, *, step: int) -> Attempt | None:
     return Attempt.objects.filter(run=run, number=saved.attempt).first()
 
 
-def pin_for_forks(waiting: Iterable[Run]) -> None:
-    """Send due orders for the forks among these runs that have not started."""
+def pin_for_forks() -> None:
+    """Send due orders for the queued forks that have not started."""
+    waiting = Run.objects.filter(
+        state=RunState.QUEUED, forked_from__isnull=False, attempt_number=0
+    ).defer("spec", "plan", "prediction")
     for run in waiting:
-        if (
-            run.forked_from_id is None
-            or run.attempt_number
-            or not presence.due(f"fork {run.pk}", "keep", REPEAT_S)
-        ):
+        if not presence.due(f"fork {run.pk}", "keep", REPEAT_S):
             continue
         checkpoint = fork_checkpoint(run)
         writer = checkpoint_writer(run, step=checkpoint[0].step) if checkpoint else None
@@ -66,5 +64,8 @@ def pin_for_forks(waiting: Iterable[Run]) -> None:
         nodes = [share["node"] for share in writer.placement]
         own, source = checkpoint
         dispatch.pin_checkpoint(
-            nodes[:1] if settings.ENV.shared_runs else nodes, source=source.path, target=own.path
+            nodes[:1] if settings.ENV.shared_runs else nodes,
+            source=source.path,
+            target=own.path,
+            owner=run.owner,
         )

@@ -1,24 +1,31 @@
 """Lease that lets one scheduler run at a time: a row taken by conditional update.
 
-Does not depend on scheduling.
+A thread renews it while the loop works, so a pass may take longer than the lease. Does not depend
+on scheduling.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import socket
+import threading
+import time
 from datetime import timedelta
 
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, connection, transaction
 
 from orchestrator.common import clock, conditional
 from orchestrator.scheduling.models import Lease
 
+log = logging.getLogger(__name__)
+
 NAME = "scheduler"
-# a pass over a full queue may take seconds; dead holders on this machine are detected at once
-LIFE = timedelta(seconds=15)
+LIFE = timedelta(seconds=15)  # dead holders on this machine are detected at once
+RENEW_S = 5.0
+STUCK_S = 300.0  # a loop without sign of life for so long loses the lease
 
 
 def new_holder() -> str:
@@ -50,6 +57,50 @@ def hold(holder: str, *, beat: bool = False) -> bool:
 def release(holder: str) -> None:
     """Let the lease expire now."""
     Lease.objects.filter(name=NAME, holder=holder).update(expires=clock.now())
+
+
+class Renewal:
+    """Renews a held lease in a thread of its own, until `close` or until the loop is stuck.
+
+    The loop calls `alive` at least once per pass. The thread only renews: it takes no lease that
+    another scheduler holds.
+    """
+
+    def __init__(self, holder: str, *, renew_s: float = RENEW_S, stuck_s: float = STUCK_S) -> None:
+        self._holder, self._renew_s, self._stuck_s = holder, renew_s, stuck_s
+        self._alive_at = time.monotonic()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scheduler-lease", daemon=True)
+        self._thread.start()
+
+    def alive(self) -> None:
+        """Record that the loop works."""
+        self._alive_at = time.monotonic()
+
+    def close(self) -> None:
+        """Stop renewing, and wait until the thread has ended."""
+        self._closing.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.wait(self._renew_s):
+                if time.monotonic() - self._alive_at > self._stuck_s:
+                    log.error("The scheduler's loop is stuck; its lease is no longer renewed")
+                    return
+                try:
+                    renew(self._holder)
+                except (DatabaseError, InterfaceError) as error:
+                    log.warning("The scheduler's lease was not renewed: %s", error)
+                    connection.close()
+        finally:
+            connection.close()
+
+
+def renew(holder: str) -> bool:
+    """Extend a lease that this holder has; False if it has none."""
+    row = Lease.objects.filter(name=NAME, holder=holder)
+    return conditional.update(row, expires=clock.now() + LIFE)
 
 
 def _died_here(holder: str) -> bool:

@@ -12,16 +12,29 @@ import time
 
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+from redis.exceptions import RedisError
 
+from orchestrator.common import clock, redis, streams
+from orchestrator.fleet import broker_users
+from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling import lease
-from orchestrator.scheduling.reaper import reap
+from orchestrator.scheduling.accounting import ledger
+from orchestrator.scheduling.engines.watcher import Watcher
+from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
+from orchestrator.scheduling.reports import control_versions, heartbeats, revocation
+from orchestrator.scheduling.reports.delivery import Delivery
 from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.reports.inbox import Entry, Inbox
-from orchestrator.scheduling.reports.presence import presence
-from orchestrator.scheduling.tick import tick
+from orchestrator.scheduling.reports.liveness import POLL_S, liveness
+from orchestrator.scheduling.tick import Rest, tick
+from workers.contracts.wire import names
+from workers.contracts.wire.broker.tls import tls_options
 
 log = logging.getLogger(__name__)
 _BURST = 100  # reports handled between two ticks
+_PRUNE_EVERY_S = 600.0
+_SETTLE_EVERY_S = 3.0
+_USERS_EVERY_S = 60.0
 
 
 class Loop:
@@ -30,9 +43,18 @@ class Loop:
     def __init__(self) -> None:
         self.holder = lease.new_holder()
         self._stopping = threading.Event()
+        self._delivery = Delivery(_handle_report)
         self._inbox: Inbox | None = None
         self._tick_due = 0.0
         self._reap_due = 0.0
+        self._poll_due = 0.0
+        self._prune_due = 0.0
+        self._settle_due = 0.0
+        self._users_due = 0.0
+        self._broker_start: str | None = None
+        self._rest: Rest | None = None
+        self._renewal: lease.Renewal | None = None
+        self._engines: Watcher | None = None
 
     def stop(self) -> None:
         """Request the end; callable from signal handlers."""
@@ -54,6 +76,7 @@ class Loop:
             if self._inbox is not None:
                 self._inbox.stop()
                 self._inbox.flush()
+            self._end_renewal()
             try:
                 lease.release(self.holder)
             except (DatabaseError, InterfaceError):
@@ -68,35 +91,95 @@ class Loop:
                 self._stopping.wait(1.0)
                 return
             log.info("Scheduling as %s", self.holder)
-            presence.since = time.monotonic()
+            control_versions.publish()
+            self._keep_users(time.monotonic())
             self._inbox = Inbox(_connect, consumer=self.holder)
-            self._inbox.start()
-        entry = self._inbox.get(min(self._tick_due, self._reap_due) - time.monotonic())
+            self._inbox.start(fleet.node_names())
+            self._renewal = lease.Renewal(self.holder)
+            self._engines = Watcher(self._drained)
+            self._engines.start()
+        if self._renewal is not None:
+            self._renewal.alive()
+        due = min(self._tick_due, self._reap_due, self._poll_due)
+        if not self._delivery.empty:
+            due = min(due, time.monotonic() + 0.2)
+        entry = self._delivery.due() or self._inbox.get(due - time.monotonic())
         wake = entry is not None and self._handle(self._inbox, entry)
+        wake = self._poll_heartbeats() or wake
         now = time.monotonic()
         if now >= self._reap_due:
             if not lease.hold(self.holder, beat=True):
                 log.warning("Another scheduler holds the lease; waiting")
                 self._inbox.stop()
                 self._inbox = None
+                self._end_renewal()
+                self._delivery = Delivery(_handle_report)  # the next holder claims its entries
                 return
             self._reap_due = now + settings.ENV.tick_s
-            wake = reap() > 0 or wake
+            control_versions.publish()
+            self._keep_users(now)
+            wake = reap(drained=self._drained()) > 0 or wake
+            self._prune(now)
+            self._settle(now)
         if wake or now >= self._tick_due:
-            tick()
-            self._tick_due = time.monotonic() + settings.ENV.tick_s
+            result = tick(rest=self._rest)
+            self._rest = result.rest
+            self._tick_due = time.monotonic() + (0.0 if result.more else settings.ENV.tick_s)
         self._inbox.flush()
+
+    def _drained(self) -> bool:
+        """Whether all reports that have arrived are applied."""
+        return self._inbox is not None and self._inbox.drained and self._delivery.empty
+
+    def _end_renewal(self) -> None:
+        if self._engines is not None:
+            self._engines.close()
+            self._engines = None
+        if self._renewal is not None:
+            self._renewal.close()
+            self._renewal = None
+
+    def _poll_heartbeats(self) -> bool:
+        """Read heartbeats once per POLL_S; True if a node is back or changed."""
+        if time.monotonic() < self._poll_due:
+            return False
+        self._poll_due = time.monotonic() + POLL_S
+        nodes = fleet.node_names()
+        if self._inbox is not None:
+            self._inbox.watch(nodes)
+        beats = liveness.poll(redis.quick_client(), nodes, open_fences())
+        return bool(beats) and heartbeats.apply(beats, broker_ahead_s=liveness.broker_ahead_s)
+
+    def _prune(self, now: float) -> None:
+        if now >= self._prune_due:
+            self._prune_due = now + _PRUNE_EVERY_S
+            fences = {str(attempt.fence) for attempt in open_attempts()}
+            revocation.prune(fences, fleet.node_names())
+            _clean_reports()
+
+    def _keep_users(self, now: float) -> None:
+        """Create the nodes' users at the broker, again after its restart, and from time to time."""
+        start = broker_users.broker_start()
+        if start is not None and (start != self._broker_start or now >= self._users_due):
+            self._users_due = now + _USERS_EVERY_S
+            self._broker_start = start
+            broker_users.apply_all()
+
+    def _settle(self, now: float) -> None:
+        """Account the device time of attempts that have ended."""
+        if now >= self._settle_due:
+            self._settle_due = now + _SETTLE_EVERY_S
+            ledger.settle(now=clock.now())
 
     def _handle(self, inbox: Inbox, entry: Entry) -> bool:
         """Handle this entry and the following ones; True if a tick was requested."""
         wake = False
         for _ in range(_BURST):
-            if entry.id is None:
+            if entry.source is None:
                 wake = True
-            else:
-                self._handle_report(entry.text)
-                inbox.acknowledge(entry.id)
-            following = inbox.get(0.0)
+            elif self._delivery.deliver(entry):
+                inbox.acknowledge(entry.source)
+            following = self._delivery.due() or inbox.get(0.0)
             if following is None:
                 break
             entry = following
@@ -104,17 +187,29 @@ class Loop:
             self._reap_due = 0.0  # the reaper delivers requests to running attempts
         return wake
 
-    def _handle_report(self, text: bytes) -> None:
-        try:
-            report(text)
-        except (DatabaseError, InterfaceError):
-            raise
-        except Exception:
-            log.exception("A report could not be handled and is dropped")
+
+def _clean_reports() -> None:
+    """Delete reports that were acknowledged, and streams of nodes that were removed."""
+    nodes = fleet.node_names()
+    shared = (names.JOINS, names.REPORTS)
+    try:
+        streams.clean(redis.client(), [*shared, *map(names.reports_stream, nodes)])
+        broker_users.delete_unknown(nodes)
+    except (RedisError, OSError) as error:
+        log.warning("The streams of reports were not cleaned: %s", error)
+
+
+def _handle_report(entry: Entry) -> bool:
+    return report(entry.text, written=entry.written, retried=entry.retried is not None)
 
 
 def _connect():  # type: ignore[no-untyped-def]
     """A connection for one thread; its timeout exceeds that of blocking reads."""
     import redis
 
-    return redis.Redis.from_url(settings.REDIS_URL, socket_timeout=10, socket_connect_timeout=2)
+    return redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=10,
+        socket_connect_timeout=2,
+        **tls_options(settings.REDIS_URL),
+    )

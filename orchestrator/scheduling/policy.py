@@ -1,8 +1,8 @@
 """The scheduling policy: which queued runs get which devices now, and why each other run waits.
 
-Gangs are placed completely or not at all, by priority, then by time in the queue. Smaller runs may
-overtake a large one for a while; then devices are reserved for it. Pure: does not depend on a
-database or on how attempts start.
+Gangs are placed completely or not at all, by priority, then by time in the queue. A gang that waits
+reserves the next devices; other runs use them only if that cannot delay it, even if holders end
+earlier than their limits. Pure: does not depend on a database or on how attempts start.
 """
 
 from __future__ import annotations
@@ -18,21 +18,28 @@ from orchestrator.scheduling.placement.capacity import (
     NodeDevices,
     NodeView,
     Slot,
+    could_fit,
     groups_by_pool,
 )
 
 __all__ = ["Decision", "NodeView", "Placement", "QueuedRun", "Share", "Slot", "Wait", "place"]
 
 # a run that has waited this long at the head of its pool gets the next devices
-RESERVE_AFTER_S = 60.0
-# reservations are considered for this many waiting runs per pool; those before may not need devices
+RESERVE_AFTER_S = 5.0
+# of the waiting runs of a pool that lack only devices, this many may reserve some
 RESERVATION_DEPTH = 8
-ESTIMATE_LIMIT = 200  # waiting runs per pool whose start is estimated
+# runs per pool that are tried, after those in back-off or over their quota
+QUEUE_LIMIT = 2000
+ESTIMATE_LIMIT = 50  # waiting runs per pool whose start is estimated
 
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """A queued run; only `checkpoint_nodes`, if any, store its checkpoint."""
+    """A queued run; only `checkpoint_nodes`, if any, store its checkpoint.
+
+    Its last attempt failed on the nodes of `avoid`: until `avoid_until` (Unix seconds) it uses
+    them only if no others can ever fit it, or if they store its checkpoint.
+    """
 
     run: int
     devices: int
@@ -41,9 +48,13 @@ class QueuedRun:
     priority: int = 0
     owner: str = ""
     device: str | None = None
+    needs: tuple[str, ...] = ()  # what its nodes must support, of `NodeView.supports`
     not_before: float | None = None
     max_seconds: float | None = None
     checkpoint_nodes: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    avoid_until: float | None = None
+    server: str = ""  # why it waits for a server, if it does
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ def place(
         sorted(nodes, key=lambda node: node.name),
         now.timestamp(),
         quotas or {},
-        max(RESERVATION_DEPTH, estimated),
+        estimated,
     )
     weight = pool_priority or {}
     for run in sorted(
@@ -109,7 +120,7 @@ def place(
 
 @dataclass
 class _Reservation:
-    """The run that gets the next devices of its pool, and its latest start."""
+    """The run that gets the next devices of its pool, and the earliest time it may start."""
 
     run: int
     start: float
@@ -128,8 +139,11 @@ class _Pass:
         self._groups = groups_by_pool(nodes, now)
         self._reservations: dict[str, _Reservation] = {}
         self._waiting: dict[str, int] = {}  # pool → waiting runs so far
+        self._tried: dict[str, int] = {}  # pool → runs that were tried
+        self._contending: dict[str, int] = {}  # pool → those that lack only devices
         self._held: dict[tuple[str, str], int] = {}  # (pool, owner) → devices
         self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
+        self._special: dict[tuple[str, tuple[str, ...]], list[DeviceGroup]] = {}  # `_supporting`
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
@@ -141,8 +155,11 @@ class _Pass:
             return self._wait(run, reasons.back_off(run.not_before), self._candidates(run))
         if blocked := self._blocked(run):
             return self._wait(run, blocked, [])
+        self._tried[run.pool] = tried = self._tried.get(run.pool, 0) + 1
+        if tried > QUEUE_LIMIT:
+            return self._wait(run, reasons.behind(run, QUEUE_LIMIT), [])
         groups, reservation = self._candidates(run), self._reservations.get(run.pool)
-        # a run that ends before the reservation starts may use the reserved devices
+        # a run that ends before the reserved gang can start may use its devices
         backfill = (
             reservation is not None
             and run.max_seconds is not None
@@ -155,27 +172,43 @@ class _Pass:
 
     def _blocked(self, run: QueuedRun) -> str:
         """Why the run may not start, however many devices are free; empty if it may."""
+        if run.server:
+            return run.server
         used, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
         if quota is not None and used + run.devices > quota:
-            return reasons.over_quota(run, quota, used)
-        silent = [
-            name
-            for name in run.checkpoint_nodes
-            if name in self._by_name and self._by_name[name].unusable_reason == "silent"
-        ]
+            return reasons.over_quota(run.devices, run.pool, run.owner, quota, used)
+        holders = [self._by_name[name] for name in run.checkpoint_nodes if name in self._by_name]
+        silent = [node.name for node in holders if node.unusable_reason == "silent"]
+        if not could_fit(holders, run.devices, run.device):
+            return ""
         return reasons.checkpoint_unavailable(run, silent) if silent else ""
 
     def _candidates(self, run: QueuedRun) -> list[DeviceGroup]:
-        """Groups of the pool and kind; only the checkpoint's nodes while those are usable."""
-        groups = [
-            group for group in self._groups.get(run.pool, []) if run.device in (None, group.kind)
-        ]
+        """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run."""
+        groups = [group for group in self._supporting(run) if run.device in (None, group.kind)]
         if run.checkpoint_nodes and all(
             name in self._by_name and self._by_name[name].usable for name in run.checkpoint_nodes
         ):
             restricted = [group.on_nodes(run.checkpoint_nodes) for group in groups]
-            return [group for group in restricted if group.nodes] or groups
+            if fitting := [group for group in restricted if group.can_ever_fit(run.devices)]:
+                return fitting
+        if run.avoid and run.avoid_until is not None and self._now < run.avoid_until:
+            others = [group.without(run.avoid) for group in groups]
+            return [group for group in others if group.can_ever_fit(run.devices)] or groups
         return groups
+
+    def _supporting(self, run: QueuedRun) -> list[DeviceGroup]:
+        """The pool's groups, or their nodes that support what the run needs."""
+        groups = self._groups.get(run.pool, [])
+        if not run.needs:
+            return groups
+        key = run.pool, run.needs
+        if key not in self._special:
+            needs = set(run.needs)
+            able = {node.name for node in self._nodes if needs <= node.supports}
+            parts = [group.on_nodes(able) for group in groups]
+            self._special[key] = [part for part in parts if part.nodes]
+        return self._special[key]
 
     def _place(self, run: QueuedRun, nodes: list[NodeDevices]) -> None:
         per_node = run.devices // len(nodes)
@@ -183,7 +216,7 @@ class _Pass:
         shares = tuple(Share(node.node, node.take(run.run, per_node, until)) for node in nodes)
         self.placements.append(Placement(run.run, shares))
         self._hold(run.pool, run.owner, run.devices)
-        self._changed(run.pool)
+        self._changed(run.pool, nodes)
 
     def _hold(self, pool: str, owner: str, devices: int) -> None:
         self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
@@ -191,16 +224,17 @@ class _Pass:
     def _wait(self, run: QueuedRun, reason: str, groups: list[DeviceGroup]) -> None:
         self._waiting[run.pool] = position = self._waiting.get(run.pool, 0) + 1
         start = None
-        if position <= self._estimated:
-            start = self._book(run, groups, may_reserve=position <= RESERVATION_DEPTH)
+        undecided = run.pool not in self._reservations and (run.not_before or 0.0) <= self._now
+        if position <= self._estimated or (
+            undecided and self._contending.get(run.pool, 0) < RESERVATION_DEPTH
+        ):
+            start = self._book(run, groups)
         self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start))
 
-    def _book(
-        self, run: QueuedRun, groups: list[DeviceGroup], *, may_reserve: bool
-    ) -> float | None:
+    def _book(self, run: QueuedRun, groups: list[DeviceGroup]) -> float | None:
         """Estimate the run's latest start and book its devices for the estimates of later runs.
 
-        Reserves them if the run is the first of its pool that has waited for long.
+        Reserves them if the run is the first of its pool that lacks only devices and is late.
         """
         options = [best for group in groups if (best := group.earliest(run.devices)) is not None]
         if not options:
@@ -208,26 +242,42 @@ class _Pass:
         free_at, nodes = min(options, key=lambda item: item[0])
         ready = run.not_before or 0.0
         start, per_node = max(self._now, free_at, ready), run.devices // len(nodes)
-        late = self._now - run.queued_at >= RESERVE_AFTER_S and ready <= self._now
-        if may_reserve and late and run.pool not in self._reservations:
-            self._reservations[run.pool] = _Reservation(run.run, start)
-            for node in nodes:
-                node.reserved = per_node
-            self._changed(run.pool)
+        if ready <= self._now:
+            self._reserve(run, groups, nodes, per_node)
         end = start + run.max_seconds if run.max_seconds is not None else math.inf
         for node in nodes:
             node.book(per_node, end)
         return start if math.isfinite(start) else None
 
-    def _changed(self, pool: str) -> None:
-        for group in self._groups[pool]:
-            group.changed()
+    def _reserve(
+        self, run: QueuedRun, groups: list[DeviceGroup], nodes: list[NodeDevices], per_node: int
+    ) -> None:
+        self._contending[run.pool] = number = self._contending.get(run.pool, 0) + 1
+        if (
+            number > RESERVATION_DEPTH
+            or self._now - run.queued_at < RESERVE_AFTER_S
+            or run.pool in self._reservations
+        ):
+            return
+        start = min(group.may_start(run.devices) for group in groups)
+        self._reservations[run.pool] = _Reservation(run.run, start)
+        for node in nodes:
+            node.reserved = per_node
+        self._changed(run.pool, nodes)
+
+    def _changed(self, pool: str, nodes: list[NodeDevices]) -> None:
+        special = [groups for key, groups in self._special.items() if key[0] == pool]
+        for groups in (self._groups[pool], *special):
+            for group in groups:
+                group.changed(nodes)
         self._usage = {key: usage for key, usage in self._usage.items() if key[0] != pool}
 
     def _explain(
         self, run: QueuedRun, groups: list[DeviceGroup], reservation: _Reservation | None
     ) -> str:
         """Why no group fits the run."""
+        if run.needs and not groups and (lacking := self._lacking(run)):
+            return reasons.unsupported(run, lacking)
         if not groups:
             return reasons.no_devices(run, self._nodes)
         group = max(groups, key=lambda group: group.total)
@@ -236,22 +286,50 @@ class _Pass:
         if not group.can_ever_fit(run.devices):
             return reasons.uneven(run, group.sizes, ever=True)
         free, holders = self._get_usage(run, group)
+        if run.checkpoint_nodes:
+            names = [node.node for node in group.nodes]
+            if set(names) <= set(run.checkpoint_nodes):
+                return reasons.checkpoint_busy(run, names, free, group.total, holders)
+        if avoided := self._avoided(run, groups):
+            return reasons.avoiding(run, avoided, free, group.total, holders)
         if free >= run.devices:
             if reservation is not None and group.available(backfill=False) < free:
                 return reasons.reserved(run, reservation.run, free)
             return reasons.uneven(run, group.free_counts, ever=False)
         return reasons.busy(run, free, group.total, holders)
 
+    def _lacking(self, run: QueuedRun) -> list[str]:
+        """What no usable node of the pool with the run's kind of device supports."""
+        kind = run.device
+        usable = [
+            node
+            for node in self._nodes
+            if node.pool == run.pool
+            and node.usable
+            and any(kind in (None, slot.kind) for slot in node.slots)
+        ]
+        able = [node for node in usable if set(run.needs) <= node.supports]
+        return [need for need in run.needs] if usable and not able else []
+
+    def _avoided(self, run: QueuedRun, groups: list[DeviceGroup]) -> list[str]:
+        """Nodes that the run could use but avoids; empty if it avoids none."""
+        if not run.avoid or run.avoid_until is None or self._now >= run.avoid_until:
+            return []
+        used = {node.node for group in groups for node in group.nodes}
+        pool = {node.node for group in self._groups.get(run.pool, []) for node in group.nodes}
+        return sorted((set(run.avoid) & pool) - used)
+
     def _get_usage(self, run: QueuedRun, group: DeviceGroup) -> tuple[int, str]:
-        """Free devices and a description of the holders, cached for runs without a checkpoint."""
-        key = (run.pool, group.kind)
-        if not run.checkpoint_nodes and key in self._usage:
+        """Free devices and a description of the holders, cached for runs that may use all nodes."""
+        special = run.checkpoint_nodes or run.avoid or run.needs
+        key, all_nodes = (run.pool, group.kind), not special
+        if all_nodes and key in self._usage:
             return self._usage[key]
         holders: dict[int, int] = {}
         for node in group.nodes:
             for holder, count in node.holders.items():
                 holders[holder] = holders.get(holder, 0) + count
         usage = group.available(backfill=True), reasons.describe_holders(holders)
-        if not run.checkpoint_nodes:
+        if all_nodes:
             self._usage[key] = usage
         return usage

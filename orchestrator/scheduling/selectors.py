@@ -6,113 +6,206 @@ Writes nothing.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.conf import settings
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Min, Prefetch, Q, QuerySet
 
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.models import Run
+from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import lease
-from orchestrator.scheduling.models import Allocation, Lease
-from orchestrator.scheduling.placement import reasons, snapshot
+from orchestrator.scheduling.accounting import ledger
+from orchestrator.scheduling.models import Allocation, EngineJob, Lease
+from orchestrator.scheduling.queue.waiting import (
+    QueueEntry,
+    QueuePage,
+    decision_age_s,
+    queue_page,
+    queue_visible_to,
+    waiting_count,
+)
 from orchestrator.scheduling.stream_health import broker_health
+from workers.contracts.wire import versions
 from workers.contracts.wire.node_messages import RunState
 
+_REFUSED = f"of a release that this control plane refuses (see {versions.DOCUMENT})"
+_INGEST_IDLE_S = 15.0  # a living one reads every second
+_SHOWN_NODES = 3  # named in a sentence about many
+_ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
-@dataclass(frozen=True)
-class QueueEntry:
-    """A waiting run; `position` counts over the full queue, `may_start` is None if unknown."""
-
-    run: Run
-    position: int
-    reason: str
-    may_start: datetime | None
+__all__ = [
+    "Overview",
+    "QueueEntry",
+    "QueuePage",
+    "allocations",
+    "allocations_by_device",
+    "decision_age_s",
+    "device_time",
+    "device_time_of_run",
+    "health",
+    "held_by_node",
+    "held_devices",
+    "held_since",
+    "overview",
+    "queue_page",
+    "queue_visible_to",
+    "waiting_count",
+]
 
 
 @dataclass(frozen=True)
 class Overview:
-    """Usage of the fleet, runs that the user may see, and problems."""
+    """Usage of the fleet, and runs that the user may see.
+
+    `running` are the newest active runs, `own_running` those that the user submitted, both cut to
+    a limit; `active` and `own_active` count them all.
+    """
 
     devices: int
     busy: int
-    nodes: int
     running: list[Run]
-    waiting: list[QueueEntry]
-    troubles: list[str]
-
-    @property
-    def waiting_devices(self) -> int:
-        """Devices that all visible waiting runs need."""
-        return sum(entry.run.devices for entry in self.waiting)
+    active: int
+    own_running: list[Run]
+    own_active: int
+    queue: QueuePage
 
 
-def queue_visible_to(*, user: User) -> list[QueueEntry]:
-    """Waiting runs in scheduling order, each with its current reason and estimated start."""
-    now = clock.now()
-    current = snapshot.take()
-    decision = current.decide(now)
-    status = {wait.run: (wait.reason, wait.may_start) for wait in decision.waits}
-    for placement in decision.placements:
-        status[placement.run] = (reasons.NEXT_PASS, now.timestamp())
-    order = sorted(
-        current.queue,
-        key=lambda run: (
-            -run.priority,
-            -current.pool_priority.get(run.pool, 0),
-            run.queued_at,
-            run.run,
-        ),
-    )
-    visible = set(
-        runs.runs_visible_to(user=user)
-        .filter(state=RunState.QUEUED)
-        .order_by()
-        .values_list("pk", flat=True)
-    )
-    entries = []
-    for position, waiting in enumerate(order, start=1):
-        if waiting.run in visible:
-            reason, start = status[waiting.run]
-            may_start = clock.from_unix(start) if start is not None else None
-            entries.append(QueueEntry(current.runs[waiting.run], position, reason, may_start))
-    return entries
+def engine_job_counts() -> dict[str, int]:
+    """Jobs in engines by state, without ended ones."""
+    states = [state for state in EngineJob.State.values if state != EngineJob.State.ENDED]
+    rows = EngineJob.objects.filter(state__in=states).values_list("state")
+    return {**dict.fromkeys(states, 0), **dict(rows.annotate(count=Count("pk")).order_by())}
 
 
-def allocations(*, since: datetime) -> QuerySet[Allocation]:
-    """Allocations that lasted beyond `since`, oldest first, with attempt, run and owner."""
+def engine_job_of(run: Run) -> EngineJob | None:
+    """The newest job of the run in another engine, with its engine; None for its own scheduler."""
+    jobs = EngineJob.objects.filter(attempt__run=run).select_related("engine")
+    return jobs.order_by("-pk").first()
+
+
+def allocations(*, since: datetime, devices: Collection[int] | None = None) -> QuerySet[Allocation]:
+    """Allocations that lasted beyond `since`, oldest first, with attempt, run and owner.
+
+    `devices` limits them to devices with these primary keys.
+    """
     rows = Allocation.objects.filter(Q(released=None) | Q(released__gt=since))
-    return rows.select_related("attempt__run__owner", "device").order_by("created", "id")
+    if devices is not None:
+        rows = rows.filter(device_id__in=devices)
+    # one object per run, not one per device of a gang
+    return rows.prefetch_related(_light_runs()).order_by("created", "id")
 
 
-def allocations_by_device() -> dict[int, Allocation]:
-    """Current allocations by the device's primary key."""
-    held = Allocation.objects.filter(released=None).select_related("attempt__run__owner", "device")
-    return {allocation.device_id: allocation for allocation in held}
+def allocations_by_device(devices: Collection[int] | None = None) -> dict[int, Allocation]:
+    """Current allocations by the device's primary key, of all devices or of these."""
+    held = Allocation.objects.filter(released=None).prefetch_related(_light_runs())
+    if devices is not None:
+        held = held.filter(device_id__in=devices)
+    return {row.device_id: row for row in held if row.device_id is not None}
 
 
-def overview(*, user: User) -> Overview:
-    """Usage of the fleet, and the runs that the user may see."""
-    nodes = list(Node.objects.order_by("name"))
-    serving = [node.pk for node in nodes if node.health == Node.Health.UP]
-    devices = Device.objects.filter(healthy=True, node_id__in=serving).count()
-    busy = Allocation.objects.filter(released=None, device__node_id__in=serving).count()
-    alive = [RunState.STARTING, RunState.RUNNING, RunState.STOPPING]
-    running = list(runs.runs_visible_to(user=user).filter(state__in=alive).order_by("-id")[:200])
-    return Overview(
-        devices, busy, len(nodes), running, queue_visible_to(user=user), health()["troubles"]
+def held_devices() -> int:
+    """Number of devices that are allocated now."""
+    return Allocation.objects.filter(released=None, device__isnull=False).count()
+
+
+def held_since(*, since: datetime) -> list[tuple[datetime, datetime | None, Any, int]]:
+    """`(created, released, MFU of the run, devices)` of allocations that lasted beyond `since`.
+
+    One row per attempt, which gets and releases its devices together.
+    """
+    rows = Allocation.objects.filter(Q(released=None) | Q(released__gt=since)).order_by()
+    grouped = rows.values_list("attempt", "released", "attempt__run_id")
+    counted = list(grouped.annotate(Min("created"), Count("id")))
+    rates = runs.values_of({run for _, _, run, *_ in counted}, ("summary__mfu",))
+    return [
+        (created, released, rates.get(run, (None,))[0], devices)
+        for _, released, run, created, devices in counted
+    ]
+
+
+class HeldShare(NamedTuple):
+    """What a run holds on a node now: number of devices, and the run's state and last step."""
+
+    run: int
+    devices: int
+    state: str
+    summary_time: float | None  # Unix seconds of the newest point
+    step_time_s: float | None
+
+
+def held_by_node() -> dict[int, list[HeldShare]]:
+    """Current allocations by the node's primary key, one entry per run. Names nothing."""
+    held = Allocation.objects.filter(released=None, device__isnull=False)
+    rows = held.values_list("device__node_id", "attempt__run_id").annotate(Count("id")).order_by()
+    counted = list(rows)
+    fields = ("state", "summary__time", "summary__step_time_s")
+    known = {
+        pk: (state, *(value if isinstance(value, int | float) else None for value in numbers))
+        for pk, state, *numbers in runs.active_values(fields)
+    }
+    shares: dict[int, list[HeldShare]] = {}
+    for node, run, devices in counted:
+        state, time, step_time_s = known.get(run, (str(RunState.STARTING), None, None))
+        shares.setdefault(node, []).append(HeldShare(run, devices, state, time, step_time_s))
+    return shares
+
+
+def _light_runs() -> Prefetch[Any]:
+    """Attempts with their runs and owners, without specs and plans."""
+    attempts = Attempt.objects.select_related("run__owner").defer(
+        "run__spec", "run__plan", "run__prediction"
     )
+    return Prefetch("attempt", queryset=attempts)
+
+
+def device_time_of_run(
+    run: Run,
+) -> tuple[ledger.Total | None, list[tuple[Attempt, ledger.Total | None]]]:
+    """Device time of the run's accounted attempts, and each attempt with its own, newest first."""
+    return ledger.of_run(run)
+
+
+def device_time(*, since: datetime | None = None, final: bool = False) -> ledger.Total:
+    """Device time of all attempts that ended since then; `final` omits those that may change."""
+    return ledger.total(since=since, final=final)
+
+
+def overview(*, user: User, runs_shown: int, waiting_shown: int) -> Overview:
+    """Usage of the fleet, and the runs that the user may see."""
+    serving = Device.objects.filter(node__health=Node.Health.UP)
+    held = Allocation.objects.filter(released=None, device__node__health=Node.Health.UP)
+    visible = runs.runs_visible_to(user=user).filter(state__in=_ACTIVE)
+    own = visible.filter(owner=user)
+    newest = visible.order_by("-id")
+    return Overview(
+        devices=serving.filter(healthy=True).count(),
+        busy=held.count(),
+        running=list(newest[:runs_shown]),
+        active=visible.count(),
+        own_running=list(newest.filter(owner=user)[:runs_shown]),
+        own_active=own.count(),
+        queue=queue_page(user=user, limit=waiting_shown),
+    )
+
+
+def _listed_nodes(names: list[str], state: str) -> str:
+    """One sentence for all nodes of a state: "node a is lost", "12 nodes are lost: a, b, c, …"."""
+    if len(names) == 1:
+        return f"node {names[0]} is {state}"
+    shown = ", ".join(names[:_SHOWN_NODES]) + (", …" if len(names) > _SHOWN_NODES else "")
+    return f"{len(names)} nodes are {state}: {shown}"
 
 
 def health() -> dict[str, Any]:
     """Health of the control plane and the nodes.
 
-    `{ok, troubles, scheduler, redis, reports, ingest, nodes, queue}`
+    `{ok, troubles, scheduler, redis, reports, ingest, nodes, versions, queue}`
     """
     now = clock.now()
     troubles: list[str] = []
@@ -122,16 +215,36 @@ def health() -> dict[str, Any]:
     if late:
         status = "has not run yet" if age_s is None else f"last ran {age_s:.0f} s ago"
         troubles.append(f"the scheduler {status}; no run starts until it works again")
-    broker = broker_health()
+    rows = list(Node.objects.order_by("name").values_list("name", "health", "loss_held", "wire"))
+    broker = broker_health([name for name, *_ in rows])
     if not broker["redis"]["ok"]:
         troubles.append("Redis does not answer; runs continue, and nodes buffer their reports")
+    elif (broker["ingest"]["idle_s"] or 0.0) > _INGEST_IDLE_S:
+        troubles.append(
+            f"ingest has not read for {broker['ingest']['idle_s']:.0f} s; points wait, and charts "
+            "are delayed"
+        )
     elif broker["ingest"]["lag_s"] > 30:
         troubles.append(f"ingest is {broker['ingest']['lag_s']:.0f} s behind; charts are delayed")
     counts = {str(health): 0 for health in Node.Health.values}
-    for name, health_ in Node.objects.values_list("name", "health"):
+    skews = {str(skew): 0 for skew in versions.Skew}
+    gone: dict[str, list[str]] = {}
+    held = 0
+    for name, health_, loss_held, wire in rows:
+        skew = versions.skew(versions.WIRE, versions.parse_wire(wire))
+        skews[skew] += 1
+        if skew is versions.Skew.REFUSED:
+            gone.setdefault(_REFUSED, []).append(name)
         counts[health_] += 1
+        held += loss_held
         if health_ != Node.Health.UP:
-            troubles.append(f"node {name} is {health_}")
+            gone.setdefault(health_, []).append(name)
+    troubles += [_listed_nodes(names, state) for state, names in gone.items()]
+    if held:
+        troubles.append(
+            f"{held} of {sum(counts.values())} nodes have sent no heartbeat for too long; their "
+            "runs wait until an operator confirms on the nodes' pages that they are lost"
+        )
     return {
         "ok": not late and broker["redis"]["ok"],
         "troubles": troubles,
@@ -141,5 +254,10 @@ def health() -> dict[str, Any]:
         },
         **broker,
         "nodes": counts,
+        "versions": {
+            "release": versions.RELEASE,
+            "wire": str(versions.WIRE),
+            "nodes": skews,
+        },
         "queue": {"waiting": Run.objects.filter(state=RunState.QUEUED).count()},
     }

@@ -1,132 +1,139 @@
-"""One scheduling pass: read, decide, place each gang in a short transaction, send its orders.
+"""One scheduling pass: read, decide, place gangs in short transactions, send their orders.
 
-Safe to run concurrently: a conditional update creates an attempt once, and a constraint lets a
-device be held once.
+A pass whose input has not changed ends after a few aggregates. Safe to run concurrently:
+conditional updates create an attempt once, and a constraint lets a device be held once.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db import IntegrityError, transaction
 
 from orchestrator.common import clock
-from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import services as runs
-from orchestrator.runs.models import Attempt, Run
+from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import checkpoint_pins, dispatch
-from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.placement import snapshot
-from orchestrator.scheduling.policy import Placement
+from orchestrator.scheduling.placement import batches, changes, reasons, snapshot
+from orchestrator.scheduling.policy import RESERVE_AFTER_S, Decision, QueuedRun, Wait
+from orchestrator.scheduling.queue import decision_store
 
 log = logging.getLogger(__name__)
+
+REST_LIFE = timedelta(seconds=2)  # a run submitted meanwhile waits at most this long
+REST_LIFE_SAME = timedelta(seconds=20)  # while the queue has changed only by placements
+REASONS_PER_PASS = 2000  # rows whose reason changes; the others follow in the next passes
+
+
+@dataclass(frozen=True)
+class Rest:
+    """The part of a decision that exceeded a pass's budget; the next pass continues with it."""
+
+    decided: datetime
+    fleet: str  # fingerprint of nodes, devices and pools
+    current: snapshot.Snapshot
+    decision: Decision
+    queue: changes.Queue  # as this decision's placements leave it
+
+    def usable(self, inputs: changes.Inputs, now: datetime) -> bool:
+        """Whether the fleet is the same, and the queue is too or the decision is recent.
+
+        Runs that left the queue meanwhile are skipped, as are devices that are held.
+        """
+        life = REST_LIFE_SAME if inputs.queue == self.queue else REST_LIFE
+        return self.fleet == inputs.fleet and now - self.decided < life
 
 
 @dataclass(frozen=True)
 class TickResult:
-    """Attempts placed by one tick, and the number of runs that wait."""
+    """Attempts placed by one tick, and the number of runs that wait.
+
+    With a `rest`, further runs fit: the next tick should follow at once and continue with it.
+    """
 
     placed: tuple[Attempt, ...] = ()
     waiting: int = 0
+    rest: Rest | None = None
+
+    @property
+    def more(self) -> bool:
+        """Whether further runs fit."""
+        return self.rest is not None
 
 
-def tick(*, now: datetime | None = None) -> TickResult:
-    """Place the runs that fit, and store the reasons of those that wait."""
+def tick(*, now: datetime | None = None, rest: Rest | None = None) -> TickResult:
+    """Place the runs that fit, at most `placements_per_tick`; store why the others wait.
+
+    `rest` is that of the previous tick, if any.
+    """
     now = now or clock.now()
-    current = snapshot.take()
-    if not current.queue:
+    inputs = changes.read()
+    if not inputs.waiting:
+        decision_store.clear(now=now)
         return TickResult()
-    checkpoint_pins.pin_for_forks(current.runs.values())
-    # pages compute estimates; a pass only needs reservations
-    decision = current.decide(now, estimated=0)
-    placed = []
-    for placement in decision.placements:
-        attempt = _create_attempt(current, placement)
-        if attempt is not None:
-            placed.append(attempt)
-            dispatch.launch(attempt)
+    checkpoint_pins.pin_for_forks()
+    continued = rest is not None and rest.usable(inputs, now)
+    if rest is not None and continued:
+        decided, current, decision = rest.decided, rest.current, rest.decision
+    else:
+        if decision_store.is_current(inputs, now):
+            return TickResult(waiting=inputs.waiting)
+        decided, current = now, snapshot.take()
+        decision = current.decide(now, estimated=0)
+        if not decision.placements:  # the next pass decides again after placements, then estimates
+            decision = current.decide(now)
+    budget = settings.ENV.placements_per_tick
+    placed: list[Attempt] = []
+    for batch in batches.split(decision.placements[:budget]):
+        attempts = batches.create(current, batch)
+        dispatch.launch_many(attempts)
+        placed += attempts
+    later = decision.placements[budget:]
+    left = inputs.queue.without([attempt.run.priority for attempt in placed])
+    following = Rest(decided, inputs.fleet, current, replace(decision, placements=later), left)
+    if continued and later:  # reasons and the decision are stored
+        return TickResult(tuple(placed), inputs.waiting - len(placed), following)
+    waits = _waits(current.queue, decision, {attempt.run_id for attempt in placed})
     changed = {
-        wait.run: wait.reason
-        for wait in decision.waits
-        if current.runs[wait.run].wait_reason != wait.reason[:300]
+        wait.run: wait.reason for wait in waits if current.reasons[wait.run] != wait.reason[:300]
     }
-    if changed:
-        runs.wait_reasons_set(reasons=changed)
-    return TickResult(tuple(placed), len(decision.waits))
+    if later:  # the next pass follows at once; runs without a reason get theirs now
+        changed = {run: reason for run, reason in changed.items() if not current.reasons[run]}
+    some = dict(list(changed.items())[:REASONS_PER_PASS])
+    if some:
+        runs.wait_reasons_set(reasons=some)
+    settled = not decision.placements and len(some) == len(changed)
+    decision_store.store(
+        waits,
+        now=now,
+        fingerprint=inputs.fingerprint if settled else "",
+        next_change=_next_change(current.queue, now),
+    )
+    return TickResult(tuple(placed), len(waits), following if later else None)
 
 
-def _create_attempt(current: snapshot.Snapshot, placement: Placement) -> Attempt | None:
-    """Create an attempt with its allocations; None if the run or a device is no longer free."""
-    run = current.runs[placement.run]
-    names = [share.node for share in placement.shares]
-    nodes = {node.name: node for node in Node.objects.filter(name__in=names)}
-    if len(nodes) < len(names):
-        return None
-    shares: list[dict[str, Any]] = [
-        {
-            "node": share.node,
-            "address": nodes[share.node].address,
-            "devices": list(share.devices),
-            "node_rank": number,
-        }
-        for number, share in enumerate(placement.shares)
+def _waits(queue: Sequence[QueuedRun], decision: Decision, placed: set[int]) -> list[Wait]:
+    """All runs that still wait, in the order of the decision."""
+    later = [
+        Wait(placement.run, 0, reasons.NEXT_PASS)
+        for placement in decision.placements
+        if placement.run not in placed
     ]
-    point, unreachable = _resume(current, run, frozenset(names))
-    try:
-        with transaction.atomic():
-            attempt = runs.attempt_create(run=run, placement=shares, resume_from=point)
-            if attempt is None:
-                return None
-            _allocate(attempt, shares, nodes)
-            if unreachable is not None:
-                runs.event_record(
-                    run=run, type="checkpoint_left_behind", data=unreachable, attempt=attempt.number
-                )
-    except IntegrityError:
-        log.info("Run %s was not placed: a device has been allocated concurrently", run.pk)
-        return None
-    return attempt
+    waits = [*later, *decision.waits]
+    return [replace(wait, position=number) for number, wait in enumerate(waits, start=1)]
 
 
-def _allocate(attempt: Attempt, shares: list[dict[str, Any]], nodes: dict[str, Node]) -> None:
-    allocations, rank = [], 0
-    for share in shares:
-        devices = dict(Device.objects.filter(node=nodes[share["node"]]).values_list("index", "pk"))
-        for index in share["devices"]:
-            allocations.append(
-                Allocation(
-                    attempt=attempt, device_id=devices[index], rank=rank, created=attempt.created
-                )
-            )
-            rank += 1
-    Allocation.objects.bulk_create(allocations)
+def _next_change(queue: Sequence[QueuedRun], now: datetime) -> float:
+    """When the first back-off ends, run may reserve devices, or run stops avoiding a node.
 
-
-def _resume(
-    current: snapshot.Snapshot, run: Run, names: frozenset[str]
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """`(resume_from, None)`, or `(None, event data)` if other nodes store the checkpoint."""
-    checkpoint = current.resume.get(run.pk)
-    if checkpoint is None:
-        return None, None
-    point, holders = checkpoint
-    if settings.ENV.shared_runs or not holders or (holders == names and len(names) == 1):
-        origin = checkpoint_pins.fork_checkpoint(run)
-        if origin is not None and origin[0].path == point["path"]:
-            point = {**point, "source": origin[1].path}
-        return {**point}, None
-    where = ", ".join(sorted(holders))
-    why = (
-        f"is split over {where}"
-        if len(holders) > 1
-        else f"is stored on {where}, where this attempt does not run"
-    )
-    message = (
-        f"The checkpoint of step {point['step']} {why}; the attempt starts from the beginning. "
-        f"Share run directories (ORRERY_SHARED_RUNS) to resume on any node."
-    )
-    return None, {"step": point["step"], "nodes": sorted(holders), "message": message}
+    In Unix seconds.
+    """
+    start = now.timestamp()
+    times = [run.queued_at + RESERVE_AFTER_S for run in queue]
+    times += [run.not_before for run in queue if run.not_before is not None]
+    times += [run.avoid_until for run in queue if run.avoid_until is not None]
+    return min((time for time in times if time > start), default=math.inf)

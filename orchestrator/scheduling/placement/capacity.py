@@ -6,14 +6,17 @@ A pass changes them while it places runs. Does not depend on priorities, quotas 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One healthy device; `run` holds it, at most until `until` (Unix seconds, if known)."""
+    """One healthy device; `run` holds it, at most until `until` (Unix seconds, if known).
+
+    `early` is the earliest end that its measured progress allows; None if it may end at any time.
+    """
 
     index: int
     kind: str  # its catalogue name, or its product's
@@ -21,23 +24,30 @@ class Slot:
     run: int | None = None
     owner: str = ""
     until: float | None = None
+    early: float | None = None
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """One node; `unusable_reason` is "drained", "silent" or "lost" if it is not usable."""
+    """One node.
+
+    `unusable_reason` of a node that is not usable: "drained", "cordoned", "incompatible",
+    "silent" or "lost".
+    """
 
     name: str
     pool: str
     slots: tuple[Slot, ...]
     usable: bool = True  # up and not drained
     unusable_reason: str = ""
+    supports: frozenset[str] = frozenset()  # images, limits, limits of images
 
 
 class NodeDevices:
     """Devices of one kind on one usable node.
 
-    `free_at`, ascending, is when each becomes free; inf if unknown.
+    `free_at`, ascending, is when each becomes free at the latest, inf if unknown; `early` when
+    each may be free at the earliest.
     """
 
     def __init__(self, node: str, slots: Sequence[Slot], now: float) -> None:
@@ -49,6 +59,12 @@ class NodeDevices:
             if slot.run is not None
         ]
         self.free_at = sorted([now] * len(self.free) + held)
+        self.early = sorted(
+            now
+            if slot.run is None or slot.early is None
+            else max(now, min(slot.early, math.inf if slot.until is None else slot.until))
+            for slot in slots
+        )
         self.reserved = 0  # free devices reserved for a pool's first run
         self.holders: dict[int, int] = {}
         for slot in slots:
@@ -74,14 +90,14 @@ class NodeDevices:
 class DeviceGroup:
     """Devices of one kind in a pool; a gang is placed within one group.
 
-    Caches sums until `changed` is called.
+    Keeps its nodes by available devices; call `changed` for nodes whose devices changed.
     """
 
     def __init__(self, nodes: Sequence[NodeDevices]) -> None:
         self.nodes = sorted(nodes, key=lambda node: node.node)
         self.total = sum(node.size for node in nodes)
         self._sizes = sorted(node.size for node in nodes)
-        self._available: dict[bool, list[int]] = {}
+        self._levels: dict[bool, _Levels] = {}
 
     @property
     def kind(self) -> str:
@@ -102,13 +118,19 @@ class DeviceGroup:
         """A group of only these nodes."""
         return DeviceGroup([node for node in self.nodes if node.node in names])
 
-    def changed(self) -> None:
-        """Drop cached sums after a placement or reservation."""
-        self._available.clear()
+    def without(self, names: Collection[str]) -> DeviceGroup:
+        """A group of all but these nodes."""
+        return DeviceGroup([node for node in self.nodes if node.node not in names])
+
+    def changed(self, nodes: Sequence[NodeDevices]) -> None:
+        """Count these nodes again after a placement or reservation; ignores other groups' nodes."""
+        for levels in self._levels.values():
+            for node in nodes:
+                levels.move(node)
 
     def available(self, *, backfill: bool) -> int:
         """Devices available now on all nodes."""
-        return sum(self._sorted(backfill))
+        return sum(level * len(names) for level, names in self._by_level(backfill).names.items())
 
     def can_ever_fit(self, devices: int) -> bool:
         """Whether the gang would fit evenly if all devices were free."""
@@ -119,15 +141,10 @@ class DeviceGroup:
 
     def fit(self, devices: int, prefer: Collection[str], *, backfill: bool) -> list[NodeDevices]:
         """The fewest nodes that fit the gang evenly, preferring the fullest; empty if none do."""
-        available = self._sorted(backfill)
+        levels = self._by_level(backfill)
         for count in node_counts(devices, len(self.nodes)):
-            per_node = devices // count
-            if _enough(available, per_node, count):
-                fitting = [node for node in self.nodes if node.available(backfill) >= per_node]
-                fitting.sort(
-                    key=lambda node: (node.node not in prefer, node.available(backfill), node.node)
-                )
-                return sorted(fitting[:count], key=lambda node: node.node)
+            if nodes := levels.fullest(devices // count, count, prefer):
+                return sorted(nodes, key=lambda node: node.node)
         return []
 
     def earliest(self, devices: int) -> tuple[float, list[NodeDevices]] | None:
@@ -147,15 +164,70 @@ class DeviceGroup:
                 best = (fitting[count - 1][0], [item[3] for item in fitting[:count]])
         return best
 
-    def _sorted(self, backfill: bool) -> list[int]:
-        if backfill not in self._available:
-            self._available[backfill] = sorted(node.available(backfill) for node in self.nodes)
-        return self._available[backfill]
+    def may_start(self, devices: int) -> float:
+        """The earliest time at which the gang may fit if holders end early; inf if never."""
+        times = [math.inf]
+        for count in node_counts(devices, len(self.nodes)):
+            per_node = devices // count
+            ends = sorted(node.early[per_node - 1] for node in self.nodes if node.size >= per_node)
+            times += ends[count - 1 : count]
+        return min(times)
+
+    def _by_level(self, backfill: bool) -> _Levels:
+        if backfill not in self._levels:
+            self._levels[backfill] = _Levels(self.nodes, backfill)
+        return self._levels[backfill]
+
+
+class _Levels:
+    """The names of a group's nodes, sorted, by their number of available devices."""
+
+    def __init__(self, nodes: Sequence[NodeDevices], backfill: bool) -> None:
+        self.names: dict[int, list[str]] = {}
+        self._backfill = backfill
+        self._nodes = {node.node: node for node in nodes}
+        self._level = {node.node: node.available(backfill) for node in nodes}
+        for name in sorted(self._nodes):
+            self.names.setdefault(self._level[name], []).append(name)
+
+    def move(self, node: NodeDevices) -> None:
+        """Move a node to its level, if it is one of the group's."""
+        name, level = node.node, node.available(self._backfill)
+        if self._nodes.get(name) is not node or level == self._level[name]:
+            return
+        names = self.names[self._level[name]]
+        names.pop(bisect_left(names, name))
+        insort(self.names.setdefault(level, []), name)
+        self._level[name] = level
+
+    def fullest(self, least: int, count: int, prefer: Collection[str]) -> list[NodeDevices]:
+        """`count` nodes with at least `least` devices, preferred ones first, then the fullest."""
+        levels = sorted(level for level in self.names if level >= least)
+        if sum(len(self.names[level]) for level in levels) < count:
+            return []
+        names = [name for name in sorted(prefer) if self._level.get(name, -1) >= least]
+        names.sort(key=lambda name: self._level[name])
+        for level in levels:
+            if len(names) >= count:
+                break
+            more = self.names[level][: count + len(prefer)]
+            names += [name for name in more if name not in prefer]
+        return [self._nodes[name] for name in names[:count]]
 
 
 def node_counts(devices: int, nodes: int) -> Iterator[int]:
     """Numbers of nodes that divide the gang evenly, fewest first."""
     return (count for count in range(1, min(devices, nodes) + 1) if devices % count == 0)
+
+
+def could_fit(nodes: Sequence[NodeView], devices: int, kind: str | None) -> bool:
+    """Whether these nodes fit the gang if they are usable and all their devices are free."""
+    for each in {slot.kind for node in nodes for slot in node.slots if kind in (None, slot.kind)}:
+        sizes = sorted(sum(slot.kind == each for slot in node.slots) for node in nodes)
+        counts = node_counts(devices, len(nodes))
+        if any(_enough(sizes, devices // count, count) for count in counts):
+            return True
+    return False
 
 
 def groups_by_pool(nodes: Sequence[NodeView], now: float) -> dict[str, list[DeviceGroup]]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.scheduling.placement.capacity import NodeView
     from orchestrator.scheduling.policy import QueuedRun
 
+UNDECIDED = "The scheduler considers this run at its next pass."
 NEXT_PASS = "Starts at the next scheduling pass."
 _SHOWN = 3
 
@@ -25,10 +26,17 @@ def back_off(until: float) -> str:
     )
 
 
-def over_quota(run: QueuedRun, quota: int, used: int) -> str:
-    """The run would exceed its owner's quota."""
+def over_quota(devices: int, pool: str, owner: str, quota: int, used: int) -> str:
+    """The run would exceed its owner's quota, now or, if it is larger than the quota, always."""
+    needed = f"{devices} device{'' if devices == 1 else 's'}"
+    if devices > quota:
+        return (
+            f"Waiting for {needed}: pool {pool} allows each user {quota} at a time. "
+            f"Request {quota} or fewer; otherwise the run waits until an administrator raises "
+            "the quota."
+        )
     return (
-        f"Waiting for {_devices(run)}: pool {run.pool} allows {run.owner or 'each user'} {quota} "
+        f"Waiting for {needed}: pool {pool} allows {owner or 'each user'} {quota} "
         f"at a time and {used} are in use. It starts when the owner's other runs end."
     )
 
@@ -39,6 +47,25 @@ def checkpoint_unavailable(run: QueuedRun, nodes: Sequence[str]) -> str:
         f"Waiting for node {', '.join(nodes)}, which stores the run's checkpoint and sends no "
         "heartbeats."
     )
+
+
+def checkpoint_busy(
+    run: QueuedRun, nodes: Sequence[str], free: int, total: int, holders: str
+) -> str:
+    """The nodes with the run's checkpoint are up, but their devices are in use or reserved."""
+    return (
+        f"Waiting for {_devices(run)} on {', '.join(nodes)}, which stores the run's checkpoint; "
+        f"{free} of {total} are free. {holders}"
+    ).rstrip()
+
+
+def avoiding(run: QueuedRun, nodes: Sequence[str], free: int, total: int, holders: str) -> str:
+    """The run avoids the nodes of its last failure for a while, and the others are in use."""
+    until = f"{datetime.fromtimestamp(run.avoid_until or 0.0, UTC):%H:%M:%S}"
+    return (
+        f"Waiting for {_devices(run)}: its last attempt failed on {', '.join(nodes)}, which it "
+        f"avoids until {until} UTC; {free} of {total} on other nodes are free. {holders}"
+    ).rstrip()
 
 
 def reserved(run: QueuedRun, first: int, free: int) -> str:
@@ -61,6 +88,13 @@ def uneven(run: QueuedRun, counts: Sequence[int], *, ever: bool) -> str:
     return (
         f"Waiting for {_devices(run)} in pool {run.pool}: enough are free, but as {spread} per "
         f"node, and {same}."
+    )
+
+
+def behind(run: QueuedRun, limit: int) -> str:
+    """More runs wait before this one in its pool than a pass tries."""
+    return (
+        f"Waiting for {_devices(run)}: more than {limit:,} runs of pool {run.pool} are before it."
     )
 
 
@@ -90,6 +124,22 @@ def too_few_devices(run: QueuedRun, total: int, nodes: Sequence[NodeView]) -> st
     if unusable:
         return f"{text}, because {_unusable(unusable)}."
     return f"{text}. Request {total} or fewer, or add a node."
+
+
+_SUPPORT = {
+    "images": "run images (Docker or Apptainer)",
+    "limits": "limit memory, CPU time or processes (systemd)",
+    "limits of images": "limit memory, CPU time or processes of images (Docker, or systemd)",
+}
+
+
+def unsupported(run: QueuedRun, needs: Sequence[str]) -> str:
+    """No usable node of the pool supports what the run needs; a node's page says what it does."""
+    verbs = " and ".join(_SUPPORT.get(need, need) for need in needs)
+    return (
+        f"Waiting for {_devices(run)}: no usable node of pool {run.pool} can {verbs}. Choose "
+        "another pool, or install it on a node and restart its agent."
+    )
 
 
 def no_devices(run: QueuedRun, nodes: Sequence[NodeView]) -> str:

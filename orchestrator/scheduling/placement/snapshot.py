@@ -1,21 +1,27 @@
-"""Reads the queue and the fleet as input of `policy`, in a few queries per pass.
+"""Reads the queue and the fleet as input of `policy`: one query per table, as tuples.
 
-At most QUEUE_LIMIT queued runs, the first by priority and time. Writes nothing.
+The number of queries does not depend on the number of runs or nodes. Writes nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
-from django.db.models import QuerySet
+from django.db.models import F
 
-from orchestrator.fleet.models import Device, Node, Pool
-from orchestrator.runs import selectors as runs
-from orchestrator.runs.models import Run
-from orchestrator.scheduling.checkpoint_pins import checkpoint_writer
+from orchestrator.common import clock
+from orchestrator.fleet.cordons import has_open_cordon, usable_devices
+from orchestrator.fleet.models import Node, Pool
+from orchestrator.runs.models import Attempt, Run
+from orchestrator.runs.outputs import produce_servers
 from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.placement import resume_points
+from orchestrator.scheduling.placement.changes import own_queue
+from orchestrator.scheduling.placement.resume_points import ResumePoint
 from orchestrator.scheduling.policy import (
     ESTIMATE_LIMIT,
     Decision,
@@ -24,9 +30,13 @@ from orchestrator.scheduling.policy import (
     Slot,
     place,
 )
-from workers.contracts.wire.node_messages import RunState
+from orchestrator.scheduling.reports import node_failures
+from workers.contracts.specs.run import needs_of
+from workers.contracts.wire import versions
+from workers.contracts.wire.node_messages import RunState, supported
 
-QUEUE_LIMIT = 2000
+# a holder may end after this part of the remaining time that its measured progress predicts
+EARLY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,9 +45,8 @@ class Snapshot:
 
     queue: list[QueuedRun]
     nodes: list[NodeView]
-    runs: dict[int, Run]
-    # run → its checkpoint and the nodes that store it
-    resume: dict[int, tuple[dict[str, object], frozenset[str]]]
+    reasons: dict[int, str]  # run → its stored wait reason
+    resume: dict[int, ResumePoint]
     quotas: dict[str, int]
     pool_priority: dict[str, int]
 
@@ -55,91 +64,165 @@ class Snapshot:
 
 def take() -> Snapshot:
     """Read the queue, nodes, quotas and checkpoints."""
-    waiting = list(queued()[:QUEUE_LIMIT])
-    resume = {
-        run.pk: checkpoint
-        for run in waiting
-        if run.attempt_number or run.forked_from_id
-        if (checkpoint := resume_checkpoint(run))
-    }
+    resume = resume_points.of_queued()
+    rows = list(
+        own_queue()
+        .order_by()
+        .values_list(
+            "pk",
+            "devices",
+            "pool_name",
+            "queued_at",
+            "priority",
+            "owner__username",
+            "not_before",
+            "spec__resources",
+            "wait_reason",
+        )
+    )
+    servers = _server_reasons() if rows else {}
+    failed = _failed_on() if rows and settings.ENV.avoid_s else {}
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     return Snapshot(
-        queue=[_waiting(run, resume.get(run.pk)) for run in waiting],
-        nodes=node_views(),
-        runs={run.pk: run for run in waiting},
+        queue=[
+            _waiting(row[:8], resume.get(row[0]), failed.get(row[0]), servers.get(row[0], ""))
+            for row in rows
+        ],
+        nodes=node_views() if rows else [],
+        reasons={row[0]: row[8] for row in rows},
         resume=resume,
         quotas={name: most for name, most, _ in pools if most is not None},
         pool_priority={name: priority for name, _, priority in pools},
     )
 
 
-def queued() -> QuerySet[Run]:
-    """Queued runs by priority, then by time."""
-    return (
-        Run.objects.filter(state=RunState.QUEUED)
-        .select_related("owner")
-        .order_by("-priority", "queued_at", "id")
-    )
-
-
-def resume_checkpoint(run: Run) -> tuple[dict[str, object], frozenset[str]] | None:
-    """The run's newest checkpoint, and the names of the nodes that wrote it."""
-    point = runs.resume_point(run)
-    if point is None:
-        return None
-    writer = checkpoint_writer(run, step=point["step"])
-    return point, frozenset(share["node"] for share in writer.placement) if writer else frozenset()
-
-
 def node_views() -> list[NodeView]:
-    """All nodes with their healthy devices and holders, by name."""
-    holders = {
-        row.device_id: row
-        for row in Allocation.objects.filter(released=None).select_related("attempt__run__owner")
-    }
+    """All nodes with their usable devices and holders, by name."""
+    holders = _holders()
+    held = dict(Allocation.objects.filter(released=None).values_list("device_id", "attempt_id"))
     slots: dict[int, list[Slot]] = {}
-    for device in Device.objects.filter(healthy=True).order_by("node_id", "index"):
-        slots.setdefault(device.node_id, []).append(_slot(device, holders.get(device.pk)))
+    devices = usable_devices().order_by("node_id", "index")
+    for pk, node, index, kind, name, catalogue in devices.values_list(
+        "pk", "node_id", "index", "kind", "name", "catalogue"
+    ):
+        holder = holders.get(held[pk], _UNKNOWN) if pk in held else ()
+        slots.setdefault(node, []).append(Slot(index, catalogue or name, kind == "gpu", *holder))
     views = []
-    for node in Node.objects.select_related("pool").order_by("name"):
-        unusable = (
-            node.health if node.health != Node.Health.UP else "drained" if node.drained else ""
-        )
+    nodes = Node.objects.order_by("name").values_list(
+        "pk",
+        "name",
+        "pool__name",
+        "health",
+        "drained",
+        "wire",
+        has_open_cordon("node"),
+        "inventory__isolation__container",
+        "inventory__isolation__limits",
+    )
+    for pk, name, pool, health, drained, wire, cordoned, container, limits in nodes:
+        skew = versions.skew(versions.WIRE, versions.parse_wire(wire))
+        unusable = "of a refused version" if skew is versions.Skew.REFUSED else ""
+        unusable = "cordoned" if cordoned else unusable
+        unusable = "drained" if drained else unusable
+        unusable = health if health != Node.Health.UP else unusable
         views.append(
             NodeView(
-                node.name,
-                node.pool.name,
-                tuple(slots.get(node.pk, [])),
+                name,
+                pool,
+                tuple(slots.get(pk, ())),
                 usable=not unusable,
                 unusable_reason=str(unusable),
+                supports=supported(container, limits),
             )
         )
     return views
 
 
-def _slot(device: Device, held: Allocation | None) -> Slot:
-    kind = device.catalogue or device.name
-    if held is None:
-        return Slot(device.index, kind, device.kind == "gpu")
-    run, attempt = held.attempt.run, held.attempt
-    limit = (run.spec.get("resources") or {}).get("max_seconds")
-    until = (attempt.started or attempt.created).timestamp() + limit if limit else None
-    return Slot(device.index, kind, device.kind == "gpu", run.pk, run.owner.get_username(), until)
+def _failed_on() -> dict[int, tuple[tuple[str, ...], float]]:
+    """`{queued run: (nodes, until)}` whose last attempt ended by a recent failure of its nodes."""
+    since = clock.now() - timedelta(seconds=settings.ENV.avoid_s)
+    rows = Attempt.objects.filter(
+        run__state=RunState.QUEUED,
+        number=F("run__attempt_number"),
+        exit_class__in=node_failures.CLASSES,
+        ended__gte=since,
+    )
+    return {
+        run: (
+            tuple(sorted(node_failures.culprits(placement, exit or {}))),
+            ended.timestamp() + settings.ENV.avoid_s,
+        )
+        for run, placement, exit, ended in rows.values_list("run_id", "placement", "exit", "ended")
+        if ended is not None
+    }
 
 
-def _waiting(run: Run, resume: tuple[dict[str, object], frozenset[str]] | None) -> QueuedRun:
-    resources = run.spec.get("resources") or {}
+def _server_reasons() -> dict[int, str]:
+    """`{queued run: reason}` of the runs whose server does not serve."""
+    reasons = {}
+    queued = Run.objects.filter(state=RunState.QUEUED, kind__in=produce_servers.KINDS)
+    for run in queued.select_related("owner"):
+        if ids := sorted(set(produce_servers.named(run.spec).values())):
+            reasons[run.pk] = produce_servers.wait_reason(owner=run.owner, ids=ids)
+    return reasons
+
+
+_Holder = tuple[int, str, float | None, float | None]
+_UNKNOWN: _Holder = (0, "", None, None)
+
+
+def _holders() -> dict[int, _Holder]:
+    """`{attempt: (run, owner, latest end, earliest end)}` of the attempts that hold devices."""
+    rows = (
+        Attempt.objects.filter(allocations__released=None, allocations__isnull=False)
+        .order_by()
+        .distinct()
+        .values_list(
+            "pk",
+            "run_id",
+            "run__owner__username",
+            "started",
+            "created",
+            "run__spec__resources__max_seconds",
+            "run__summary__eta_s",
+            "run__last_seen",
+        )
+    )
+    holders = {}
+    for pk, run, owner, started, created, limit, eta_s, seen in rows:
+        until = (started or created).timestamp() + limit if limit else None
+        early = None
+        if eta_s is not None and started is not None and seen is not None:
+            early = seen.timestamp() + EARLY_SHARE * float(eta_s)
+        holders[pk] = (run, owner, until, early)
+    return holders
+
+
+def _waiting(
+    row: tuple[Any, ...],
+    resume: ResumePoint | None,
+    failed: tuple[tuple[str, ...], float] | None,
+    server: str,
+) -> QueuedRun:
+    run, devices, pool, queued_at, priority, owner, not_before, wanted = row
+    resources: Mapping[str, Any] = wanted or {}
     # a checkpoint split over several nodes cannot be resumed: see tick
-    holders = resume[1] if resume is not None and not settings.ENV.shared_runs else frozenset()
+    holders: frozenset[str] = frozenset()
+    if resume is not None and not resume.stored and not settings.ENV.shared_runs:
+        holders = resume.nodes
     return QueuedRun(
-        run=run.pk,
-        devices=max(1, run.devices),
-        pool=run.pool_name,
-        queued_at=run.queued_at.timestamp(),
-        priority=run.priority,
-        owner=run.owner.get_username(),
+        run=run,
+        devices=max(1, devices),
+        pool=pool,
+        queued_at=queued_at.timestamp(),
+        priority=priority,
+        owner=owner,
         device=resources.get("device"),
-        not_before=run.not_before.timestamp() if run.not_before else None,
+        needs=needs_of(resources),
+        not_before=not_before.timestamp() if not_before else None,
         max_seconds=resources.get("max_seconds"),
         checkpoint_nodes=tuple(holders) if len(holders) == 1 else (),
+        avoid=failed[0] if failed else (),
+        avoid_until=failed[1] if failed else None,
+        server=server,
     )

@@ -15,8 +15,11 @@ from orchestrator.common import clock
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import dispatch
+from orchestrator.scheduling.engines import ends
 from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.reports import node_failures, revocation
 from orchestrator.scheduling.reports.exit_merge import first_cause
+from orchestrator.scheduling.reports.liveness import liveness
 from orchestrator.scheduling.reports.presence import presence
 from orchestrator.telemetry.outcome import misses_record
 
@@ -41,13 +44,22 @@ def node_exited(attempt: Attempt, *, node: str, report: Mapping[str, Any]) -> bo
 
 
 def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
-    """End the attempt with the first cause and free its devices, in one transaction."""
-    exit_class, exit = first_cause(reports)
+    """End the attempt with the first cause and free its devices, in one transaction.
+
+    An attempt in another engine's job that was stopped from outside waits for the engine's reason.
+    """
+    first_class, first = first_cause(reports)
+    if ends.is_undecided(attempt, first_class):
+        return  # the pass over its engine ends it
+    exit_class, exit = ends.refined(attempt, first_class, first)
     with transaction.atomic():
         runs.attempt_exited(attempt=attempt, exit_class=exit_class, exit=exit)
         Allocation.objects.filter(attempt=attempt, released=None).update(released=clock.now())
+    revocation.remove_leases(str(attempt.fence), {share["node"] for share in attempt.placement})
     presence.forget(str(attempt.fence))
+    liveness.forget(str(attempt.fence))
     _compare_with_prediction(attempt, exit_class)
+    _judge_nodes(attempt)
     log.info(
         "Attempt %s of run %s ended: %s, %s",
         attempt.number,
@@ -55,6 +67,15 @@ def finish(attempt: Attempt, reports: Mapping[str, Mapping[str, Any]]) -> None:
         exit_class,
         exit.get("reason"),
     )
+
+
+def _judge_nodes(attempt: Attempt) -> None:
+    """Cordon nodes with too many failures; errors are logged, because the attempt has ended."""
+    try:
+        attempt.refresh_from_db()
+        node_failures.cordon_after_failures(attempt)
+    except Exception:
+        log.exception("The nodes of attempt %s could not be judged", attempt.pk)
 
 
 def _compare_with_prediction(attempt: Attempt, exit_class: str) -> None:
@@ -72,7 +93,11 @@ def _compare_with_prediction(attempt: Attempt, exit_class: str) -> None:
 def abandon(
     attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None
 ) -> None:
-    """Record an exit for nodes (default: all) that will not report: lost, or never launched."""
+    """Record an exit for nodes (default: all) that will not report: lost, or never launched.
+
+    Supervisors that are alive after all stop their ranks.
+    """
+    revocation.revoke(str(attempt.fence))
     for node in sorted(
         nodes if nodes is not None else {share["node"] for share in attempt.placement}
     ):

@@ -26,7 +26,7 @@ def first_cause(reports: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str
     exit = {
         key: value
         for key, value in report.items()
-        if key in ("reason", "rank", "step", "code", "signal")
+        if key in ("reason", "rank", "step", "code", "signal", "cause")
     }
     if len(reports) > 1 and exit_class != "ok":
         exit["node"] = node

@@ -1,10 +1,11 @@
 """Handles reports from nodes: opens each sealed entry and applies it once, even if repeated.
 
-Unreadable entries are counted, logged and dropped. Does not read streams; `inbox` does.
+Unreadable entries are counted and recorded as dead letters. Does not read streams; `inbox` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -15,51 +16,81 @@ from pydantic import ValidationError
 
 from orchestrator.common import redis
 from orchestrator.common.errors import Refusal
+from orchestrator.dead_letters.services import dead_letter_add
+from orchestrator.fleet import broker_users
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet import services as fleet_services
-from orchestrator.fleet.models import Node
+from orchestrator.fleet.models import EngineMember, Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
+from orchestrator.runs import storage
 from orchestrator.runs.models import Attempt
-from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.reports import attempt_end, multi_node_hangs
+from orchestrator.runs.store import copies
+from orchestrator.scheduling.reports import (
+    attempt_end,
+    heartbeats,
+    multi_node_hangs,
+    preflight_reports,
+)
+from orchestrator.scheduling.reports.liveness import liveness
 from orchestrator.scheduling.reports.presence import presence
-from workers.contracts.wire import envelope, names
+from workers.contracts.wire import envelope, names, versions
+from workers.contracts.wire.broker import access as broker_access
+from workers.contracts.wire.event_bodies import CheckpointSaved
+from workers.contracts.wire.maintenance.preflight import PreflightReport
+from workers.contracts.wire.maintenance.storage import StorageReport
 from workers.contracts.wire.node_messages import (
     AttemptReport,
     AttemptState,
-    Heartbeat,
     NodeInventory,
 )
 
 log = logging.getLogger(__name__)
 
 dropped: Counter[str] = Counter()  # why entries were dropped, since this process started
-_KILL_EVERY_S = 10.0
 
 
-def report(text: str | bytes) -> bool:
-    """Handle one entry of the reports stream; False if it was dropped."""
+def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) -> bool:
+    """Handle one entry of the reports stream; False if it was dropped.
+
+    `written` is in Unix seconds by the broker's clock. A retried entry was valid at that time.
+    """
+    name = ""
     try:
         kind, name = envelope.peek(text)
         if kind == names.KIND_JOIN:
             _join(text, token_id=name)
             return True
+        if kind == names.KIND_HEARTBEAT:  # of an agent of version 0.1
+            raw = text if isinstance(text, bytes) else text.encode()
+            heartbeats.apply([liveness.arrived(name, raw)], broker_ahead_s=liveness.broker_ahead_s)
+            return True
         node = fleet.node_named(name)
         if node is None:
             raise envelope.EnvelopeError("unknown", f"No node is named {name!r}.")
-        body = envelope.open_envelope(fleet.node_secret(node), text, kind=kind, now=time.time())
-        if kind == names.KIND_HEARTBEAT:
-            _heartbeat(node, Heartbeat.from_dict(body))
-        elif kind == names.KIND_REPORT:
+        # the sender set the expiry by its own clock
+        now = (written if retried else time.time()) + node.clock_skew_s
+        body = envelope.open_envelope(fleet.node_secret(node), text, kind=kind, now=now)
+        if kind == names.KIND_REPORT:
             _attempt_report(node, AttemptReport.from_dict(body))
+        elif kind == names.KIND_COLLECTED:
+            storage.storage_report(node=node.name, report=StorageReport.from_dict(body))
         else:
             raise envelope.EnvelopeError("kind", f"{kind!r} is not a kind of report.")
     except envelope.EnvelopeError as error:
-        return _drop(error.code, str(error))
+        return _reject(error.code, str(error), text, name, written)
     except (ValidationError, ValueError) as error:
-        return _drop("malformed", str(error))
+        return _reject("malformed", str(error), text, name, written)
     return True
+
+
+def _reject(code: str, message: str, text: str | bytes, node: str, written: float) -> bool:
+    """Drop an entry that is not valid, and record it for the operator."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+    dead_letter_add(
+        source="reports", node=node, code=code, reason=message, message=raw, written=written
+    )
+    return _drop(code, message)
 
 
 def _drop(code: str, message: str) -> bool:
@@ -69,19 +100,27 @@ def _drop(code: str, message: str) -> bool:
 
 
 def _join(text: str | bytes, *, token_id: str) -> None:
-    """Handle a join, sealed with the token's key because the node has no secret yet."""
-    body = envelope.open_envelope(
-        fleet.join_key(token_id), text, kind=names.KIND_JOIN, now=time.time()
-    )
+    """Handle a join, sealed with the token's key because the node has no secret yet.
+
+    The token itself expires and works once, so the expiry by the node's clock does not matter.
+    """
+    body = _open_join(text, token_id)
     request = body.get("request") or {}
     reply: dict[str, Any]
     try:
         node, reply = fleet_services.node_joined(
-            request=request, inventory=NodeInventory.from_dict(body.get("inventory") or {})
+            request=request,
+            inventory=NodeInventory.from_dict(body.get("inventory") or {}),
+            peer=versions.parse_peer(body.get("release"), body.get("wire")),
         )
+        reply |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
+        if broker_users.apply_node(node.name):  # before the node learns its name
+            reply[broker_access.FIELD_USER] = broker_access.node_user(node.name)
         log.info("Node %s joined", node.name)
     except (Refusal, ValidationError) as error:
         reply = {"refused": str(error)}
+        if isinstance(error, Refusal) and error.type == "node-incompatible":
+            reply["code"] = names.INCOMPATIBLE
         log.warning("A node was refused: %s", error)
     key = names.join_reply_key(str(request.get("nonce_a", "")))
     with redis.client().pipeline(transaction=False) as pipe:
@@ -90,47 +129,16 @@ def _join(text: str | bytes, *, token_id: str) -> None:
         pipe.execute()
 
 
-def _heartbeat(node: Node, beat: Heartbeat) -> None:
-    fleet_services.node_heartbeat(node=node, samples=beat.samples, inventory=beat.inventory)
-    reported = {item.fence: item.state for item in beat.attempts}
-    placed = {str(attempt.fence): attempt for attempt in runs.attempts_on(node=node.name)}
-    for fence, attempt in placed.items():
-        state = reported.get(fence)
-        if state is None:
-            presence.lacks(fence, node.name)
-        elif node.name not in attempt.nodes_exited:
-            presence.saw(fence, node.name, state)
-            _progress(attempt)
-    for fence in set(reported) - set(placed):
-        _kill_abandoned(node, fence)
+def _open_join(text: str | bytes, token_id: str) -> dict[str, Any]:
+    """The body of a join; its token may have been made under an earlier server key."""
+    *earlier, oldest = [fleet.join_key(token_id, key) for key in fleet.server_keys()]
+    for key in earlier:
+        with contextlib.suppress(envelope.EnvelopeError):
+            return envelope.open_envelope(key, text, kind=names.KIND_JOIN, now=0.0)
+    return envelope.open_envelope(oldest, text, kind=names.KIND_JOIN, now=0.0)
 
 
-def _kill_abandoned(node: Node, fence: str) -> None:
-    """Kill an ended attempt that the node still runs: abandoned while the node was unreachable."""
-    attempt = Attempt.objects.filter(fence=fence, state=AttemptState.EXITED).first()
-    ended_s = (time.time() - attempt.ended.timestamp()) if attempt and attempt.ended else 0.0
-    # a heartbeat may still name a supervisor that has just reported its exit
-    if (
-        attempt is not None
-        and ended_s > _KILL_EVERY_S
-        and presence.due(fence, f"end {node.name}", _KILL_EVERY_S)
-    ):
-        log.warning(
-            "Node %s still runs attempt %s, which has ended; killing it", node.name, attempt.pk
-        )
-        dispatch.kill_stale_attempt(node, attempt_id=str(attempt.pk), fence=fence)
-
-
-def _progress(attempt: Attempt) -> None:
-    """Mark the attempt as launching at its first report, as running if all its nodes run."""
-    if attempt.state == AttemptState.ASSIGNED:
-        run_services.attempt_launching(attempt=attempt)
-    nodes = [share["node"] for share in attempt.placement]
-    if attempt.state != AttemptState.RUNNING and presence.all_running(str(attempt.fence), nodes):
-        run_services.attempt_running(attempt=attempt)
-
-
-def _attempt_report(node: Node, report: AttemptReport) -> None:
+def _attempt_report(node: Node | EngineMember, report: AttemptReport) -> None:
     attempt = runs.attempt_by_fence(attempt_id=report.attempt_id, fence=report.fence)
     if (
         attempt is None
@@ -143,15 +151,23 @@ def _attempt_report(node: Node, report: AttemptReport) -> None:
             "placed on it or has another fence.",
         )
         return
+    if report.type == "checkpoint" and not run_services.in_run_folder(
+        attempt.run_id, str(report.data.get("path", ""))
+    ):
+        _drop(
+            "path",
+            f"{node.name} reports a checkpoint of run {attempt.run_id} outside its folder.",
+        )
+        return
     if report.type == "checkpoint":
-        data = report.data
+        saved = CheckpointSaved.from_dict(report.data)
         run_services.checkpoint_record(
             run=attempt.run,
             attempt=attempt.number,
-            step=int(data["step"]),
-            path=str(data["path"]),
-            tokens=int(data.get("tokens") or 0),
-            bytes=int(data.get("bytes") or 0),
+            step=saved.step or 0,
+            path=saved.path,
+            tokens=saved.tokens or 0,
+            bytes=saved.bytes or 0,
         )
     elif report.type == "artifact":
         name, size = str(report.data["name"])[:200], int(report.data.get("bytes") or 0)
@@ -168,14 +184,21 @@ def _attempt_report(node: Node, report: AttemptReport) -> None:
     elif report.type == "exited":
         attempt_end.node_exited(attempt, node=node.name, report=report.data)
     else:
-        presence.saw(str(attempt.fence), node.name, report.type)
-        _progress(attempt)
+        presence.present(str(attempt.fence), node.name)
+        run_services.share_advance(attempt_id=attempt.pk, node=node.name, state=report.type)
+        run_services.attempt_progress(attempt=attempt)
 
 
-def _event(node: Node, attempt: Attempt, report: AttemptReport) -> None:
+def _event(node: Node | EngineMember, attempt: Attempt, report: AttemptReport) -> None:
     type, data = str(report.data.get("type", "node")), dict(report.data.get("data") or {})
+    if type == "preflight" and isinstance(node, Node):
+        preflight_reports.apply(attempt, node=node, report=PreflightReport.from_dict(data))
     if type == "hang" and multi_node_hangs.collect(attempt, node=node.name, data=data):
         return
+    if type in copies.EVENTS:
+        copies.apply_event(
+            run=attempt.run, attempt=attempt.number, node=node.name, type=type, data=data
+        )
     run_services.event_record(
         run=attempt.run,
         type=type[:60],

@@ -1,8 +1,8 @@
-"""Reads the reports stream and wake-ups in two threads into one bounded queue.
+"""Reads reports of all nodes and wake-ups in two threads into one bounded queue.
 
 Delivers at least once: entries are acknowledged after their effect is committed; a later reader
-reads the others again. Survives restarts of Redis with or without data. Does not depend on the
-content of messages.
+reads the others again. Nodes have equal turns. Survives restarts of Redis with or without data.
+Does not depend on the content of messages.
 """
 
 from __future__ import annotations
@@ -11,47 +11,74 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
 
 import redis
 from redis.exceptions import ResponseError
 
+from orchestrator.common.stream_groups import GroupReader, StreamEntry
+from orchestrator.dead_letters import retry_stamp
 from workers.contracts.wire import names
 
 log = logging.getLogger(__name__)
-_READ = 200
-_CLAIM_COUNT = 1000
-_BLOCK_MS = 2000
+_QUEUE: Final = 400  # entries
+_ACKNOWLEDGE: Final = 200  # entries at once
+_TURN: Final = 20  # entries of one stream per read
+_READ_BYTES: Final = 4_000_000
 _MAX_WAIT_S = 2.0
+# between two reads if nothing is left: reading costs about 1 µs per stream at the broker
+_PAUSE_S: Final = 0.02
+_PAUSE_PER_STREAM_S: Final = 0.0002
+_SHARED: Final = (names.JOINS, names.REPORTS)
 
 
 class Entry(NamedTuple):
-    """One report, or a wake-up if there is no `id`."""
+    """One report, or a wake-up if there is no `source`."""
 
-    id: bytes | None
+    source: StreamEntry | None
     text: bytes
+    claimed: bool = False  # an earlier reader did not acknowledge it
+    retried: float | None = None  # Unix seconds of the first writing, of a retried dead letter
+
+    @property
+    def written(self) -> float:
+        """Unix seconds by Redis's clock; 0 for a wake-up."""
+        if self.retried is not None:
+            return self.retried
+        return int(self.source.id.split(b"-")[0]) / 1000 if self.source else 0.0
 
 
 class Inbox:
-    """Reports and wake-ups of one consumer."""
+    """Reports and wake-ups of one consumer; `watch` names the nodes whose streams it reads."""
 
     def __init__(self, connect: Callable[[], redis.Redis], *, consumer: str) -> None:
-        self._connect, self._consumer = connect, consumer
-        self._queue: queue.Queue[Entry] = queue.Queue(maxsize=2 * _READ)
+        self._connect = connect
+        self._reader = GroupReader(names.REPORTS_GROUP, consumer)
+        self._queue: queue.Queue[Entry] = queue.Queue(maxsize=_QUEUE)
         self._stopping = threading.Event()
-        self._acks: list[bytes] = []
+        self._acks: list[StreamEntry] = []
         self._client: redis.Redis | None = None
         self._threads: list[threading.Thread] = []
+        self._streams: list[str] = []
+        self._read_all = False  # the last read returned everything that the streams had
 
-    def start(self) -> None:
+    def start(self, nodes: Iterable[str] = ()) -> None:
         """Start the reader threads."""
+        self.watch(nodes)
         for target in (self._read_reports, self._read_wakes):
             thread = threading.Thread(
                 target=self._forever, args=(target,), name=target.__name__.strip("_"), daemon=True
             )
             thread.start()
             self._threads.append(thread)
+
+    def watch(self, nodes: Iterable[str]) -> None:
+        """Read the streams of these nodes, besides the shared ones."""
+        streams = [*_SHARED, *map(names.reports_stream, nodes)]
+        if streams != self._streams:
+            self._read_all = False
+            self._streams = streams
 
     def stop(self) -> None:
         """Stop the reader threads and wake `get`."""
@@ -69,10 +96,15 @@ class Inbox:
         except queue.Empty:
             return None
 
-    def acknowledge(self, id: bytes) -> None:
+    @property
+    def drained(self) -> bool:
+        """Whether every report that has arrived was handed out."""
+        return self._read_all and self._queue.empty()
+
+    def acknowledge(self, entry: StreamEntry) -> None:
         """Acknowledge an entry whose effect is committed; sent with the next `flush`."""
-        self._acks.append(id)
-        if len(self._acks) >= _READ:
+        self._acks.append(entry)
+        if len(self._acks) >= _ACKNOWLEDGE:
             self.flush()
 
     def flush(self) -> None:
@@ -81,16 +113,13 @@ class Inbox:
             return
         try:
             self._client = self._client or self._connect()
-            with self._client.pipeline(transaction=False) as pipe:
-                pipe.xack(names.REPORTS, names.REPORTS_GROUP, *self._acks)
-                pipe.xdel(names.REPORTS, *self._acks)
-                pipe.execute()
+            self._reader.acknowledge(self._client, self._acks)
             self._acks.clear()
         except ResponseError:  # the server lost its data, and so the group
             self._acks.clear()
         except (redis.RedisError, OSError):
             # entries without acknowledgement are only read again
-            self._acks = self._acks[-10 * _READ :]
+            self._acks = self._acks[-10 * _ACKNOWLEDGE :]
 
     def _forever(self, target: Callable[[redis.Redis], None]) -> None:
         wait_s = 0.1
@@ -100,6 +129,7 @@ class Inbox:
                 target(client)
                 wait_s = 0.1
             except (redis.RedisError, OSError) as error:
+                self._read_all = False
                 if wait_s == 0.1:
                     log.warning("Redis is unavailable; the timer continues alone: %s", error)
                 self._stopping.wait(wait_s)
@@ -108,58 +138,47 @@ class Inbox:
                 client.close()
 
     def _read_reports(self, client: redis.Redis) -> None:
-        try:
-            client.xgroup_create(names.REPORTS, names.REPORTS_GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-        self._claim_pending(client)
-        # first entries that this reader has not acknowledged, then new ones
-        after: bytes | str = "0"
+        """Read what earlier readers did not acknowledge of each stream, then new entries."""
+        known: set[str] = set()
         while not self._stopping.is_set():
-            answer: Any = client.xreadgroup(
-                names.REPORTS_GROUP,
-                self._consumer,
-                {names.REPORTS: after},
-                count=_READ,
-                block=_BLOCK_MS,
-            )
-            entries = answer[0][1] if answer else []
-            for id, fields in entries:
-                self._put(Entry(id, (fields or {}).get(names.FIELD_MESSAGE.encode(), b"")))
-            if after != ">":
-                after = entries[-1][0] if entries else ">"
+            streams = self._streams
+            if unknown := [name for name in streams if name not in known]:
+                self._read_unacknowledged(client, unknown)
+                known = {*streams}
+            reading = self._reader.read(client, streams, count=_TURN, limit_bytes=_READ_BYTES)
+            self._put(reading.entries, claimed=False)
+            self._read_all = not reading.cut and streams is self._streams
+            if not reading.cut:
+                self._stopping.wait(max(_PAUSE_S, _PAUSE_PER_STREAM_S * len(streams)))
 
-    def _claim_pending(self, client: redis.Redis) -> None:
-        """Claim entries of dead schedulers: the lease ensures that there is no other reader."""
-        start: Any = "0-0"
-        while True:
-            # with justid, redis-py returns a plain list of ids
-            ids: Any = client.xautoclaim(
-                names.REPORTS,
-                names.REPORTS_GROUP,
-                self._consumer,
-                0,
-                start_id=start,
-                count=_CLAIM_COUNT,
-                justid=True,
+    def _read_unacknowledged(self, client: redis.Redis, streams: list[str]) -> None:
+        """Entries of dead schedulers, as the lease ensures that there is no other, and own ones."""
+        positions = dict.fromkeys(streams, "0")
+        more = True
+        while more and not self._stopping.is_set():
+            _, more = self._reader.claim(
+                client, streams, count=_TURN, limit_bytes=_READ_BYTES, dead_s=0.0
             )
-            if len(ids) < _CLAIM_COUNT:
-                break
-            start = ids[-1]
-        for other in client.xinfo_consumers(names.REPORTS, names.REPORTS_GROUP):
-            if (
-                other["name"] not in (self._consumer, self._consumer.encode())
-                and other["pending"] == 0
-            ):
-                client.xgroup_delconsumer(names.REPORTS, names.REPORTS_GROUP, other["name"])
+        while positions and not self._stopping.is_set():
+            reading = self._reader.read_pending(
+                client, positions, count=_TURN, limit_bytes=_READ_BYTES
+            )
+            self._put(reading.entries, claimed=True)
+            last = {entry.stream: entry.id.decode() for entry in reading.entries}
+            positions = {name: last.get(name, positions[name]) for name in reading.cut}
 
     def _read_wakes(self, client: redis.Redis) -> None:
         while not self._stopping.is_set():
             if client.blpop([names.TICK], timeout=2):
-                self._put(Entry(None, b""))
+                self._put_entry(Entry(None, b""))
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entries: Iterable[StreamEntry], *, claimed: bool) -> None:
+        for entry in entries:
+            text = entry.fields.get(names.FIELD_MESSAGE.encode(), b"")
+            retried = retry_stamp.first_written(entry.fields, text)
+            self._put_entry(Entry(entry, text, claimed, retried))
+
+    def _put_entry(self, entry: Entry) -> None:
         while not self._stopping.is_set():
             try:
                 self._queue.put(entry, timeout=0.5)

@@ -1,4 +1,4 @@
-"""Attempts that nodes reported recently, and when orders were last sent; in memory only.
+"""Attempts that heartbeats lack, and when orders were last sent; in memory only.
 
 Heartbeats restore it within seconds after a restart. Does not depend on the database.
 """
@@ -13,11 +13,6 @@ from dataclasses import dataclass, field
 class Presence:
     """Recent reports by fence; times are those of the monotonic clock."""
 
-    since: float = field(
-        default_factory=time.monotonic
-    )  # when this process started to read reports
-    # fence → node → launching | running
-    states: dict[str, dict[str, str]] = field(default_factory=dict)
     missing: dict[tuple[str, str], float] = field(
         default_factory=dict
     )  # (fence, node) → since when the node's heartbeats lack it
@@ -26,11 +21,8 @@ class Presence:
     # (fence, order) → when it was first requested
     first: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def saw(self, fence: str, node: str, state: str) -> None:
-        """Record the attempt's state on a node."""
-        nodes = self.states.setdefault(fence, {})
-        if nodes.get(node) != "running":
-            nodes[node] = state
+    def present(self, fence: str, node: str) -> None:
+        """Record that the node reports the attempt."""
         self.missing.pop((fence, node), None)
 
     def lacks(self, fence: str, node: str) -> None:
@@ -41,11 +33,6 @@ class Presence:
         """Seconds for which the node's heartbeats have lacked the attempt."""
         since = self.missing.get((fence, node))
         return 0.0 if since is None else time.monotonic() - since
-
-    def all_running(self, fence: str, nodes: list[str]) -> bool:
-        """Whether the attempt runs on all nodes."""
-        seen = self.states.get(fence, {})
-        return all(seen.get(node) == "running" for node in nodes)
 
     def due(self, fence: str, order: str, every_s: float) -> bool:
         """True at most once per `every_s` seconds, for repeated orders."""
@@ -61,7 +48,6 @@ class Presence:
 
     def forget(self, fence: str) -> None:
         """Remove everything about the attempt."""
-        self.states.pop(fence, None)
         for table in (self.missing, self.sent, self.first):
             for key in [key for key in table if key[0] == fence]:
                 del table[key]

@@ -1,0 +1,90 @@
+"""Device time that attempts held within a period, with the productive and lost share of each.
+
+Does not sum by person or pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, date, datetime
+from typing import NamedTuple
+
+from django.db.models import Min, Q
+from django.db.models.functions import Coalesce
+
+from orchestrator.runs.models import Attempt
+from orchestrator.scheduling.models import Allocation, DeviceTime
+
+
+class Held(NamedTuple):
+    """Devices of one attempt: `seconds`, times devices, within the period; shares of 1 of ended
+    attempts.
+    """
+
+    attempt: int
+    owner: int
+    username: str
+    pool: str
+    seconds: float
+    productive: float
+    lost: float
+
+
+def held_devices(*, since: datetime, until: datetime) -> Iterator[Held]:
+    """Every device that an attempt held between the two times."""
+    rows = Allocation.objects.filter(
+        Q(released=None) | Q(released__gt=since), created__lt=until
+    ).order_by()
+    shares: dict[int, tuple[float, float]] = {}
+    accounts = DeviceTime.objects.filter(ended__gt=since, allocated__gt=0)
+    for pk, allocated, productive in accounts.values_list("pk", "allocated", "productive"):
+        share = productive / allocated
+        shares[pk] = share, 1.0 - share
+    values = rows.values_list(
+        "attempt_id",
+        "attempt__run__owner_id",
+        "attempt__run__owner__username",
+        Coalesce("device__node__pool__name", "pool_name"),
+        "created",
+        "released",
+    )
+    for attempt, owner, username, pool, created, released in values.iterator():
+        end = until if released is None else min(released, until)
+        seconds = max(0.0, (end - max(created, since)).total_seconds())
+        yield Held(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
+    yield from _in_engines(since, until, shares)
+
+
+def _in_engines(
+    since: datetime, until: datetime, shares: Mapping[int, tuple[float, float]]
+) -> Iterator[Held]:
+    """Attempts in jobs of other engines hold their devices from launch to end."""
+    rows = Attempt.objects.filter(
+        Q(ended=None) | Q(ended__gt=since), engine_job__isnull=False, launched__lt=until
+    )
+    values = rows.values_list(
+        "pk",
+        "run__owner_id",
+        "run__owner__username",
+        "run__pool_name",
+        "launched",
+        "ended",
+        "placement",
+    )
+    for attempt, owner, username, pool, launched, ended, placement in values.iterator():
+        end = until if ended is None else min(ended, until)
+        begin = since if launched is None else max(launched, since)
+        held = sum(len(share["devices"]) for share in placement)
+        seconds = held * max(0.0, (end - begin).total_seconds())
+        yield Held(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
+
+
+def first_allocation(otherwise: date) -> date:
+    """The UTC day of the first allocation, or of the first launch in an engine."""
+    launched = Attempt.objects.filter(engine_job__isnull=False)
+    times = (
+        Allocation.objects.aggregate(first=Min("created"))["first"],
+        launched.aggregate(first=Min("launched"))["first"],
+    )
+    first = min((time for time in times if time is not None), default=None)
+    return first.astimezone(UTC).date() if first else otherwise

@@ -1,0 +1,1 @@
+"""Kubernetes behind the engine port: JobSets that Kueue admits."""

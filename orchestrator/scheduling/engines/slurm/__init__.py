@@ -1,0 +1,1 @@
+"""Slurm behind the engine port, by its commands."""

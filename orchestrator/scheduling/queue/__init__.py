@@ -1,0 +1,1 @@
+"""The newest decision about the waiting runs, and what pages and REST read of it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from workers.contracts import RunSpec
 from workers.contracts.catalog.metrics import metric_unit
 
 MISS: Final = 0.10  # of the prediction
+ROLLOUTS: Final = ("generation_s", "sync_s")  # phases of an iteration
 WARM_UP: Final = 5  # first steps of an attempt, which allocate, compile and load
 ENOUGH: Final = 10  # logged steps after the warm-up that a median requires
 EARLY: Final = 30  # steps after which a running attempt is compared for the first time
@@ -38,6 +39,7 @@ class Measured:
     bubble_fraction: float | None
     memory: dict[str, float]
     steps: int
+    rollouts: dict[str, float] = field(default_factory=dict)  # seconds by phase of an iteration
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
         bubble_fraction=median(bubbles) if bubbles else None,
         memory=_memory(json.loads(latest) for _, _, latest in rows),
         steps=len(times),
+        rollouts={name: median(each) for name in ROLLOUTS if (each := newest(name))},
     )
 
 
@@ -195,6 +198,8 @@ def _compare(prediction: dict[str, Any], actual: Measured) -> Iterator[Compariso
         ("mfu", prediction.get("mfu"), actual.mfu),
         ("pipeline/bubble_fraction", prediction.get("bubble_fraction"), actual.bubble_fraction),
     ]
+    for name, seconds in (prediction.get("rollouts") or {}).items():
+        pairs.append((name, seconds, actual.rollouts.get(name)))
     # predicted and measured are both the largest of all ranks
     for part, size in (prediction.get("largest_bytes") or {}).items():
         pairs.append((f"memory/{part}_bytes", size, actual.memory.get(f"memory/{part}_bytes")))

@@ -29,13 +29,15 @@ from orchestrator.telemetry.reading.newest import (
     logs_newest,
     memory_by_rank,
 )
+from orchestrator.telemetry.reading.progress import Progress, progress
 from orchestrator.telemetry.reading.sparklines import sparkline
-from workers.contracts.catalog.counts import flops_per_token
-from workers.contracts.catalog.metrics import metric_unit
+from workers.contracts.catalog.metrics import run_metric_unit
+from workers.contracts.catalog.model_flops import flops_per_token, training_flops_per_token
 from workers.contracts.specs.run import RunSpec
 
 __all__ = [
     "LogLine",
+    "Progress",
     "SeriesAnswer",
     "SeriesEntry",
     "latest",
@@ -43,6 +45,7 @@ __all__ = [
     "logs",
     "logs_newest",
     "memory_by_rank",
+    "progress",
     "run_flops_per_token",
     "series",
     "series_index",
@@ -124,7 +127,7 @@ def series(
     integer_axis = x in ("step", "tokens")
     return SeriesAnswer(
         name=name,
-        unit=metric_unit(name),
+        unit=run_metric_unit(name, run.spec),
         rank=rank if rank is not None else merged.rank,
         attempt=merged.attempt,
         axis=x,
@@ -204,8 +207,12 @@ def run_flops_per_token(run: Run) -> float:
     """Model FLOPs per token of this run. Raises Refusal if the spec names no model."""
     spec = RunSpec.from_dict(run.spec)
     shape = spec.shape if "model" in run.spec else None
-    if spec.kind == "train" and spec.train is not None and (shape := spec.shape) is not None:
-        return flops_per_token(shape, spec.train.seq_len)
+    if (
+        spec.kind == "train"
+        and spec.train is not None
+        and (shape := spec.trained_shape) is not None
+    ):
+        return training_flops_per_token(shape, spec.train)
     if shape is not None:
         return flops_per_token(shape, shape.max_seq_len)
     raise invalid("x", "the axis flops requires a model; this run's spec names none", "tokens")

@@ -13,17 +13,18 @@ from typing import Any
 from django.db import transaction
 
 from orchestrator.common import clock, live
+from orchestrator.runs import live_frames
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.packing.chunks import batch_to_block
-from orchestrator.telemetry.retention import retain
 from orchestrator.telemetry.writing.cursors import Writer, lock_runs
 from orchestrator.telemetry.writing.events import StoredEvents, events_write
 from orchestrator.telemetry.writing.frames import MetricOwners, points_frames, run_summary
 from orchestrator.telemetry.writing.incoming import Incoming
 from orchestrator.telemetry.writing.lines import Lines, StoredLines, lines_write, log_frames
+from orchestrator.telemetry.writing.name_limits import known_names
 from orchestrator.telemetry.writing.points import Stored, points_write
-from workers.contracts.wire.points import PointBatch
+from workers.contracts.wire.points import MAX_NAMES_PER_RUN, PointBatch
 
 __all__ = [
     "Incoming",
@@ -34,12 +35,15 @@ __all__ = [
     "StoredLines",
     "incoming_store",
     "logs_store",
+    "names_after",
     "points_store",
     "progress_publish",
-    "retain",
 ]
 
 _owners = MetricOwners()
+_NAMES_CACHED = 200  # of a request
+_RUNS_CACHED = 2000
+_admitted: dict[int, frozenset[str]] = {}  # the names of each run's newest request
 
 
 @dataclass(slots=True)
@@ -58,6 +62,21 @@ def points_store(*, run: Run, attempt: int, batches: Sequence[PointBatch]) -> li
     return incoming_store(Incoming(points=points)).points
 
 
+def names_after(*, run: Run, names: set[str]) -> int:
+    """The number of metric names that the run would have with these.
+
+    Only their own number if an earlier call had the same names: a run's names never decrease.
+    """
+    if not names or _admitted.get(run.pk) == frozenset(names):
+        return len(names)
+    total = len(known_names(run.pk) | names)
+    if total <= MAX_NAMES_PER_RUN and len(names) <= _NAMES_CACHED:
+        if len(_admitted) >= _RUNS_CACHED:
+            _admitted.clear()
+        _admitted[run.pk] = frozenset(names)
+    return total
+
+
 def logs_store(
     *, run: Run, attempt: int, batches: Sequence[tuple[int, Lines]]
 ) -> list[StoredLines]:
@@ -73,30 +92,61 @@ def incoming_store(incoming: Incoming, *, publish_progress: set[int] | None = No
     all.
     """
     with transaction.atomic():
-        # every service locks in this order: runs by id, their topics, then `fleet`
+        # every service locks in this order: runs by id, then their topics
         locked = lock_runs(incoming.run_ids())
         events = events_write(
-            locked, [item for item in incoming.events if item[0].run_id in locked]
+            locked,
+            [item for item in incoming.events if item[0].run_id in locked],
+            incoming.lost_events,
         )
-        points = points_write(item for item in incoming.points if item[0].run_id in locked)
+        points = points_write(
+            (item for item in incoming.points if item[0].run_id in locked), incoming.lost_points
+        )
+        _record_dropped_names(locked, points)
         lines = lines_write(item for item in incoming.lines if item[0].run_id in locked)
         summaries = _update_summaries(locked, points)
         frames = [*points_frames(points, _owners), *log_frames(lines)]
         frames.sort(key=lambda frame: int(frame.topic.partition(":")[2]))
-        for run_id, summary in sorted(summaries.items()):
-            if publish_progress is None or run_id in publish_progress:
-                frames.append(_progress_frame(run_id, summary))
         live.append_many(frames)
+        progress = [
+            (locked[run_id].owner_id, run_id, summary)
+            for run_id, summary in sorted(summaries.items())
+            if publish_progress is None or run_id in publish_progress
+        ]
+        transaction.on_commit(lambda: _announce_progress(progress), robust=True)
     return StoreResult(points, events, lines, summaries)
 
 
 def progress_publish(summaries: dict[int, dict[str, Any]]) -> None:
     """Publish headline numbers that `incoming_store` deferred on the `fleet` topic."""
-    live.append_many([_progress_frame(run_id, summary) for run_id, summary in summaries.items()])
+    owners = dict(Run.objects.filter(pk__in=summaries).values_list("pk", "owner_id"))
+    _announce_progress(
+        [(owners[run], run, summary) for run, summary in summaries.items() if run in owners]
+    )
 
 
-def _progress_frame(run_id: int, summary: dict[str, Any]) -> live.NewFrame:
-    return live.NewFrame("fleet", "progress", {"run": str(run_id), "summary": summary})
+def _record_dropped_names(locked: dict[int, Run], points: list[Stored]) -> None:
+    """One event per run and attempt: metrics above the limit are missing, and which."""
+    for item in points:
+        if item.dropped_names:
+            runs.event_record(
+                run=locked[item.writer.run_id],
+                type="metrics_dropped",
+                data={
+                    "limit": MAX_NAMES_PER_RUN,
+                    "count": len(item.dropped_names),
+                    "names": list(item.dropped_names[:10]),
+                },
+                attempt=item.writer.attempt,
+                rank=item.writer.rank,
+                origin=f"metrics_dropped/{item.writer.attempt}",
+            )
+
+
+def _announce_progress(progress: list[tuple[int, int, dict[str, Any]]]) -> None:
+    """Publish `(owner, run, summary)` on `fleet`, without numbers: the next ones replace them."""
+    for owner_id, run_id, summary in progress:
+        live.announce("fleet", "progress", live_frames.progress(owner_id, run_id, summary))
 
 
 def _update_summaries(locked: dict[int, Run], points: list[Stored]) -> dict[int, dict[str, Any]]:

@@ -136,9 +136,15 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
 
 def metric_curve(block: Block, name: str) -> Curve:
     """The metric's points, without the steps that do not have it."""
-    if name not in block.names:
+    try:
+        return row_curve(block, block.names.index(name))
+    except ValueError:
         return EMPTY
-    y = block.values[block.names.index(name)]
+
+
+def row_curve(block: Block, row: int) -> Curve:
+    """The points of the metric in row `row`, without the steps that do not have it."""
+    y = block.values[row]
     absent = missing(y)
     curve = Curve(block.axes, block.time, y)
     return curve.take(~absent) if absent.any() else curve

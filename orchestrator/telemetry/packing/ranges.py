@@ -42,6 +42,12 @@ def add(ranges: Ranges, seqs: Ints) -> Ranges:
     return _merged([*ranges, *added])
 
 
+def cover(ranges: Ranges, lost: Iterable[tuple[int, int]]) -> Ranges:
+    """The ranges extended by `(first, last)` numbers that will never arrive."""
+    added = [[first, last] for first, last in lost if first <= last]
+    return _merged([*ranges, *added]) if added else ranges
+
+
 def complete_to(ranges: Ranges) -> int:
     """The last number of the first range: the writer need not resend up to here; 0 if empty."""
     return ranges[0][1] if ranges else 0

@@ -14,7 +14,7 @@ from django.db.models import Sum
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor, Series, Tail
 from orchestrator.telemetry.packing.chunks import missing, unpack_block
-from workers.contracts.catalog.metrics import metric_unit
+from workers.contracts.catalog.metrics import run_metric_unit
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ def series_index(*, run: Run) -> list[SeriesEntry]:
     )
     for attempt, rank, latest in writers:
         for name in json.loads(latest):
-            entry = entries.setdefault(name, SeriesEntry(name, metric_unit(name)))
+            entry = entries.setdefault(name, SeriesEntry(name, run_metric_unit(name, run.spec)))
             entry.ranks.add(rank)
             entry.attempts.add(attempt)
     in_chunks = (

@@ -21,10 +21,10 @@ from orchestrator.telemetry.packing.chunks import (
     Curve,
     Floats,
     join_curves,
-    metric_curve,
     missing,
     pack_axes,
     pack_curve,
+    row_curve,
     select,
     unpack_curve,
 )
@@ -61,7 +61,7 @@ def compact(blocks: list[tuple[Writer, Block]]) -> None:
         for row, name in enumerate(block.names):
             entry = series[writer, name]
             if gaps[row] or entry.open:
-                curve = metric_curve(block, name)
+                curve = row_curve(block, row)
                 if len(curve):
                     _extend(pending, entry, open_chunks.get(entry.id), curve)
             else:

@@ -13,16 +13,19 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from orchestrator.common.stream_groups import StreamEntry
+from orchestrator.dead_letters import retry_stamp
+from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.selectors import node_named, node_secret
 from orchestrator.runs.models import Attempt
 from orchestrator.telemetry.packing.chunks import batch_to_block
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.incoming import Incoming
 from orchestrator.telemetry.writing.lines import Lines
-from workers.contracts.base import Contract
+from workers.contracts.base import WireContract
 from workers.contracts.wire import names
 from workers.contracts.wire.envelope import EnvelopeError, open_envelope
-from workers.contracts.wire.points import PointBatch, RunEvent, Time
+from workers.contracts.wire.points import PointBatch, ReportedEvent, Time
 
 log = logging.getLogger(__name__)
 
@@ -30,23 +33,29 @@ log = logging.getLogger(__name__)
 _CACHED_S: Final = 30.0
 
 
-class PointsPart(Contract):
+# of numbers that the writer will never send
+Lost = list[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1, lt=2**53)]]]
+
+
+class PointsPart(WireContract):
     """Points of one rank."""
 
     stream: Literal["points"]
     rank: int
     batch: PointBatch
+    lost: Lost = []
 
 
-class EventsPart(Contract):
+class EventsPart(WireContract):
     """Events of one rank."""
 
     stream: Literal["events"]
     rank: int
-    events: list[RunEvent]
+    events: list[ReportedEvent]
+    lost: Lost = []
 
 
-class LogsPart(Contract):
+class LogsPart(WireContract):
     """Consecutive log lines of one rank, or of the supervisor (-1)."""
 
     stream: Literal["logs"]
@@ -56,7 +65,7 @@ class LogsPart(Contract):
     lines: list[str]
 
 
-class Telemetry(Contract):
+class Telemetry(WireContract):
     """The body of a telemetry envelope."""
 
     run: Annotated[str, Field(coerce_numbers_to_str=True)]
@@ -83,6 +92,17 @@ class Entry:
 
     id: bytes
     fields: dict[bytes, bytes]
+    stream: str = names.TELEMETRY
+
+    @property
+    def key(self) -> bytes:
+        """Unique among the entries of all streams."""
+        return self.source.key
+
+    @property
+    def source(self) -> StreamEntry:
+        """Where it was read."""
+        return StreamEntry(self.stream, self.id, self.fields)
 
     @property
     def written(self) -> float:
@@ -112,16 +132,27 @@ class EntryDecoder:
         return incoming, attempt_ids
 
     def drop(self, entry: Entry, code: str, why: str) -> None:
-        """Count and log an entry that is dropped."""
+        """Count an entry that cannot be stored, and record it as a dead letter."""
         self.dropped[code] += 1
+        dead_letter_add(
+            source="telemetry",
+            node=_node_of(entry),
+            code=code,
+            reason=why,
+            message=entry.fields.get(names.FIELD_MESSAGE.encode(), b""),
+            written=entry.written,
+        )
         total = self.dropped.total()
         log.warning(
             "telemetry entry %s dropped (%s, %d so far): %s", entry.id.decode(), code, total, why
         )
 
     def _add(self, incoming: Incoming, entry: Entry, now: float) -> dict[Writer, str]:
-        node = entry.fields.get(names.FIELD_NODE.encode(), b"").decode("utf-8", "replace")
+        node = _node_of(entry)
         body = self._open(entry, node, now)
+        named = entry.fields.get(names.FIELD_RUN.encode())
+        if named is not None and named != body.run.encode():
+            raise EntryRejected("malformed", f"an entry of run {named!r} has data of {body.run!r}")
         run_id, attempt, fence, nodes = self._attempt(body.attempt_id)
         if (body.run, body.attempt, body.fence) != (
             str(run_id),
@@ -143,8 +174,10 @@ class EntryDecoder:
                         f"a part of rank {part.rank} has points of rank {part.batch.rank}",
                     )
                 incoming.points.append((writer, batch_to_block(part.batch)))
+                incoming.lost_points.extend((writer, ends) for ends in part.lost)
             elif isinstance(part, EventsPart):
-                incoming.events.append((writer, part.events))
+                incoming.events.append((writer, [*part.events]))
+                incoming.lost_events.extend((writer, ends) for ends in part.lost)
             elif part.lines:
                 incoming.lines.append((writer, Lines(part.first_seq, part.time, part.lines)))
         return writers
@@ -153,10 +186,11 @@ class EntryDecoder:
         message = entry.fields.get(names.FIELD_MESSAGE.encode())
         if message is None:
             raise EntryRejected("malformed", f"the field {names.FIELD_MESSAGE!r} is missing")
+        written = retry_stamp.first_written(entry.fields, message) or entry.written
         try:
             # checked at the time of writing: time spent in the stream does not expire it
             body: dict[str, Any] = open_envelope(
-                self._secret(node, now), message, kind=names.KIND_TELEMETRY, now=entry.written
+                self._secret(node, now), message, kind=names.KIND_TELEMETRY, now=written
             )
         except EnvelopeError as error:
             self._secrets.pop(node, None)
@@ -195,3 +229,9 @@ class EntryDecoder:
                 self._attempts.clear()
             known = self._attempts[attempt_id] = (row.run_id, row.number, str(row.fence), nodes)
         return known
+
+
+def _node_of(entry: Entry) -> str:
+    """The node that alone writes to the stream; of a shared stream, the node that is named."""
+    named = entry.fields.get(names.FIELD_NODE.encode(), b"")
+    return names.node_of_stream(entry.stream) or named.decode("utf-8", "replace")

@@ -16,6 +16,12 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.packing import ranges
 from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
+from workers.contracts.wire.event_bodies import (
+    INVALID,
+    CheckpointSaved,
+    body_problem,
+    size_problem,
+)
 from workers.contracts.wire.points import RunEvent
 
 
@@ -30,9 +36,17 @@ class StoredEvents:
 
 
 def events_write(
-    runs_by_id: dict[int, Run], incoming: Iterable[tuple[Writer, list[RunEvent]]]
+    runs_by_id: dict[int, Run],
+    incoming: Iterable[tuple[Writer, list[RunEvent]]],
+    lost: Iterable[tuple[Writer, tuple[int, int]]] = (),
 ) -> list[StoredEvents]:
-    """Record the events that have not arrived before."""
+    """Record the events that have not arrived before.
+
+    `lost` has first and last of numbers that will never arrive.
+    """
+    gaps: dict[Writer, list[tuple[int, int]]] = {}
+    for writer, ends in lost:
+        gaps.setdefault(writer, []).append(ends)
     parts: dict[Writer, list[RunEvent]] = {}
     for writer, events in incoming:
         parts.setdefault(writer, []).extend(events)
@@ -46,7 +60,7 @@ def events_write(
         for i in np.flatnonzero(fresh):
             _record(runs_by_id[writer.run_id], writer, events[i])
         if fresh.any():
-            known = ranges.add(known, seqs[fresh])
+            known = ranges.cover(ranges.add(known, seqs[fresh]), gaps.get(writer, ()))
             cursor.ranges = json.dumps(known, separators=(",", ":"))
             cursor.last_seq = max(cursor.last_seq, int(seqs.max()))
             changed.append(cursor)
@@ -57,24 +71,30 @@ def events_write(
 
 
 def _record(run: Run, writer: Writer, event: RunEvent) -> None:
+    type_, data = event.type, event.data
+    if (too_large := size_problem(data)) is not None:
+        type_, data = INVALID, {"type": event.type, "problem": too_large}
+    problem = body_problem(event.type, event.data) if type_ != INVALID else None
+    if problem is not None:  # the history has it, and the run's page says what is wrong
+        type_, data = INVALID, {"type": event.type, "problem": problem, "data": event.data}
     recorded = runs.event_record(
         run=run,
-        type=event.type,
-        data=event.data,
+        type=type_,
+        data=data,
         attempt=writer.attempt,
         rank=event.rank,
         time=from_unix(event.time),
         origin=f"{writer.attempt}/{writer.rank}/{event.seq}",
     )
-    if recorded is None or event.type != "checkpoint_saved":
+    if recorded is None or type_ != "checkpoint_saved":
         return
-    data = event.data
-    if isinstance(data.get("step"), int) and data.get("path"):
+    saved = CheckpointSaved.from_dict(data)
+    if saved.step is not None and saved.path:
         runs.checkpoint_record(
             run=run,
             attempt=writer.attempt,
-            step=data["step"],
-            tokens=int(data.get("tokens") or 0),
-            path=str(data["path"]),
-            bytes=int(data.get("bytes") or 0),
+            step=saved.step,
+            tokens=saved.tokens or 0,
+            path=saved.path,
+            bytes=saved.bytes or 0,
         )

@@ -15,13 +15,14 @@ import numpy as np
 from orchestrator.common import live
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.packing.chunks import CHUNK, Block, metric_curve, select
+from orchestrator.telemetry.packing.chunks import CHUNK, Block, row_curve, select
 from orchestrator.telemetry.packing.reduce import reduce
 from orchestrator.telemetry.writing.points import Stored
 
 _REDUCE_ABOVE: Final = 2048  # steps of one rank in one tick: an import or a long backlog
 _REDUCED: Final = 512  # points per metric
 _CACHED: Final = 1000  # attempts
+_MAX_NAMES: Final = 1000  # per frame; pages load further metrics when they show them
 
 HEADLINE: Final = (
     "loss",
@@ -101,8 +102,9 @@ def points_frames(stored: Collection[Stored], owners: MetricOwners) -> list[live
 
 def _body(item: Stored, block: Block, names: list[str], reduced: bool) -> dict[str, Any]:
     values = {}
-    for name in names:
-        curve = metric_curve(block, name).sorted()
+    row_of = {name: row for row, name in enumerate(block.names)}
+    for name in names[:_MAX_NAMES]:
+        curve = row_curve(block, row_of[name]).sorted()
         steps, y = curve.step.tolist(), curve.y.tolist()
         if reduced:
             short = reduce(curve.step.astype(np.float64), curve.y, _REDUCED)

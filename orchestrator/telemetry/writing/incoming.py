@@ -17,6 +17,9 @@ class Incoming:
     points: list[tuple[Writer, Block]] = field(default_factory=list)
     events: list[tuple[Writer, list[RunEvent]]] = field(default_factory=list)
     lines: list[tuple[Writer, Lines]] = field(default_factory=list)
+    # first and last of numbers that were dropped on the node or could not be read
+    lost_points: list[tuple[Writer, tuple[int, int]]] = field(default_factory=list)
+    lost_events: list[tuple[Writer, tuple[int, int]]] = field(default_factory=list)
 
     def run_ids(self) -> set[int]:
         """Ids of all runs with data."""

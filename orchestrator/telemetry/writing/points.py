@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,6 +27,7 @@ from orchestrator.telemetry.packing.chunks import (
 )
 from orchestrator.telemetry.writing.compact import compact
 from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
+from orchestrator.telemetry.writing.name_limits import admit_names
 from workers.contracts.wire.points import encode_number
 
 # points; a row with fewer is extended in place, so a writer's tail has few rows
@@ -45,17 +46,31 @@ class Stored:
     complete_to: int
     latest: dict[str, tuple[int, float | str]]  # metric → newest (step, value)
     first: bool  # no earlier points of this writer
+    dropped_names: tuple[str, ...] = ()  # new metrics above the run's limit
 
 
-def points_write(incoming: Iterable[tuple[Writer, Block]]) -> list[Stored]:
-    """Store points that have not arrived before; one or two rows per writer for all metrics."""
+def points_write(
+    incoming: Iterable[tuple[Writer, Block]],
+    lost: Iterable[tuple[Writer, tuple[int, int]]] = (),
+) -> list[Stored]:
+    """Store points that have not arrived before; one or two rows per writer for all metrics.
+
+    `lost` has first and last of numbers that will never arrive.
+    """
+    gaps: dict[Writer, list[tuple[int, int]]] = {}
+    for writer, ends in lost:
+        gaps.setdefault(writer, []).append(ends)
     blocks: dict[Writer, list[Block]] = {}
     for writer, block in incoming:
         blocks.setdefault(writer, []).append(block)
     cursors = get_cursors(blocks.keys(), "points")
+    joined = {writer: join_blocks(parts) for writer, parts in blocks.items()}
+    joined, dropped = admit_names(joined, cursors)
+    excess = {item.writer: item.names for item in dropped}
     stored: list[Stored] = []
-    for writer in sorted(blocks):
-        stored.append(_select_new(writer, cursors[writer], join_blocks(blocks[writer])))
+    for writer in sorted(joined):
+        item = _select_new(writer, cursors[writer], joined[writer], gaps.get(writer, ()))
+        stored.append(replace(item, dropped_names=excess.get(writer, ())))
     fresh = [(item, cursors[item.writer]) for item in stored if len(item.new)]
     long = [(item, cursor) for item, cursor in fresh if cursor.tail_points + len(item.new) >= CHUNK]
     _append(
@@ -66,7 +81,9 @@ def points_write(incoming: Iterable[tuple[Writer, Block]]) -> list[Stored]:
     return stored
 
 
-def _select_new(writer: Writer, cursor: Cursor, block: Block) -> Stored:
+def _select_new(
+    writer: Writer, cursor: Cursor, block: Block, lost: Iterable[tuple[int, int]]
+) -> Stored:
     """Select the points that are not known yet and record them in the cursor."""
     known = parse_ranges(cursor)
     first = not known
@@ -74,7 +91,7 @@ def _select_new(writer: Writer, cursor: Cursor, block: Block) -> Stored:
     latest: dict[str, tuple[int, float | str]] = json.loads(cursor.latest)
     new_points = block if new.all() else select(block, new)
     if len(new_points):
-        known = ranges.add(known, new_points.seq)
+        known = ranges.cover(ranges.add(known, new_points.seq), lost)
         _record_latest(latest, new_points)
         cursor.ranges = json.dumps(known, separators=(",", ":"))
         cursor.latest = json.dumps(latest, separators=(",", ":"))

@@ -10,13 +10,12 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from orchestrator.telemetry.ingest import Ingest
-from orchestrator.telemetry.retention import retention_loop
 
 log = logging.getLogger(__name__)
 
 
 class Command(BaseCommand):
-    """Runs the ingest loop, and retention in a thread."""
+    """Runs the ingest loop."""
 
     help = (
         "Reads telemetry from Redis into the database. Several may run; each entry is stored once."
@@ -30,11 +29,5 @@ class Command(BaseCommand):
             signal.signal(number, lambda *_: stop.set())
         ingest = Ingest(stop=stop)
         log.info("Ingest %s started", ingest.name)
-        retention = threading.Thread(target=retention_loop, args=(stop,), name="retention")
-        retention.start()
-        try:
-            ingest.run()
-        finally:
-            stop.set()
-            retention.join()
+        ingest.run()
         log.info("Ingest %s stopped after %d ticks", ingest.name, ingest.ticks)

@@ -2,18 +2,47 @@
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import os
+import signal
+import sys
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "orchestrator.config.settings")
 
+import django
 from channels.routing import ProtocolTypeRouter
-from django.core.asgi import get_asgi_application
 
-pages = get_asgi_application()
+django.setup(set_prefix=False)
 
 from orchestrator.api import serve
+from orchestrator.config.request_handler import RequestHandler
 from webui.live import routing
+
+_SWITCH_S = 0.0005
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+pages = RequestHandler()
+
+
+def _end_with_parent() -> None:
+    """Let one of several web processes end with the process that started it.
+
+    Otherwise, if that is killed, the others would hold the port, and it could not start again.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent.pid:  # it ended before the call
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+_end_with_parent()
+# a request that waits for the database gets the interpreter back sooner from those that compute,
+# so transactions, and the locks that they hold, are shorter
+sys.setswitchinterval(_SWITCH_S)
 
 
 async def http(scope: Any, receive: Any, send: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import unquote, urlsplit
@@ -15,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 from django.core.exceptions import ImproperlyConfigured
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from workers.contracts.wire.maintenance.store import split_url
 
 
 def _split_names(value: Any) -> Any:
@@ -27,12 +30,25 @@ def _split_paths(value: Any) -> Any:
     return [part for part in value.split(os.pathsep) if part]
 
 
+def _networks(values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(ip_network(value)) for value in values)
+
+
+def _store(url: str) -> str:
+    if url:
+        split_url(url)
+    return url
+
+
 def _absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
 _Path = Annotated[Path, AfterValidator(_absolute)]
 _Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
+_Networks = Annotated[
+    tuple[str, ...], NoDecode, BeforeValidator(_split_names), AfterValidator(_networks)
+]
 _Paths = Annotated[tuple[_Path, ...], NoDecode, BeforeValidator(_split_paths)]
 
 
@@ -57,6 +73,11 @@ class Env(BaseSettings):
         repr=False,
         description="signs sessions and node keys; stored in the data directory if not set",
     )
+    secret_key_fallbacks: _Names = Field(
+        (),
+        repr=False,
+        description="earlier values of the secret key, still accepted after a change; in order",
+    )
     allowed_hosts: _Names = Field(
         (), description="host names of this server, in addition to this machine's own"
     )
@@ -66,16 +87,90 @@ class Env(BaseSettings):
     behind_https: bool = Field(
         False, description="a proxy terminates TLS and sets X-Forwarded-Proto"
     )
+    hsts_s: int = Field(
+        31_536_000,
+        description="behind https: how long browsers use only https for this server; 0: no header",
+    )
     data_roots: _Paths = Field((), description="folders for data paths, separated by ':'")
+    redis_ca: str = Field(
+        "",
+        description="certificates of the authority that signed the certificate of a rediss:// "
+        "server, a file; default: the system's authorities",
+    )
+    redis_acl: bool = Field(
+        True,
+        description="create a user of the broker per node, limited to the node's keys (Redis or "
+        "Valkey 7.0 or later); 0: nodes share the credentials of their REDIS_URL",
+    )
+    redis_join_password: str = Field(
+        "",
+        repr=False,
+        description="password of the broker's user orrery-join, with which nodes join; default: "
+        "derived from the secret key, in the join command of the page Fleet",
+    )
+    run_as: str = Field(
+        "",
+        description="Unix user of runs: uids (one per user, if the agent is root; the default "
+        "then), uids:FIRST-LAST, account:NAME ({user} for the user's name), or agent (the agent's "
+        "own)",
+    )
+    container_runtime: str = Field(
+        "",
+        description="starts runs with an image: docker, apptainer or none; default: the first that "
+        "works on the node",
+    )
+    container_mounts: _Paths = Field(
+        (), description="more folders of a node that images may read, separated by ':'"
+    )
+    run_env: _Names = Field(
+        (), description="variables of the agent with a name of a secret that runs may read"
+    )
     shared_runs: bool = Field(
         False, description="all nodes share one run directory, so any node can resume a checkpoint"
     )
-    heartbeat_s: float = Field(2.0, description="interval between a node's heartbeats")
+    heartbeat_s: float = Field(5.0, description="interval between a node's heartbeats")
     node_silent_s: float = Field(
         15.0, description="a node without heartbeat for this long is silent; nothing fails yet"
     )
     node_lost_s: float = Field(
-        90.0, description="a node without heartbeat for this long is lost, and so are its attempts"
+        35.0, description="a node without heartbeat for this long is lost, and so are its attempts"
+    )
+    lost_share: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="share of the fleet, at least one node, that may be lost within ten minutes "
+        "without an operator's confirmation",
+    )
+    cordon_failures: int = Field(
+        3,
+        ge=0,
+        description="infrastructure failures in a row after which a node is cordoned; 0: never",
+    )
+    cordon_window_s: float = Field(
+        3600.0, gt=0, description="only failures within this time count for a cordon"
+    )
+    avoid_s: float = Field(
+        600.0,
+        ge=0,
+        description="a retry avoids the node of the failure for this long if others can host it",
+    )
+    cordon_slow_runs: int = Field(
+        0,
+        ge=0,
+        description="runs within cordon_window_s whose ranks waited for the same device, after "
+        "which it is cordoned; 0: it is only marked as slow",
+    )
+    preflight_devices: int = Field(
+        16,
+        ge=0,
+        description="gangs of this many devices or more are probed before they start; 0: none",
+    )
+    preflight_share: float = Field(
+        0.7,
+        gt=0,
+        le=1,
+        description="share of a node's own record below which a probe fails",
     )
     launch_timeout_s: float = Field(
         120.0, description="an assigned attempt that is not launched for this long is lost"
@@ -87,6 +182,9 @@ class Env(BaseSettings):
         1800.0, description="an external run that sends nothing for this long has ended"
     )
     tick_s: float = Field(2.0, description="the scheduler's interval; events start a tick earlier")
+    placements_per_tick: int = Field(
+        250, gt=0, description="runs that one scheduling pass starts; reports are read in between"
+    )
     cancel_grace_s: float = Field(
         10.0, description="time between the termination signal and the kill of a cancelled attempt"
     )
@@ -97,7 +195,112 @@ class Env(BaseSettings):
     retain_logs_days: float = Field(
         90.0, description="log lines of ended runs older than this are deleted; 0 keeps all"
     )
+    retain_events_days: float = Field(
+        0.0, description="events of ended runs older than this are deleted; 0 keeps all"
+    )
+    retain_audit_days: float = Field(
+        0.0, description="audit entries older than this are deleted; 0 keeps all"
+    )
+    retain_topics_days: float = Field(
+        30.0, description="live topics of runs that ended before this are deleted; 0 keeps all"
+    )
+    retain_sessions_days: float = Field(
+        1.0, description="login sessions are deleted this long after they expire; 0 keeps all"
+    )
+    gc_checkpoint_days: float = Field(
+        0.0,
+        ge=0,
+        description="checkpoints of runs that ended before this are deleted, except the newest, "
+        "the best, pinned and referenced ones; 0 keeps all",
+    )
+    gc_checkpoint_gb: float = Field(
+        0.0,
+        ge=0,
+        description="checkpoints of ended runs beyond this many GB in sum are deleted likewise, "
+        "oldest runs first; 0: no limit",
+    )
+    gc_folder_days: float = Field(
+        0.0,
+        ge=0,
+        description="attempt folders of runs that ended before this are deleted without their "
+        "checkpoints: logs, samples and artifacts; 0 keeps all",
+    )
+    gc_store_days: float = Field(
+        0.0,
+        ge=0,
+        description="copies in the store of runs that ended before this are deleted, except the "
+        "newest, the best, pinned and referenced checkpoints; 0 keeps all",
+    )
+    gc_store_gb: float = Field(
+        0.0,
+        ge=0,
+        description="copies of ended runs beyond this many GB in the store are deleted likewise, "
+        "oldest runs first; 0: no limit",
+    )
+    store_url: Annotated[str, AfterValidator(_store)] = Field(
+        "",
+        description="where nodes copy checkpoints and artifacts to: s3://bucket/prefix, or a "
+        "folder that all machines mount; default: nowhere",
+    )
+    store_endpoint: str = Field(
+        "", description="https://host:port of a store with the S3 protocol other than Amazon's"
+    )
+    store_region: str = Field("", description="region of the store's bucket")
+    store_key: str = Field(
+        "",
+        repr=False,
+        description="access key of the store; nodes receive it encrypted. Default: each machine's "
+        "own AWS_* variables, profile or instance role",
+    )
+    store_secret: str = Field("", repr=False, description="secret key of the store")
+    export_days: float = Field(7.0, gt=0, description="exports are deleted after this time")
+    export_mb: float = Field(2000.0, gt=0, description="largest archive of an export, in MB")
+    retain_jobs_days: float = Field(
+        30.0,
+        description="records of jobs, notifications and closed dead letters older than this are "
+        "deleted; 0 keeps all",
+    )
+    retain_usage_days: float = Field(
+        0.0,
+        description="usage by day, person and pool older than this is deleted; 0 keeps all",
+    )
+    log_mb: float = Field(
+        128.0,
+        gt=0,
+        description="MiB of log lines that an attempt stores per node, shared equally by the "
+        "output files of its ranks; more is dropped, with a record in the log",
+    )
+    outbox_mb: float = Field(
+        1024.0,
+        gt=0,
+        description="MiB of points and events that an attempt's programs may write per node before "
+        "the oldest that were not stored are dropped, with an event",
+    )
+    webhook_networks: _Networks = Field(
+        (), description="networks inside yours that webhooks may reach, such as 10.1.0.0/16"
+    )
+    smtp_url: str = Field(
+        "",
+        repr=False,
+        description="smtp://user:password@host:port for e-mail; smtps:// for TLS from the start, "
+        "smtp+tls:// for STARTTLS",
+    )
+    mail_from: str = Field("orrery@localhost", description="sender of e-mail")
     max_body_mb: float = Field(10.0, description="largest request body")
+    web_processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="web processes that share the port; each uses one core at most, and "
+        "ORRERY_WEB_THREADS connections to the database",
+    )
+    web_threads: int = Field(
+        12,
+        ge=1,
+        le=200,
+        description="requests that a web process handles at once; each thread keeps a connection "
+        "to the database",
+    )
     rate_per_minute: int = Field(
         1200, description="API requests per minute of a token, user or address; 0: no limit"
     )
@@ -175,15 +378,23 @@ OTHER_VARIABLES = {
     "ORRERY_RUN_DIR",
     "ORRERY_ATTEMPT",
     "ORRERY_FENCE",
+    "ORRERY_ENGINE_TICKET",
+    "ORRERY_JOB_ID",
+    "ORRERY_JOB_ADDRESS",
+    "ORRERY_JOB_HOST",
     "ORRERY_NODE",
+    "ORRERY_NODE_CONTAINERS",
+    "ORRERY_NODE_LIMITS",
     "ORRERY_ADDRESS",
     "ORRERY_RESUME",
     "ORRERY_CHECKPOINTS",
     "ORRERY_PG_TIMEOUT_S",
     "ORRERY_SCRATCH",
+    "ORRERY_SERVERS",
     "ORRERY_URL",
     "ORRERY_TOKEN",
     "ORRERY_SPOOL",
+    "ORRERY_STORE_RETRY_S",
     "ORRERY_EMBEDDED",
     "ORRERY_CACHE",
     "ORRERY_TEST_DATABASE_URL",

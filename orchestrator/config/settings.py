@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.config import env_settings as environment
 
@@ -12,6 +13,7 @@ BASE_DIR = Path(__file__).resolve().parent.parent.parent
 ENV = environment.read()
 
 SECRET_KEY = environment.secret_key(ENV)
+SECRET_KEY_FALLBACKS = list(ENV.secret_key_fallbacks)
 DEBUG = ENV.debug
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", ENV.host, *ENV.allowed_hosts]
 CSRF_TRUSTED_ORIGINS = list(ENV.trusted_origins)
@@ -20,11 +22,14 @@ INSTALLED_APPS = [
     "orchestrator.config",
     "orchestrator.common",
     "orchestrator.accounts",
+    "orchestrator.dead_letters",
     "orchestrator.fleet",
     "orchestrator.planner",
     "orchestrator.runs",
     "orchestrator.telemetry",
+    "orchestrator.reviews",
     "orchestrator.scheduling",
+    "orchestrator.jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files
     "django_htmx",
@@ -38,6 +43,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "orchestrator.config.security_headers.content_security_policy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -84,6 +90,14 @@ X_FRAME_OPTIONS = "DENY"
 if ENV.behind_https:
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
     SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = True
+    SECURE_HSTS_SECONDS = ENV.hsts_s
+
+_MAIL = urlsplit(ENV.smtp_url)
+EMAIL_HOST, EMAIL_PORT = _MAIL.hostname or "", _MAIL.port or 25
+EMAIL_HOST_USER = unquote(_MAIL.username or "")
+EMAIL_HOST_PASSWORD = unquote(_MAIL.password or "")
+EMAIL_USE_SSL, EMAIL_USE_TLS = _MAIL.scheme == "smtps", _MAIL.scheme == "smtp+tls"
+DEFAULT_FROM_EMAIL = ENV.mail_from
 
 USE_TZ = True
 TIME_ZONE = "UTC"
@@ -124,6 +138,7 @@ PLOTLY_BUNDLE = next(
     if (_plotly_folder() / name).exists()
 )
 
+WEB_THREADS = ENV.web_threads
 DATA_UPLOAD_MAX_MEMORY_SIZE = int(ENV.max_body_mb * 1e6)
 DATA_ROOTS = list(ENV.data_roots) or [ENV.home / "data"]
 

@@ -43,6 +43,7 @@ def prepare(home: Path) -> Broker:
     """
     folder = home / "valkey"
     folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     password = _stored(folder / "password", lambda: secrets.token_urlsafe(24))
     port = int(_stored(folder / "port", lambda: str(_free_port())))
     if not _is_free(port):

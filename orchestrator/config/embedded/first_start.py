@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,30 @@ def join_token(home: Path, node: str) -> str | None:
     return services.join_token_create(by=None)
 
 
+def reported_isolation(node: str, *, patience_s: float) -> dict[str, str] | None:
+    """How this machine's agent isolates runs, from the inventory of this start; None if it sends
+    none in time.
+    """
+    from orchestrator.fleet.models import Node
+
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        inventory = Node.objects.filter(name=node).values_list("inventory", flat=True).first()
+        if inventory and inventory.get("isolation"):
+            return dict(inventory["isolation"])
+        time.sleep(0.2)
+    return None
+
+
+def forget_isolation(node: str) -> None:
+    """Forget what an earlier start reported."""
+    from orchestrator.fleet.models import Node
+
+    for row in Node.objects.filter(name=node):
+        row.inventory.pop("isolation", None)
+        row.save(update_fields=["inventory"])
+
+
 def example_prompts(root: Path) -> None:
     """Write the example prompts of the new-run form to the data root, unless the file exists."""
     path = root / "examples" / "prompts.jsonl"
@@ -109,6 +134,16 @@ def example_prompts(root: Path) -> None:
         for number, prompt in enumerate(EXAMPLE_PROMPTS, 1)
     ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def example_data(root: Path) -> None:
+    """Copy the example files of fine-tuning data to the data root, unless they exist."""
+    source = Path(__file__).resolve().parents[3] / "examples"
+    for name in ("chats.jsonl", "preferences.jsonl"):
+        path = root / "examples" / name
+        if not path.exists() and (source / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes((source / name).read_bytes())
 
 
 def submit_demo() -> None:

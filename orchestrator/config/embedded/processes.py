@@ -118,6 +118,7 @@ class ProcessManager:
     def _spawn(self, child: Child) -> None:
         path = self.log_path(child.name)
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
         if path.exists() and path.stat().st_size > LOG_BYTES:
             path.replace(path.with_suffix(".log.1"))
         with open(path, "ab") as log:

@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -63,6 +64,8 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
         **os.environ,
         "ORRERY_HOME": str(home),
         "ORRERY_EMBEDDED": "1",
+        # one node costs little, and its readings should move on the pages
+        "ORRERY_HEARTBEAT_S": os.environ.get("ORRERY_HEARTBEAT_S", "2"),
         "PYTHONUNBUFFERED": "1",
     }
     # whitenoise warns if it is missing
@@ -75,12 +78,14 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
     first_start.migrate()
     login = first_start.first_login(home)
     token = first_start.join_token(home, _node_name())
+    first_start.forget_isolation(_node_name())
     if token is not None:
         environ["ORRERY_JOIN"] = token
     if settings.ENV.demo and login is not None:
         first_start.submit_demo()
     if not settings.ENV.data_roots:
         first_start.example_prompts(settings.DATA_ROOTS[0])
+        first_start.example_data(settings.DATA_ROOTS[0])
     python, manage = sys.executable, str(ROOT / "manage.py")
     env = settings.ENV
     web = [
@@ -106,6 +111,8 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
         "--ws-per-message-deflate",
         "false",
     ]  # otherwise every frame is compressed once per socket
+    if env.web_processes > 1:
+        web += ["--workers", str(env.web_processes)]
     # REDIS_URL, with its password, is in the environment
     agent = [python, "-m", "workers.agent", "--devices", str(devices)]
     agent += ["--home", str(home), "--name", _node_name(), "--address", "127.0.0.1", "--stop-runs"]
@@ -126,6 +133,7 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
     )
     processes.start(Child("web", web, without_join, stop_order=1, stop_timeout_s=2.0))
     processes.start(Child("ingest", [python, manage, "ingest"], without_join, stop_order=2))
+    processes.start(Child("jobs", [python, manage, "jobs"], without_join, stop_order=1))
 
 
 def _greet(processes: ProcessManager, home: Path, url: str) -> None:
@@ -145,7 +153,19 @@ def _greet(processes: ProcessManager, home: Path, url: str) -> None:
     if path.exists():
         username, password = path.read_text().split()
         log(f"first login: {username} / {password}   (change it under Account; stored in {path})")
+    log(_isolation(first_start.reported_isolation(_node_name(), patience_s=15)))
     log("Ctrl-C stops everything.")
+
+
+def _isolation(reported: Mapping[str, str] | None) -> str:
+    """What submitters can do on this machine, by what the node reported."""
+    if reported is not None and reported.get("method") != "agent":
+        return f"runs execute under {reported.get('detail')}, apart from this installation"
+    why = f" ({reported['detail']})" if reported and reported.get("detail") else ""
+    return (
+        f"runs execute as this user{why}: everyone who may submit runs can read and change "
+        "everything this user can, including this installation"
+    )
 
 
 def _end_strays(home: Path) -> None:

@@ -1,0 +1,1 @@
+"""Backup and restore of the database, the secret key and, on request, what runs stored."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
-from django.conf import settings
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.http import content_disposition_header
 from ninja import Query, Router
@@ -28,6 +28,8 @@ from orchestrator.api.schemas import (
 )
 from orchestrator.runs import selectors
 from orchestrator.runs.outputs.text_samples import samples_of
+from orchestrator.runs.store import copies
+from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.base import Contract
 
@@ -55,13 +57,16 @@ class Lines(Contract):
 )
 @paginated(
     name="attempts",
-    key=lambda attempt: attempt.number,
-    serialize=selectors.serialize_attempt,
+    key=lambda row: row["attempt"],
+    serialize=lambda row: row,
 )
 def attempts(request: HttpRequest, id: int) -> Any:
     """The run's attempts, oldest first."""
-    rows = selectors.attempts_of(run=get_run(request, id))
-    return sorted(rows, key=lambda attempt: attempt.number)
+    _, rows = scheduling.device_time_of_run(get_run(request, id))
+    return [
+        selectors.serialize_attempt(attempt) | {"device_time": spent.to_dict() if spent else None}
+        for attempt, spent in reversed(rows)
+    ]
 
 
 @router.get(
@@ -147,21 +152,27 @@ def artifact_download(request: HttpRequest, id: int, artifact: int) -> HttpRespo
     row = selectors.artifacts_of(run=get_run(request, id)).filter(pk=min(artifact, MAX_ID)).first()
     if row is None:
         raise missing_object("artifact", artifact, f"/api/v1/runs/{id}/artifacts")
-    root = Path(settings.ENV.media_runs).resolve()
-    path = (root.parent / row.path).resolve()
-    if not path.is_relative_to(root) or not path.is_file():
+    file = selectors.artifact_open(row)
+    if file is None and (copy := copies.artifact_open(row)) is not None:
+        return _attachment(request, row.name, *copy)
+    if file is None:
         raise refuse(
             "file-elsewhere",
             "The file is not on this machine",
             409,
             f"{row.name} is at {row.path} in the data directory of the node that wrote it. Fetch "
             "it "
-            "there, or share the run directory between nodes (ORRERY_SHARED_RUNS).",
+            "there, share the run directory between nodes (ORRERY_SHARED_RUNS), or let nodes copy "
+            "artifacts into a store (ORRERY_STORE_URL).",
         )
-    response = stream_response(request, _chunks(path), "application/octet-stream")
-    response["Content-Length"] = str(path.stat().st_size)
+    return _attachment(request, row.name, file, os.fstat(file.fileno()).st_size)
+
+
+def _attachment(request: HttpRequest, name: str, file: BinaryIO, size: int) -> HttpResponseBase:
+    response = stream_response(request, _chunks(file, size), "application/octet-stream")
+    response["Content-Length"] = str(size)
     response["Content-Disposition"] = (
-        content_disposition_header(True, Path(row.name).name) or "attachment"
+        content_disposition_header(True, Path(name).name) or "attachment"
     )
     return response
 
@@ -197,7 +208,9 @@ def logs(request: HttpRequest, id: int, page: Page, lines: Query[Lines]) -> dict
     return {"items": items, "next_cursor": items[-1].cursor if len(rows) > page.limit else None}
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The first `size` bytes; a file that grows meanwhile is not longer than announced."""
+    with file:
+        while size > 0 and (chunk := file.read(min(_CHUNK, size))):
+            size -= len(chunk)
             yield chunk

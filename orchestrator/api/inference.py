@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest, HttpResponseBase
 from django.utils.http import content_disposition_header
 from ninja import Router, Schema
 from pydantic import Field
 
-from orchestrator.api.http.auth import require_scope
+from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import Page
 from orchestrator.api.http.problems import invalid
 from orchestrator.api.http.responses import stream_response
 from orchestrator.api.schemas import PageOf
+from orchestrator.reviews import answer_votes
 from orchestrator.runs.outputs import endpoint, generated_answers
 from orchestrator.runs.outputs import evaluation_results as results
-from workers.contracts.wire.serving_reports import EngineSnapshot, EngineState, Evaluated, Summary
+from workers.contracts.base import Contract
+from workers.contracts.wire.serving_reports import (
+    EngineSnapshot,
+    EngineState,
+    Evaluated,
+    Summary,
+    Wins,
+)
 
 router = Router(tags=["inference"])
 
@@ -131,11 +139,61 @@ def results_(request: HttpRequest, id: int) -> Any:
     """Metrics of an evaluate run and its lowest-scoring examples."""
     run = _get_run_of_kind(request, id, "evaluate")
     evaluation = results.evaluated(run=run)
-    path = results.lines_file(run=run, evaluation=evaluation) if evaluation is not None else None
-    return {
-        "results": evaluation,
-        "worst": [asdict(line) for line in results.worst(path, limit=20)] if path else [],
-    }
+    worst = results.worst(run=run, evaluation=evaluation, limit=20) if evaluation else None
+    return {"results": evaluation, "worst": [asdict(line) for line in worst or []]}
+
+
+class BlindPairOut(Schema):
+    """An example's two answers in random order."""
+
+    example: int
+    prompt: str | None
+    a: str
+    b: str
+
+
+class AnswerVotesOut(Schema):
+    """People's votes between answers before and after training, and your next pair."""
+
+    is_available: bool = Field(
+        description="false without a baseline, or if the answers are on another machine"
+    )
+    wins: Wins | None = Field(description="of the answers after training; null before a vote")
+    voters: int
+    pairs: int = Field(description="examples with two different answers")
+    next: BlindPairOut | None
+
+
+class NewAnswerVote(Contract):
+    """Which answer is better."""
+
+    example: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    choice: Literal["a", "b", "tie"]
+
+
+@router.get(
+    "/{int:id}/answer-votes",
+    response=AnswerVotesOut,
+    auth=require_scope("read"),
+    summary="Get votes on answers before and after training",
+)
+def answer_votes_(request: HttpRequest, id: int) -> Any:
+    """The win rate by people with its 95% interval (Wilson), and the next pair to vote on."""
+    run = _get_run_of_kind(request, id, "evaluate")
+    return asdict(answer_votes.vote_state(run=run, user=user(request)))
+
+
+@router.post(
+    "/{int:id}/answer-votes",
+    response={201: AnswerVotesOut},
+    auth=require_scope("runs"),
+    summary="Vote between answers before and after training",
+)
+def answer_vote(request: HttpRequest, id: int, body: NewAnswerVote) -> Any:
+    """One vote per person and example."""
+    run = _get_run_of_kind(request, id, "evaluate")
+    answer_votes.vote(run=run, by=user(request), example=body.example, choice=body.choice)
+    return 201, asdict(answer_votes.vote_state(run=run, user=user(request)))
 
 
 def _get_run_of_kind(request: HttpRequest, id: int, kind: str) -> Any:

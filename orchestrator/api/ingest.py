@@ -21,11 +21,30 @@ from orchestrator.runs import services as runs
 from orchestrator.telemetry import services as telemetry
 from workers.contracts.base import Contract, validation_problems
 from workers.contracts.specs.model import Count
-from workers.contracts.wire.points import Point, PointBatch, RunEvent, Time
+from workers.contracts.wire.event_bodies import body_problem
+from workers.contracts.wire.points import (
+    MAX_NAMES_PER_POINT,
+    MAX_NAMES_PER_RUN,
+    Point,
+    PointBatch,
+    RunEvent,
+    Time,
+)
 
 MAX_ITEMS = 10_000  # per request
+MAX_CELLS = 5_000_000  # names × points of a request: 40 MB as one block
 _RESERVED_TYPES = frozenset(
-    {"state_changed", "plan_resolved", "prediction_missed", "preempted", "node_lost"}
+    {
+        "invalid_event",
+        "metrics_dropped",
+        "node_cordoned",
+        "node_lost",
+        "plan_resolved",
+        "preflight",
+        "prediction_missed",
+        "preempted",
+        "state_changed",
+    }
 )
 
 
@@ -103,6 +122,7 @@ def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
     `seq` counts from 1 per attempt and rank; points that are already stored count as duplicates.
     """
     run = _external(request, id)
+    _check_names(run, body.points)
     now = time.time()
     defaults = {"rank": 0, "tokens": 0, "time": now, "values": {}}
     good, rejected = _validate_items(
@@ -229,6 +249,41 @@ def _external(request: HttpRequest, id: int) -> Any:
     return run
 
 
+def _check_names(run: Any, items: list[dict[str, Any]]) -> None:
+    """Refuse requests whose metric names exceed the limits, before any work on them."""
+    names: set[str] = set()
+    for index, item in enumerate(items):
+        values = item.get("values")
+        if not isinstance(values, dict):
+            continue
+        if len(values) > MAX_NAMES_PER_POINT:
+            raise _too_many_names(
+                f"points.{index}.values has {len(values)} names; a point has at most "
+                f"{MAX_NAMES_PER_POINT}."
+            )
+        names.update(values)
+        if len(names) > MAX_NAMES_PER_RUN:
+            raise _too_many_names(
+                f"The request has more than {MAX_NAMES_PER_RUN} names, the limit of a run."
+            )
+    if len(names) * len(items) > MAX_CELLS:
+        raise _too_many_names(
+            f"The request has {len(names)} names in {len(items)} points. Names times points may be "
+            f"at most {MAX_CELLS}: send fewer points per request."
+        )
+    total = telemetry.names_after(run=run, names=names)
+    if total > MAX_NAMES_PER_RUN:
+        raise _too_many_names(
+            f"With this request, run {run.pk} would have {total} metric names; a run has at most "
+            f"{MAX_NAMES_PER_RUN}. Put changing parts such as a step or a sample's id into the "
+            "value or into an event, not into the name."
+        )
+
+
+def _too_many_names(detail: str) -> Exception:
+    return refuse("too-many-names", "Too many metric names", 422, detail)
+
+
 def _with_run(run: Any, item: dict[str, Any]) -> dict[str, Any]:
     """The item with run and attempt; ValueError if it names another run or a later attempt."""
     run_id, attempt = item.get("run", run.pk), item.get("attempt", run.attempt_number)
@@ -246,6 +301,9 @@ def _with_run(run: Any, item: dict[str, Any]) -> dict[str, Any]:
 def _event(event: RunEvent) -> RunEvent:
     if event.type in _RESERVED_TYPES:
         raise ValueError(f"the event type {event.type} is reserved; choose another")
+    problem = body_problem(event.type, event.data)
+    if problem is not None:
+        raise ValueError(f"the data of {event.type} is invalid: {problem}")
     return event
 
 

@@ -5,16 +5,26 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.http import HttpRequest
-from ninja import Router, Schema
+from django.http import HttpRequest, HttpResponse
+from ninja import Query, Router, Schema
 from pydantic import Field
 
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_node
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import DeviceOut, NodeOut, PoolOut, aware
-from orchestrator.fleet import selectors, services
+from orchestrator.api.schemas import CordonOut, DeviceOut, NodeOut, PoolOut, ProbeOut, aware
+from orchestrator.fleet import (
+    broker_users,
+    cordoning,
+    cordons,
+    health,
+    probe_history,
+    selectors,
+    services,
+    suspect_links,
+)
+from orchestrator.scheduling import services as scheduling
 from workers.contracts.base import Contract
 
 router = Router(tags=["fleet"])
@@ -24,6 +34,18 @@ class Drain(Contract):
     """Why a node is drained."""
 
     reason: Annotated[str, Field(max_length=200, description="shown on the node")] = ""
+
+
+class Uncordon(Contract):
+    """What to return to service."""
+
+    device: Annotated[int, Field(ge=0, description="index; null: the node itself")] | None = None
+
+
+class NewCordon(Uncordon):
+    """What to exclude from placement, and why."""
+
+    reason: Annotated[str, Field(max_length=300, description="shown on the node")] = ""
 
 
 class NewJoinToken(Contract):
@@ -39,6 +61,11 @@ class JoinTokenOut(Schema):
     token: str = Field(
         description="for `python -m workers.agent --join`; single-use, shown only here"
     )
+    redis_url: str | None = Field(
+        default=None,
+        description="for `--redis`, with a user of the broker that can only join; null without "
+        "one (ORRERY_REDIS_ACL=0)",
+    )
 
 
 @router.get(
@@ -48,11 +75,15 @@ class JoinTokenOut(Schema):
     summary="List nodes",
 )
 @paginated(name="nodes", serialize=selectors.serialize_node)
-def nodes(request: HttpRequest, health: str | None = None, pool: str | None = None) -> Any:
+def nodes(
+    request: HttpRequest,
+    state: Annotated[str | None, Query(alias="health")] = None,
+    pool: str | None = None,
+) -> Any:
     """Nodes with their devices, health and newest readings."""
     rows = selectors.nodes_visible_to(user=user(request)).order_by("id")
-    if health:
-        rows = rows.filter(health=health)
+    if state:
+        rows = rows.filter(health=state)
     if pool:
         rows = rows.filter(pool__name=pool)
     return rows
@@ -61,7 +92,9 @@ def nodes(request: HttpRequest, health: str | None = None, pool: str | None = No
 @router.get("/nodes/{id}", response=NodeOut, auth=require_scope("read"), summary="Get a node")
 def node(request: HttpRequest, id: str) -> Any:
     """One node, by id or name."""
-    return selectors.serialize_node(get_node(request, id))
+    node = get_node(request, id)
+    suspect = suspect_links.suspicions().get(node.name)
+    return selectors.serialize_node(node) | {"suspect": suspect.to_dict() if suspect else None}
 
 
 @router.post(
@@ -82,6 +115,83 @@ def undrain(request: HttpRequest, id: str) -> Any:
     return selectors.serialize_node(
         services.node_undrain(node=get_node(request, id), by=user(request))
     )
+
+
+@router.post(
+    "/nodes/{id}/confirm-lost",
+    response=NodeOut,
+    auth=require_scope("fleet"),
+    summary="Confirm the loss of a node",
+)
+def confirm_lost(request: HttpRequest, id: str) -> Any:
+    """Ends the attempts of an overdue node, so their runs start elsewhere.
+
+    Needed only if more nodes are overdue at once than `ORRERY_LOST_SHARE` allows.
+    """
+    return selectors.serialize_node(
+        health.node_confirm_lost(node=get_node(request, id), by=user(request))
+    )
+
+
+@router.post(
+    "/nodes/{id}/cordon", response=NodeOut, auth=require_scope("fleet"), summary="Cordon a node"
+)
+def cordon(request: HttpRequest, id: str, body: NewCordon | None = None) -> Any:
+    """Starts nothing new on the node or one of its devices. Attempts that run there continue.
+
+    The control plane cordons nodes itself after `ORRERY_CORDON_FAILURES` failures in a row.
+    """
+    wanted = body or NewCordon()
+    cordoning.node_cordon(
+        node=get_node(request, id), by=user(request), device=wanted.device, reason=wanted.reason
+    )
+    return selectors.serialize_node(get_node(request, id))
+
+
+@router.post(
+    "/nodes/{id}/uncordon",
+    response=NodeOut,
+    auth=require_scope("fleet"),
+    summary="Lift a cordon",
+)
+def uncordon(request: HttpRequest, id: str, body: Uncordon | None = None) -> Any:
+    """Lets the node, or one of its devices, get work again."""
+    device = body.device if body else None
+    cordoning.node_uncordon(node=get_node(request, id), by=user(request), device=device)
+    return selectors.serialize_node(get_node(request, id))
+
+
+@router.get(
+    "/nodes/{id}/cordons",
+    response=list[CordonOut],
+    auth=require_scope("read"),
+    summary="List a node's cordons",
+)
+@paginated(name="cordons", newest_first=True, serialize=cordons.serialize_cordon)
+def node_cordons(request: HttpRequest, id: str) -> Any:
+    """Cordons of the node and its devices, lifted ones too, newest first."""
+    return cordons.cordons_of(node=get_node(request, id))
+
+
+@router.get(
+    "/nodes/{id}/probes",
+    response=list[ProbeOut],
+    auth=require_scope("read"),
+    summary="List a node's probe results",
+)
+@paginated(name="probes", newest_first=True)
+def node_probes(request: HttpRequest, id: str) -> Any:
+    """Rates that preflight probes measured on the node before gangs, newest first."""
+    return probe_history.probes_of(node=get_node(request, id))
+
+
+@router.delete(
+    "/nodes/{id}", response={204: None}, auth=require_scope("fleet"), summary="Remove a node"
+)
+def remove(request: HttpRequest, id: str) -> HttpResponse:
+    """Removes a node without active attempts; its secret is void. To return, it joins again."""
+    scheduling.node_remove(node=get_node(request, id), by=user(request))
+    return HttpResponse(status=204)
 
 
 @router.get(
@@ -116,4 +226,4 @@ def join_token(request: HttpRequest, body: NewJoinToken | None = None) -> dict[s
     text = services.join_token_create(
         by=user(request), pool=options.pool, expires=aware(options.expires)
     )
-    return {"token": text}
+    return {"token": text, "redis_url": broker_users.limited_join_url()}

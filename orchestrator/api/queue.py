@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Router
 
 from orchestrator.api.http.auth import require_scope, user
-from orchestrator.api.http.pagination import paginated
+from orchestrator.api.http.pagination import Paging, last_key, paginated
 from orchestrator.api.schemas import QueueOut
 from orchestrator.scheduling import selectors
 
@@ -32,7 +32,14 @@ def _serialize(entry: Any) -> dict[str, Any]:
 
 
 @router.get("", response=list[QueueOut], auth=require_scope("read"), summary="List the queue")
-@paginated(name="queue", key=lambda entry: entry.position, serialize=_serialize)
-def queue(request: HttpRequest) -> Any:
+@paginated(
+    name="queue",
+    key=lambda entry: entry.position,
+    serialize=_serialize,
+    pass_parameter="pagination_info",
+)
+def queue(request: HttpRequest, **kwargs: Any) -> Any:
     """Waiting runs in the order in which they start, each with its reason and estimated start."""
-    return selectors.queue_visible_to(user=user(request))
+    page: Paging = kwargs["pagination_info"]
+    after = max(0, last_key(page, "queue") or 0)
+    return selectors.queue_page(user=user(request), limit=page.limit + 1, after=after).entries

@@ -13,8 +13,9 @@ from orchestrator.api.http.etags import check_version, etag_response, if_match_v
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_experiment, get_run
 from orchestrator.api.http.pagination import last_key, paginated
-from orchestrator.api.schemas import RunOut
-from orchestrator.runs import selectors, services
+from orchestrator.api.schemas import CheckpointOut, RunOut
+from orchestrator.runs import bundles, selectors, services, storage
+from orchestrator.scheduling import selectors as scheduling
 from workers.contracts.base import Contract
 
 router = Router(tags=["runs"])
@@ -106,10 +107,55 @@ def run_create(request: HttpRequest, body: Submission) -> Any:
     return selectors.serialize_run(run)
 
 
+class BundleSubmission(Contract):
+    """A bundle to submit again."""
+
+    bundle: Annotated[dict[str, Any], Field(description="from GET runs/{id}/bundle")]
+    name: Annotated[str, Field(max_length=160, description="default: the original's")] = ""
+    other_versions: Annotated[
+        bool, Field(description="also a bundle of another release; its losses may differ")
+    ] = False
+    force: Annotated[bool, Field(description="submit even if the plan is predicted not to fit")] = (
+        False
+    )
+
+
+@router.post(
+    "/from-bundle", response={201: RunOut}, auth=require_scope("runs"), summary="Submit a bundle"
+)
+@creates(RunOut, location=LOCATION)
+def run_from_bundle(request: HttpRequest, body: BundleSubmission) -> Any:
+    """Checks that code and data are those of the original run, and queues it with the same plan.
+
+    409 `bundle-of-another-version` for a bundle of another release.
+    """
+    run = bundles.bundle_submit(
+        owner=user(request),
+        bundle=body.bundle,
+        name=body.name,
+        other_versions=body.other_versions,
+        force=body.force,
+    )
+    return selectors.serialize_run(run)
+
+
+@router.get(
+    "/{int:id}/bundle",
+    response=dict[str, Any],
+    auth=require_scope("read"),
+    summary="Download a reproducibility bundle",
+)
+def run_bundle(request: HttpRequest, id: int) -> Any:
+    """Spec, plan, versions, code and fingerprints of data, as one document for `from-bundle`."""
+    return bundles.bundle_of(get_run(request, id))
+
+
 @router.get("", response=list[RunOut], auth=require_scope("read"), summary="List runs")
 @paginated(
     name="runs",
-    serialize=selectors.serialize_run,
+    serialize=lambda run: run | {"device_time": None},
+    key=lambda run: int(run["id"]),
+    as_json=True,
     newest_first=True,
     pass_parameter="page",
 )
@@ -118,7 +164,7 @@ def run_list(request: HttpRequest, filters: Query[Filters], **paging: Any) -> An
     page, wanted = paging["page"], dict(filters)
     if filters.owner == "me":
         wanted["owner"] = user(request).get_username()
-    return selectors.run_list(
+    return selectors.run_rows(
         user=user(request), before_id=last_key(page, "runs"), limit=page.limit + 1, **wanted
     )
 
@@ -239,6 +285,32 @@ def run_memory_snapshot(request: HttpRequest, id: int) -> Any:
 
 
 @router.post(
+    "/{int:id}/checkpoints/{int:step}/pin",
+    response=CheckpointOut,
+    auth=require_scope("runs"),
+    summary="Pin a checkpoint",
+)
+def checkpoint_pin(request: HttpRequest, id: int, step: int) -> Any:
+    """Protects a retained checkpoint from garbage collection."""
+    return selectors.serialize_checkpoint(
+        storage.checkpoint_pin(run=get_run(request, id), step=step, by=user(request))
+    )
+
+
+@router.post(
+    "/{int:id}/checkpoints/{int:step}/unpin",
+    response=CheckpointOut,
+    auth=require_scope("runs"),
+    summary="Unpin a checkpoint",
+)
+def checkpoint_unpin(request: HttpRequest, id: int, step: int) -> Any:
+    """Lets garbage collection delete the checkpoint."""
+    return selectors.serialize_checkpoint(
+        storage.checkpoint_pin(run=get_run(request, id), step=step, by=user(request), pinned=False)
+    )
+
+
+@router.post(
     "/{int:id}/clone",
     response={201: RunOut},
     auth=require_scope("runs"),
@@ -290,5 +362,7 @@ def _act(request: HttpRequest, id: int, service: Any) -> Any:
 
 
 def _response(request: HttpRequest, run: Any) -> HttpResponse:
-    body = RunOut.model_validate(selectors.serialize_run(run)).model_dump(mode="json")
+    spent, _ = scheduling.device_time_of_run(run)
+    document = selectors.serialize_run(run) | {"device_time": spent.to_dict() if spent else None}
+    body = RunOut.model_validate(document).model_dump(mode="json")
     return etag_response(request, body, run.version)

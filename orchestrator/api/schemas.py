@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from django.utils import timezone
 from ninja import Schema
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from orchestrator.common.units import iso
+from workers.contracts.wire.node_messages import Isolation
 from workers.contracts.wire.samples import WrittenText
 
 Item = TypeVar("Item")
@@ -35,6 +36,18 @@ def aware(time: datetime | None) -> datetime | None:
         if time and timezone.is_naive(time)
         else time
     )
+
+
+class DeviceTimeOut(Schema):
+    """Device-seconds of ended attempts: `allocated_s` = `productive_s` + the sum of `lost_s`."""
+
+    allocated_s: float = Field(description="devices times the time from placement to the end")
+    productive_s: float
+    lost_s: dict[str, float] = Field(
+        description="by cause: startup, restart, hang, node, preemption"
+    )
+    queued_s: float = Field(description="devices times the wait in the queue; not allocated")
+    final: bool = Field(description="false while late points may still change it")
 
 
 class RunOut(Schema):
@@ -72,6 +85,9 @@ class RunOut(Schema):
     )
     forked_from: str | None
     version: int = Field(description="number of user edits; part of the ETag")
+    device_time: DeviceTimeOut | None = Field(
+        None, description="sum over ended attempts; only in the answer of GET runs/{id}"
+    )
 
 
 class AttemptOut(Schema):
@@ -88,6 +104,9 @@ class AttemptOut(Schema):
     launched: Time | None
     started: Time | None
     ended: Time | None
+    device_time: DeviceTimeOut | None = Field(
+        description="null until the attempt has ended and its last points have arrived"
+    )
 
 
 class EventOut(Schema):
@@ -102,6 +121,15 @@ class EventOut(Schema):
     data: dict[str, Any]
 
 
+class StoredOut(Schema):
+    """A complete copy in the store."""
+
+    key: str = Field(description="folder below the store's URL")
+    bytes: int
+    fingerprint: str = Field(description="SHA-256 over names, sizes and digests of the files")
+    created: Time
+
+
 class CheckpointOut(Schema):
     """A saved training state."""
 
@@ -114,6 +142,8 @@ class CheckpointOut(Schema):
     bytes: int
     created: Time
     deleted: Time | None
+    pinned: bool = Field(description="never deleted by garbage collection")
+    stored: StoredOut | None = Field(description="its copy in the store, if any")
 
 
 class ArtifactOut(Schema):
@@ -125,6 +155,7 @@ class ArtifactOut(Schema):
     path: str
     bytes: int
     created: Time
+    stored: StoredOut | None = Field(description="its copy in the store, if any")
 
 
 class SamplesOut(Schema):
@@ -150,6 +181,25 @@ class LogLine(Schema):
     cursor: str = Field(description="pass it as `after` to continue after this line")
 
 
+class CompatibilityOut(Schema):
+    """How far the versions of a node's agent and of the control plane differ."""
+
+    skew: str = Field(
+        description="same; minor: works, with a warning; refused: the node gets no new work"
+    )
+    message: str
+    hint: str
+
+
+class SupervisorsOut(Schema):
+    """Supervisors of one release on a node."""
+
+    release: str
+    wire: str
+    attempts: int
+    skew: str
+
+
 class DeviceOut(Schema):
     """An accelerator or a CPU slot of a node."""
 
@@ -161,10 +211,50 @@ class DeviceOut(Schema):
     catalogue: str | None = Field(description="its name in the device catalogue")
     memory_bytes: int
     uuid: str | None
-    healthy: bool
-    sample: dict[str, Any] | None = Field(
-        description="the newest reading: utilization, memory, power, temperature"
+    healthy: bool = Field(description="only healthy devices get work")
+    problem: str | None = Field(description="why it is not healthy")
+    slow: dict[str, Any] | None = Field(
+        description="the newest gang that waited for it: run, attempt, rank, late_s per step, "
+        "share of the time, and the number of such runs"
     )
+    sample: dict[str, Any] | None = Field(
+        description="the newest reading: utilization, memory, power, temperature, throttling"
+    )
+
+
+class CordonOut(Schema):
+    """A node or device that gets no work until the cordon is lifted."""
+
+    device: int | None = Field(description="index; null: the whole node")
+    cause: str = Field(description="operator, failures, preflight or slow")
+    reason: str
+    data: dict[str, Any] = Field(description="measured numbers")
+    created: Time
+    created_by: str | None = Field(description="null: the control plane")
+    lifted: Time | None
+    lifted_by: str | None
+
+
+class ProbeOut(Schema):
+    """A rate that a preflight probe measured."""
+
+    time: Time
+    run: Id
+    attempt: int
+    measure: str = Field(description="matmul, memory, all_reduce_node or all_reduce")
+    device: int | None = Field(description="index; null: a collective")
+    ranks: int = Field(description="that shared the cores or the collective")
+    value: float = Field(description="operations or bytes per second")
+    ok: bool = Field(description="false: below the node's record")
+
+
+class SuspectOut(Schema):
+    """Nodes to which the link is suspected: preflight probes of gangs with both were slow."""
+
+    nodes: list[str]
+    run: Id = Field(description="the run of the newest slow probe")
+    time: Time
+    all_reduce_bytes_per_s: float = Field(description="what that gang reached")
 
 
 class NodeOut(Schema):
@@ -179,12 +269,30 @@ class NodeOut(Schema):
     health: str = Field(description="up, silent (unknown, not failed) or lost")
     drained: bool
     drain_reason: str
+    cordons: list[CordonOut] = Field(description="open ones of the node and its devices")
     joined: Time
     last_heartbeat: Time | None
+    clock_skew_s: float = Field(description="the node's clock minus the control plane's")
+    release: str = Field(description="release of the node's agent")
+    wire: str = Field(description="wire protocol of the agent, major.minor; empty: unreadable")
+    compatibility: CompatibilityOut
+    supervisors: list[SupervisorsOut] = Field(
+        description="supervisors of running attempts whose wire protocol is not the control plane's"
+    )
+    loss_held: bool = Field(
+        description="overdue, but so many nodes are that an operator must confirm the loss"
+    )
     cores: int | None
     memory_bytes: int | None
     versions: dict[str, str]
+    isolation: Isolation | None = None
+    broker_user: Literal["own", "shared"] | None = Field(
+        default=None,
+        description="the broker's user of the agent: its own, limited to the node's keys, or "
+        "credentials that nodes share; null: release 0.1, shared",
+    )
     devices: list[DeviceOut]
+    suspect: SuspectOut | None = Field(None, description="only in the answer of GET nodes/{id}")
 
 
 class PoolOut(Schema):

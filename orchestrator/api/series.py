@@ -16,9 +16,10 @@ from orchestrator.api.http.auth import require_scope
 from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.responses import JSON, json_response, stream_response, wants_csv
 from orchestrator.api.schemas import SeriesNames, SeriesOut
+from orchestrator.common.units import csv_text
 from orchestrator.telemetry import selectors
 from workers.contracts.base import Contract
-from workers.contracts.catalog.metrics import metric_unit
+from workers.contracts.catalog.metrics import run_metric_unit
 from workers.contracts.wire.points import encode_number
 
 router = Router(tags=["telemetry"])
@@ -90,7 +91,10 @@ def _names(run: Any, csv: bool) -> HttpResponse:
     if csv:
         lines = [
             "name,unit,points",
-            *(f"{_cell(item['name'])},{item['unit']},{item['points']}" for item in items),
+            *(
+                f"{_cell(item['name'])},{_cell(item['unit'] or '')},{item['points']}"
+                for item in items
+            ),
         ]
         return HttpResponse("\n".join(lines) + "\n", content_type=CSV)
     return json_response({"items": items, "next_cursor": None})
@@ -116,7 +120,7 @@ def _raw_csv(rows: Iterator[tuple[Any, ...]]) -> Iterator[bytes]:
 def _raw_json(rows: Iterator[tuple[Any, ...]], chosen: dict[str, Any]) -> Iterator[bytes]:
     """The response of `series` with every point: streams x, buffers y (8 bytes per point)."""
     head = {name: chosen[name] for name in ("name", "rank", "attempt")}
-    head |= {"unit": metric_unit(chosen["name"]), "axis": chosen["x"]}
+    head |= {"unit": run_metric_unit(chosen["name"], chosen["run"].spec), "axis": chosen["x"]}
     column = {"step": 3, "tokens": 4, "flops": 4, "time": 5}[chosen["x"]]
     per_token = selectors.run_flops_per_token(chosen["run"]) if chosen["x"] == "flops" else 1
     values, last_seq, comma = array("d"), 0, ""
@@ -142,5 +146,6 @@ def _batches(rows: Iterator[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]
 
 
 def _cell(text: str) -> str:
-    """Quoted if CSV requires it (RFC 4180)."""
+    """Quoted if CSV requires it (RFC 4180); no text that a spreadsheet runs as a formula."""
+    text = csv_text(text)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\r\n') else text

@@ -45,14 +45,15 @@ def token_list(request: HttpRequest) -> Any:
 @router.post(
     "",
     response={201: NewTokenOut},
-    auth=require_scope("read"),
+    auth=require_scope("tokens"),
     summary="Create a token",
 )
 @creates(NewTokenOut, secret=True)
 def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
     """Creates a token. This response is the only one that shows its text.
 
-    Scopes default to those of this call, and cannot exceed them.
+    Scopes default to those of this call, and cannot exceed them. A token that creates another
+    passes its own expiry on: the new one ends no later.
     """
     current = caller(request)
     scopes = sorted(current.scopes) if body.scopes is None else body.scopes
@@ -79,12 +80,13 @@ def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
         scopes=scopes,
         expires=aware(body.expires),
         by=current.user,
+        creator=current.token,
     )
     return TokenOut.from_orm(token).model_dump() | {"token": text}
 
 
 @router.delete(
-    "/{int:id}", response={204: None}, auth=require_scope("read"), summary="Revoke a token"
+    "/{int:id}", response={204: None}, auth=require_scope("tokens"), summary="Revoke a token"
 )
 def token_revoke(request: HttpRequest, id: int) -> HttpResponse:
     """Revokes the token at once. Revoking a revoked token has no effect."""

@@ -17,7 +17,7 @@ from ninja.security import HttpBearer
 from ninja.security.apikey import APIKeyCookie
 
 from orchestrator.accounts import selectors as accounts
-from orchestrator.accounts.roles import SCOPES, scopes_of
+from orchestrator.accounts.roles import SCOPES
 from orchestrator.api.http import throttle
 from orchestrator.api.http.problems import refuse
 from orchestrator.common.errors import Refusal
@@ -78,7 +78,7 @@ class Bearer(HttpBearer):
                 refusal.type, refusal.title, refusal.status, f"{refusal.detail} {_TOKEN_HINT}"
             ) from None
         request.user = person
-        current = Caller(person, api_token, frozenset(api_token.scopes) & allowed_scopes(person))
+        current = Caller(person, api_token, accounts.token_scopes(person, api_token))
         throttle.check(f"token:{api_token.digest[:16]}")
         _check_scope(current, self.scope)
         return current
@@ -102,21 +102,17 @@ class Session(APIKeyCookie):
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
         """The caller of a session whose role has the scope; raises Refusal 403 or 429."""
-        current = Caller(request.user, None, allowed_scopes(request.user))
+        caller: Any = request.user  # `_get_key` refuses anonymous requests
+        current = Caller(caller, None, accounts.allowed_scopes(caller))
         throttle.check(f"user:{request.user.pk}")
         _check_scope(current, self.scope)
         return current
 
 
-def allowed_scopes(person: Any) -> frozenset[str]:
-    """The scopes that the user's role allows."""
-    return frozenset(SCOPES if person.is_superuser else scopes_of(person.role))
-
-
 def _check_scope(current: Caller, scope: str) -> None:
     if scope in current.scopes:
         return
-    if scope in allowed_scopes(current.user):
+    if scope in accounts.allowed_scopes(current.user):
         raise refuse(
             "scope-missing",
             "The token lacks a scope",

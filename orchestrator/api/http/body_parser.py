@@ -12,7 +12,9 @@ from django.http import HttpRequest
 from ninja.parser import Parser
 
 from orchestrator.api.http.problems import refuse
+from workers.contracts.wire.points import depth
 
+MAX_DEPTH = 60  # of nested objects and lists; events may have 50
 MAX_EXPANSION = 4  # a packed body may unpack to so many times the limit of plain ones
 # every escape of a JSON text; a surrogate pair is one escape
 _ESCAPE = re.compile(
@@ -29,7 +31,13 @@ class BodyParser(Parser):
         text = decompress(request).decode("utf-8")
         if "\\u" in text:
             text = _ESCAPE.sub(_storable, text)
-        return json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise _too_deep() from None
+        if text.count("[") + text.count("{") > MAX_DEPTH and depth(data) > MAX_DEPTH:
+            raise _too_deep()
+        return data
 
 
 def decompress(request: HttpRequest) -> bytes:
@@ -69,6 +77,15 @@ def _gunzip(compressed: bytes, *, limit: int) -> bytes:
         parts.append(part)
         compressed = stream.unused_data
     return b"".join(parts)
+
+
+def _too_deep() -> Exception:
+    return refuse(
+        "nested-too-deep",
+        "The body is nested too deep",
+        422,
+        f"Objects and lists may be nested {MAX_DEPTH} levels deep. Send flatter data.",
+    )
 
 
 def _broken(why: str) -> Exception:

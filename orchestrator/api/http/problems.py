@@ -10,6 +10,7 @@ from typing import Any
 import pydantic
 from django.conf import settings
 from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError
@@ -153,8 +154,25 @@ def too_large(request: HttpRequest, limit: int | None = None) -> HttpResponse:
     )
 
 
+DATABASE_DOWN = "Runs continue, and nodes store what they report. Try again in a minute."
+
+
+def database_is_down(error: BaseException | None) -> bool:
+    """Whether the error means that the database does not answer, not that a query is wrong."""
+    return isinstance(error, OperationalError | InterfaceError)
+
+
 def internal_error(request: HttpRequest, error: Exception) -> HttpResponse:
-    """500 with an id that the log also has, without internal details."""
+    """500 with an id that the log also has, without internal details.
+
+    503 while the database does not answer.
+    """
+    if database_is_down(error):
+        log.error("The database does not answer: %s", error)
+        title, retry = "The database does not answer", {"Retry-After": "10"}
+        return problem_response(
+            request, "database-unavailable", title, 503, DATABASE_DOWN, headers=retry
+        )
     error_id = secrets.token_hex(6)
     log.error("%s %s failed, id %s", request.method, request.path, error_id, exc_info=error)
     return problem_response(

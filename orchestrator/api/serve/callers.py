@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Final
 
 from django.conf import settings
 from django.contrib.auth import get_user
-from django.contrib.auth.base_user import AbstractBaseUser
 from django.core.exceptions import DisallowedHost
 from django.core.handlers.asgi import ASGIRequest
 from ninja.utils import check_csrf
@@ -30,15 +30,31 @@ _SAFE: Final = ("GET", "HEAD", "OPTIONS")
 _TOKEN_HINT: Final = "create one on the page Tokens"
 
 
-def authorize(scope: Scope, run_id: int) -> tuple[EndpointStatus, str]:
-    """The endpoint of the run, and the caller: `user:ID`, or `key` for the run's own key.
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: `name` is `user:ID`, or `key` for the run's own key, which has no `user`."""
+
+    run: Any  # runs.models.Run
+    user: Any  # accounts.models.User, or None
+
+    @property
+    def name(self) -> str:
+        """The name for fair queues."""
+        return "key" if self.user is None else f"user:{self.user.pk}"
+
+
+def authorize(
+    scope: Scope, run_id: int, *, token_scope: str = "read"
+) -> tuple[EndpointStatus, Caller]:
+    """The endpoint of the run, and the caller; tokens need `token_scope`.
 
     Raises ApiError 401, 403, 404, 409, 429 or 503.
     """
     headers = {
         name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
     }
-    run, caller = _authenticate(scope, headers, run_id)
+    caller = _authenticate(scope, headers, run_id, token_scope)
+    run = caller.run
     if run.kind != "serve":
         message = (
             f"Run {run.pk} is of kind {run.kind}; only runs of kind serve have this API. Submit a "
@@ -59,10 +75,12 @@ def authorize(scope: Scope, run_id: int) -> tuple[EndpointStatus, str]:
     return endpoint_status, caller
 
 
-def _authenticate(scope: Scope, headers: Mapping[str, str], run_id: int) -> tuple[Any, str]:
+def _authenticate(
+    scope: Scope, headers: Mapping[str, str], run_id: int, token_scope: str
+) -> Caller:
     kind, _, text = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and text.strip():
-        return _by_bearer(scope, headers, text.strip(), run_id)
+        return _by_bearer(scope, headers, text.strip(), run_id, token_scope)
     request = ASGIRequest(scope, io.BytesIO())
     user = _logged_in(request)
     if user is None:
@@ -81,27 +99,29 @@ def _authenticate(scope: Scope, headers: Mapping[str, str], run_id: int) -> tupl
         )
         raise ApiError(403, "csrf_failed", message)
     _count(f"serve:user:{user.pk}")
-    return _visible(user, run_id), f"user:{user.pk}"
+    return Caller(_visible(user, run_id), user)
 
 
-def _by_bearer(scope: Scope, headers: Mapping[str, str], text: str, run_id: int) -> tuple[Any, str]:
+def _by_bearer(
+    scope: Scope, headers: Mapping[str, str], text: str, run_id: int, token_scope: str
+) -> Caller:
     try:
         user, token = accounts.token_check(text)
     except Refusal as refusal:
         if (run := endpoint.run_by_key(id=run_id, key=text)) is not None:
             _count(f"serve:key:{run.pk}")
-            return run, "key"
+            return Caller(run, None)
         _count(f"ip:{_digest(_address(scope, headers))}")
         message = f"{refusal.detail} Use an Orrery token ({_TOKEN_HINT}) or the run's api_key."
         raise ApiError(401, "invalid_api_key", message) from None
     _count(f"serve:token:{token.digest[:16]}")
-    if "read" not in token.scopes:
+    if token_scope not in token.scopes:
         raise ApiError(
             403,
             "scope_missing",
-            f"The token {token.name!r} lacks the scope read. Create one that has it.",
+            f"The token {token.name!r} lacks the scope {token_scope}. Create one that has it.",
         )
-    return _visible(user, run_id), f"user:{user.pk}"
+    return Caller(_visible(user, run_id), user)
 
 
 def _visible(user: Any, run_id: int) -> Any:
@@ -115,7 +135,7 @@ def _visible(user: Any, run_id: int) -> Any:
         raise ApiError(404, "run_not_found", message) from None
 
 
-def _logged_in(request: ASGIRequest) -> AbstractBaseUser | None:
+def _logged_in(request: ASGIRequest) -> Any:
     key = request.COOKIES.get(settings.SESSION_COOKIE_NAME)
     if not key:
         return None

@@ -19,6 +19,7 @@ import httpx
 from channels.db import database_sync_to_async
 from django.conf import settings
 
+from orchestrator.api.serve import adapters
 from orchestrator.api.serve.callers import authorize
 from orchestrator.api.serve.errors import (
     ApiError,
@@ -66,10 +67,12 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         run_id, path = _address(scope)
         endpoint_status, caller = await database_sync_to_async(authorize, thread_sensitive=False)(
-            scope, run_id
+            scope, run_id, token_scope="runs" if path in adapters.PATHS else "read"
         )
+        if path in adapters.PATHS:
+            receive = await adapters.checked(scope, receive, path, caller)
         with _limit_streams():
-            await _proxy(scope, receive, send, endpoint_status, path, caller)
+            await _proxy(scope, receive, send, endpoint_status, path, caller.name)
     except ApiError as error:
         await send_error(send, error)
 

@@ -3,37 +3,90 @@
 from __future__ import annotations
 
 from django.urls import URLPattern, path
+from django.views.decorators.cache import cache_control
+from django.views.i18n import JavaScriptCatalog
 
-from webui.planner import explain, export, page, saved_plans, serving_scaling
-from webui.views import account, auth, compare, experiments, fleet, new_run, queue, runs
+from webui.planner import explain, export, page, saved_plans
+from webui.planner.calculators import examples, scaling, serving
+from webui.views import (
+    account,
+    assistant,
+    auth,
+    compare,
+    data,
+    dead_letters,
+    engines,
+    experiments,
+    exports,
+    fleet,
+    jobs,
+    model_comparisons,
+    new_run,
+    node_actions,
+    notifications,
+    queue,
+    reviews,
+    run_bundles,
+    runs,
+    storage,
+    usage,
+)
+
+# texts of JavaScript; pages in English do not load it
+cached_catalog = cache_control(max_age=3600)(JavaScriptCatalog.as_view(packages=["webui"]))
 
 urlpatterns: list[URLPattern] = [
+    path("texts.js", cached_catalog, name="script-texts"),
     path("login/", auth.log_in, name="login"),
     path("logout/", auth.log_out, name="logout"),
     path("runs/", runs.runs, name="runs"),
     path("runs/bulk/", runs.bulk, name="runs-bulk"),
     path("runs/compare/", compare.compare, name="runs-compare"),
     path("runs/new/", new_run.new_run, name="run-new"),
+    path("runs/from-bundle/", run_bundles.submit, name="run-from-bundle"),
+    path("runs/<int:id>/bundle/", run_bundles.download, name="run-bundle"),
     path("runs/check/", new_run.check, name="run-check"),
+    path("data/", data.data, name="data"),
+    path("data/reviews/", reviews.reviews, name="reviews"),
+    path("data/reviews/<int:id>/", reviews.review, name="review"),
+    path("data/reviews/<int:id>/write/", reviews.review_write, name="review-write"),
+    path("data/reviews/<int:id>/delete/", reviews.review_delete, name="review-delete"),
+    path("data/comparisons/", model_comparisons.model_comparisons, name="model-comparisons"),
+    path("data/comparisons/<int:id>/", model_comparisons.model_comparison, name="model-comparison"),
+    path(
+        "data/comparisons/<int:id>/write/",
+        model_comparisons.model_comparison_write,
+        name="model-comparison-write",
+    ),
     path("fleet/", fleet.fleet, name="fleet"),
-    path("join-node/", fleet.join, name="node-join"),
+    path("dead-letters/", dead_letters.dead_letters, name="dead-letters"),
+    path("dead-letters/<int:id>/", dead_letters.close, name="dead-letter-close"),
+    path("join-node/", node_actions.join, name="node-join"),
+    path("engines/", engines.listed, name="engines"),
+    path("engines/<str:name>/", engines.change, name="engine-change"),
     path("fleet/<str:name>/", fleet.node, name="node"),
-    path("fleet/<str:name>/drain/", fleet.drain, name="node-drain"),
-    path("fleet/<str:name>/undrain/", fleet.undrain, name="node-undrain"),
+    path("fleet/<str:name>/drain/", node_actions.drain, name="node-drain"),
+    path("fleet/<str:name>/cordon/", node_actions.cordon, name="node-cordon"),
+    path("fleet/<str:name>/uncordon/", node_actions.uncordon, name="node-uncordon"),
+    path("fleet/<str:name>/confirm-lost/", node_actions.confirm_lost, name="node-confirm-lost"),
+    path("fleet/<str:name>/undrain/", node_actions.undrain, name="node-undrain"),
+    path("fleet/<str:name>/remove/", node_actions.remove, name="node-remove"),
     path("queue/", queue.queue, name="queue"),
     path("queue/<int:id>/priority/", queue.priority, name="queue-priority"),
     path("experiments/", experiments.experiments, name="experiments"),
     path("experiments/new/", experiments.create, name="experiment-new"),
     path("experiments/<int:id>/", experiments.experiment, name="experiment"),
+    path("experiments/assistant/", assistant.start, name="assistant-start"),
+    path("experiments/<int:id>/assistant/", assistant.assistant, name="assistant"),
     path("experiments/<int:id>/edit/", experiments.edit, name="experiment-edit"),
     path("planner/", page.planner, name="planner"),
     path("planner/answer/", page.answer, name="planner-answer"),
     path("planner/shape/", page.shape, name="planner-shape"),
     path("planner/why/", explain.why, name="planner-why"),
     path("planner/export/", export.export, name="planner-export"),
-    path("planner/serving/", serving_scaling.serving, name="planner-serving"),
-    path("planner/scaling/", serving_scaling.scaling, name="planner-scaling"),
-    path("planner/examples/", serving_scaling.examples, name="planner-examples"),
+    path("planner/serving/", serving.serving, name="planner-serving"),
+    path("planner/scaling/", scaling.scaling, name="planner-scaling"),
+    path("planner/examples/", examples.examples, name="planner-examples"),
     path("planner/saved/", saved_plans.saved, name="planner-saved"),
     path("planner/save/", saved_plans.save, name="planner-save"),
     path("planner/saved/<int:id>/forget/", saved_plans.forget, name="planner-forget"),
@@ -44,5 +97,17 @@ urlpatterns: list[URLPattern] = [
     path("account/audit/", account.audit, name="audit"),
     path("account/people/", account.people, name="people"),
     path("account/people/<str:username>/role/", account.role_set, name="role"),
+    path("account/notifications/", notifications.notifications, name="notifications"),
+    path(
+        "account/notifications/<int:id>/delete/", notifications.delete, name="notification-delete"
+    ),
+    path("account/notifications/<int:id>/test/", notifications.test, name="notification-test"),
+    path("account/exports/", exports.exports, name="exports"),
+    path("account/exports/<int:id>/delete/", exports.delete, name="export-delete"),
+    path("account/usage/", usage.usage, name="usage"),
+    path("account/storage/", storage.storage, name="storage"),
+    path("account/storage/store-check/", storage.check_store, name="store-check"),
+    path("account/jobs/", jobs.jobs, name="jobs"),
+    path("account/jobs/<str:name>/run/", jobs.run, name="job-run"),
     path("account/settings/", account.installation, name="settings"),
 ]

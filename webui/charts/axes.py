@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from workers.contracts.catalog.counts import flops_per_token
+from workers.contracts.catalog.model_flops import training_flops_per_token
 from workers.contracts.specs.run import RunSpec
 
 
@@ -19,13 +19,14 @@ def per_step(spec: Mapping[str, Any], plan: Mapping[str, Any] | None) -> dict[st
     train, batch = spec.get("train"), (plan or {}).get("global_batch_size")
     if not isinstance(train, dict) or not isinstance(batch, int) or spec.get("kind") != "train":
         return {}
-    if train.get("objective", "pretrain") != "pretrain":
-        return {}
     tokens = float(batch * int(train["seq_len"]))
     try:
-        shape = RunSpec.from_dict(spec).shape
+        run = RunSpec.from_dict(spec)
     except (ValidationError, ValueError):
         return {"tokens": tokens}
-    if shape is None:
+    if run.trained_shape is None or run.train is None:
         return {"tokens": tokens}
-    return {"tokens": tokens, "flops": tokens * flops_per_token(shape, int(train["seq_len"]))}
+    return {
+        "tokens": tokens,
+        "flops": tokens * training_flops_per_token(run.trained_shape, run.train),
+    }

@@ -42,6 +42,7 @@ def mark(
     memory_bytes: int,
     sample: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
+    cordoned: bool = False,
 ) -> Mark:
     """Return the mark of a device.
 
@@ -59,7 +60,8 @@ def mark(
         )
     if power is not None:
         details.append(f"{power:.0f} W")
-    mood, fill, label = _mood(health, drained, healthy, sample, run)
+    idle = _("cordoned") if cordoned else (_("drained") if drained else "")
+    mood, fill, label = _mood(health, idle, healthy, sample, run)
     text = _("%(node)s device %(index)s: %(state)s") % {
         "node": node,
         "index": index,
@@ -80,7 +82,7 @@ def mark(
 
 def _mood(
     health: str,
-    drained: bool,
+    idle: str,
     healthy: bool,
     sample: Mapping[str, Any],
     run: Mapping[str, Any] | None,
@@ -99,7 +101,7 @@ def _mood(
         return (
             "idle",
             0,
-            _("drained") if drained else (_("free") if health == "up" else _("node silent")),
+            idle or (_("free") if health == "up" else _("node silent")),
         )
     run_text = _("run %(id)s %(name)s, %(owner)s") % {
         "id": run["id"],
@@ -109,14 +111,22 @@ def _mood(
     age, mfu = run.get("age_s"), formatting.number(run.get("mfu"))
     if run.get("state") != "running" or age is None:
         return "busy", 20, f"{run_text}, {run.get('state')}"
-    usual = 5 * (formatting.number(run.get("step_time_s")) or 0)
     last = _("%(run)s; last step %(age)s") % {"run": run_text, "age": formatting.age(age)}
     last += f", MFU {formatting.percent(mfu)}" if mfu is not None else ""
-    if age > max(8 * FRESH_S, 4 * usual):
-        return "stuck", 100, last + _(", it may hang")
-    if age > max(FRESH_S, usual):
-        return "slow", 100, last
+    mood = progress("running", age, formatting.number(run.get("step_time_s")))
+    if mood == "stuck":
+        return mood, 100, last + _(", it may hang")
+    if mood == "slow":
+        return mood, 100, last
     return "busy", 30 + 70 * min(1.0, (mfu if mfu is not None else 0.5) / 0.6), last
+
+
+def progress(state: str, age_s: float, step_time_s: float | None) -> str:
+    """`busy`, `slow` or `stuck` from the age of a run's last step, compared with its step time."""
+    usual = 5 * (step_time_s or 0)
+    if state != "running" or age_s <= max(FRESH_S, usual):
+        return "busy"
+    return "stuck" if age_s > max(8 * FRESH_S, 4 * usual) else "slow"
 
 
 def _foreign(count: int) -> str:

@@ -27,6 +27,16 @@ class Held:
     state: str
     start: datetime
     end: datetime | None
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where a bar lies within a row of several devices, in percent of its height."""
+
+    top: float
+    height: float
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +87,32 @@ def gantt(
     for row in bars.values():
         row.sort(key=lambda bar: bar.left)
     return Gantt(bars, _ticks(since, until), total / (span * len(devices)) if devices else 0.0)
+
+
+def lanes(rows: Sequence[Sequence[Bar]]) -> list[tuple[Bar, Lane]]:
+    """The bars of several devices in one row, a lane per device.
+
+    Bars of one attempt on neighbouring devices are joined: it gets and releases them together.
+    """
+    height = 100 / len(rows) if rows else 100.0
+    joined: list[tuple[Bar, int, int]] = []  # first bar, first lane, lanes
+    open_: dict[int, int] = {}  # bars that end in the lane above
+    for number, bars in enumerate(rows):
+        following: dict[int, int] = {}
+        for bar in bars:
+            at = open_.get(bar.held.attempt)
+            if at is None:
+                at = len(joined)
+                joined.append((bar, number, 1))
+            else:
+                first, lane, count = joined[at]
+                joined[at] = (first, lane, count + 1)
+            following[bar.held.attempt] = at
+        open_ = following
+    return [
+        (bar, Lane(round(lane * height, 2), round(count * height, 2), count))
+        for bar, lane, count in joined
+    ]
 
 
 def _ticks(since: datetime, until: datetime) -> list[Tick]:

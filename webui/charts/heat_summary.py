@@ -116,7 +116,7 @@ def gradients_summary(strips: Sequence[Strip]) -> str:
     if largest == smallest:
         return f"{text}."
     ratio = newest[largest] / newest[smallest]
-    text += _("; the smallest %(value)s, in %(layer)s: %(ratio)s times less") % {
+    text += _("; the smallest %(value)s, in %(layer)s: %(ratio)s times smaller") % {
         "value": norm(newest[smallest]),
         "layer": smallest,
         "ratio": formatting.quantity(ratio, 2),

@@ -17,6 +17,8 @@ _TITLES: Final = {
     "tokens_per_s": (gettext_noop("Tokens/s"), "throughput", False),
     "mfu": (gettext_noop("MFU"), "mfu", False),
     "pipeline/bubble_fraction": (gettext_noop("Pipeline bubble"), "time-2", True),
+    "generation_s": (gettext_noop("Generation"), "split-generation", True),
+    "sync_s": (gettext_noop("Weight sync"), "split-exposed", True),
     "memory/params_bytes": (gettext_noop("Parameters"), "mem-params", True),
     "memory/grads_bytes": (gettext_noop("Gradients"), "mem-grads", True),
     "memory/optimizer_bytes": (gettext_noop("Optimizer states"), "mem-optimizer", True),
@@ -100,6 +102,7 @@ def predicted_metrics(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
         "tokens_per_s": prediction.get("tokens_per_s"),
         "mfu": prediction.get("mfu"),
         "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
+        **(prediction.get("rollouts") or {}),
         **{
             f"memory/{part}_bytes": size
             for part, size in (prediction.get("largest_bytes") or {}).items()
@@ -143,7 +146,7 @@ def format_value(metric: str, value: float | None) -> str:
         return formatting.memory(value)
     if metric in ("mfu", "pipeline/bubble_fraction"):
         return formatting.percent(value)
-    return formatting.seconds(value) if metric == "step_time_s" else formatting.quantity(value)
+    return formatting.seconds(value) if metric.endswith("_s") else formatting.quantity(value)
 
 
 def title_of(metric: str) -> str:

@@ -15,7 +15,9 @@ def describe_places(
     placement: Sequence[Mapping[str, Any]], plan: Mapping[str, Any] | None
 ) -> list[str]:
     """Return one text per rank, like `node n1, stage 0`; omits a single stage and unknown nodes."""
-    nodes = [str(share["node"]) for share in placement for _ in share["devices"]]
+    nodes = [
+        str(share.get("host") or share["node"]) for share in placement for _ in share["devices"]
+    ]
     plan = plan or {}
     stages = int(plan.get("pp") or 1)
     world = stages

@@ -18,7 +18,7 @@ from webui.presentation import formatting
 _LESS, _MORE = "lower", "higher"
 _LONGEST: Final = 60  # characters of a value of the spec
 # keys that do not change what a run does
-_IGNORED: Final = frozenset(("tags", "notes", "priority", "serve.api_key"))
+_IGNORED: Final = frozenset(("tags", "notes", "priority", "serve.api_key", "script.secrets"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ MEASURES: Final = (
         _("Draft acceptance rate"),
         "share",
         _MORE,
-        "accepted share of draft tokens",
+        _("accepted share of draft tokens"),
     ),
     Measure("requests", _("Requests"), "count", "", _("completed")),
     Measure(

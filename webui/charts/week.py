@@ -15,11 +15,12 @@ DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A device allocated from `start` to `end` to a run with this MFU, if known."""
+    """Devices allocated from `start` to `end` to a run with this MFU, if known."""
 
     start: datetime
     end: datetime
     mfu: float | None = None
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ def week(held: Iterable[Held], *, devices: int, now: datetime) -> list[Day]:
         for i, start in enumerate(starts):
             end = min(start + timedelta(days=1), now)
             overlap = (min(one.end, end) - max(one.start, start)).total_seconds() / 3600
+            overlap *= one.devices
             if overlap <= 0:
                 continue
             hours[i] += overlap

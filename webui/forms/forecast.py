@@ -60,6 +60,9 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         facts.append((_("Duration"), text))
     if predicted.get("bubble_fraction"):
         facts.append((_("Bubble"), formatting.percent(predicted["bubble_fraction"])))
+    if share := predicted.get("generation_share"):
+        text = _("%(share)s of the step") % {"share": formatting.percent(share)}
+        facts.append((_("Generation"), text))
     return {
         "verdict": verdict,
         "mood": "warn" if assumed and mood == "bad" else mood,
@@ -72,6 +75,7 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         "blocks": bool(forecast.get("misfits")),
         "link": planner_query(spec, forecast),
         "calibration": predicted.get("calibration") or "",
+        "notes": list(predicted.get("notes") or []),
     }
 
 

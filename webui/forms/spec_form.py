@@ -17,6 +17,7 @@ from webui.forms.spec_fields import (
     BODIES,
     CUSTOM_MODEL,
     FIELDS,
+    MODEL_OF_WEIGHTS,
     OWN_FILE,
     OWN_JSON,
     OWN_PATH,
@@ -24,11 +25,14 @@ from webui.forms.spec_fields import (
     SMOLLM2,
     TRAINS,
     SpecField,
+    exists,
 )
 from workers.contracts.catalog.presets import PRESETS
 from workers.contracts.specs.inference_support import PACKAGES
 
 _SPECIAL = {"model", "model.custom", "weights", "model.path", "data.preset", "plan"}
+_NO_FILTERS = "none"
+_FILTER_NUMBERS = {"threshold", "min_chars", "max_chars", "tolerance", "n"}
 _BY_FORM = (*TRAINS, *ANSWERS, "script", "external")
 
 
@@ -65,7 +69,9 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
         for field in (*section.fields, *section.more):
             if not field.applies_to(kind):
                 continue
-            if field.path not in _SPECIAL and not (
+            if not exists(field, values):
+                _put(spec, field, None)
+            elif field.path not in _SPECIAL and not (
                 field.path.startswith("data.") and _preset_chosen(values)
             ):
                 _put(spec, field, parse(field, values.get(field.path, "")))
@@ -83,7 +89,8 @@ def values_of(spec: Mapping[str, Any]) -> dict[str, str]:
             values[field.path] = format_value(field, _at(spec, field.path))
         if field.kind == "choice" and not values.get(field.path):
             values[field.path] = field.default
-    model = spec.get("model", "llama-tiny")
+    of_weights = _at(spec, "train.init_from") is not None
+    model = spec.get("model", MODEL_OF_WEIGHTS if of_weights else "llama-tiny")
     values["model"] = model if isinstance(model, str) else CUSTOM_MODEL
     values["model.custom"] = "" if isinstance(model, str) else json.dumps(model, indent=2)
     values |= _weights_choice(spec)
@@ -111,6 +118,10 @@ def parse(field: SpecField, text: str) -> Any:
                 return [float(part) for part in text.replace(",", " ").split()]
             case "words":
                 return [word.strip() for word in text.split(",") if word.strip()]
+            case "weighted":
+                return [_task(word.strip()) for word in text.split(",") if word.strip()]
+            case "filters":
+                return _filters(text)
             case "argv":
                 return shlex.split(text)
             case "pairs":
@@ -119,6 +130,8 @@ def parse(field: SpecField, text: str) -> Any:
                     name.strip(): value
                     for name, _, value in (line.partition("=") for line in lines)
                 }
+            case "json":
+                return json.loads(text)
             case "model":
                 return _reference(text)
             case "choice" if field.path == "plan.zero":
@@ -134,23 +147,84 @@ def format_value(field: SpecField, value: Any) -> str:
     """Format a value as its field's text."""
     if field.kind == "choice" and isinstance(value, bool):
         return str(value).lower()
+    if field.kind == "json" and isinstance(value, list | dict):
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False)  # as browsers do
+    if field.kind == "filters" and isinstance(value, list):
+        return "\n".join(map(_filter_text, value)) or _NO_FILTERS
     if value is None or value is False:
         return ""
     if value is True:
         return "on"
     if field.kind in ("words", "floats") and isinstance(value, list):
         return ", ".join(str(item) for item in value)
+    if field.kind == "weighted" and isinstance(value, list):
+        return ", ".join(map(_task_text, value))
     if field.kind == "model":
         return _named(value)
     if field.kind == "argv" and isinstance(value, list):
         return shlex.join(str(item) for item in value)
     if field.kind == "pairs" and isinstance(value, Mapping):
         return "\n".join(f"{name}={item}" for name, item in value.items())
+    return _number_text(value)
+
+
+def _number_text(value: Any) -> str:
     return (
         str(int(value))
         if isinstance(value, float) and value.is_integer() and abs(value) < 1e15
         else str(value)
     )
+
+
+def _number(text: str) -> int | float:
+    """Raises ValueError."""
+    return int(text) if text.lstrip("+-").isdigit() else float(text)
+
+
+def _task(word: str) -> Any:
+    """A task type, or one with its weight after a colon."""
+    name, colon, weight = word.partition(":")
+    if not colon:
+        return word
+    return {"task_type": name.strip(), "weight": _number(weight.strip())}
+
+
+def _task_text(task: Any) -> str:
+    if isinstance(task, Mapping) and "task_type" in task:
+        weight = task.get("weight")
+        return f"{task['task_type']}" + (f":{_number_text(weight)}" if weight is not None else "")
+    return str(task)
+
+
+def _filters(text: str) -> Any:
+    """Filters by line: `kind name=value …`, quoted like a shell's words."""
+    if text == _NO_FILTERS:
+        return []
+    filters = []
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        kind, *options = shlex.split(line)
+        item: dict[str, Any] = {"kind": kind}
+        for option in options:
+            name, _, value = option.partition("=")
+            item[name] = _option(name, value)
+        filters.append(item)
+    return filters
+
+
+def _option(name: str, value: str) -> Any:
+    try:
+        return _number(value) if name in _FILTER_NUMBERS else value
+    except ValueError:
+        return value
+
+
+def _filter_text(item: Any) -> str:
+    if not isinstance(item, Mapping):
+        return str(item)
+    options = [f"{name}={_number_text(value)}" for name, value in item.items() if name != "kind"]
+    return shlex.join([str(item.get("kind", "")), *options])
 
 
 def _reference(text: str) -> Any:
@@ -177,6 +251,9 @@ def _preset_chosen(values: Mapping[str, str]) -> bool:
 
 def _model(spec: dict[str, Any], values: Mapping[str, str]) -> None:
     chosen = values.get("model", "").strip() or "llama-tiny"
+    if chosen == MODEL_OF_WEIGHTS:
+        spec.pop("model", None)
+        return
     if chosen != CUSTOM_MODEL:
         spec["model"] = chosen
         return
@@ -268,9 +345,25 @@ def _tidy(spec: dict[str, Any]) -> dict[str, Any]:
         body = spec.get(kind)
         if isinstance(body, dict) and body.get("speculate") == {}:
             del body["speculate"]
+    body = spec.get("produce")
+    if isinstance(body, dict):
+        for key in ("judge", "score"):
+            if body.get(key) == {}:
+                del body[key]
     train = spec.get("train")
+    for judged in (
+        spec.get("evaluate"),
+        train.get("evaluate") if isinstance(train, dict) else None,
+    ):
+        if isinstance(judged, dict) and judged.get("judge") == {}:
+            del judged["judge"]
     if isinstance(train, dict):
-        for key in ("optimizer", "lr_schedule"):
+        for policy in (train.get("grpo"), train.get("ppo")):
+            if isinstance(policy, dict):
+                for key in ("kl", "clip", "rollout", "staleness", "gae", "value"):
+                    if policy.get(key) == {}:
+                        del policy[key]
+        for key in ("optimizer", "lr_schedule", "sft", "dpo", "reward", "distill", "grpo", "ppo"):
             if train.get(key) == {}:
                 del train[key]
     return spec

@@ -17,7 +17,8 @@ from pydantic import ValidationError
 from webui.forms.spec_fields import ANSWERS, FIELDS, KIND
 from webui.presentation import formatting
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.model_flops import training_flops_per_token
 from workers.contracts.specs.benchmark import repeat_count
 from workers.contracts.specs.benchmark_variants import expand, total_steps
 from workers.contracts.specs.training_support import ENGINE_RUNS, unsupported_features
@@ -68,7 +69,7 @@ def summarize_spec(
             "notes": notes,
         }
     plan = run.plan if isinstance(run.plan, ParallelPlan) and run.has_explicit_plan else None
-    devices = run.resources.devices or (plan.world_size if plan else 1)
+    devices = run.resources.devices or (plan.world_size if plan else 1) + run.rollout_devices
     if run.kind == "train" and run.train is not None:
         facts += _training(run, plan, devices)
     if run.benchmark is not None:
@@ -104,16 +105,24 @@ def summarize_spec(
     return {"headline": _("Ready to submit"), "facts": facts, "notes": notes}
 
 
-def package(spec: Mapping[str, Any]) -> str:
-    """Return the package of weights that the spec names, else ""."""
-    model = spec.get("model")
-    name = model.get("package") if isinstance(model, Mapping) else None
-    return name if isinstance(name, str) and spec.get("kind") in ANSWERS else ""
+def packages(spec: Mapping[str, Any]) -> list[str]:
+    """Return the packages of weights that the spec names, each once."""
+    names: dict[str, None] = {}
+
+    def search(value: Any) -> None:
+        if isinstance(value, Mapping):
+            if isinstance(name := value.get("package"), str):
+                names[name] = None
+            for inner in value.values():
+                search(inner)
+
+    search(spec)
+    return list(names)
 
 
 def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tuple[str, str]]:
     assert run.train is not None
-    train, shape = run.train, run.shape
+    train, shape = run.train, run.trained_shape
     batch = plan.global_batch_size if plan else devices * (train.accumulate or 1)
     tokens = batch * train.seq_len
     facts = []
@@ -152,7 +161,7 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
         )
     )
     if shape is not None:
-        total = flops_per_token(shape, train.seq_len) * tokens * train.steps
+        total = training_flops_per_token(shape, train) * tokens * train.steps
         facts.append((_("Compute"), flops(total)))
     return facts
 
@@ -222,7 +231,7 @@ def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
     body = {
         "name": run_name(name, spec),
         **({"experiment": experiment} if experiment.strip() else {}),
-        "spec": spec,
+        "spec": _without_values(spec),
     }
     return (
         f"curl -X POST {shlex.quote(url)} \\\n"
@@ -232,13 +241,21 @@ def curl(url: str, name: str, experiment: str, spec: Mapping[str, Any]) -> str:
     )
 
 
+def _without_values(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The spec with "..." for each secret."""
+    script = spec.get("script")
+    if not isinstance(script, Mapping) or not isinstance(script.get("secrets"), Mapping):
+        return spec
+    return {**spec, "script": {**script, "secrets": dict.fromkeys(script["secrets"], "...")}}
+
+
 def recorder_lines(url: str, name: str, experiment: str) -> str:
     """Return the code that records an external program."""
     more = f", experiment={json.dumps(experiment)}" if experiment.strip() else ""
     return (
         "import orrery_recorder\n\n"
         f"run = orrery_recorder.init({json.dumps(url.rstrip('/'))}, token, "
-        f"name={json.dumps(name or 'my run')}{more})\n"
+        f"name={json.dumps(name or _('my run'))}{more})\n"
         'run.log({"loss": loss}, step=step, tokens=tokens)  # in the loop\n'
         "run.finish()"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -19,17 +20,23 @@ from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser
 from django.db import DatabaseError
 
-from orchestrator.accounts.selectors import token_user
-from orchestrator.common import live
+from orchestrator.accounts.selectors import token_scopes, token_user, visible_owners
+from orchestrator.common import clock, live
 from orchestrator.common.errors import Refusal
-from orchestrator.runs.selectors import run_get
+from orchestrator.runs.live_frames import progress_text
+from orchestrator.runs.selectors import run_get, runs_seen_since
 from webui.live.hub import hub
-from webui.live.topic_feeds import Client, Feed, frames_after, head_of
+from webui.live.topic_feeds import Client, Feed, frames_after, head_of, hidden_frame
 
 NOT_LOGGED_IN: Final = 4401
+FORBIDDEN: Final = 4403
 NOT_FOUND: Final = 4404
 BAD_REQUEST: Final = 4400
 RECHECK_S: Final = 30.0
+# a page connects within seconds of its rendering; the limit bounds the cost on a large fleet, where
+# the next value of a run follows soon
+RECENT_S: Final = 60.0
+RECENT_RUNS: Final = 200
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
@@ -39,6 +46,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
     """
 
     topic: str = ""
+    _scopes: frozenset[str] | None = None  # of the bearer token; None: a session
 
     async def connect(self) -> None:
         """Authenticate, authorize, join the topic and replay missed frames."""
@@ -50,6 +58,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             await self.close(
                 NOT_LOGGED_IN, "Log in first, or send a bearer token in the Authorization header."
             )
+            return
+        if not self._may_read():
+            await self.close(FORBIDDEN, "The token lacks the scope read.")
             return
         topic = await self.topic_for(user)
         if topic is None:
@@ -79,7 +90,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
 
     async def topic_for(self, user: AbstractBaseUser) -> str | None:
         """Return the topic of the path; None if the user may not see it."""
-        return "fleet"
+        raise NotImplementedError
+
+    async def current_readings(self) -> list[str]:
+        """Return frames without a number that a page may have missed before it joined."""
+        return []
 
     async def _watch(self) -> None:
         """Close the socket when its user loses access."""
@@ -89,6 +104,9 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                 user = await self._user(recheck=True)
                 if user is None:
                     await self.close(NOT_LOGGED_IN, "Session or token ended. Log in again.")
+                    return
+                if not self._may_read():
+                    await self.close(FORBIDDEN, "The token no longer has the scope read.")
                     return
                 if await self.topic_for(user) is None:
                     await self.close(NOT_FOUND, "You may no longer see this run.")
@@ -109,7 +127,15 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         if scheme.lower() != "bearer":
             return None
         result = await database_sync_to_async(token_user, thread_sensitive=False)(text.strip())
-        return result[0] if result else None
+        if result is None:
+            return None
+        self._scopes = token_scopes(*result)
+        owner: AbstractBaseUser = result[0]
+        return owner
+
+    def _may_read(self) -> bool:
+        """Whether the credentials have the scope `read`; a session has all scopes of its role."""
+        return self._scopes is None or "read" in self._scopes
 
     async def _replay(self, feed: Feed, after: int | None, epoch: str) -> None:
         """Send frames between the client's position and the feed's head."""
@@ -129,10 +155,13 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         else:
             client.sent = after
             for seq, text in await frames_after(feed.topic, after, live.REPLAY_LIMIT):
-                await client.send(text)
+                seen = client.may_see(live.owner_of(text))
+                await client.send(text if seen else hidden_frame(now.epoch, seq))
                 client.sent = seq
         if feed.epoch:
             await client.send(live.frame_text(now.epoch, client.sent, "heartbeat", "{}"))
+        for text in await self.current_readings():
+            await client.send(text)
 
 
 class RunConsumer(LiveConsumer):
@@ -145,7 +174,18 @@ class RunConsumer(LiveConsumer):
 
 
 class FleetConsumer(LiveConsumer):
-    """Frames of the fleet."""
+    """Frames of the fleet; of runs only those that the user may see."""
+
+    async def topic_for(self, user: AbstractBaseUser) -> str | None:
+        """Return `fleet`; sets whose runs the socket gets."""
+        owners = await owners_visible_to(user)
+        self._client.owners = None if owners is None else frozenset(owners)
+        return "fleet"
+
+    async def current_readings(self) -> list[str]:
+        """Return the progress of runs that sent values between a page's rendering and now."""
+        texts: list[str] = await recent_progress(self._client.owners)
+        return texts
 
 
 def _run_topic(user: Any, id: str) -> str | None:
@@ -156,6 +196,17 @@ def _run_topic(user: Any, id: str) -> str | None:
 
 
 run_topic = database_sync_to_async(_run_topic, thread_sensitive=False)
+
+
+def _recent_progress(owners: frozenset[int] | None) -> list[str]:
+    rows = runs_seen_since(
+        clock.now() - timedelta(seconds=RECENT_S), owners=owners, limit=RECENT_RUNS
+    )
+    return [progress_text(*row) for row in rows]
+
+
+recent_progress = database_sync_to_async(_recent_progress, thread_sensitive=False)
+owners_visible_to = database_sync_to_async(visible_owners, thread_sensitive=False)
 
 
 def _position(query: bytes) -> tuple[int | None, str]:

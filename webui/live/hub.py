@@ -19,6 +19,7 @@ import redis.asyncio
 from django.conf import settings
 
 from webui.live.topic_feeds import Client, Feed, head_of, heads, heartbeat
+from workers.contracts.wire.broker.tls import tls_options
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ HEARTBEAT_S: Final = 5.0
 _POLL_S: Final = 1.0
 _POLL_WITHOUT_REDIS_S: Final = 0.25
 _ALL_FRAMES: Final = "orrery:live:"  # a dummy topic, so the subscription is never empty
+_UNNUMBERED: Final = '{"type":'  # a frame of `live.announce`
 _SEQ: Final = re.compile(r'\{"epoch":"([^"]*)","seq":(\d+),')
 
 
@@ -95,7 +97,9 @@ class Hub:
         own = asyncio.current_task()
         while own in self._tasks:
             connection = redis.asyncio.Redis.from_url(
-                settings.REDIS_URL, socket_connect_timeout=2.0
+                settings.REDIS_URL,
+                socket_connect_timeout=2.0,
+                **tls_options(settings.REDIS_URL),
             )
             try:
                 self._pubsub = connection.pubsub()
@@ -136,6 +140,8 @@ class Hub:
             text = message["data"].decode()
             if match := _SEQ.match(text):
                 feed.receive(match[1], int(match[2]), text)
+            elif text.startswith(_UNNUMBERED):
+                feed.pass_on(text)
 
     async def _poll(self) -> None:
         """Compare heads in the database with what the sockets were offered."""

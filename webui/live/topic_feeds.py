@@ -23,7 +23,15 @@ QUEUE: Final = 256  # queued frames per socket; beyond that it gets one `gap` fr
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
-heads = database_sync_to_async(live.heads, thread_sensitive=False)
+
+def _heads(topics: list[str]) -> dict[str, tuple[str, int]]:
+    """Heads of the topics, after numbering frames whose process ended before it did."""
+    for topic in live.SHARED.intersection(topics):
+        live.number_waiting(topic)
+    return live.heads(topics)
+
+
+heads = database_sync_to_async(_heads, thread_sensitive=False)
 head_of = database_sync_to_async(live.head, thread_sensitive=False)
 frames_after = database_sync_to_async(live.frames_after, thread_sensitive=False)
 
@@ -37,6 +45,12 @@ class Client:
         self._waiter: asyncio.Future[None] | None = None
         self._overflowed = False
         self.sent = 0
+        # users whose runs the socket's user may see; None: all, or a topic checked as a whole
+        self.owners: frozenset[int] | None = None
+
+    def may_see(self, owner: int | None) -> bool:
+        """Whether the socket gets frames about this user's runs; None: frames about no run."""
+        return owner is None or self.owners is None or owner in self.owners
 
     def offer(self, seq: int, text: str) -> None:
         """Queue a frame; called for every frame and socket, so it must be cheap."""
@@ -103,6 +117,14 @@ class Feed:
         elif epoch != self.epoch or seq > self.head:
             self.catch_up()
 
+    def pass_on(self, text: str) -> None:
+        """Offer a frame without number to all who may see it."""
+        owner = live.owner_of(text)
+        for client in self.clients:
+            if client.may_see(owner):
+                # a negative number marks a frame outside the sequence
+                client.offer(-self.head - 1, text)
+
     def catch_up(self) -> None:
         """Start reading missing frames from the database, unless already running."""
         if self.sync is None and self.ready.is_set():
@@ -155,9 +177,21 @@ class Feed:
             self.skip_to(now.seq)
 
     def _offer(self, seq: int, text: str) -> None:
+        """Offer a frame: one text for all who may see it, one without content for the others."""
         self.head = seq
+        owner = live.owner_of(text)
+        if owner is None:
+            for client in self.clients:
+                client.offer(seq, text)
+            return
+        hidden = hidden_frame(self.epoch, seq)
         for client in self.clients:
-            client.offer(seq, text)
+            client.offer(seq, text if client.may_see(owner) else hidden)
+
+
+def hidden_frame(epoch: str, seq: int) -> str:
+    """Return the frame for a socket that may not see frame `seq`: it only advances the number."""
+    return live.frame_text(epoch, seq, "hidden", "{}")
 
 
 def heartbeat(feed: Feed) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import Refusal
@@ -35,10 +36,10 @@ def why(request: PageRequest) -> HttpResponse:
         "part": part,
         "inner": inner,
         "tab": "planner",
-        "title": phrases.term_label(name),
+        "title": _capitalized(phrases.term_label(name)),
         "back": state.query(),
         "headline": "",
-        "rest": "How this number is computed.",
+        "rest": _("How this number is computed."),
         "plan_shown": state.plan_dict(state.plan),
     }
     return render(
@@ -57,25 +58,25 @@ def explain_term(planner: PlannerClient, name: str) -> dict[str, Any]:
         detail = (
             phrases.listed_problems(state.problems)
             if state.problems
-            else "The link names no plan. Select one in the table."
+            else _("The link names no plan. Select one in the table.")
         )
-        raise Refusal("plan-invalid", "No plan to explain", 422, detail)
+        raise Refusal("plan-invalid", _("No plan to explain"), 422, detail)
     table = planner.table(plan)
     if table is None:
         raise Refusal(
             "plan-invalid",
-            "The plan is not valid",
+            _("The plan is not valid"),
             422,
-            "Select a row of the planner's table.",
+            _("Select a row of the planner's table."),
         )
     if name in _BOUNDS:
         return _bound(planner, plan, table, name)
     if name not in TERMS.terms and name not in TERMS.inputs:
         raise Refusal(
             "not-found",
-            "Unknown term",
+            _("Unknown term"),
             404,
-            f"{name[:60]!r} is not a term of the planner.",
+            _("%(name)r is not a term of the planner.") % {"name": name[:60]},
         )
     return _node(explain(table, name, stage=_stage(table), depth=_DEPTH).to_dict(), table)
 
@@ -105,8 +106,9 @@ def _bound(planner: PlannerClient, plan: dict[str, Any], table: Table, name: str
         "label": phrases.term_label(name),
         "value": phrases.in_unit(answer[name], "s"),
         "exact": exact(answer[name], "s"),
-        "source": "spread of measured runs around the prediction",
-        "formula": f"the {percent}% quantile of the relative error on step_time_s",
+        "source": _("spread of measured runs around the prediction"),
+        "formula": _("%(percent)s%% quantile of the relative error on step_time_s")
+        % {"percent": percent},
         "inputs": [step],
         "has_inputs": False,
     }
@@ -114,6 +116,10 @@ def _bound(planner: PlannerClient, plan: dict[str, Any], table: Table, name: str
 
 def _stage(table: Table) -> int:
     return int(table.column("worst_stage").reshape(-1)[0])
+
+
+def _capitalized(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def exact(value: Any, unit: str) -> str:

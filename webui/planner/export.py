@@ -7,6 +7,7 @@ from typing import Any, Final
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils.http import content_disposition_header
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import Refusal
@@ -39,7 +40,7 @@ def export(request: PageRequest) -> HttpResponse:
         "tab": "planner",
         "headline": "",
         "back": state.query(),
-        "rest": f"Configuration of the selected plan for {engine}.",
+        "rest": _("Configuration of the selected plan for %(engine)s.") % {"engine": engine},
         "plan_shown": state.plan_dict(state.plan),
     }
     template = "export_part.html" if request.headers.get("X-Part") else "export.html"
@@ -54,25 +55,26 @@ def export_for(user: Any, state: Any, engine: str) -> dict[str, Any]:
     if engine not in ENGINES:
         raise Refusal(
             "not-found",
-            "Unknown engine",
+            _("Unknown engine"),
             404,
-            f"{engine[:40]!r} is not one of {', '.join(ENGINES)}.",
+            _("%(engine)r is not one of %(engines)s.")
+            % {"engine": engine[:40], "engines": ", ".join(ENGINES)},
         )
     plan = state.plan_dict(state.plan) if state.plan else None
     if state.problems or plan is None:
         detail = (
             phrases.listed_problems(state.problems)
             if state.problems
-            else "The link names no plan. Select one in the table."
+            else _("The link names no plan. Select one in the table.")
         )
-        raise Refusal("plan-invalid", "No plan to export", 422, detail)
+        raise Refusal("plan-invalid", _("No plan to export"), 422, detail)
     try:
         return user_api.export(user=user, line=state.line(plan), engine=engine)
     except BadRequest as refused:
         problems = map_problems([item.model_dump(by_alias=True) for item in refused.problems])
         raise Refusal(
             "plan-invalid",
-            f"{engine} cannot run this",
+            _("%(engine)s cannot run this plan") % {"engine": engine},
             422,
             phrases.listed_problems(problems),
         ) from None

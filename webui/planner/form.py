@@ -14,6 +14,8 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from django.utils.translation import gettext as _
+
 from webui.planner import plan_link
 from webui.planner.form_fields import ANY, AXES, FIELDS, OWN, OWN_DEVICE, PlannerField
 from workers.contracts.catalog.units import GIB
@@ -33,6 +35,7 @@ _ALWAYS_IN_LINK: Final = (
     "framework",
     "precision",
 )
+_WITHOUT_RANK: Final = ("ia3", "bitfit")
 _SUFFIXES: Final = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
 # planner request field → form field
 _FORM_FIELDS: Final = {
@@ -45,6 +48,11 @@ _FORM_FIELDS: Final = {
     "plan.global_batch_size": "global_batch_size",
     "workload.tokens": "tokens",
     "framework": "framework",
+    "train": "method",
+    "train.objective": "task",
+    "train.distill": "teacher",
+    "train.adapter.rank": "rank",
+    "teacher": "teacher",
     "cluster.intra_node_gb_per_s": "intra",
     "cluster.inter_node_gb_per_s": "inter",
     "objective": "objective",
@@ -117,8 +125,19 @@ class FormState:
             "cluster": {key: value for key, value in cluster.items() if value is not None},
             "workload": {key: value for key, value in workload.items() if value is not None},
             "framework": {"name": values["framework"]},
+            **self._training(values),
         }
         return line if plan is None else {**line, "plan": dict(plan)}
+
+    def _training(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns `train` and `teacher` of the request; empty if all weights are pre-trained."""
+        task, method = values["task"], values["method"]
+        train: dict[str, Any] = {} if task == "pretrain" else {"objective": task}
+        if method != "full":
+            ranked = method not in _WITHOUT_RANK
+            train["adapter"] = {"method": method, **({"rank": values["rank"]} if ranked else {})}
+        teacher = {"teacher": values["teacher"]} if values["teacher"] else {}
+        return {**({"train": train} if train else {}), **teacher}
 
     def fixed(self) -> dict[str, Any]:
         """Returns the axes that the search must not change."""
@@ -184,7 +203,8 @@ class FormState:
 def parse_form(data: Any) -> FormState:
     """Parses a QueryDict; ignores unknown names and uses defaults for missing ones."""
     values = {name: data.get(name, spec.default).strip() for name, spec in FIELDS.items()}
-    for name, _, value in (part.strip().partition("=") for part in data.get("fix", "").split(",")):
+    for part in data.get("fix", "").split(","):
+        name, value = [*part.strip().split("=", 1), ""][:2]
         if name in values and not data.get(name):
             values[name] = value.strip()
     link_problems: list[Problem] = []
@@ -192,7 +212,11 @@ def parse_form(data: Any) -> FormState:
     if plan is None:
         shown = data["plan"][:60]
         link_problems.append(
-            problem("plan", f"{shown!r} is not a valid plan key", "a row of the table")
+            problem(
+                "plan",
+                _("%(key)r is not a valid plan key") % {"key": shown},
+                _("Select a row of the table"),
+            )
         )
     keys = [key for key in map(_key, data.getlist("compare")) if key]
     top = data.get("top", "")
@@ -213,20 +237,23 @@ def parse_value(spec: PlannerField, text: str) -> Any:
     if spec.kind == "json":
         return _shape(spec, text)
     if spec.name == "device" and 0 < len(text) <= 120:
-        return text  # a catalogue or user device: the planner checks it
+        return text  # a catalog or user device: the planner checks it
     if spec.kind in ("choice", "text"):
-        known = [choice for choice, _ in spec.choices]
+        known = [choice for choice, label in spec.choices]
         if text in known or not known:
             return text
         return problem(
             spec.name,
-            f"{text[:60]!r} is not one of the choices",
-            ", ".join(name for name in known[:6] if name),
+            _("%(value)r is not one of the choices") % {"value": text[:60]},
+            _("Use one of %(choices)s")
+            % {"choices": ", ".join(name for name in known[:6] if name)},
         )
     if not text:
         if spec.default == ANY or spec.name == "tokens":
             return None
-        return problem(spec.name, f"{spec.label.lower()} is empty", spec.default)
+        return problem(
+            spec.name, _("%(field)s is empty") % {"field": _(spec.label)}, _example(spec)
+        )
     plain = text.replace(",", "").replace("_", "").replace(" ", "")
     if spec.kind == "int":
         value: float | int | None = int(plain) if re.fullmatch(r"[+-]?\d{1,18}", plain) else None
@@ -235,17 +262,29 @@ def parse_value(spec: PlannerField, text: str) -> Any:
     if value is None:
         return problem(
             spec.name,
-            f"{text[:40]!r} is not {'an integer' if spec.kind == 'int' else 'a number'}",
-            spec.default or "8",
+            (
+                _("%(value)r is not an integer")
+                if spec.kind == "int"
+                else _("%(value)r is not a number")
+            )
+            % {"value": text[:40]},
+            _example(spec),
         )
     if not spec.least <= value <= spec.most:
         least, most = (
             f"{each:,.0f}" if each >= 1 else f"{each:g}" for each in (spec.least, spec.most)
         )
+        limits = {"value": text[:40], "least": least, "most": most}
         return problem(
-            spec.name, f"{text[:40]} is not between {least} and {most}", spec.default or "8"
+            spec.name,
+            _("%(value)s is not between %(least)s and %(most)s") % limits,
+            _("Use a value from %(least)s to %(most)s") % limits,
         )
     return value
+
+
+def _example(spec: PlannerField) -> str:
+    return _("Enter a value such as %(example)s") % {"example": spec.default or "8"}
 
 
 def parse_amount(text: str) -> float | None:
@@ -290,20 +329,26 @@ def _shape(spec: PlannerField, text: str) -> Any:
         '{"layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "vocab": 128256, '
         '"max_seq_len": 8192}'
     )
+    paste = _("Paste a config.json, or a model such as %(example)s") % {"example": example}
     if not text:
-        return problem(spec.name, "the model JSON is empty", f"paste a config.json, or {example}")
+        return problem(spec.name, _("the model JSON is empty"), paste)
     if len(text) > MAX_SHAPE_CHARS:
         return problem(
             spec.name,
-            f"{len(text):,} characters are too many for a model",
-            "only its config.json",
+            _("the model JSON has %(count)s characters, at most %(most)s are allowed")
+            % {"count": f"{len(text):,}", "most": f"{MAX_SHAPE_CHARS:,}"},
+            _("Paste only the config.json"),
         )
     try:
         shape = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return problem(spec.name, f"the JSON cannot be read: {error}", "an unchanged config.json")
+        return problem(
+            spec.name,
+            _("the model JSON is invalid: %(error)s") % {"error": error},
+            _("Paste the unchanged config.json"),
+        )
     return (
         shape
         if isinstance(shape, dict)
-        else problem(spec.name, "the model must be a JSON object", example)
+        else problem(spec.name, _("the model must be a JSON object"), paste)
     )

@@ -8,6 +8,8 @@ from typing import Any, Final
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.planner.store import selectors
@@ -15,6 +17,7 @@ from webui.planner import form_fields, phrases, result_layout
 from webui.planner.charts import memory
 from webui.planner.form import MAX_PLANS, FormState, map_problems, parse_form
 from webui.planner.form_fields import OWN, PlannerField
+from webui.planner.headline import describe_result
 from webui.planner.pipeline_view import more_terms, pipeline_chart
 from webui.planner.plan_link import plan_key
 from webui.planner.queries import PlannerClient, planner_client
@@ -73,7 +76,7 @@ def result_context(planner: PlannerClient) -> dict[str, Any]:
     state = planner.state
     base: dict[str, Any] = {
         "form_state": state,
-        "memory_categories": MEMORY_LEGEND,
+        "memory_categories": [(name, _(label), hue) for name, label, hue in MEMORY_LEGEND],
         "query": state.query(),
         "tokens": None,
         "calibration": planner.calibration_name,
@@ -95,7 +98,7 @@ def result_context(planner: PlannerClient) -> dict[str, Any]:
     table = planner.table(wanted["plan"]) if wanted else None
     key = plan_key(wanted["plan"]) if wanted else ""
     best = bool(key) and bool(plans) and key == plan_key(plans[0]["plan"])
-    headline, rest = phrases.headline(
+    headline, rest = describe_result(
         result, wanted, best=best, tokens=tokens, objective=state.objective
     )
     shown = result_layout.distinct(plans[: 3 * state.top], state.top)
@@ -126,7 +129,9 @@ def result_context(planner: PlannerClient) -> dict[str, Any]:
 
 def form(state: FormState, user: Any) -> dict[str, Any]:
     """Returns the template context of the form: fields, values and errors."""
-    own = [(name, f"{name} (mine)") for name in selectors.own_devices(user=user)]
+    own = [
+        (name, _("%(name)s (mine)") % {"name": name}) for name in selectors.own_devices(user=user)
+    ]
 
     def items(fields: tuple[PlannerField, ...]) -> list[dict[str, Any]]:
         return [_item(field, state, own) for field in fields]
@@ -138,6 +143,7 @@ def form(state: FormState, user: Any) -> dict[str, Any]:
         "own_device_fields": items(form_fields.OWN_DEVICE),
         "link_fields": items(form_fields.LINKS),
         "batch_fields": items(form_fields.BATCH),
+        "trained_fields": items(form_fields.TRAINED),
         "how_fields": items(form_fields.HOW),
         "axis_fields": axes,
         "own_model": state.values["model"] == OWN,
@@ -184,11 +190,12 @@ def _selected(
     answer = planner.estimate(named)
     if answer.get("ok"):
         return answer, [] if answer.get("fits") or not plans else [
-            "The selected plan does not fit. All plans in the table fit."
+            _("The selected plan does not fit. All plans in the table fit.")
         ]
     reason = phrases.listed_problems(map_problems(answer["problems"]))
     return best, [
-        f"The previously selected plan {phrases.glyph(named)} is not valid here: {reason}"
+        _("The previously selected plan %(plan)s is not valid here: %(reason)s")
+        % {"plan": phrases.glyph(named), "reason": reason}
     ]
 
 
@@ -235,7 +242,11 @@ def _has_more(result: dict[str, Any], state: FormState) -> bool:
 
 def _problem_summary(problems: list[dict[str, str]]) -> str:
     message, field = problems[0]["message"], form_fields.FIELDS.get(problems[0]["field"])
-    more = f" And {len(problems) - 1} more." if len(problems) > 1 else ""
-    label = f"{field.label}: " if field and message[:1] in "-+.0123456789'" else ""
+    more, count = "", len(problems) - 1
+    if count:
+        more = " " + ngettext("%(count)s more problem.", "%(count)s more problems.", count) % {
+            "count": count
+        }
+    label = f"{_(field.label)}: " if field and message[:1] in "-+.0123456789'" else ""
     message = message if label else f"{message[:1].upper()}{message[1:]}"
     return f"{label}{message.rstrip('.')}.{more}"

@@ -1,51 +1,59 @@
-"""Text of planner answers: headline, verdict, money, days and units."""
+"""Text of planner answers: verdict, money, days, terms and units."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from webui.presentation import formatting
+from webui.presentation.problems import problem_text
 
 # share of the capacity above which a plan counts as tight
 TIGHT: Final = 0.92
 # labels of common terms; others are derived from the name
 _TERM_LABELS: Final = {
-    "params_bytes": "parameters",
-    "grads_bytes": "gradients",
-    "optimizer_bytes": "optimizer states",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits",
-    "buffers_bytes": "buffers",
-    "unattributed_bytes": "unattributed",
-    "total_bytes": "memory",
-    "capacity_bytes": "capacity",
-    "compute_s": "compute",
-    "exposed_comm_s": "exposed communication",
-    "bubble_s": "pipeline bubble",
-    "optimizer_s": "optimizer",
-    "other_s": "other",
-    "step_time_s": "step time",
-    "tokens_per_s_per_device": "tokens/s per device",
-    "mfu": "MFU",
-    "hfu": "HFU",
-    "tflops_per_device": "model TFLOP/s per device",
-    "bubble_fraction": "bubble",
-    "days": "days",
-    "usd_per_billion_tokens": "dollars per billion tokens",
-    "kwh_per_billion_tokens": "kWh per billion tokens",
-    "step_time_low_s": "step time, low end",
-    "step_time_high_s": "step time, high end",
-    "host_bytes": "host memory",
-    "all_reduce_bytes": "all-reduce",
-    "all_gather_bytes": "all-gather",
-    "reduce_scatter_bytes": "reduce-scatter",
-    "broadcast_bytes": "broadcast",
-    "all_to_all_bytes": "all-to-all",
-    "send_bytes": "sent between stages",
-    "tp_call_bytes": "calls of tensor ranks",
-    "ttft_s": "time to first token",
-    "tpot_s": "time per output token",
+    "params_bytes": gettext_noop("parameters"),
+    "reference_bytes": gettext_noop("reference"),
+    "grads_bytes": gettext_noop("gradients"),
+    "optimizer_bytes": gettext_noop("optimizer states"),
+    "activations_bytes": gettext_noop("activations"),
+    "logits_bytes": gettext_noop("logits"),
+    "buffers_bytes": gettext_noop("buffers"),
+    "rollout_bytes": gettext_noop("rollouts"),
+    "unattributed_bytes": gettext_noop("unattributed"),
+    "total_bytes": gettext_noop("memory"),
+    "capacity_bytes": gettext_noop("capacity"),
+    "compute_s": gettext_noop("compute"),
+    "exposed_comm_s": gettext_noop("exposed communication"),
+    "bubble_s": gettext_noop("pipeline bubble"),
+    "optimizer_s": gettext_noop("optimizer"),
+    "rollout_s": gettext_noop("rollouts"),
+    "other_s": gettext_noop("other"),
+    "step_time_s": gettext_noop("step time"),
+    "tokens_per_s_per_device": gettext_noop("tokens/s per device"),
+    "mfu": gettext_noop("MFU"),
+    "hfu": gettext_noop("HFU"),
+    "tflops_per_device": gettext_noop("model TFLOP/s per device"),
+    "bubble_fraction": gettext_noop("bubble"),
+    "generation_share": gettext_noop("share of generation"),
+    "days": gettext_noop("days"),
+    "usd_per_billion_tokens": gettext_noop("US dollars per billion tokens"),
+    "kwh_per_billion_tokens": gettext_noop("kWh per billion tokens"),
+    "step_time_low_s": gettext_noop("step time, low end"),
+    "step_time_high_s": gettext_noop("step time, high end"),
+    "host_bytes": gettext_noop("host memory"),
+    "all_reduce_bytes": gettext_noop("all-reduce"),
+    "all_gather_bytes": gettext_noop("all-gather"),
+    "reduce_scatter_bytes": gettext_noop("reduce-scatter"),
+    "broadcast_bytes": gettext_noop("broadcast"),
+    "all_to_all_bytes": gettext_noop("all-to-all"),
+    "send_bytes": gettext_noop("sent between stages"),
+    "tp_call_bytes": gettext_noop("one collective of the tensor ranks"),
+    "ttft_s": gettext_noop("time to first token"),
+    "tpot_s": gettext_noop("time per output token"),
 }
 _SHARES: Final = frozenset({"mfu", "hfu", "occupancy"})
 
@@ -68,8 +76,8 @@ def days(value: Any) -> str:
     if real < 2:
         return formatting.duration(real * 86400)
     if real >= 3650:
-        return f"{formatting.quantity(round(real / 365.25, 1))} years"
-    return f"{real:,.0f} days" if real >= 20 else f"{real:.1f} days"
+        return _("%(count)s years") % {"count": formatting.quantity(round(real / 365.25, 1))}
+    return _("%(count)s days") % {"count": f"{real:,.0f}" if real >= 20 else f"{real:.1f}"}
 
 
 def glyph(plan: Mapping[str, Any]) -> str:
@@ -82,14 +90,16 @@ def details(plan: Mapping[str, Any]) -> str:
     """Returns what the glyph omits: micro-batches, schedule, replicas, prefetch."""
     micro, dp = int(plan.get("micro_batch_size") or 1), int(plan.get("dp") or 1)
     rounds = max(1, int(plan.get("global_batch_size") or 1) // (micro * dp))
-    parts = [f"micro-batch {micro} × {rounds:,}"]
+    parts = [_("micro-batch %(size)s × %(count)s") % {"size": micro, "count": f"{rounds:,}"}]
     if int(plan.get("pp") or 1) > 1:
         virtual = int(plan.get("virtual_stages") or 1)
         parts.append(str(plan.get("schedule", "1f1b")) + (f" × {virtual}" if virtual > 1 else ""))
     if int(plan.get("dp_replicate") or 1) > 1:
-        parts.append(f"{plan['dp_replicate']} replicas")
+        parts.append(_("%(count)s replicas") % {"count": plan["dp_replicate"]})
     if plan.get("prefetch_layers") is not None:
-        parts.append(f"prefetch {plan['prefetch_layers']}")
+        count = int(plan["prefetch_layers"])
+        text = ngettext("prefetch of %(count)s layer", "prefetch of %(count)s layers", count)
+        parts.append(text % {"count": count} if count else _("no prefetch"))
     return ", ".join(parts)
 
 
@@ -101,10 +111,10 @@ def verdict(answer: Mapping[str, Any]) -> tuple[str, str]:
         formatting.number(memory.get("capacity_bytes")),
     )
     if not answer.get("fits"):
-        return "does not fit", "bad"
-    return (
-        ("tight", "warn") if total and capacity and total > TIGHT * capacity else ("fits", "good")
-    )
+        return _("does not fit"), "bad"
+    if total and capacity and total > TIGHT * capacity:
+        return _("tight"), "warn"
+    return _("fits"), "good"
 
 
 def host(answer: Mapping[str, Any]) -> tuple[float, float | None]:
@@ -123,7 +133,7 @@ def room(memory: Mapping[str, Any]) -> str:
     )
     if total.split(" ")[-1] == capacity.split(" ")[-1]:
         total = total.split(" ")[0]
-    return f"{total} of {capacity}"
+    return _("%(used)s of %(capacity)s") % {"used": total, "capacity": capacity}
 
 
 def total_usd(answer: Mapping[str, Any], tokens: float | None) -> float | None:
@@ -132,75 +142,10 @@ def total_usd(answer: Mapping[str, Any], tokens: float | None) -> float | None:
     return each * tokens / 1e9 if each is not None and tokens else None
 
 
-def headline(
-    result: Mapping[str, Any],
-    chosen: Mapping[str, Any] | None,
-    *,
-    best: bool,
-    tokens: float | None,
-    objective: str,
-) -> tuple[str, str]:
-    """Returns `(plan, rest of the sentence)`: whether it fits, its speed and its cost."""
-    if chosen is None:
-        legal = int(result.get("legal") or result.get("enumerated") or 0)
-        if not legal:
-            return "", "No plan is valid with these fixed axes."
-        return "", f"None of {formatting.count(legal, 'valid plan')} fits."
-    memory, step = chosen["memory"], formatting.seconds(chosen["step_time_s"])
-    fit = int(result.get("fit") or 0)
-    label, mood = verdict(chosen)
-    offloaded, host_capacity = host(chosen)
-    if mood == "bad" and host_capacity is not None and offloaded > host_capacity:
-        return glyph(chosen["plan"]), (
-            f" does not fit: it offloads {formatting.memory(offloaded)} per device, the host has "
-            f"only {formatting.memory(host_capacity)} per device."
-        )
-    if mood == "bad":
-        where = (
-            f" on stage {memory.get('stage', 0)}"
-            if len(memory.get("per_stage_total_bytes") or []) > 1
-            else ""
-        )
-        closest = (
-            ""
-            if fit
-            else "; it is the closest of "
-            f"{formatting.count(int(result.get('legal') or 0), 'valid plan')}"
-        )
-        return glyph(chosen["plan"]), f" does not fit: it needs {room(memory)}{where}{closest}."
-    superlative = {"time": "the fastest", "cost": "the cheapest", "memory": "the lightest"}.get(
-        objective, "the best"
-    )
-    rest = (
-        f" is {superlative} of {formatting.count(fit, 'plan that fits', 'plans that fit')}: "
-        if best and fit
-        else ": "
-    )
-    low, high = chosen.get("step_time_low_s"), chosen.get("step_time_high_s")
-    within = (
-        f" ({formatting.seconds(low)} to {formatting.seconds(high)})"
-        if low and high and high > low
-        else ""
-    )
-    rest += f"{step} per step{within}, MFU {formatting.percent(chosen.get('mfu'))}, {room(memory)}"
-    rest += " (tight)" if label == "tight" else ""
-    rest += (
-        f" if the host has {formatting.memory(offloaded)} of free memory per device"
-        if offloaded and host_capacity is None
-        else ""
-    )
-    if tokens and chosen.get("days") is not None:
-        usd = total_usd(chosen, tokens)
-        rest += f"; {formatting.quantity(tokens)} tokens take {days(chosen['days'])}" + (
-            f" and {money(usd)}" if usd else ""
-        )
-    return glyph(chosen["plan"]), rest + "."
-
-
 def term_label(name: str) -> str:
     """Returns the label of a term."""
     plain = name.removesuffix("_s").removesuffix("_bytes")
-    return _TERM_LABELS.get(name, plain.replace("_", " "))
+    return _(_TERM_LABELS[name]) if name in _TERM_LABELS else plain.replace("_", " ")
 
 
 def in_unit(value: Any, unit: str) -> str:
@@ -210,17 +155,20 @@ def in_unit(value: Any, unit: str) -> str:
             return formatting.DASH
         shown = [in_unit(each, unit) for each in value]
         if len(set(shown)) == 1:
-            return f"{shown[0]} on all {len(shown)}"
-        return (
-            ", ".join(shown)
-            if len(shown) <= 4
-            else f"{shown[0]}, {shown[1]} … {shown[-1]} over {len(shown)}"
-        )
+            return _("%(value)s on all %(count)s") % {"value": shown[0], "count": len(shown)}
+        if len(shown) <= 4:
+            return ", ".join(shown)
+        return _("%(first)s, %(second)s … %(last)s over %(count)s stages") % {
+            "first": shown[0],
+            "second": shown[1],
+            "last": shown[-1],
+            "count": len(shown),
+        }
     real = formatting.number(value)
     if real is None:
         return formatting.DASH
     if unit in ("bytes", "B"):
-        return f"{formatting.memory(real)}"
+        return formatting.memory(real)
     if unit in ("B/s", "FLOP", "FLOP/s"):
         return prefixed(real, unit)
     if unit == "s":
@@ -266,8 +214,9 @@ def prefixed(real: float, unit: str) -> str:
 
 def listed_problems(problems: Sequence[Mapping[str, str]]) -> str:
     """Returns the first problem with its hint, and how many more there are."""
-    first = problems[0]
-    more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
-    return (
-        f"{first['message']}{' (try: ' + first['hint'] + ')' if first.get('hint') else ''}{more}."
-    )
+    text, more = problem_text(problems[0]), len(problems) - 1
+    if more:
+        text += " " + ngettext("%(count)s more problem.", "%(count)s more problems.", more) % {
+            "count": more
+        }
+    return text

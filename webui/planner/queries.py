@@ -35,7 +35,7 @@ class PlannerClient:
 
     state: FormState
     devices: str
-    calibration: str  # empty: catalogue values
+    calibration: str  # empty: catalog values
     calibration_name: str = ""
     quick: bool = False
 

@@ -6,6 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.planner import phrases
 from webui.planner.charts import communication, time
 from webui.planner.charts import memory as plan_memory
@@ -16,29 +19,31 @@ from webui.presentation import formatting
 
 # tiles of the chosen plan: (name of the number, title, hue)
 _TILES: Final = (
-    ("step_time_s", "Step time", "time"),
-    ("tokens_per_s_per_device", "Tokens/s per device", "throughput"),
-    ("mfu", "MFU", "mfu"),
-    ("total_bytes", "Memory", "mem-params"),
-    ("days", "Time to train", "time"),
-    ("usd_per_billion_tokens", "Cost", "event"),
+    ("step_time_s", gettext_noop("Step time"), "time"),
+    ("tokens_per_s_per_device", gettext_noop("Tokens/s per device"), "throughput"),
+    ("mfu", gettext_noop("MFU"), "mfu"),
+    ("total_bytes", gettext_noop("Memory"), "mem-params"),
+    ("days", gettext_noop("Time to train"), "time"),
+    ("usd_per_billion_tokens", gettext_noop("Cost"), "event"),
 )
-_PLAN_ROWS: Final = (
-    ("dp", "data parallel"),
-    ("tp", "tensor parallel"),
-    ("pp", "pipeline parallel"),
-    ("cp", "context parallel"),
-    ("ep", "expert parallel"),
-    ("zero", "ZeRO stage"),
-    ("dp_replicate", "replicas"),
-    ("sequence_parallel", "sequence parallel"),
-    ("micro_batch_size", "micro-batch"),
-    ("recompute", "recompute"),
-    ("schedule", "pipeline schedule"),
-    ("virtual_stages", "stages per device"),
-    ("offload", "offload"),
-    ("precision", "precision"),
-    ("prefetch_layers", "prefetched layers"),
+# plan field → label
+PLAN_ROWS: Final = (
+    ("dp", gettext_noop("data parallel")),
+    ("tp", gettext_noop("tensor parallel")),
+    ("pp", gettext_noop("pipeline parallel")),
+    ("cp", gettext_noop("context parallel")),
+    ("ep", gettext_noop("expert parallel")),
+    ("zero", gettext_noop("ZeRO stage")),
+    ("dp_replicate", gettext_noop("replicas")),
+    ("sequence_parallel", gettext_noop("sequence parallel")),
+    ("micro_batch_size", gettext_noop("micro-batch")),
+    ("global_batch_size", gettext_noop("global batch")),
+    ("recompute", gettext_noop("recompute")),
+    ("schedule", gettext_noop("pipeline schedule")),
+    ("virtual_stages", gettext_noop("stages per device")),
+    ("offload", gettext_noop("offload")),
+    ("precision", gettext_noop("precision")),
+    ("prefetch_layers", gettext_noop("prefetched layers")),
 )
 
 
@@ -47,7 +52,7 @@ def row(
 ) -> dict[str, Any]:
     """Returns a table row; `alike` more plans differ only in prefetched layers."""
     plan, memory = answer["plan"], answer["memory"]
-    key, (held, _) = plan_key(plan), phrases.host(answer)
+    key, offloaded = plan_key(plan), phrases.host(answer)[0]
     total, capacity = (
         formatting.number(memory.get("total_bytes")) or 0.0,
         formatting.number(memory.get("capacity_bytes")) or 0.0,
@@ -70,7 +75,9 @@ def row(
         "tokens": formatting.quantity(answer["tokens_per_s_per_device"]),
         "mfu": formatting.percent(answer["mfu"]),
         "bar": plan_memory.segments(memory, with_free=False),
-        "host": f"+ {formatting.memory(held)} host" if held else "",
+        "host": (
+            _("+ %(memory)s host") % {"memory": formatting.memory(offloaded)} if offloaded else ""
+        ),
         "memory": formatting.memory(total),
         "share": formatting.percent(total / capacity) if capacity else "",
         "cost": phrases.money(answer.get("usd_per_billion_tokens")),
@@ -95,7 +102,7 @@ def interval(answer: Mapping[str, Any]) -> str:
     )
     if not step or low is None or high is None or high <= low:
         return ""
-    return f"{formatting.seconds(low)} to {formatting.seconds(high)}"
+    return time.interval(low, high)
 
 
 def spread(answer: Mapping[str, Any]) -> str:
@@ -203,50 +210,55 @@ def compared(
 ) -> list[dict[str, Any]]:
     """Returns rows `{name, first, second, change, mood}`: plan fields, then numbers that differ."""
     rows: list[dict[str, Any]] = []
-    for name, word in _PLAN_ROWS:
+    for name, label in PLAN_ROWS:
         one, two = _plan_value(first["plan"].get(name)), _plan_value(second["plan"].get(name))
         if one != two:
-            rows.append({"name": word, "first": one, "second": two, "change": "", "mood": ""})
-    for word, get, show, less in _numbers(tokens):
+            rows.append({"name": _(label), "first": one, "second": two, "change": "", "mood": ""})
+    for label, get, show, less in _numbers(tokens):
         before, after = formatting.number(get(first)), formatting.number(get(second))
         if before is None or after is None or (not before and not after):
             continue
         change = _change(before, after, less)
         if change["change"] != "same":
-            rows.append({"name": word, "first": show(before), "second": show(after), **change})
+            rows.append({"name": label, "first": show(before), "second": show(after), **change})
     return rows
 
 
 def _numbers(tokens: float | None) -> list[tuple[str, Any, Any, bool]]:
     """Returns `(label, getter, formatter, whether less is better)` of each number."""
     listed: list[tuple[str, Any, Any, bool]] = [
-        ("step time", lambda a: a["step_time_s"], formatting.seconds, True),
+        (_("step time"), lambda a: a["step_time_s"], formatting.seconds, True),
         *(
-            (part, lambda a, n=name: a["time"].get(n), formatting.seconds, True)
-            for name, part, _ in time.PARTS
+            (_(part), lambda a, n=name: a["time"].get(n), formatting.seconds, True)
+            for name, part, hue in time.PARTS
         ),
-        ("tokens/s per device", lambda a: a["tokens_per_s_per_device"], formatting.quantity, False),
+        (
+            _("tokens/s per device"),
+            lambda a: a["tokens_per_s_per_device"],
+            formatting.quantity,
+            False,
+        ),
         ("MFU", lambda a: a["mfu"], formatting.percent, False),
-        ("memory", lambda a: a["memory"]["total_bytes"], formatting.memory, True),
+        (_("memory"), lambda a: a["memory"]["total_bytes"], formatting.memory, True),
         *(
-            (part, lambda a, n=name: a["memory"].get(n), formatting.memory, True)
-            for name, part, _ in plan_memory.CATEGORIES
+            (_(part), lambda a, n=name: a["memory"].get(n), formatting.memory, True)
+            for name, part, hue in plan_memory.CATEGORIES
         ),
-        ("host memory per device", lambda a: phrases.host(a)[0], formatting.memory, True),
+        (_("host memory per device"), lambda a: phrases.host(a)[0], formatting.memory, True),
         *(
             (
-                f"sent for {kind} parallel",
+                _("sent for %(axis)s") % {"axis": _(label)},
                 lambda a, n=name: (a.get("comm") or {}).get(n),
                 formatting.memory,
                 True,
             )
-            for name, kind, _ in communication.KINDS
+            for name, label, about in communication.KINDS
         ),
     ]
     if tokens:
         listed += [
-            ("time to train", lambda a: a.get("days"), phrases.days, True),
-            ("cost", lambda a: phrases.total_usd(a, tokens), phrases.money, True),
+            (_("time to train"), lambda a: a.get("days"), phrases.days, True),
+            (_("cost"), lambda a: phrases.total_usd(a, tokens), phrases.money, True),
         ]
     return listed
 
@@ -263,7 +275,7 @@ def _change(one: float, two: float, less: bool) -> dict[str, str]:
 
 def _plan_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
-        return "yes" if value else "no" if value is False else formatting.DASH
+        return _("yes") if value else _("no") if value is False else formatting.DASH
     return str(value)
 
 
@@ -280,22 +292,26 @@ def _tiles(
             f"{formatting.quantity(answer['tflops_per_device'])} TFLOP/s",
         ),
         "mfu": (formatting.percent(answer["mfu"]), f"HFU {formatting.percent(answer['hfu'])}"),
-        "total_bytes": (formatting.memory(memory["total_bytes"]), f"of {capacity}"),
+        "total_bytes": (
+            formatting.memory(memory["total_bytes"]),
+            _("of %(capacity)s") % {"capacity": capacity},
+        ),
         "days": (
             phrases.days(answer.get("days")),
-            f"{formatting.quantity(tokens)} tokens" if tokens else "",
+            _("%(count)s tokens") % {"count": formatting.quantity(tokens)} if tokens else "",
         ),
         "usd_per_billion_tokens": (
             phrases.money(usd if usd is not None else answer.get("usd_per_billion_tokens")),
-            f"{phrases.money(answer.get('usd_per_billion_tokens'))} per billion tokens"
+            _("%(usd)s per billion tokens")
+            % {"usd": phrases.money(answer.get("usd_per_billion_tokens"))}
             if usd
-            else "per billion tokens",
+            else _("per billion tokens"),
         ),
     }
     return [
         {
             "name": name,
-            "title": title,
+            "title": _(title),
             "hue": hue,
             "value": shown[name][0],
             "more": shown[name][1],

@@ -9,14 +9,16 @@ from urllib.parse import urlencode
 from django.http import HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
+from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_POST
 
+from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
 from orchestrator.planner.store import selectors, services
 from webui.forms.forecast import planner_query
 from webui.planner import phrases
 from webui.planner.form import parse_form
-from webui.views.access import PageRequest, page, redirect_with_message
+from webui.views.access import PageRequest, page, redirect_with_message, require_role
 
 SHOWN = 100
 
@@ -27,7 +29,9 @@ def saved(request: PageRequest) -> HttpResponse:
     """Lists the saved plans that the user may see."""
     rows = list(selectors.saved_plans_visible_to(user=request.user)[:SHOWN])
     mine = sum(row.owner_id == request.user.pk for row in rows)
-    rest = f"{len(rows)} saved, {mine} of them yours." if rows else "No saved plans yet."
+    rest = _("No saved plans yet.")
+    if rows:
+        rest = _("%(count)s saved, %(mine)s of them yours.") % {"count": len(rows), "mine": mine}
     for row in rows:
         row.link = row.link or _link(row.line)
     context = {"tab": "planner-saved", "plans": rows, "headline": "", "rest": rest}
@@ -38,14 +42,17 @@ def saved(request: PageRequest) -> HttpResponse:
 @require_POST
 def save(request: PageRequest) -> HttpResponse:
     """Saves the plan of the link `query` under a name."""
+    require_role(request.user, Role.SUBMITTER, _("Saving plans"))
     query = request.POST.get("query", "")
     state = parse_form(QueryDict(query))
     plan = state.plan_dict(state.plan) if state.plan else None
     if state.problems or plan is None:
         detail = (
-            phrases.listed_problems(state.problems) if state.problems else "The link names no plan."
+            phrases.listed_problems(state.problems)
+            if state.problems
+            else _("The link names no plan.")
         )
-        raise Refusal("plan-invalid", "No plan to save", 422, detail)
+        raise Refusal("plan-invalid", _("No plan to save"), 422, detail)
     line = state.line(plan)
     name = (
         request.POST.get("name", "").strip()
@@ -59,7 +66,9 @@ def save(request: PageRequest) -> HttpResponse:
         link=link if len(link) <= 2000 else "",
         devices=selectors.own_devices(user=request.user),
     )
-    return redirect_with_message(request, f"Saved plan {name}.", "planner-saved")
+    return redirect_with_message(
+        request, _("Saved plan %(name)s.") % {"name": name}, "planner-saved"
+    )
 
 
 @page

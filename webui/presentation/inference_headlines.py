@@ -1,4 +1,4 @@
-"""Headlines of inference runs: serve, generate and evaluate.
+"""Headlines of inference runs, serve, generate and evaluate, and of produce runs.
 
 Pure functions of plain numbers; `run_headlines` calls them.
 """
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 KINDS: Final = frozenset({"serve", "generate", "evaluate"})
 ADVICE: Final = {
     "out_of_memory": gettext_noop(
-        "Try fewer concurrent sequences, fewer cache blocks or quantized weights."
+        "Use fewer concurrent sequences, fewer cache blocks or quantized weights."
     ),
-    "numerics": gettext_noop("fp32 or bf16 usually helps; the logs show where it began."),
+    "numerics": gettext_noop("Use fp32 or bf16; the logs show where it began."),
     "preempted": gettext_noop("Retry continues with the prompts that have no answer yet."),
     "lost": gettext_noop("The node stopped responding: retry starts again on another node."),
 }
@@ -150,3 +150,44 @@ def _saved(facts: RunFacts) -> str:
 def _rate(facts: RunFacts) -> str:
     speed = formatting.number(facts.summary.get("inference/tokens_per_s"))
     return _(", %(count)s tokens/s") % {"count": formatting.quantity(speed)} if speed else ""
+
+
+def producing(facts: RunFacts) -> str:
+    """Describe the progress of a running produce run."""
+    if facts.summary.get("produce/candidates") is None:
+        return _("Waiting for the server's first answers.")
+    text = _produced_lines(facts)
+    speed = formatting.number(facts.summary.get("produce/lines_per_s"))
+    if speed:
+        text += _(", %(speed)s lines/s") % {"speed": formatting.quantity(speed)}
+    accepted = _accepted(facts)
+    if facts.runtime_s and facts.wanted and 0 < accepted < facts.wanted:
+        left = facts.runtime_s / accepted * (facts.wanted - accepted)
+        text += _(", ETA %(time)s") % {"time": formatting.duration(left)}
+    return text + "."
+
+
+def produced(facts: RunFacts) -> str:
+    """Describe what a finished produce run has made."""
+    text = _produced_lines(facts)
+    if facts.runtime_s:
+        text += _(" in %(time)s") % {"time": formatting.duration(facts.runtime_s)}
+    return text + "."
+
+
+def _produced_lines(facts: RunFacts) -> str:
+    accepted = _accepted(facts)
+    rejected = round(formatting.number(facts.summary.get("produce/rejected")) or 0)
+    text = ngettext("%(count)s line accepted", "%(count)s lines accepted", accepted) % {
+        "count": f"{accepted:,}"
+    }
+    if facts.wanted and accepted != facts.wanted:
+        text = _("%(count)s of %(wanted)s lines accepted") % {
+            "count": f"{accepted:,}",
+            "wanted": f"{facts.wanted:,}",
+        }
+    return text + _(", %(count)s rejected") % {"count": f"{rejected:,}"}
+
+
+def _accepted(facts: RunFacts) -> int:
+    return round(formatting.number(facts.summary.get("produce/accepted")) or 0)

@@ -16,11 +16,13 @@ from orchestrator.common import clock, live
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
 from orchestrator.runs.outputs import endpoint as endpoints
-from orchestrator.runs.outputs import evaluation_results, generated_answers
+from orchestrator.runs.outputs import evaluation_results, generated_answers, produced_lines
+from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts.axes import per_step
 from webui.presentation import event_messages, formatting, run_headlines
 from webui.presentation.event_messages import EventMessage
+from workers.contracts.specs.finetuning.objectives import BODIES
 
 ANSWERING: Final = ("serve", "generate", "evaluate")
 EVENTS: Final = 120  # newest, in the list and on charts
@@ -31,6 +33,7 @@ _INFERENCE_TABS: Final = {
     "requests": "serve",
     "cache": "serve",
     "answers": "generate",
+    "produced": "produce",
     "evaluation": "evaluate",
 }
 _NUMERICS: Final = ("loss_scale", "grad_norm", "grad_underflow/", "moe/")
@@ -38,8 +41,10 @@ TAB_TITLES: Final = {
     "benchmark": gettext_noop("Results"),
     "chat": gettext_noop("Chat"),
     "answers": gettext_noop("Answers"),
+    "produced": gettext_noop("Lines"),
     "evaluation": gettext_noop("Results"),
     "summary": gettext_noop("Summary"),
+    "data": gettext_noop("Data"),
     "requests": gettext_noop("Requests"),
     "cache": gettext_noop("Cache"),
     "performance": gettext_noop("Performance"),
@@ -48,6 +53,7 @@ TAB_TITLES: Final = {
     "system": gettext_noop("System"),
     "logs": gettext_noop("Logs"),
     "checkpoints": gettext_noop("Checkpoints and artifacts"),
+    "lineage": gettext_noop("Lineage"),
     "config": gettext_noop("Config"),
     "history": gettext_noop("History"),
 }
@@ -99,6 +105,22 @@ class Facts:
         plan = self.run.plan or self.run.spec.get("plan")
         return plan if isinstance(plan, dict) else {}
 
+    @property
+    def objective(self) -> str:
+        """`train.objective`; pretrain for runs without one."""
+        return str((self.run.spec.get("train") or {}).get("objective") or "pretrain")
+
+    @property
+    def fine_tunes(self) -> bool:
+        """Whether the run trains on examples, or a part of its weights."""
+        train = self.run.spec.get("train") or {}
+        return bool(self.reads_examples or train.get("adapter") or train.get("freeze"))
+
+    @property
+    def reads_examples(self) -> bool:
+        """Whether the run trains on examples of one format rather than on text."""
+        return self.objective in BODIES
+
     @cached_property
     def may_manage(self) -> bool:
         """Whether the user may act on the run."""
@@ -115,10 +137,13 @@ class Facts:
         shown = {
             **{name: kind == owner for name, owner in _INFERENCE_TABS.items()},
             "benchmark": False,
+            "data": self.fine_tunes,
             "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
-            "memory": kind != "external" or any(name.startswith("memory/") for name in names),
+            "memory": kind not in ("external", "produce")
+            or any(name.startswith("memory/") for name in names),
             "numerics": kind == "train" or any(name.startswith(_NUMERICS) for name in names),
             "system": kind in ANSWERING or any(name.startswith("device/") for name in names),
+            "lineage": kind in ("train", "produce", "script", *ANSWERING),
             "checkpoints": kind not in ("external", "serve"),
         }
         return [(name, _(title)) for name, title in TAB_TITLES.items() if shown.get(name, True)]
@@ -153,6 +178,7 @@ class Facts:
             answered=generated_answers.count_answers(run)
             if generated_answers.is_available(run)
             else None,
+            wanted=body.count if (body := produced_lines.body_of(run)) is not None else None,
             metrics=self.evaluated.metrics if self.evaluated is not None else None,
         )
         return run_headlines.run_headline(facts)
@@ -172,6 +198,9 @@ class Facts:
         if generated_answers.is_available(self.run):
             done, lines = generated_answers.count_answers(self.run)
             return min(1.0, done / lines) if lines else None
+        if (body := produced_lines.body_of(self.run)) is not None:
+            accepted = self.latest.get("produce/accepted")
+            return min(1.0, accepted / body.count) if accepted is not None else None
         step, steps = self.run.summary.get("step"), self.run.summary.get("steps")
         return min(1.0, step / steps) if step is not None and steps else None
 
@@ -195,12 +224,27 @@ class Facts:
             "epoch": self.epoch,
             "seq": self.seq,
             "latest": self.latest,
+            "engine_job": self.engine_job(),
             "runtime": formatting.duration(
                 ((run.ended or clock.now()) - run.started).total_seconds()
             )
             if run.started
             else "",
         }
+
+    def engine_job(self) -> str:
+        """Return which job of another engine runs the run, in one line; empty for its own."""
+        job = scheduling.engine_job_of(self.run)
+        if job is None:
+            return ""
+        values = {
+            "kind": job.engine.get_kind_display(),
+            "engine": job.engine.name,
+            "number": job.number,
+        }
+        if not job.number:
+            return _("%(kind)s %(engine)s, no job yet") % values
+        return _("%(kind)s %(engine)s, job %(number)s") % values
 
     def source(self) -> dict[str, Any]:
         """Return what the page's script needs to fetch and place points."""
@@ -220,7 +264,8 @@ class Facts:
 
 def actions(run: Any) -> list[dict[str, str]]:
     """Return the available actions, the likeliest first: `{name, label, style, description}`."""
-    state, managed, inference = run.state, run.kind != "external", run.kind in ANSWERING
+    state, managed = run.state, run.kind != "external"
+    inference = run.kind in (*ANSWERING, "produce")
     available = []
     if state == "paused":
         description = _("Continue from the newest checkpoint")

@@ -16,6 +16,7 @@ from django.utils.translation import gettext_noop, ngettext
 from webui.presentation import formatting, inference_headlines
 
 STALE_S: Final = 30.0  # a step that takes longer than this and ten usual ones is reported
+MANY_SKIPPED: Final = 20  # a scale of 2^16 settles after fewer skipped updates
 ENDED: Final = frozenset({"finished", "failed", "cancelled"})
 
 
@@ -38,6 +39,7 @@ class RunFacts:
     phase: str = ""  # of a serve run: waiting, loading, serving, draining, ended
     answered: tuple[int, int | None] | None = None  # of a generate run: done, total
     metrics: Mapping[str, float] | None = None  # of an evaluate run
+    wanted: int | None = None  # lines of a produce run
 
 
 def run_headline(facts: RunFacts) -> str:
@@ -137,11 +139,13 @@ def _starting(facts: RunFacts) -> str:
 def _running(facts: RunFacts) -> str:
     if facts.kind in inference_headlines.KINDS:
         return inference_headlines.running(facts)
+    if facts.kind == "produce":
+        return inference_headlines.producing(facts)
     if facts.summary.get("step") is None:
         return _("Running; no step logged yet.")
     parts = [_progress(facts)]
     if facts.kind != "benchmark":
-        parts += [_loss(facts), _speed(facts), _mfu(facts)]
+        parts += [_loss(facts), _skipped(facts), _speed(facts), _mfu(facts)]
     eta = formatting.number(facts.summary.get("eta_s"))
     if eta is not None and eta > 0:
         parts.append(_("ETA %(time)s") % {"time": formatting.duration(eta)})
@@ -172,6 +176,8 @@ def _paused(facts: RunFacts) -> str:
 def _finished(facts: RunFacts) -> str:
     if facts.kind in inference_headlines.KINDS:
         return inference_headlines.finished(facts)
+    if facts.kind == "produce":
+        return inference_headlines.produced(facts)
     step = int(facts.summary.get("step") or 0)
     took = ""
     if facts.runtime_s:
@@ -183,7 +189,13 @@ def _finished(facts: RunFacts) -> str:
     text = (_("Finished %(steps)s") % {"steps": steps} if step else _("Finished")) + took
     parts = [
         part
-        for part in (_loss(facts, trending=False), _validation(facts), _speed(facts), _mfu(facts))
+        for part in (
+            _loss(facts, trending=False),
+            _validation(facts),
+            _skipped(facts),
+            _speed(facts),
+            _mfu(facts),
+        )
         if part
     ]
     return text + (f": {', '.join(parts)}." if parts else ".")
@@ -200,6 +212,7 @@ def _failed(facts: RunFacts) -> str:
     if details.get("rank") is not None:
         text += _(" on rank %(rank)s") % {"rank": details["rank"]}
     reason = str(details.get("reason") or _("no reason was reported")).rstrip(".")
+    reason = reason.removeprefix(f"Rank {details.get('rank')}: ")  # already part of the sentence
     advice = {**_ADVICE, **inference_headlines.ADVICE} if inference else _ADVICE
     default = gettext_noop("See the logs, then retry.")
     return f"{text}: {reason}. {_(advice.get(str(details.get('class')), default))}"
@@ -219,13 +232,13 @@ def _cancelled(facts: RunFacts) -> str:
 _ADVICE: Final = {
     "user_error": gettext_noop("Fix the cause, then clone or retry."),
     "out_of_memory": gettext_noop(
-        "A smaller micro-batch, more recomputation or a higher ZeRO stage needs less memory."
+        "Use a smaller micro-batch, more recomputation or a higher ZeRO stage."
     ),
     "numerics": gettext_noop(
-        "A lower learning rate or bf16 usually helps; the events show the first bad step."
+        "Lower the learning rate or use bf16; the events show the first bad step."
     ),
     "hang": gettext_noop("See the last lines of the slowest rank, then retry."),
-    "infrastructure": gettext_noop("The machine failed, not the program: retry."),
+    "infrastructure": gettext_noop("The machine failed, not the program. Retry the run."),
     "preempted": gettext_noop("Retry continues from the newest checkpoint."),
     "lost": gettext_noop(
         "The node stopped responding: retry continues from the newest checkpoint."
@@ -252,6 +265,18 @@ def _loss(facts: RunFacts, trending: bool = True) -> str:
     direction = trend(facts.loss_curve) if trending else ""
     text = _("loss %(value)s") % {"value": f"{loss:.3f}"}
     return text + (f" ({_(_TRENDS[direction])})" if direction else "")
+
+
+def _skipped(facts: RunFacts) -> str:
+    """Report skipped updates if they are more than a loss scale needs to settle."""
+    skipped = int(formatting.number(facts.summary.get("skipped_updates")) or 0)
+    step = int(facts.summary.get("step") or 0)
+    if skipped < MANY_SKIPPED and (not step or skipped < step):
+        return ""
+    return _("%(count)s of %(steps)s updates skipped by overflow") % {
+        "count": f"{skipped:,}",
+        "steps": f"{step:,}",
+    }
 
 
 _TRENDS: Final = {

@@ -19,19 +19,22 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     serving = status.serving
     model = serving.model if serving is not None else facts.run.model_name
     has_template = serving.chat if serving is not None else True
+    scores = serving is not None and serving.pooling
     return {
         "endpoint": status,
         "restart_url": f"/runs/new/?like={facts.run.pk}",
         "base": base,
         "model": model,
         "has_template": has_template,
+        "scores": scores,
         "context": serving.context if serving is not None else None,
-        "curl": curl(base, model, has_template),
-        "python": python(base, model, has_template),
+        "curl": score_curl(base, model) if scores else curl(base, model, has_template),
+        "python": score_python(base, model) if scores else python(base, model, has_template),
         "chat": {
             "url": f"/serve/{facts.run.pk}/v1",
             "model": model,
             "chat": has_template,
+            "scores": scores,
             "phase": status.phase,
             "phase_url": f"/runs/{facts.run.pk}/engine/phase/",
         },
@@ -47,18 +50,51 @@ def phase(facts: Facts) -> dict[str, Any]:
     return {"phase": status.phase, "message": status.message}
 
 
+_SCORED = [
+    {"role": "user", "content": "Why is the sky blue?"},
+    {"role": "assistant", "content": "Scattering."},
+]
+
+
+def score_curl(base: str, model: str) -> str:
+    """Return a curl command for a reward model's score of a conversation."""
+    return _curl(f"{base}/pooling", {"model": model, "messages": _SCORED})
+
+
+def score_python(base: str, model: str) -> str:
+    """Return the same call in Python: OpenAI's client has no scores."""
+    messages = "".join(f"    {json.dumps(message)},\n" for message in _SCORED)
+    return "\n".join(
+        (
+            "import os",
+            "import httpx",
+            "",
+            f"messages = [\n{messages}]",
+            "answer = httpx.post(",
+            f"    {json.dumps(f'{base}/pooling')},",
+            '    headers={"Authorization": f"Bearer {os.environ[\'ORRERY_TOKEN\']}"},',
+            f'    json={{"model": {json.dumps(model)}, "messages": messages}},',
+            ")",
+            'print(answer.json()["data"][0]["data"][0])',
+        )
+    )
+
+
 def curl(base: str, model: str, has_template: bool) -> str:
     """Return a curl command: chat completions if the model has a chat template."""
     path = "chat/completions" if has_template else "completions"
     prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
     if not has_template:
         prompt = {"prompt": "To be, or not", "max_tokens": 64}
-    body = json.dumps({"model": model, **prompt, "stream": True})
+    return _curl(f"{base}/{path}", {"model": model, **prompt, "stream": True})
+
+
+def _curl(url: str, body: dict[str, Any]) -> str:
     return (
-        f"curl -N {shlex.quote(f'{base}/{path}')} \\\n"
+        f"curl -N {shlex.quote(url)} \\\n"
         '  -H "Authorization: Bearer $ORRERY_TOKEN" \\\n'
         '  -H "Content-Type: application/json" \\\n'
-        f"  -d {shlex.quote(body)}"
+        f"  -d {shlex.quote(json.dumps(body))}"
     )
 
 

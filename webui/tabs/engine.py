@@ -17,6 +17,7 @@ from webui.charts.blocks import tile
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
+from webui.tabs import adapters
 from workers.contracts.wire.serving_reports import (
     EngineSnapshot,
     EngineState,
@@ -48,7 +49,15 @@ def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "timeline": waterfall.waterfall(rows, now_s=now_s),
         "comparison": compare(facts.run.prediction, rows, now_s),
         "files": _files(facts),
+        **_adapters(facts, request, state),
     }
+
+
+def _adapters(facts: Facts, request: HttpRequest, state: EngineState | None) -> dict[str, Any]:
+    """Return the context of the adapters card of the whole page, not of its polled part."""
+    if state is None or not state.adapter_slots or request.headers.get("HX-Request"):
+        return {}
+    return {**adapters.content(facts, request), "adapter_choices": adapters.choices(facts)}
 
 
 def cache(facts: Facts, request: HttpRequest) -> dict[str, Any]:

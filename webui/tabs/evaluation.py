@@ -7,85 +7,22 @@ from typing import Any, Final
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
+from django.utils.translation import gettext_noop, ngettext
 
+from orchestrator.accounts.roles import Role
+from orchestrator.reviews import answer_votes
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.outputs import evaluation_results
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
+from webui.tabs import before_after
+from webui.tabs.evaluation_metrics import METRICS
+from webui.views.access import has_role
+from workers.contracts.wire.serving_reports import Wins
 
 _WORST: Final = 20
 _LONGEST: Final = 600
-# metric → (title, unit, lower or higher is better, meaning)
-METRICS: Final = {
-    "loss": (
-        gettext_noop("Loss"),
-        "nats/token",
-        gettext_noop("lower"),
-        gettext_noop("mean negative log-likelihood per token, given its window"),
-    ),
-    "perplexity": (
-        gettext_noop("Perplexity"),
-        "",
-        gettext_noop("lower"),
-        gettext_noop("exp(loss): the effective number of equally likely next tokens"),
-    ),
-    "bits_per_byte": (
-        gettext_noop("Bits per byte"),
-        "bits",
-        gettext_noop("lower"),
-        gettext_noop("loss per byte of text: comparable between tokenizers"),
-    ),
-    "accuracy": (
-        gettext_noop("Accuracy"),
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("questions whose correct choice has the highest likelihood"),
-    ),
-    "accuracy_norm": (
-        gettext_noop("Normalized accuracy"),
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("accuracy with likelihoods divided by each choice's length"),
-    ),
-    "bleu": (
-        "BLEU",
-        gettext_noop("of 100"),
-        gettext_noop("higher"),
-        gettext_noop("n-grams of one to four words shared with the references, over all answers"),
-    ),
-    "chrf": (
-        "chrF",
-        gettext_noop("of 100"),
-        gettext_noop("higher"),
-        gettext_noop("character n-grams shared with the references, over all answers"),
-    ),
-    "rouge1": (
-        "ROUGE-1",
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("words shared with the nearest reference, mean F1 over answers"),
-    ),
-    "rouge2": (
-        "ROUGE-2",
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("word pairs shared with the nearest reference"),
-    ),
-    "rougeL": (
-        "ROUGE-L",
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("longest common word sequence with the nearest reference"),
-    ),
-    "exact_match": (
-        gettext_noop("Exact match"),
-        "share",
-        gettext_noop("higher"),
-        gettext_noop("answers identical to one of their references"),
-    ),
-}
 _RANKED_BY: Final = {
     "loss": gettext_noop("loss"),
     "right": gettext_noop("correctness"),
@@ -99,25 +36,48 @@ _RANKED_BY: Final = {
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     results = facts.evaluated
-    path = (
-        evaluation_results.lines_file(run=facts.run, evaluation=results)
-        if results is not None
-        else None
-    )
-    worst = evaluation_results.worst(path, limit=_WORST) if path is not None else []
+    worst: list[evaluation_results.Line] = []
+    votes = people_votes(facts, request) if results is not None else None
+    # the table shows answers after training, which would show a voter which one is which
+    hidden = votes["state"].open_ids if votes is not None and votes["may_vote"] else ()
+    if results is not None:
+        worst = evaluation_results.worst(run=facts.run, evaluation=results, limit=_WORST) or []
+    shown = [example(entry, hide_answer=entry.id in hidden) for entry in worst]
     return {
-        "rows": [row(name, value) for name, value in results.metrics.items()]
+        "rows": [
+            row(name, value, results.intervals.get(name)) for name, value in results.metrics.items()
+        ]
         if results is not None
         else [],
-        "worst": [example(entry) for entry in worst],
+        "comparison": before_after.comparison(results) if results is not None else None,
+        "votes": votes,
+        "worst": shown,
+        "hides_answers": any(entry.id in hidden for entry in worst),
         "worst_by": _(_RANKED_BY.get(worst[0].by, worst[0].by)) if worst else "",
         "facts": describe(results) if results is not None else [],
-        "answered": any(
-            entry.row.get("answer") is not None or entry.by == "right" for entry in worst
-        ),
+        "answered": any(each["answer"] for each in shown),
         "files": [(file, _short_name(file.name)) for file in runs.artifacts_of(run=facts.run)[:20]],
         "waiting": facts.run.state not in ENDED,
         "source": facts.source(),
+    }
+
+
+def people_votes(facts: Facts, request: HttpRequest) -> dict[str, Any] | None:
+    """Return the win rate by people and the viewer's next pair; None without answers to compare."""
+    user: Any = request.user
+    state = answer_votes.vote_state(run=facts.run, user=user)
+    if not state.is_available or not state.pairs:
+        return None
+    wins = state.wins or Wins()
+    return {
+        "state": state,
+        "low": f"{100 * wins.low:.2f}",
+        "width": f"{100 * (wins.high - wins.low):.2f}",
+        "at": f"{100 * wins.rate:.2f}",
+        "judged": before_after.judged(state.wins) if state.wins is not None else None,
+        "may_vote": has_role(user, Role.SUBMITTER),
+        "voters": ngettext("%(count)s person", "%(count)s people", state.voters)
+        % {"count": state.voters},
     }
 
 
@@ -126,21 +86,22 @@ def _short_name(name: str) -> str:
     return re.sub(r"^attempt-\d+-", "", name)
 
 
-def row(name: str, value: float) -> dict[str, str]:
-    """Return a metric with its meaning."""
+def row(name: str, value: float, interval: tuple[float, float] | None) -> dict[str, str]:
+    """Return a metric with its 95% interval and its meaning."""
     title, unit, better, meaning = METRICS.get(name, (name.replace("_", " "), "", "", ""))
     shown = formatting.percent(value) if unit == "share" else formatting.quantity(value, 4)
     return {
         "title": _(title),
         "value": shown,
+        "interval": before_after.interval_text(unit, interval) if interval else "",
         "unit": "" if unit == "share" or not unit else _(unit),
         "better": _(better) if better else "",
         "meaning": _(meaning) if meaning else "",
     }
 
 
-def example(entry: evaluation_results.Line) -> dict[str, str]:
-    """Return one evaluated example."""
+def example(entry: evaluation_results.Line, *, hide_answer: bool = False) -> dict[str, str]:
+    """Return one evaluated example, perhaps without its answer."""
     data = entry.row
     shown = (
         formatting.quantity(entry.value, 4)
@@ -156,7 +117,7 @@ def example(entry: evaluation_results.Line) -> dict[str, str]:
     return {
         "id": str(entry.id),
         "value": shown,
-        "answer": str(answer)[:_LONGEST] if answer is not None else "",
+        "answer": str(answer)[:_LONGEST] if answer is not None and not hide_answer else "",
         "tokens": f"{tokens:,}" if isinstance(tokens, int) else "",
     }
 

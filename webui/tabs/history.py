@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from orchestrator.accounts import selectors as accounts
 from orchestrator.runs import selectors as runs
-from webui.presentation import formatting
+from orchestrator.scheduling import selectors as scheduling
+from webui.presentation import device_time, formatting
 from webui.presentation.run_facts import Facts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     run, user = facts.run, facts.user
+    total, attempts = scheduling.device_time_of_run(run)
     return {
-        "attempts": [row(attempt) for attempt in runs.attempts_of(run=run)[:50]],
+        "attempts": [
+            row(attempt) | {"device_time": device_time.bar(spent)}
+            for attempt, spent in attempts[:50]
+        ],
+        "device_time": device_time.bar(total),
         "all_events": facts.events,
         "forks": runs.forks_of(run=run, user=user),
         "forked_at": runs.forked_at(run) if run.forked_from_id else None,
         "audit": list(accounts.audit_entries(user=user).filter(target=f"run:{run.pk}")[:50]),
         "source": facts.source(),
     }
+
+
+def place_name(share: Mapping[str, Any]) -> str:
+    """The node of a part of an attempt; in another engine its host there, once it has one."""
+    if "engine" not in share:
+        return str(share["node"])
+    if host := share.get("host"):
+        return _("%(host)s of %(engine)s") % {"host": host, "engine": share["engine"]}
+    return _("a node of %(engine)s") % {"engine": share["engine"]}
 
 
 def row(attempt: Any) -> dict[str, Any]:
@@ -33,7 +50,7 @@ def row(attempt: Any) -> dict[str, Any]:
         ngettext(
             "%(node)s (%(count)s device)", "%(node)s (%(count)s devices)", len(share["devices"])
         )
-        % {"node": share["node"], "count": len(share["devices"])}
+        % {"node": place_name(share), "count": len(share["devices"])}
         for share in attempt.placement
     ]
     duration = formatting.duration((ended - started).total_seconds()) if ended else ""

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import run_charts
+from webui.charts import run_charts, training_panels
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.tabs import predicted
@@ -21,7 +21,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     rank = int(selected) if selected.isdecimal() and int(selected) in by_rank else None
     parts = [
         part
-        for part in run_charts.MEMORY_PARTS
+        for part in training_panels.MEMORY_PARTS
         if any(values.get(part) for values in by_rank.values())
     ]
     return {

@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 
 from orchestrator.telemetry import outcome
 from webui.charts import predicted_vs_measured
-from webui.charts.run_charts import Level, Panel
+from webui.charts.panel import Level, Panel
 from webui.forms.forecast import planner_query
 from webui.planner import phrases
 from webui.planner.charts import memory as plan_memory

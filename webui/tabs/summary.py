@@ -11,17 +11,28 @@ from django.utils.translation import gettext_noop
 from webui.charts import run_charts
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
-from webui.tabs import predicted, samples
+from webui.tabs import predicted, rollouts, samples
+from workers.contracts.catalog.metrics import metric_unit
 
 # metric → (title, unit, hue)
 TILES: Final = (
     ("loss", gettext_noop("Loss"), "", "loss"),
     ("val_loss", gettext_noop("Validation loss"), "", "loss-2"),
+    ("dpo/margin", gettext_noop("Reward margin"), "", "loss"),
+    ("dpo/accuracy", gettext_noop("Positive margins"), "", "loss-2"),
+    ("reward/mean", gettext_noop("Reward"), "", "loss"),
+    ("response_tokens", gettext_noop("Length of answers"), "tokens", "throughput"),
+    ("reward/accuracy", gettext_noop("Pairs ranked as labelled"), "", "loss-2"),
     ("tokens_per_s", gettext_noop("Throughput"), "tokens/s", "throughput"),
     ("mfu", gettext_noop("MFU"), "", "mfu"),
     ("grad_norm", gettext_noop("Gradient norm"), "", "grad"),
     ("step_time_s", gettext_noop("Step time"), "", "time"),
     ("memory/allocated_bytes", gettext_noop("Memory"), "", "mem-params"),
+    ("produce/accepted", gettext_noop("Accepted"), "lines", "throughput"),
+    ("produce/rejected", gettext_noop("Rejected"), "lines", "event"),
+    ("produce/lines_per_s", gettext_noop("Speed"), "lines/s", "throughput"),
+    ("produce/tokens_per_s", gettext_noop("Generated"), "tokens/s", "throughput"),
+    ("produce/cost_usd", gettext_noop("Cost"), "USD", "event"),
     ("inference/tokens_per_s", gettext_noop("Generated"), "tokens/s", "throughput"),
     ("inference/ttft_s", gettext_noop("Time to first token"), "", "time"),
     ("inference/tpot_s", gettext_noop("Time per token"), "", "time-2"),
@@ -40,6 +51,7 @@ DEFAULT_TILES: Final = {
     ),
     "generate": ("inference/tokens_per_s", "inference/running"),
     "evaluate": ("inference/tokens_per_s",),
+    "produce": ("produce/accepted", "produce/rejected", "produce/lines_per_s"),
 }
 
 
@@ -51,11 +63,12 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                run_charts.summary(names, facts.run.kind), facts.run.prediction
+                run_charts.summary(names, facts.run.kind, facts.run.spec), facts.run.prediction
             )
         ],
         "unshown": run_charts.unshown(names),
-        "samples": samples.expected(facts),
+        "samples": samples.expected(facts) and not rollouts.expected(facts),
+        "rollouts": rollouts.expected(facts),
         "source": {**facts.source(), "quiet": [*sorted(run_charts.ELSEWHERE), *run_charts.QUIET]},
     }
 
@@ -80,7 +93,7 @@ def format_metric(name: str, value: float | None) -> str:
     """Format a metric's value, like `shown` in `static/webui/js/run.js`."""
     if value is None:
         return formatting.DASH
-    if name == "mfu":
+    if metric_unit(name) == "fraction":
         return formatting.percent(value)
     if name.endswith("_bytes"):
         return formatting.memory(value)

@@ -13,7 +13,8 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from webui.presentation import formatting
+from webui.presentation import formatting, problems
+from webui.views.outages import troubles
 
 register = template.Library()
 
@@ -51,6 +52,12 @@ def menu_link(name: str, title: str) -> str:
     """Return a link, or nothing if the page does not exist."""
     url = page_url(name)
     return format_html('<a href="{}">{}</a>', url, title) if url else ""
+
+
+@register.inclusion_tag("webui/parts/outages.html")
+def outages() -> dict[str, Any]:
+    """Name what is down, with the page itself: a note that arrives later moves the page."""
+    return {"troubles": troubles()}
 
 
 @register.simple_tag
@@ -133,3 +140,39 @@ def percent(value: Any) -> str:
 def split_words(text: str) -> list[str]:
     """Split a template's text at spaces."""
     return text.split()
+
+
+@register.simple_tag
+def problem_text(problem: Any) -> str:
+    """Returns message and hint of a problem as sentences."""
+    return problems.problem_text(problem)
+
+
+@register.filter
+def sentence(text: str) -> str:
+    """Returns text with a capital first letter and one period at the end."""
+    text = text.strip().rstrip(".")
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+@register.simple_tag
+def sample_lines(lines: list[str]) -> SafeString:
+    """Joins the lines of a sample; a mark shows each line break."""
+    return format_html_join(
+        "", "{}{}", ((mark_safe("<i>↵</i>") if i else "", line) for i, line in enumerate(lines))
+    )
+
+
+@register.simple_tag
+def table_head(*titles: str, numeric: str = "") -> SafeString:
+    """Return a table's head with one column per title; an empty title is a column of actions.
+
+    `numeric` lists the columns of numbers, from 1, such as "2,5".
+    """
+    numbers = {int(each) for each in numeric.split(",") if each}
+    cells = (
+        (mark_safe(' class="num"') if place in numbers else "", title)
+        for place, title in enumerate(titles, 1)
+    )
+    row = format_html_join("", '<th scope="col"{}>{}</th>', cells)
+    return format_html("<thead><tr>{}</tr></thead>", row)

@@ -9,17 +9,18 @@ from urllib.parse import urlencode
 
 from django import template
 from django.urls import reverse
+from django.utils.translation import gettext, gettext_noop
 
 from webui.planner.form_fields import FIELDS
 from webui.presentation import formatting
 
 register = template.Library()
 PAGES = (
-    ("planner", "Training"),
-    ("planner-serving", "Serving"),
-    ("planner-scaling", "Scaling laws"),
-    ("planner-examples", "Textbook examples"),
-    ("planner-saved", "Saved plans"),
+    ("planner", gettext_noop("Training")),
+    ("planner-serving", gettext_noop("Serving")),
+    ("planner-scaling", gettext_noop("Scaling laws")),
+    ("planner-examples", gettext_noop("Textbook examples")),
+    ("planner-saved", gettext_noop("Saved plans")),
 )
 
 
@@ -32,7 +33,7 @@ def thousands(value: Any) -> str:
 @register.filter
 def field_label(name: str) -> str:
     """Returns the label of a planner field."""
-    return FIELDS[name].label if name in FIELDS else name
+    return gettext(FIELDS[name].label) if name in FIELDS else name
 
 
 @register.filter
@@ -66,4 +67,4 @@ def as_query(query: Mapping[str, Any]) -> str:
 @register.simple_tag
 def planner_pages() -> list[tuple[str, str, str]]:
     """Returns `(name, title, URL)` of the planner pages."""
-    return [(name, title, reverse(name)) for name, title in PAGES]
+    return [(name, gettext(title), reverse(name)) for name, title in PAGES]

@@ -35,7 +35,7 @@ LIFETIMES = (
     ("365", gettext_noop("1 year")),
     ("", gettext_noop("no expiry")),
 )
-SECRET = {"secret_key", "database_url", "redis_url"}
+SECRET = {"secret_key", "secret_key_fallbacks", "database_url", "redis_url", "smtp_url"}
 AUDIT_PAGE = 100
 
 
@@ -199,7 +199,7 @@ def installation(request: PageRequest) -> HttpResponse:
         if field not in ("database_url", "redis_url"):
             name = f"ORRERY_{name}"
         is_set = value != info.default
-        shown = (_("set") if value else _("not set")) if field in SECRET else _plain(value)
+        shown = (_("set") if value else _("not set")) if field in SECRET else _plain(field, value)
         rows.append(
             {
                 "name": name,
@@ -215,9 +215,13 @@ def installation(request: PageRequest) -> HttpResponse:
     )
 
 
-def _plain(value: Any) -> str:
+def _plain(field: str, value: Any) -> str:
+    """Format a setting; its name ends with the unit, such as `_s` or `_days`."""
     if isinstance(value, bool):
         return _("yes") if value else _("no")
+    if isinstance(value, int | float):
+        unit = {"s": " s", "days": _(" days"), "mib": " MiB"}.get(field.rpartition("_")[2], "")
+        return f"{value:,.15g}{unit}"
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value) or _("none")
     return str(value) or _("none")
@@ -225,6 +229,7 @@ def _plain(value: Any) -> str:
 
 _SCOPE_DESCRIPTIONS = {
     "read": gettext_noop("read runs, nodes and metrics"),
+    "tokens": gettext_noop("create and revoke your tokens"),
     "runs": gettext_noop("submit and manage runs"),
     "ingest": gettext_noop("send points, events and logs"),
     "fleet": gettext_noop("drain and add nodes"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlencode
+
 from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import login, logout
 from django.contrib.auth.forms import AuthenticationForm
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render, resolve_url
+from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -69,6 +73,15 @@ def log_in(request: HttpRequest) -> HttpResponse:
     if refusal is not None:
         response["Retry-After"] = str(refusal.retry_after_s)
     return response
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+def admin_login(request: HttpRequest) -> HttpResponse:
+    """Send the visitor of Django's admin to the login form; checks no password itself."""
+    if request.user.is_authenticated:  # logged in, and still sent here: not an administrator
+        raise PermissionDenied
+    target = request.GET.get("next") or reverse("admin:index")
+    return redirect(f"{reverse('login')}?{urlencode({'next': target})}")
 
 
 @require_POST

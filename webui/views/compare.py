@@ -9,6 +9,7 @@ from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
 
 from orchestrator.common.errors import invalid
@@ -17,10 +18,13 @@ from orchestrator.runs.outputs import endpoint, evaluation_results
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts.run_comparison import MEASURES, Measure, compare_metrics, compare_specs
 from webui.presentation import formatting
-from webui.tabs.evaluation import METRICS
+from webui.tabs.evaluation_metrics import METRICS
 from webui.views.access import PageRequest, page
 
 MOST: Final = 20
+BEFORE = gettext_noop("before training")
+WIN_RATE = gettext_noop("Win rate")
+WINS = gettext_noop("share of answers that the judge prefers to those before training")
 # compared by their median over steps
 _STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s")
 
@@ -37,15 +41,21 @@ def compare(request: PageRequest) -> HttpResponse:
     if not 1 <= len(ids) <= MOST or not all(part.isdecimal() for part in ids):
         raise invalid(
             "runs",
-            f"{request.GET.get('runs', '')[:80]!r} does not name 1 to {MOST} runs",
-            "?runs=12,14",
+            _("%(text)r does not name 1 to %(most)s runs")
+            % {"text": request.GET.get("runs", "")[:80], "most": MOST},
+            _("Use a URL that ends with ?runs=12,14"),
         )
     runs = [selectors.run_get(user=request.user, id=id) for id in ids]
     numbers = [metrics_of(run) for run in runs]
     evaluated = [
-        Measure(f"evaluated/{name}", title, unit, better, meaning)
+        measure
         for name, (title, unit, better, meaning) in METRICS.items()
+        for measure in (
+            Measure(f"evaluated/{name}", title, unit, better, meaning),
+            Measure(f"before/{name}", f"{_(title)}, {_(BEFORE)}", unit, "", ""),
+        )
     ]
+    evaluated.append(Measure("win_rate", WIN_RATE, "share", "higher", WINS))
     kinds = sorted({run.kind for run in runs})
     rows = compare_metrics([*evaluated, *MEASURES], numbers)
     context = {
@@ -89,6 +99,9 @@ def metrics_of(run: Any) -> dict[str, float]:
     if run.kind == "evaluate" and (results := evaluation_results.evaluated(run=run)) is not None:
         metrics = {name: value for name, value in metrics.items() if name not in results.metrics}
         metrics |= {f"evaluated/{name}": value for name, value in results.metrics.items()}
+        metrics |= {f"before/{name}": value for name, value in results.before.items()}
+        if results.judged is not None:
+            metrics["win_rate"] = results.judged.rate
     if run.started and run.devices:
         metrics["device_hours"] = (
             run.devices * ((run.ended or timezone.now()) - run.started).total_seconds() / 3600

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
+from django.utils.translation import gettext as _
 
 from orchestrator.common.errors import invalid
 from webui.presentation import run_facts
-from webui.tabs import chat, engine
+from webui.tabs import adapters, chat, engine
 from webui.views.access import page
 
-PARTS = {"requests": engine.requests, "cache": engine.cache}
+PARTS = {"requests": engine.requests, "cache": engine.cache, "adapters": adapters.content}
 
 
 @page
@@ -19,7 +20,9 @@ def part(request: HttpRequest, id: int, name: str) -> HttpResponse:
     facts = run_facts.read(user=request.user, id=id)
     if facts.run.kind != "serve" or name not in (*PARTS, "phase"):
         raise invalid(
-            "part", f"run {id} has no live part {name!r}", "a serve run's requests or cache"
+            "part",
+            _("run %(id)s has no live part %(name)r") % {"id": id, "name": name},
+            _("Use requests, cache or adapters of a serve run"),
         )
     if name == "phase":
         return JsonResponse(chat.phase(facts))

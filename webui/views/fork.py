@@ -13,6 +13,7 @@ from django.views.decorators.http import require_http_methods
 
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs import selectors, services
+from orchestrator.runs.store.resumable import resumable
 from webui.views.access import PageRequest, field_errors, page
 
 FIELDS = ("name", "steps", "lr", "plan", "changes")
@@ -23,9 +24,7 @@ FIELDS = ("name", "steps", "lr", "plan", "changes")
 def fork(request: PageRequest, id: int) -> HttpResponse:
     """GET shows the form for `?step=` (default: the newest checkpoint); POST forks the run."""
     run = selectors.run_get(user=request.user, id=id)
-    checkpoints = list(
-        dict.fromkeys(selectors.checkpoints_of(run=run).values_list("step", flat=True))
-    )
+    checkpoints = list(dict.fromkeys(resumable(run=run).values_list("step", flat=True)))
     if request.method == "GET":
         requested = request.GET.get("step", "")
         step = (

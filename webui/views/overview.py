@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
@@ -13,16 +14,18 @@ from django.utils.translation import gettext_noop
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common import live
-from orchestrator.fleet import selectors as fleet
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts import devices, week
-from webui.presentation import event_messages, formatting, run_headlines
+from webui.charts import week
+from webui.presentation import device_time, event_messages, formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING
+from webui.shared_parts import SharedPart
+from webui.views import outages, overview_devices
 from webui.views.access import has_role, page
 
 CARDS: Final = 12
+WAITING: Final = 8
 EVENTS: Final = 40
 STREAMS: Final = {
     "": (gettext_noop("all"), None),
@@ -35,10 +38,17 @@ STREAMS: Final = {
             "straggler",
             "rank_exited",
             "node_lost",
+            "node_cordoned",
             "preempted",
+            "disk_full",
+            "store_problem",
+            "telemetry_dropped",
         ],
     ),
-    "checkpoints": (gettext_noop("checkpoints"), ["checkpoint_saved", "checkpoint_restored"]),
+    "checkpoints": (
+        gettext_noop("checkpoints"),
+        ["checkpoint_saved", "checkpoint_restored", "checkpoint_stored"],
+    ),
     "states": (gettext_noop("states"), ["state_changed"]),
     "precision": (gettext_noop("loss scale"), ["loss_scale_changed", "overflow_skipped_step"]),
 }
@@ -61,97 +71,48 @@ def content(request: HttpRequest) -> dict[str, Any]:
     user: Any = request.user
     # read first: frames may repeat but are never missed
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
-    fleet_view = scheduling.overview(user=user)
-    own = [run for run in fleet_view.running if run.owner_id == user.pk]
-    mine = request.GET.get("runs", "mine" if own else "all") == "mine"
+    seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
+    mine = request.GET.get("runs", "mine" if seen.own_active else "all") == "mine"
+    shown, active = (seen.own_running, seen.own_active) if mine else (seen.running, seen.active)
     stream = request.GET.get("events", "")
     now = timezone.now()
-    nodes = list(fleet.nodes_visible_to(user=user))
     return {
         "sentence": run_headlines.overview(
-            busy=fleet_view.busy,
-            devices=fleet_view.devices,
-            runs=len(fleet_view.running),
-            waiting=len(fleet_view.waiting),
-            waiting_devices=fleet_view.waiting_devices,
-            troubles=fleet_view.troubles,
+            busy=seen.busy,
+            devices=seen.devices,
+            runs=seen.active,
+            waiting=seen.queue.runs,
+            waiting_devices=seen.queue.devices,
+            troubles=outages.troubles(),
         ),
-        "busy": fleet_view.busy,
-        "grid": grid(nodes, fleet_view.running),
-        "cards": cards(own if mine else fleet_view.running),
-        "more_cards": max(0, len(own if mine else fleet_view.running) - CARDS),
+        "busy": seen.busy,
+        **overview_devices.device_context(user),
+        "cards": cards(shown),
+        "more_cards": active - len(shown),
         "mine": mine,
-        "own": len(own),
-        "everyone": len(fleet_view.running),
-        "queue": fleet_view.waiting[:8],
-        "more_queue": max(0, len(fleet_view.waiting) - 8),
+        "own": seen.own_active,
+        "everyone": seen.active,
+        "queue": seen.queue.entries,
+        "more_queue": seen.queue.more,
         "events": list_events(user, stream),
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
             for key, (title, _types) in STREAMS.items()
         ],
-        "days": (days := usage(now, fleet_view.devices)),
+        "days": (days := _usage.get()(seen.devices)),
         "days_sentence": week.summarize(days),
+        "device_time": device_time.bar(
+            scheduling.device_time(since=now - timedelta(days=week.DAYS))
+        ),
         "may_submit": has_role(user, Role.SUBMITTER),
         "may_join": has_role(user, Role.OPERATOR),
-        "no_nodes": not nodes,
         "epoch": epoch,
         "seq": seq,
     }
 
 
-def grid(nodes: list[Any], visible: list[Any]) -> list[dict[str, Any]]:
-    """Return nodes with their devices' marks; runs that the user may not see are anonymous."""
-    allocations = scheduling.allocations_by_device()
-    known = {run.pk: run for run in visible}
-    return [
-        {
-            "name": node.name,
-            "health": "drained" if node.drained and node.health == "up" else node.health,
-            "marks": [
-                _mark(node, device, allocations.get(device.pk), known)
-                for device in sorted(node.devices.all(), key=lambda device: device.index)
-            ],
-        }
-        for node in nodes
-    ]
-
-
-def _mark(node: Any, device: Any, allocation: Any, known: dict[int, Any]) -> devices.Mark:
-    sample = next(
-        (row for row in node.sample.get("devices", []) if row.get("index") == device.index), None
-    )
-    run = None
-    if allocation is not None:
-        holder = allocation.attempt.run
-        summary = holder.summary
-        last = summary.get("time")
-        run = {
-            "id": holder.pk if holder.pk in known else None,
-            "name": holder.name if holder.pk in known else "",
-            "state": holder.state,
-            "owner": holder.owner.username,
-            "mfu": summary.get("mfu"),
-            "step_time_s": summary.get("step_time_s"),
-            "age_s": timezone.now().timestamp() - last if isinstance(last, int | float) else None,
-        }
-        if run["id"] is None:
-            run |= {"id": "", "name": _("of another team")}
-    return devices.mark(
-        node=node.name,
-        health=node.health,
-        drained=node.drained,
-        index=device.index,
-        healthy=device.healthy,
-        memory_bytes=device.memory_bytes,
-        sample=sample,
-        run=run,
-    )
-
-
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
     """Return cards of active runs with loss curve, progress and ETA."""
-    shown = shown[:CARDS]
     curves = telemetry.sparkline(
         run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss"
     )
@@ -196,24 +157,39 @@ def list_events(user: Any, stream: str) -> list[event_messages.EventMessage]:
     return [event_messages.event_message(event, event.run.name) for event in shown]
 
 
+_MINOR = frozenset(
+    {
+        "plan_resolved",
+        "peak_measured",
+        "recompute_chosen",
+        "weights_loaded",
+        "frozen_weights_loaded",
+        "value_weights_loaded",
+    }
+)
+
+
 def _minor(event: Any) -> bool:
     """Whether only the run page lists the event: attempts' states, plans, measured peaks."""
     return bool(
-        event.type in ("plan_resolved", "peak_measured", "recompute_chosen", "weights_loaded")
+        event.type in _MINOR
         or (event.type == "state_changed" and event.data.get("of") == "attempt")
     )
 
 
-def usage(now: Any, capacity: int) -> list[week.Day]:
-    """Return device-hours and MFU of the last seven days."""
+def usage() -> Callable[[int], list[week.Day]]:
+    """Device-hours and MFU of the last seven days, for a fleet of so many devices."""
+    now = timezone.now()
     since = (now - timedelta(days=week.DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
     held = [
-        week.Held(row.created, row.released or now, _mfu(row.attempt.run.summary))
-        for row in scheduling.allocations(since=since)
+        week.Held(start, end or now, _mfu(mfu), devices)
+        for start, end, mfu, devices in scheduling.held_since(since=since)
     ]
-    return week.week(held, devices=capacity, now=now)
+    return lambda capacity: week.week(held, devices=capacity, now=now)
 
 
-def _mfu(summary: dict[str, Any]) -> float | None:
-    mfu = summary.get("mfu")
+_usage = SharedPart(usage)
+
+
+def _mfu(mfu: Any) -> float | None:
     return float(mfu) if isinstance(mfu, int | float) else None

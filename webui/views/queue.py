@@ -19,18 +19,30 @@ from orchestrator.scheduling import selectors
 from webui.presentation import formatting
 from webui.views.access import PageRequest, page, redirect_with_message
 
+SHOWN = 50  # runs on a page; a row takes 0.35 ms of CPU time
+
 
 @page
 @require_GET
 def queue(request: PageRequest) -> HttpResponse:
     """Show the queue, or only its rows for an htmx request."""
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
-    entries = selectors.queue_visible_to(user=request.user)
+    text = request.GET.get("after", "")
+    after = int(text) if text.isdecimal() and len(text) < 10 else 0
+    listed = selectors.queue_page(user=request.user, limit=SHOWN, after=after)
     rows = [
         {"entry": entry, "may_manage": services.may_manage(entry.run, request.user)}
-        for entry in entries
+        for entry in listed.entries
     ]
-    context = {"rows": rows, "sentence": sentence(entries), "head": {"epoch": epoch, "seq": seq}}
+    context = {
+        "rows": rows,
+        "after": after,
+        "last": listed.entries[-1].position if listed.entries else 0,
+        "more": listed.more,
+        "sentence": sentence(listed, first=None if after else next(iter(listed.entries), None)),
+        "decision_age_s": selectors.decision_age_s(),
+        "head": {"epoch": epoch, "seq": seq},
+    }
     if request.htmx:
         return render(request, "webui/queue_rows.html", context)
     return render(request, "webui/queue.html", context)
@@ -45,7 +57,11 @@ def priority(request: PageRequest, id: int) -> HttpResponse:
     try:
         value = int(text)
     except ValueError:
-        raise invalid("priority", f"{text!r} is not an integer", "0, or a higher number") from None
+        raise invalid(
+            "priority",
+            _("%(value)r is not an integer") % {"value": text},
+            _("Use 0, or a higher number"),
+        ) from None
     services.run_update(run=run, by=request.user, priority=value)
     if request.htmx:
         return redirect("queue")
@@ -56,19 +72,17 @@ def priority(request: PageRequest, id: int) -> HttpResponse:
     )
 
 
-def sentence(entries: list[Any]) -> str:
-    """Summarize the queue in one sentence."""
-    if not entries:
+def sentence(listed: Any, *, first: Any) -> str:
+    """Summarize the queue in one sentence; `first` is the entry that starts next, if shown."""
+    if not listed.runs:
         return _("No runs are waiting; a new run starts as soon as its devices are free.")
-    first = entries[0]
-    devices = sum(entry.run.devices for entry in entries)
-    runs_text = ngettext("%(count)s run waits", "%(count)s runs wait", len(entries)) % {
-        "count": f"{len(entries):,}"
+    runs_text = ngettext("%(count)s run waits", "%(count)s runs wait", listed.runs) % {
+        "count": f"{listed.runs:,}"
     }
     text = runs_text + ngettext(
-        " for %(count)s device in total", " for %(count)s devices in total", devices
-    ) % {"count": f"{devices:,}"}
-    if first.may_start is not None:
+        " for %(count)s device in total", " for %(count)s devices in total", listed.devices
+    ) % {"count": f"{listed.devices:,}"}
+    if first is not None and first.may_start is not None:
         wait = (first.may_start - timezone.now()).total_seconds()
         when = _("now") if wait < 5 else _("in %(time)s") % {"time": formatting.duration(wait)}
         text += _("; the next may start %(when)s") % {"when": when}

@@ -10,6 +10,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.templatetags.static import static
+from django.utils.translation import gettext as _
 
 from orchestrator.common.errors import invalid
 from webui.presentation import run_facts
@@ -23,14 +24,18 @@ from webui.tabs import (
     evaluation,
     heats,
     history,
+    lineage,
     logs,
     memory,
     numerics,
     performance,
     predicted,
+    produced,
+    rollouts,
     samples,
     summary,
     system,
+    training_data,
 )
 from webui.views.access import page
 
@@ -39,8 +44,10 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "benchmark": benchmark.content,
     "chat": chat.content,
     "answers": answers.content,
+    "produced": produced.content,
     "evaluation": evaluation.content,
     "summary": summary.content,
+    "data": training_data.content,
     "requests": engine.requests,
     "cache": engine.cache,
     "performance": performance.content,
@@ -49,6 +56,7 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "system": system.content,
     "logs": logs.content,
     "checkpoints": checkpoints.content,
+    "lineage": lineage.content,
     "config": config.content,
     "history": history.content,
 }
@@ -88,7 +96,9 @@ def heat(request: HttpRequest, id: int) -> HttpResponse:
     card = heats.content(facts, request)
     if card is None:
         raise invalid(
-            "of", f"{request.GET.get('of', '')!r} is not a heat map", ", ".join(heats.MAPS)
+            "of",
+            _("%(name)r is not a heat map") % {"name": request.GET.get("of", "")},
+            _("Use one of %(names)s") % {"names": ", ".join(heats.MAPS)},
         )
     return render(request, "webui/run/heat.html", {"card": card, "run": facts.run})
 
@@ -100,6 +110,14 @@ def sample_texts(request: HttpRequest, id: int) -> HttpResponse:
     return render(
         request, "webui/run/samples.html", {"samples": samples.content(facts), "run": facts.run}
     )
+
+
+@page
+def rollout_groups(request: HttpRequest, id: int) -> HttpResponse:
+    """Render sampled answers of one iteration with their rewards."""
+    facts = run_facts.read(user=request.user, id=id)
+    context = {"rollouts": rollouts.content(facts, request), "run": facts.run}
+    return render(request, "webui/run/rollouts.html", context)
 
 
 @page

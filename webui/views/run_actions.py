@@ -13,9 +13,11 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_POST
 
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.common.units import is_id
 from orchestrator.planner.store import selectors as planner
 from orchestrator.planner.store import services as planner_services
-from orchestrator.runs import selectors, services
+from orchestrator.reviews import answer_votes
+from orchestrator.runs import selectors, services, storage
 from orchestrator.telemetry import outcome
 from webui.views.access import page
 
@@ -28,7 +30,9 @@ def act(request: HttpRequest, id: int) -> HttpResponse:
     action = ACTIONS.get(request.POST.get("action", ""))
     if action is None:
         raise invalid(
-            "action", f"{request.POST.get('action', '')!r} is not an action", ", ".join(ACTIONS)
+            "action",
+            _("%(name)r is not an action") % {"name": request.POST.get("action", "")},
+            _("Use one of %(names)s") % {"names": ", ".join(ACTIONS)},
         )
     try:
         shown, message = action(run, request)
@@ -53,6 +57,15 @@ def _simple(
     return do
 
 
+def _vote(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    example = request.POST.get("example", "")
+    if not is_id(example):
+        raise invalid("example", _("%(name)r is no example") % {"name": example[:40]}, "0")
+    choice = request.POST.get("choice", "")
+    answer_votes.vote(run=run, by=_user(request), example=int(example), choice=choice)
+    return run, _("Vote saved.")
+
+
 def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
     new = services.run_clone(run=run, by=_user(request))
     return new, _("Run %(id)s, a clone of run %(source)s.") % {"id": new.pk, "source": run.pk}
@@ -61,16 +74,35 @@ def _clone(run: Any, request: HttpRequest) -> tuple[Any, str]:
 def _rewind(run: Any, request: HttpRequest) -> tuple[Any, str]:
     step = request.POST.get("step", "")
     if not step.isdecimal():
-        raise invalid("step", f"{step!r} is not a step", "the step of a checkpoint")
+        raise invalid(
+            "step",
+            _("%(value)r is not a step") % {"value": step},
+            _("Use the step of a checkpoint"),
+        )
     new = services.run_rewind(run=run, by=_user(request), step=int(step))
     return new, _("Rewound; the run continues from step %(step)s.") % {"step": f"{int(step):,}"}
+
+
+def _pin(run: Any, request: HttpRequest) -> tuple[Any, str]:
+    step, pinned = request.POST.get("step", ""), request.POST.get("action") == "pin"
+    if not (step.isdecimal() and len(step) < 19):
+        raise invalid(
+            "step",
+            _("%(value)r is not a step") % {"value": step},
+            _("Use the step of a checkpoint"),
+        )
+    storage.checkpoint_pin(run=run, step=int(step), by=_user(request), pinned=pinned)
+    text = _("Garbage collection keeps the checkpoint of step %(step)s.")
+    if not pinned:
+        text = _("The checkpoint of step %(step)s is no longer pinned.")
+    return run, text % {"step": f"{int(step):,}"}
 
 
 def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
     try:
         priority = int(request.POST.get("priority", ""))
     except ValueError:
-        raise invalid("priority", "not an integer", "0") from None
+        raise invalid("priority", _("not an integer"), _("Use 0, or a higher number")) from None
     changed = services.run_update(run=run, by=_user(request), priority=priority)
     return changed, _("Priority is now %(value)s.") % {"value": priority}
 
@@ -87,12 +119,14 @@ def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
     """Refit the device's default calibration with this run, or create one."""
     lines = outcome.measurement_lines(run=run)
     if isinstance(lines, str):
-        raise invalid("run", lines, "training runs that logged their steps, or benchmarks")
+        raise invalid(
+            "run", lines, _("Select training runs that logged their steps, or benchmark runs")
+        )
     device = str((run.prediction or {}).get("device") or "cpu")
     known = planner.calibration_default(device=device)
     new = planner_services.calibration_add(
         by=_user(request),
-        name=known.name if known else f"{device}, measured here",
+        name=known.name if known else _("%(device)s, measured here") % {"device": device},
         measurements=lines,
         onto=known,
         default=True,
@@ -106,6 +140,9 @@ def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
 
 
 ACTIONS: dict[str, Callable[[Any, HttpRequest], tuple[Any, str]]] = {
+    "vote-answers": _vote,
+    "pin": _pin,
+    "unpin": _pin,
     "cancel": _simple(services.run_cancel, gettext_noop("Cancelling; checkpoints are kept.")),
     "pause": _simple(
         services.run_pause,

@@ -82,7 +82,9 @@ def bulk(request: PageRequest) -> HttpResponse:
         )
     if action not in ("cancel", "tag", "compare"):
         raise invalid(
-            "action", f"{action!r} is not possible for several runs", "compare, cancel or tag"
+            "action",
+            _("%(name)r is not possible for several runs") % {"name": action},
+            _("Use compare, cancel or tag"),
         )
     if action == "tag" and not 1 <= len(tag) <= 60:
         messages.error(request, _("Enter a tag of 1 to 60 characters first."))
@@ -148,7 +150,9 @@ def serving_metrics(kind: str, summary: dict[str, Any]) -> dict[str, str] | None
     speed = formatting.number(summary.get("inference/tokens_per_s"))
     return {
         "latency": " · ".join(part for part in latencies if part),
-        "speed": f"{formatting.quantity(speed)} tokens/s" if speed is not None else "",
+        "speed": _("%(rate)s tokens/s") % {"rate": formatting.quantity(speed)}
+        if speed is not None
+        else "",
     }
 
 

@@ -15,7 +15,7 @@ _LONG: Final = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21600.0
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A labelled position on an axis; `at` in percent."""
+    """A labeled position on an axis; `at` in percent."""
 
     at: float
     label: str

@@ -9,30 +9,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.presentation import formatting
 
 KINDS: Final = (
-    ("dp_bytes", "data", "gradients and sharded weights"),
-    ("tp_bytes", "tensor", "activations of each layer"),
-    ("pp_bytes", "pipeline", "activations between stages"),
-    ("cp_bytes", "context", "keys and values around the ring"),
-    ("ep_bytes", "expert", "tokens to their experts and back"),
+    ("dp_bytes", gettext_noop("data parallel"), gettext_noop("gradients and sharded weights")),
+    ("tp_bytes", gettext_noop("tensor parallel"), gettext_noop("activations of each layer")),
+    ("pp_bytes", gettext_noop("pipeline parallel"), gettext_noop("activations between stages")),
+    ("cp_bytes", gettext_noop("context parallel"), gettext_noop("keys and values around the ring")),
+    ("ep_bytes", gettext_noop("expert parallel"), gettext_noop("tokens to their experts and back")),
 )
 CALLS: Final = (
     (
         "all_reduce_bytes",
-        "all-reduce",
-        "buffer size: gradients of replicas, activations of tensor ranks",
+        gettext_noop("all-reduce"),
+        gettext_noop("buffer size: gradients of replicas, activations of tensor ranks"),
     ),
-    ("all_gather_bytes", "all-gather", "output size: sharded weights, sequences of tensor ranks"),
+    (
+        "all_gather_bytes",
+        gettext_noop("all-gather"),
+        gettext_noop("output size: sharded weights, sequences of tensor ranks"),
+    ),
     (
         "reduce_scatter_bytes",
-        "reduce-scatter",
-        "input size: sharded gradients, activations of tensor ranks",
+        gettext_noop("reduce-scatter"),
+        gettext_noop("input size: sharded gradients, activations of tensor ranks"),
     ),
-    ("broadcast_bytes", "broadcast", "tensor size: weights updated by ZeRO 1"),
-    ("all_to_all_bytes", "all-to-all", "tokens to their experts and back"),
-    ("send_bytes", "send", "activations and their gradients between stages"),
+    (
+        "broadcast_bytes",
+        gettext_noop("broadcast"),
+        gettext_noop("tensor size: weights updated by ZeRO 1"),
+    ),
+    (
+        "all_to_all_bytes",
+        gettext_noop("all-to-all"),
+        gettext_noop("tokens to their experts and back"),
+    ),
+    (
+        "send_bytes",
+        gettext_noop("send"),
+        gettext_noop("activations and their gradients between stages"),
+    ),
 )
 
 
@@ -60,13 +79,13 @@ def calls(collectives: Mapping[str, Any] | None) -> list[Kind]:
 
 
 def _kinds(known: tuple[tuple[str, str, str], ...], values: Mapping[str, Any]) -> list[Kind]:
-    sizes = {name: formatting.number(values.get(name)) or 0.0 for name, _, _ in known}
+    sizes = {name: formatting.number(values.get(name)) or 0.0 for name, label, about in known}
     most = max(sizes.values()) or 1.0
     return [
         Kind(
             name,
-            label,
-            description,
+            _(label),
+            _(description),
             sizes[name],
             _size(sizes[name]),
             round(100 * sizes[name] / most, 2),
@@ -79,12 +98,12 @@ def summary(comm: Mapping[str, Any]) -> str:
     """Returns the traffic by parallelism as one sentence."""
     used = sorted((kind for kind in kinds(comm) if kind.bytes), key=lambda kind: -kind.bytes)
     if not used:
-        return "No communication between devices."
+        return _("Devices do not communicate.")
     total = _size(sum(kind.bytes for kind in used))
-    return (
-        f"{total} per device and step: "
-        f"{formatting.listed([f'{kind.label} parallel {kind.size}' for kind in used])}."
-    )
+    return _("%(total)s per device and step: %(parts)s.") % {
+        "total": total,
+        "parts": formatting.listed([f"{kind.label} {kind.size}" for kind in used]),
+    }
 
 
 def servers(each: float, link: float, dp: int) -> list[Kind]:
@@ -97,15 +116,20 @@ def servers(each: float, link: float, dp: int) -> list[Kind]:
     rows = (
         (
             "parameter_server_bytes",
-            "ring, every device",
-            "twice the gradients, whatever the number of devices",
+            _("ring, per device"),
+            _("twice the gradients, independent of the number of devices"),
             each,
         ),
-        ("parameter_server_bytes", "server, per worker", "gradients up, parameters down", each),
+        (
+            "parameter_server_bytes",
+            _("server, per worker"),
+            _("gradients to the server, parameters back"),
+            each,
+        ),
         (
             "parameter_server_link_bytes",
-            "server, its link",
-            f"the same for each of {dp} workers, over one link",
+            _("server, its link"),
+            _("the traffic of all %(count)s workers over one link") % {"count": dp},
             link,
         ),
     )
@@ -116,4 +140,4 @@ def servers(each: float, link: float, dp: int) -> list[Kind]:
 
 
 def _size(value: float) -> str:
-    return formatting.memory(value) if value else "none"
+    return formatting.memory(value) if value else _("none")

@@ -1,4 +1,4 @@
-"""A curve of labelled points, such as throughput vs latency over batch sizes.
+"""A curve of labeled points, such as throughput vs latency over batch sizes.
 
 Positions are in percent of the plot area.
 """

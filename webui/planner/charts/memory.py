@@ -10,18 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.presentation import formatting
 
 # category → (label, color of tokens.css); all charts use this order
 CATEGORIES: Final = (
-    ("params_bytes", "parameters", "mem-params"),
-    ("grads_bytes", "gradients", "mem-grads"),
-    ("optimizer_bytes", "optimizer", "mem-optimizer"),
-    ("activations_bytes", "activations", "mem-activations"),
-    ("logits_bytes", "logits", "mem-logits"),
-    ("kv_cache_bytes", "KV cache", "mem-kv_cache"),
-    ("buffers_bytes", "buffers", "mem-buffers"),
-    ("unattributed_bytes", "unattributed", "mem-other"),
+    ("params_bytes", gettext_noop("parameters"), "mem-params"),
+    ("reference_bytes", gettext_noop("reference"), "mem-reference"),
+    ("grads_bytes", gettext_noop("gradients"), "mem-grads"),
+    ("optimizer_bytes", gettext_noop("optimizer"), "mem-optimizer"),
+    ("activations_bytes", gettext_noop("activations"), "mem-activations"),
+    ("logits_bytes", gettext_noop("logits"), "mem-logits"),
+    ("kv_cache_bytes", gettext_noop("KV cache"), "mem-kv_cache"),
+    ("buffers_bytes", gettext_noop("buffers"), "mem-buffers"),
+    ("rollout_bytes", gettext_noop("rollouts"), "mem-rollouts"),
+    ("unattributed_bytes", gettext_noop("unattributed"), "mem-other"),
 )
 _ASPECT: Final = 1.9  # width over height of the treemap
 
@@ -67,14 +72,14 @@ def segments(memory: Mapping[str, Any], *, with_free: bool = True) -> list[Segme
         if value > 0
     ]
     if with_free and free > 0:
-        used.append(_segment("free", "free", "mem-free", free, full, total + free))
+        used.append(_segment("free", gettext_noop("free"), "mem-free", free, full, total + free))
     return used
 
 
 def _segment(name: str, label: str, hue: str, value: float, full: float, total: float) -> Segment:
     return Segment(
         name,
-        label,
+        _(label),
         hue,
         value,
         formatting.memory(value),
@@ -160,12 +165,15 @@ def summary(memory: Mapping[str, Any]) -> str:
     total, capacity = memory.get("total_bytes"), memory.get("capacity_bytes")
     parts = formatting.listed([f"{segment.label} {segment.size}" for segment in used])
     stage = memory.get("stage")
-    where = (
-        f" on stage {stage}"
-        if isinstance(stage, int) and len(memory.get("per_stage_total_bytes") or []) > 1
-        else ""
-    )
-    return f"{formatting.memory(total)} of {formatting.memory(capacity)}{where}: {parts}."
+    values = {
+        "used": formatting.memory(total),
+        "capacity": formatting.memory(capacity),
+        "stage": stage,
+        "parts": parts,
+    }
+    if isinstance(stage, int) and len(memory.get("per_stage_total_bytes") or []) > 1:
+        return _("%(used)s of %(capacity)s on stage %(stage)s: %(parts)s.") % values
+    return _("%(used)s of %(capacity)s: %(parts)s.") % values
 
 
 def stages(memory: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,17 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+
 from webui.planner.charts.axes import Axis, Tick, ticks
 from webui.presentation import formatting
 
 KINDS: Final = (
-    ("F", "forward", "pipe-forward"),
-    ("B", "backward", "pipe-backward"),
-    ("W", "weight gradient", "pipe-weight"),
-    ("F&B", "forward and backward", "pipe-both"),
-    ("C", "communication", "pipe-comm"),
+    ("F", gettext_noop("forward"), "pipe-forward"),
+    ("B", gettext_noop("backward"), "pipe-backward"),
+    ("W", gettext_noop("weight gradient"), "pipe-weight"),
+    ("F&B", gettext_noop("forward and backward"), "pipe-both"),
+    ("C", gettext_noop("communication"), "pipe-comm"),
 )
-_HUES: Final = {kind: hue for kind, _, hue in KINDS}
+_HUES: Final = {kind: hue for kind, label, hue in KINDS}
 # idle share beyond the bubble that is mentioned; the drawing has fewer micro-batches
 _UNEVEN: Final = 0.05
 _NAMED: Final = 8  # rows are high enough for text up to this number of devices
@@ -59,19 +62,27 @@ def pipeline(drawn: Mapping[str, Any], *, end_s: float | None = None) -> Pipelin
     shown, total = int(drawn["drawn"]), int(drawn.get("of", drawn["micro_batches"]))
     bubble = float(drawn.get("predicted_bubble", drawn["bubble_fraction"]))
     uneven = float(drawn["bubble_fraction"]) - bubble > _UNEVEN
-    summary = (
-        f"{drawn['schedule']} over {formatting.count(int(drawn['devices']), 'device')} with "
-        f"{formatting.count(total, 'micro-batch', 'micro-batches')} per step: the bubble is "
-        f"{formatting.percent(bubble)} of it."
-    )
+    summary = ngettext(
+        "%(schedule)s over %(devices)s devices with %(count)s micro-batch per step: the "
+        "bubble takes %(share)s of the step.",
+        "%(schedule)s over %(devices)s devices with %(count)s micro-batches per step: the "
+        "bubble takes %(share)s of the step.",
+        total,
+    ) % {
+        "schedule": drawn["schedule"],
+        "devices": int(drawn["devices"]),
+        "count": f"{total:,}",
+        "share": formatting.percent(bubble),
+    }
     if uneven:
-        summary += (
-            f" Uneven stages leave devices idle {formatting.percent(drawn['bubble_fraction'])} "
-            "of the time shown."
-        )
-    note = (
-        f"{shown} micro-batches are shown; the middle of a step repeats." if shown < total else ""
-    )
+        summary += _(" Because stages are uneven, devices idle %(share)s of the time shown.") % {
+            "share": formatting.percent(drawn["bubble_fraction"])
+        }
+    note = ""
+    if shown < total:
+        note = _("%(count)s micro-batches are shown; the middle of a step repeats.") % {
+            "count": shown
+        }
     return Pipeline(rows, legend, over, summary, note)
 
 
@@ -91,7 +102,7 @@ def timeline_rows(
         _row(device, blocks, end, drawn_s, len(by_device) <= _NAMED)
         for device, blocks in by_device.items()
     ]
-    legend = [(label, hue) for kind, label, hue in KINDS if kind in used]
+    legend = [(_(label), hue) for kind, label, hue in KINDS if kind in used]
     return rows, legend, ticks(Axis(0.0, end), "s", 5)
 
 
@@ -99,7 +110,7 @@ def _row(
     device: int, blocks: list[Mapping[str, Any]], end: float, drawn_s: float, numbered: bool
 ) -> Row:
     paths = []
-    for kind, _, hue in KINDS:
+    for kind, _label, hue in KINDS:
         some = [block for block in blocks if block["kind"] == kind]
         if some:
             paths.append((hue, "".join(_block(block, end) for block in some)))

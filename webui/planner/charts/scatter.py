@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
 from webui.planner.charts.axes import Tick, axis, ticks
 from webui.presentation import formatting
 
@@ -71,8 +74,13 @@ def scatter(
             rank in on_front,
             bool(plan["fits"]),
             plan["key"] == chosen,
-            f"{rank + 1}. {plan['glyph']}: {formatting.seconds(time)} per step, "
-            f"{formatting.memory(memory)}",
+            _("%(rank)s. %(plan)s: %(time)s per step, %(memory)s")
+            % {
+                "rank": rank + 1,
+                "plan": plan["glyph"],
+                "time": formatting.seconds(time),
+                "memory": formatting.memory(memory),
+            },
             plan["glyph"],
             formatting.seconds(time, 4),
             formatting.memory(memory),
@@ -82,13 +90,20 @@ def scatter(
     front = sorted(
         (point for point in points if point.pareto), key=lambda point: (point.x, -point.y)
     )
-    fastest, lightest = min(times), min(sizes)
-    summary = (
-        f"{formatting.count(len(points), 'plan')}: {formatting.seconds(fastest)} to "
-        f"{formatting.seconds(max(times))} per step, "
-        f"{formatting.memory(lightest)} to {formatting.memory(max(sizes))}; "
-        f"{formatting.count(len(front), 'plan is', 'plans are')} Pareto-optimal."
-    )
+    summary = ngettext(
+        "%(count)s plan: %(fastest)s to %(slowest)s per step, %(smallest)s to %(largest)s; "
+        "%(front)s Pareto-optimal.",
+        "%(count)s plans: %(fastest)s to %(slowest)s per step, %(smallest)s to %(largest)s; "
+        "%(front)s Pareto-optimal.",
+        len(points),
+    ) % {
+        "count": f"{len(points):,}",
+        "fastest": formatting.seconds(min(times)),
+        "slowest": formatting.seconds(max(times)),
+        "smallest": formatting.memory(min(sizes)),
+        "largest": formatting.memory(max(sizes)),
+        "front": len(front),
+    }
     return Scatter(
         points,
         steps(front),

@@ -6,15 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+
 from webui.planner.charts.axes import Axis, Tick, ticks
 from webui.presentation import formatting
 
 PARTS: Final = (
-    ("compute_s", "compute", "mfu"),
-    ("exposed_comm_s", "exposed communication", "fail"),
-    ("bubble_s", "pipeline bubble", "time-2"),
-    ("optimizer_s", "optimizer", "mem-optimizer"),
-    ("other_s", "other", "other-series"),
+    ("compute_s", gettext_noop("compute"), "mfu"),
+    ("exposed_comm_s", gettext_noop("exposed communication"), "fail"),
+    ("bubble_s", gettext_noop("pipeline bubble"), "time-2"),
+    ("optimizer_s", gettext_noop("optimizer"), "mem-optimizer"),
+    ("rollout_s", gettext_noop("rollouts"), "mem-rollouts"),
+    ("other_s", gettext_noop("other"), "other-series"),
 )
 
 
@@ -58,22 +62,31 @@ def waterfall(answer: Mapping[str, Any]) -> Waterfall | None:
     over = Axis(0.0, 1.02 * max(high, step, sum(value for *_, value in parts)))
     bars, at = [], 0.0
     for name, label, hue, value in parts:
-        bars.append(_bar(name, label, hue, value, step, over, at))
+        bars.append(_bar(name, _(label), hue, value, step, over, at))
         at += value
-    total = _bar("step_time_s", "step", "time", step, step, over, 0.0)
-    interval = f"{formatting.seconds(low)} to {formatting.seconds(high)}" if high > low else ""
+    total = _bar("step_time_s", _("step"), "time", step, step, over, 0.0)
+    within = interval(low, high) if high > low else ""
     largest = sorted(
         (bar for bar in bars if bar.seconds > 0.001 * step), key=lambda bar: -bar.seconds
     )
-    summary = (
-        f"{formatting.seconds(step)} per step"
-        + (f", 80% interval {interval}" if interval else "")
-        + ": "
-    )
-    summary += formatting.listed([f"{bar.label} {bar.share}" for bar in largest]) + "."
-    return Waterfall(
-        bars, total, over.at(low), over.at(high), interval, ticks(over, "s", 4), summary
-    )
+    values = {
+        "time": formatting.seconds(step),
+        "interval": within,
+        "parts": formatting.listed([f"{bar.label} {bar.share}" for bar in largest]),
+    }
+    if within:
+        summary = _("%(time)s per step, 80%% interval %(interval)s: %(parts)s.") % values
+    else:
+        summary = _("%(time)s per step: %(parts)s.") % values
+    return Waterfall(bars, total, over.at(low), over.at(high), within, ticks(over, "s", 4), summary)
+
+
+def interval(low: float, high: float) -> str:
+    """Returns the range of two times in seconds."""
+    return _("%(low)s to %(high)s") % {
+        "low": formatting.seconds(low),
+        "high": formatting.seconds(high),
+    }
 
 
 def _bar(

@@ -1,6 +1,7 @@
 /* One chart: figure element, toolbar, legend with values, cursor, table, downloads. */
 import { figure } from "./figure.js";
 import { inUnit, quantity } from "./format.js";
+import { format, gettext } from "./i18n.js";
 import { plotly, theme } from "./plot.js";
 import { watchVisible } from "./scheduler.js";
 import { upper } from "./store.js";
@@ -30,7 +31,7 @@ export class Chart {
     this.element.classList.toggle("waiting", !has);
     if (!has) return this.showEmpty();
     const Plotly = window.Plotly;
-    if (!Plotly) { plotly().then(() => this.mark()); return; }
+    if (!Plotly) { plotly().then(() => this.mark(), (error) => this.showNote(error.message)); return; }
     const view = { ...this.set.view, logy: this.set.isLog(this.panel) };
     const width = this.plot.clientWidth;
     const { data, layout, from, to } = figure({
@@ -50,9 +51,11 @@ export class Chart {
     if (this.tableOpen) this.fillTable();
   }
 
-  showEmpty() {
+  showEmpty() { this.showNote(this.set.loading ? "" : this.set.emptyText(this.panel)); }
+
+  showNote(text) {
     this.note.hidden = false;
-    this.note.textContent = this.set.loading ? "" : this.set.emptyText(this.panel);
+    this.note.textContent = text;
   }
 
   attach() {
@@ -105,7 +108,7 @@ export class Chart {
 
   valueAt(curve, place) {
     const number = curve.y[Math.max(0, upper(curve.x, place) - 1)];
-    return Number.isFinite(number) ? inUnit(number, this.panel.unit) : "not finite";
+    return Number.isFinite(number) ? inUnit(number, this.panel.unit) : gettext("not finite");
   }
 
   listen() {
@@ -177,7 +180,7 @@ export class Chart {
     const table = document.createElement("table");
     table.className = "table";
     const head = table.createTHead().insertRow();
-    for (const title of [this.set.view.x, ...shown.map(({ label }) => label)]) head.append(Object.assign(document.createElement("th"), { className: "num", textContent: title, scope: "col" }));
+    for (const title of [this.set.axisTitle(), ...shown.map(({ label }) => label)]) head.append(Object.assign(document.createElement("th"), { className: "num", textContent: title, scope: "col" }));
     const body = table.createTBody();
     for (const place of places) {
       const row = body.insertRow();
@@ -189,7 +192,7 @@ export class Chart {
     }
     const caption = table.createCaption();
     caption.className = "small muted";
-    caption.textContent = `${this.panel.title}: newest ${places.length} points drawn; the CSV has all`;
+    caption.textContent = format(gettext("%(title)s: the newest %(count)s points; the CSV file has all points"), { title: this.panel.title, count: places.length });
     this.element.querySelector(".chart-table").replaceChildren(table);
   }
 
@@ -200,14 +203,23 @@ export class Chart {
     for (const item of this.panel.series) {
       const curve = this.curves().get(item.name);
       if (!curve?.length) continue;
-      let low = Infinity, high = -Infinity, odd = 0;
+      let low = Infinity, high = -Infinity, nonFinite = 0;
       for (const value of curve.y) {
-        if (!Number.isFinite(value)) odd += 1;
+        if (!Number.isFinite(value)) nonFinite += 1;
         else { low = Math.min(low, value); high = Math.max(high, value); }
       }
-      const format = (value) => inUnit(value, this.panel.unit);
-      parts.push(`${item.label} ${format(curve.last.y)} at ${this.set.formatAxis(curve.last.x)}, between ${format(low)} and ${format(high)} over ${quantity(curve.total)} points${odd ? `, ${odd} not finite` : ""}`);
+      parts.push(this.describeCurve(item.label, curve, low, high, nonFinite));
     }
-    this.plot.setAttribute("aria-label", `${this.panel.title}. ${parts.join("; ")}. Arrow keys move along the curve.`);
+    const values = { title: this.panel.title, curves: parts.join("; ") };
+    this.plot.setAttribute("aria-label", format(gettext("%(title)s. %(curves)s. Use the arrow keys to move along the curve."), values));
+  }
+
+  describeCurve(label, curve, low, high, nonFinite) {
+    const inUnits = (value) => inUnit(value, this.panel.unit);
+    const text = format(gettext("%(label)s %(last)s at %(position)s, between %(low)s and %(high)s over %(count)s points"), {
+      label, last: inUnits(curve.last.y), position: this.set.formatAxis(curve.last.x), low: inUnits(low), high: inUnits(high),
+      count: quantity(curve.total),
+    });
+    return nonFinite ? text + format(gettext(", %(count)s not finite"), { count: nonFinite }) : text;
   }
 }

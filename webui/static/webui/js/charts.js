@@ -2,6 +2,7 @@
    Does not depend on runs, only on the URL of their series. */
 import { Chart } from "./chart.js";
 import { quantity } from "./format.js";
+import { gettext } from "./i18n.js";
 import { scheduler } from "./scheduler.js";
 import { Curve, MOST } from "./store.js";
 import { DEFAULTS, readView, writeView } from "./view.js";
@@ -96,7 +97,7 @@ export class ChartSet {
 
   failed(error) {
     console.warn(error.message);
-    this.problem = "The server did not respond; retrying.";
+    this.problem = gettext("The server did not respond; retrying.");
     this.dirty();
     clearTimeout(this.again);
     this.again = setTimeout(() => this.refetch(), 5000);
@@ -254,10 +255,14 @@ export class ChartSet {
   formatAxis(at, bare = false) {
     if (this.view.x === "time") return `${new Date(at * 1000).toISOString().slice(11, 19)} UTC`;
     const text = this.view.x === "step" ? Math.round(at).toLocaleString("en-US") : quantity(at);
-    return bare ? text : `${this.view.x === "flops" ? "FLOPs" : this.view.x} ${text}`;
+    return bare ? text : `${this.axisTitle()} ${text}`;
   }
 
-  emptyText(panel) { return this.problem ?? panel.empty ?? "No data yet: points appear here as the run logs them."; }
+  axisTitle() {
+    return { step: gettext("step"), time: gettext("time"), tokens: gettext("tokens"), flops: "FLOPs" }[this.view.x];
+  }
+
+  emptyText(panel) { return this.problem ?? panel.empty ?? gettext("No data yet: points appear here when the run logs them."); }
   fileName(panel) { return `${this.source.name}-${panel.id}`; }
 
   async downloadCsv(panel) {

@@ -1,4 +1,5 @@
 // Chat box of a served model: calls the OpenAI-compatible API with streaming, stop and speed.
+import { format, gettext } from "./i18n.js";
 import { announce } from "./page.js";
 import { duration, quantity } from "./format.js";
 
@@ -96,7 +97,7 @@ async function send(prompt) {
   } else {
     if (failed) show("failed", failed);
     messages.push({ role: "assistant", content: output });
-    announce(output ? `Answer: ${output.slice(0, 300)}` : "Empty answer.");
+    announce(output ? format(gettext("Answer: %(text)s"), { text: output.slice(0, 300) }) : gettext("The answer is empty."));
   }
   save();
   busy(null);
@@ -115,10 +116,10 @@ async function* answer(prompt, signal) {
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const reply = await fetch(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
     method: "POST", signal, body: JSON.stringify(body), headers: { "Content-Type": "application/json", "X-CSRFToken": csrf },
-  }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server cannot be reached. Try again."); });
+  }).catch((error) => { throw error.name === "AbortError" ? error : new Error(gettext("The server is unreachable. Send the message again.")); });
   if (!reply.ok) {
     const failure = await reply.json().catch(() => null);
-    throw new Error(failure?.error?.message ?? `The server returned ${reply.status}.`);
+    throw new Error(failure?.error?.message ?? format(gettext("The server returned status %(status)s."), { status: reply.status }));
   }
   const decoder = new TextDecoder();
   let rest = "";
@@ -139,9 +140,11 @@ async function* answer(prompt, signal) {
 }
 
 function speed(first, rest, tokens, usage) {
-  const rate = tokens > 1 && rest > 0 ? `${quantity((tokens - 1) / (rest / 1000))} tokens/s` : "";
-  const read = usage ? `${usage.prompt_tokens.toLocaleString("en-US")} prompt tokens` : "";
-  return [`time to first token ${duration(first / 1000)}`, rate, `${tokens.toLocaleString("en-US")} tokens`, read].filter(Boolean).join(" · ");
+  const rate = tokens > 1 && rest > 0 ? format(gettext("%(rate)s tokens/s"), { rate: quantity((tokens - 1) / (rest / 1000)) }) : "";
+  const read = usage ? format(gettext("%(count)s prompt tokens"), { count: usage.prompt_tokens.toLocaleString("en-US") }) : "";
+  const latency = format(gettext("time to first token %(time)s"), { time: duration(first / 1000) });
+  const total = format(gettext("%(count)s output tokens"), { count: tokens.toLocaleString("en-US") });
+  return [latency, rate, total, read].filter(Boolean).join(" · ");
 }
 
 function busy(controller) {

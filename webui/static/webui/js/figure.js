@@ -1,13 +1,15 @@
 /* Curves and a view → Plotly traces and layout. Pure: no DOM, no network, no Plotly call. */
+import { gettext } from "./i18n.js";
 import { ema, extremes, upper } from "./store.js";
 import { faint } from "./plot.js";
 
 const AXIS = {
-  step: { title: "step", tickformat: ",d" },
-  tokens: { title: "tokens", tickformat: "~s" },
-  flops: { title: "FLOPs", tickformat: "~s" },
-  time: { title: "", type: "date" },
+  step: { tickformat: ",d" },
+  tokens: { tickformat: "~s" },
+  flops: { tickformat: "~s" },
+  time: { type: "date" },
 };
+const UNIT_SUFFIXES = { s: " s", W: " W", "°C": " °C" };
 const FEW = 60; // a curve of so few points is not smoothed: validation points stay exact
 const POINTS_PER_PIXEL = 1.2; // more cannot be seen; the extremes stay
 const LAYER_PLACES = 400; // of a stack: its cost is the sum of its layers
@@ -26,7 +28,7 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
   const grid = stack ? commonPlaces(shown.map(({ name }) => curves.get(name))) : null;
   const most = Math.max(300, Math.round(width * POINTS_PER_PIXEL));
   for (const item of shown) {
-    const own = curves.get(item.name), colour = theme[item.hue], curve = stack ? held(own, grid) : own;
+    const own = curves.get(item.name), color = theme[item.hue], curve = stack ? held(own, grid) : own;
     const a = Math.max(0, upper(curve.x, from) - 1), b = Math.min(curve.x.length, upper(curve.x, to) + 1);
     const x = cut(curve.x, a, b, scale);
     const y = a || b < curve.y.length ? curve.y.slice(a, b) : curve.y;
@@ -36,9 +38,9 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
     const seen = (list) => (keep ? keep.map((i) => list[i]) : list);
     if (!stack) for (const value of smoothing ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
     x.forEach((at, i) => { if (!Number.isFinite(y[i])) odd.push([at, item.label, y[i]]); });
-    if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(seen(x), seen(curve.high.slice(a, b)), seen(curve.low.slice(a, b)), colour));
-    if (smoothing) traces.push(line(seen(x), seen(y), faint(colour, 0.28), 1, item));
-    traces.push(stack ? layer(x, y, colour, item) : line(seen(x), seen(smooth), colour, 1.75, item, x.length < 30));
+    if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(seen(x), seen(curve.high.slice(a, b)), seen(curve.low.slice(a, b)), color));
+    if (smoothing) traces.push(line(seen(x), seen(y), faint(color, 0.28), 1, item));
+    traces.push(stack ? layer(x, y, color, item) : line(seen(x), seen(smooth), color, 1.75, item, x.length < 30));
   }
   for (const level of shown.length ? panel.levels ?? [] : []) {
     grow(extent, level.value, view.logy);
@@ -109,22 +111,22 @@ function held(curve, grid) {
   return { x: grid.x, y, length: grid.length };
 }
 
-const line = (x, y, colour, width, item, dots = false) => ({
+const line = (x, y, color, width, item, dots = false) => ({
   type: "scatter", mode: dots ? "lines+markers" : "lines", x, y, name: item.label, hoverinfo: "skip", connectgaps: false,
-  line: { color: colour, width, dash: item.dash || "solid" }, marker: { size: 4, color: colour },
+  line: { color: color, width, dash: item.dash || "solid" }, marker: { size: 4, color: color },
 });
-/* What was predicted: dashed, in the colour of what it predicts. */
-const across = (level, from, to, colour) => ({
+/* What was predicted: dashed, in the color of what it predicts. */
+const across = (level, from, to, color) => ({
   type: "scatter", mode: "lines", x: [from, to], y: [level.value, level.value], name: level.label, hoverinfo: "skip",
-  line: { color: colour, width: 1.25, dash: "dash" },
+  line: { color: color, width: 1.25, dash: "dash" },
 });
-const layer = (x, y, colour, item) => ({
+const layer = (x, y, color, item) => ({
   type: "scatter", mode: "lines", x, y, name: item.label, hoverinfo: "skip", stackgroup: "one",
-  line: { color: colour, width: 0.5 }, fillcolor: faint(colour, 0.75),
+  line: { color: color, width: 0.5 }, fillcolor: faint(color, 0.75),
 });
-const band = (x, high, low, colour) => [
+const band = (x, high, low, color) => [
   { type: "scatter", mode: "lines", x, y: high, line: { width: 0 }, hoverinfo: "skip" },
-  { type: "scatter", mode: "lines", x, y: low, line: { width: 0 }, fill: "tonexty", fillcolor: faint(colour, 0.16), hoverinfo: "skip" },
+  { type: "scatter", mode: "lines", x, y: low, line: { width: 0 }, fill: "tonexty", fillcolor: faint(color, 0.16), hoverinfo: "skip" },
 ];
 
 /* What is not a number: a red cross on the axis, never a silent hole. */
@@ -132,7 +134,7 @@ function oddTrace(odd, theme) {
   if (!odd.length) return [];
   return [{
     type: "scatter", mode: "markers", yaxis: "y2", x: odd.map((o) => o[0]), y: odd.map(() => 0.025),
-    marker: { symbol: "x", size: 8, color: theme.fail }, text: odd.map((o) => `${o[1]}: ${Number.isNaN(o[2]) ? "not a number" : "infinite"}`),
+    marker: { symbol: "x", size: 8, color: theme.fail }, text: odd.map((o) => `${o[1]}: ${Number.isNaN(o[2]) ? gettext("not a number") : gettext("infinite")}`),
     hovertemplate: "%{text}<extra></extra>",
   }];
 }
@@ -151,10 +153,10 @@ function markTraces(marks, theme, from, to, axis, scale, memory) {
     });
   }
   const symbols = { bad: "triangle-up", good: "square", plain: "circle", event: "diamond" };
-  const colours = { bad: theme.fail, good: theme.good, plain: theme["text-3"], event: theme.event };
+  const colors = { bad: theme.fail, good: theme.good, plain: theme["text-3"], event: theme.event };
   traces.push({
     type: "scatter", mode: "markers", yaxis: "y2", x: seen.map((mark) => mark.at * scale), y: seen.map(() => 0.97),
-    marker: { symbol: seen.map((mark) => symbols[mark.kind] ?? "diamond"), size: 8, color: seen.map((mark) => colours[mark.kind] ?? theme.event) },
+    marker: { symbol: seen.map((mark) => symbols[mark.kind] ?? "diamond"), size: 8, color: seen.map((mark) => colors[mark.kind] ?? theme.event) },
     text: seen.map((mark) => mark.text), hovertemplate: "%{text}<extra></extra>",
   });
   return traces;
@@ -203,7 +205,8 @@ function layout({ panel, view, theme, range, y, width, empty }) {
 function ticks(unit, [low, high], log) {
   if (unit === "fraction") return { tickformat: high - low < 0.02 ? ".2%" : high - low < 0.1 ? ".1%" : ".0%" };
   if (unit === "s" && !log && high < 1) return scaled(high, 1e-3, "ms");
-  if (unit !== "bytes" || log) return { tickformat: high >= 1e4 ? "~s" : high < 1e-3 ? "~e" : ",~g" };
+  const ticksuffix = UNIT_SUFFIXES[unit] ?? "";
+  if (unit !== "bytes" || log) return { ticksuffix, tickformat: high >= 1e4 ? "~s" : high < 1e-3 ? "~e" : ",~g" };
   const power = Math.max(0, Math.min(4, Math.floor(Math.log2(Math.max(1, high)) / 10)));
   return scaled(high, 1024 ** power, ["B", "KiB", "MiB", "GiB", "TiB"][power]);
 }

@@ -1,6 +1,8 @@
 // Fleet, node and queue pages: writes device metrics into their cells; refetches the part on other changes.
+import { format, gettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
+import { sparks } from "./spark.js";
 import { memory, percent, quantity } from "./format.js";
 
 const part = document.querySelector("[data-live-part]");
@@ -26,6 +28,10 @@ part.addEventListener("htmx:beforeSwap", (event) => {
   refresh();
 });
 
+sparks(part);
+part.addEventListener("htmx:afterSettle", () => sparks(part));
+for (const event of ["resize", "orrery:theme"]) addEventListener(event, () => sparks(part));
+
 const put = (row, name, text) => { const cell = row?.querySelector(`[data-cell="${name}"]`); if (cell) cell.textContent = text; };
 const bar = (row, name, share) => row?.querySelector(`[data-cell="${name}"]`)?.style.setProperty("--part", `${Math.min(100, Math.max(0, 100 * share))}%`);
 const known = (value) => value !== null && value !== undefined;
@@ -50,7 +56,7 @@ function sample(frame) {
     if (known(device.utilization)) { put(row, "use", percent(device.utilization)); bar(row, "use-meter", device.utilization); }
     if (known(device.memory_used_bytes)) {
       const total = Number(row.querySelector('[data-cell="memory-meter"]').dataset.total);
-      put(row, "memory", total ? `${memory(device.memory_used_bytes)} of ${memory(total)}` : memory(device.memory_used_bytes));
+      put(row, "memory", total ? format(gettext("%(used)s of %(total)s"), { used: memory(device.memory_used_bytes), total: memory(total) }) : memory(device.memory_used_bytes));
       bar(row, "memory-meter", total ? device.memory_used_bytes / total : 0);
     }
     if (known(device.power_w)) put(row, "power", `${quantity(device.power_w)} W`);
@@ -59,9 +65,9 @@ function sample(frame) {
 }
 
 function onFrame(frame) {
-  if (frame.type === "sample") return sample(frame);
+  if (frame.type === "samples") return frame.nodes.forEach(sample);
   if (frame.type === "node") {
-    announce(`Node ${frame.node} is ${frame.health}${frame.drained ? ", drained" : ""}`);
+    announce(format(frame.drained ? gettext("Node %(node)s is %(health)s and drained") : gettext("Node %(node)s is %(health)s"), frame));
     if (kind !== "queue") refresh();
   } else if (frame.type === "state" || frame.type === "queue") refresh();
 }

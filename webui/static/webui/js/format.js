@@ -1,4 +1,5 @@
 /* Formats numbers like webui/presentation/formatting.py. */
+import { format, gettext } from "./i18n.js";
 
 export const DASH = "–";
 export const real = (value) => (typeof value === "number" && Number.isFinite(value) ? value : null);
@@ -42,9 +43,9 @@ export function duration(value) {
 
 export function ago(seconds) {
   const rounded = Math.max(0, Math.round(seconds));
-  if (rounded < 3) return "now";
-  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (rounded >= size) return `${Math.floor(rounded / size)} ${unit} ago`;
-  return `${rounded} s ago`;
+  if (rounded < 3) return gettext("now");
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (rounded >= size) return format(gettext("%(age)s ago"), { age: `${Math.floor(rounded / size)} ${unit}` });
+  return format(gettext("%(age)s ago"), { age: `${rounded} s` });
 }
 
 /** A value of a metric in its unit; the unit comes from the series endpoint or the chart. */
@@ -52,5 +53,5 @@ export function inUnit(value, unit) {
   if (unit === "bytes") return memory(value);
   if (unit === "fraction") return percent(value);
   if (unit === "seconds" || unit === "s") return real(value) === null ? DASH : value < 1 ? `${significant(value * 1000)} ms` : `${significant(value)} s`;
-  return unit ? `${quantity(value, unit === "nats/token" ? 4 : 3)} ${unit}` : quantity(value, 4);
+  return unit ? `${quantity(value, unit.startsWith("nats/") ? 4 : 3)} ${unit}` : quantity(value, 4);
 }

@@ -1,6 +1,7 @@
 /* The gallery's charts, fed from the page itself instead of a server. */
 import { ChartSet } from "./charts.js";
 import "./heat.js";
+import { gettext } from "./i18n.js";
 import { toast } from "./page.js";
 import { plotly } from "./plot.js";
 import { scheduler } from "./scheduler.js";
@@ -11,17 +12,17 @@ const source = data("run-source");
 
 class GallerySet extends ChartSet {
   async fetchSeries(name) {
-    const found = source.curves[name] ?? { x: [], y: [] }, axis = this.view.x;
+    const curve = source.curves[name] ?? { x: [], y: [] }, axis = this.view.x;
     const factor = axis === "step" ? 1 : axis === "time" ? 1 / 6 : source.per_step[axis];
     const start = axis === "time" ? 1768487400 : 0;
-    return { ...found, x: found.x.map((step) => start + step * factor), name, axis };
+    return { ...curve, x: curve.x.map((step) => start + step * factor), name, axis };
   }
 }
 
 const charts = new GallerySet(document.getElementById("charts"), source, data("run-panels"), data("run-marks"));
-plotly().then(() => charts.dirty());
+plotly().then(() => charts.dirty(), (error) => toast(error.message, "bad"));
 window.orrery = { charts, scheduler };
 const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 5 });
 draw();
 addEventListener("orrery:theme", draw);
-document.getElementById("toasts-try").onclick = () => toast("A message that goes by itself.", "good");
+document.getElementById("toasts-try").onclick = () => toast(gettext("This message disappears after a few seconds."), "good");

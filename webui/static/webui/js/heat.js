@@ -1,4 +1,5 @@
 /* Heat maps: describes the cell under the pointer or arrow keys; the server renders the picture. */
+import { gettext } from "./i18n.js";
 
 const read = new WeakMap();
 
@@ -16,7 +17,7 @@ function show(field, row, column) {
   field.dataset.column = column;
   const [from, to] = cells.edges[column].map((value) => value.toLocaleString("en-US"));
   const place = from === to ? `${cells.across} ${from}` : `${cells.across}s ${from}–${to}, ${cells.of}`;
-  figure.querySelector("[data-heat-text]").textContent = `${cells.names[row]}, ${place}: ${cells.text[row][column] ?? "no data"}`;
+  figure.querySelector("[data-heat-text]").textContent = `${cells.names[row]}, ${place}: ${cells.text[row][column] ?? gettext("no data")}`;
   mark.hidden = false;
   mark.style.cssText = `left:${(100 * column) / columns}%;top:${(100 * row) / rows}%;width:${100 / columns}%;height:${100 / rows}%`;
 }

@@ -2,6 +2,7 @@
 
    The socket handler only buffers; the buffer is read ten times per second. Duplicate frames are dropped; a gap in the
    numbers or a new epoch calls `onGap`, which fetches the missing data. */
+import { gettext } from "./i18n.js";
 
 const READ_MS = 100;
 const SILENT_MS = 20000; // without frames or heartbeats the connection counts as dead
@@ -10,9 +11,11 @@ const MOST_WAIT_MS = 10000;
 const FILL_AGAIN_MS = 2000;
 
 export class Live {
-  /** `path` like /ws/runs/12/; `after` and `epoch` are the position of the page's data. */
-  constructor({ path, after = 0, epoch = "", onFrame, onGap, onStatus = () => {} }) {
-    Object.assign(this, { path, epoch, onFrame, onGap, onStatus });
+  /** `path` like /ws/runs/12/; `after` and `epoch` are the position of the page's data. `refetch`: the page shows frames
+      without a number, which the server does not repeat, so each reconnection calls `onGap`. */
+  constructor({ path, after = 0, epoch = "", refetch = false, onFrame, onGap, onStatus = () => {} }) {
+    Object.assign(this, { path, epoch, refetch, onFrame, onGap, onStatus });
+    this.reconnected = false;
     this.lastSeq = Number(after) || 0;
     this.stats = { frames: 0, gaps: 0, filled: 0, doubles: 0, reconnects: 0 };
     this.buffer = [];
@@ -34,6 +37,7 @@ export class Live {
     this.socket = socket;
     socket.onopen = () => {
       this.attempts = 0;
+      this.reconnected = this.stats.reconnects > 0;
       this.setStatus("open");
     };
     socket.onmessage = (message) => {
@@ -92,7 +96,9 @@ export class Live {
   }
 
   take(frame) {
+    if (this.reconnected) this.rejoined(); // the first frame: the server has joined the topic
     if (frame.type === "heartbeat") return this.beat(frame);
+    if (frame.seq === undefined) return this.onFrame(frame); // a reading that the next one replaces
     if (this.epoch && frame.epoch && frame.epoch !== this.epoch) {
       this.epoch = frame.epoch; // new database: all known data is invalid
       this.lastSeq = 0;
@@ -110,9 +116,16 @@ export class Live {
     }
     if (this.lastSeq && frame.seq > this.lastSeq + 1) this.missed(this.lastSeq + 1, frame.seq - 1, false);
     this.lastSeq = frame.seq;
+    if (frame.type === "hidden") return; // about a run that the user may not see
     this.stats.frames += 1;
     this.behind = 0;
     this.onFrame(frame);
+  }
+
+  /** Frames without a number may have been missed. */
+  rejoined() {
+    this.reconnected = false;
+    if (this.refetch) this.missed(this.lastSeq + 1, null, false);
   }
 
   beat(frame) {
@@ -143,7 +156,10 @@ export class Live {
 export function showStatus(status, reason = "") {
   const notice = document.getElementById("connection");
   if (!notice) return;
-  const messages = { lost: "Reconnecting…", refused: reason || "Live updates stopped: log in again, then reload the page." };
+  const messages = {
+    lost: gettext("Reconnecting…"),
+    refused: reason || gettext("Live updates stopped. Log in again, then reload the page."),
+  };
   notice.textContent = messages[status] ?? "";
   notice.hidden = !(status in messages);
 }

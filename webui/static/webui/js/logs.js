@@ -1,4 +1,5 @@
 /* Live log lines: grouped over ranks like webui/presentation/log_grouping.py; follows while scrolled to the end. */
+import { gettext } from "./i18n.js";
 
 const MOST = 1000; // lines kept on the page
 const WINDOW = 200;
@@ -65,7 +66,7 @@ export function startLog(list, empty, follow) {
 }
 
 function formatRanks(ranks) {
-  if (ranks[0] < 0) return "supervisor";
+  if (ranks[0] < 0) return gettext("supervisor");
   const ordered = [...ranks].sort((a, b) => a - b), groups = [];
   for (const rank of ordered) {
     if (groups.length && rank === groups.at(-1).at(-1) + 1) groups.at(-1).push(rank);

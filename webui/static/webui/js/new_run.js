@@ -1,5 +1,6 @@
 // New-run form: syncs fields and JSON, shows sections by kind, places the server's problems next to their fields.
-import { specOf, valuesOf } from "./spec_form.js";
+import { format, gettext } from "./i18n.js";
+import { exists, specOf, valuesOf } from "./spec_form.js";
 import { announce } from "./page.js";
 
 const form = document.getElementById("run-form");
@@ -23,10 +24,10 @@ function values() {
 function parsed() {
   try {
     const spec = JSON.parse(json.value);
-    if (spec === null || typeof spec !== "object" || Array.isArray(spec)) throw new Error("the spec must be a JSON object");
+    if (spec === null || typeof spec !== "object" || Array.isArray(spec)) throw new Error(gettext("the spec must be a JSON object"));
     return [spec, ""];
   } catch (error) {
-    return [null, `Invalid JSON: ${error.message}`];
+    return [null, format(gettext("Invalid JSON: %(error)s"), { error: error.message })];
   }
 }
 
@@ -34,7 +35,7 @@ function showJsonError(error) {
   jsonError.hidden = !error;
   jsonError.textContent = error;
   json.setAttribute("aria-invalid", String(Boolean(error)));
-  document.getElementById("json-state").textContent = error ? "waiting for valid JSON" : "synced with the form";
+  document.getElementById("json-state").textContent = error ? gettext("waiting for valid JSON") : gettext("synced with the form");
   form.elements.from.value = error ? "json" : "form";
 }
 
@@ -79,22 +80,30 @@ function show() {
   for (const section of table.sections)
     for (const field of section.fields)
       if (field.kinds.length) fieldOf(field.path).hidden = !field.kinds.includes(kind) || (auto && field.path !== "plan");
-  form.querySelectorAll('[data-section="plan"] details').forEach((fold) => { fold.hidden = !fold.querySelector(".field:not([hidden])"); });
+  const chosen = values();
+  for (const section of table.sections)
+    for (const field of section.fields) if (field.when) fieldOf(field.path).hidden = !exists(field, chosen, table);
+  form.querySelectorAll("[data-section] details.more").forEach((fold) => { fold.hidden = !fold.querySelector(".field:not([hidden])"); });
   fieldOf("model.path").hidden = control("weights").value !== table.path;
   fieldOf("model.custom").hidden = control("model").value !== table.custom;
   const own = control("data.preset").value === table.file;
   for (const path of ["data.path", "data.format", "data.tokenizer", "data.document_masks"]) fieldOf(path).hidden = !own;
+  for (const section of form.querySelectorAll("[data-section]:not([hidden])"))
+    if (section.querySelector(".field")) section.hidden = !section.querySelector(".field:not([hidden])");
   for (const ticks of form.querySelectorAll("[data-ticks]")) {
     const words = document.getElementById(ticks.dataset.ticks).value.split(",").map((word) => word.trim());
-    for (const tick of ticks.querySelectorAll("[data-tick]")) tick.checked = words.includes(tick.value);
+    for (const tick of ticks.querySelectorAll("[data-tick]")) tick.checked = words.some((word) => word.split(":")[0].trim() === tick.value);
   }
 }
 
 /** Checkboxes write the comma-separated value of their field. */
 function fromTick(tick) {
   const ticks = tick.closest("[data-ticks]");
-  const chosen = [...ticks.querySelectorAll("[data-tick]:checked")].map((each) => each.value);
-  document.getElementById(ticks.dataset.ticks).value = chosen.join(", ");
+  const input = document.getElementById(ticks.dataset.ticks);
+  // a word keeps its weight, as in math:2
+  const before = new Map(input.value.split(",").map((word) => [word.split(":")[0].trim(), word.trim()]));
+  const chosen = [...ticks.querySelectorAll("[data-tick]:checked")].map((each) => before.get(each.value) ?? each.value);
+  input.value = chosen.join(", ");
 }
 
 /** Shows problems next to the fields they name, or at the nearest parent field. */

@@ -20,10 +20,10 @@ addEventListener("resize", draw);
 addEventListener("orrery:theme", draw);
 
 const live = new Live({
-  path: "/ws/fleet/", after, epoch, onStatus: showStatus,
+  path: "/ws/fleet/", after, epoch, refetch: true, onStatus: showStatus,
   onFrame(frame) {
     if (frame.type === "progress") progress(frame);
-    else if (frame.type === "sample") sample(frame);
+    else if (frame.type === "samples") frame.nodes.forEach(sample);
     else schedulePulse();
   },
   onGap: () => pulse(),
@@ -41,7 +41,8 @@ function progress({ run, summary }) {
   if (summary.step && summary.steps) card.querySelector(".meter").style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
   const canvas = card.querySelector("canvas");
   const drawn = summary.loss ?? summary["inference/tokens_per_s"];
-  if (drawn === undefined) return;
+  if (drawn === undefined || String(summary.step) === canvas.dataset.step) return; // a repeated frame
+  canvas.dataset.step = summary.step;
   let values = canvas.dataset.values ? canvas.dataset.values.split(",").map(Number) : [];
   values.push(parse(drawn));
   if (values.length > 160) values = extremes(values, 80).map((i) => values[i]);

@@ -1,4 +1,5 @@
 /* Shared by all pages: theme, keyboard, dialogs, menus, ages, toasts. */
+import { format, gettext } from "./i18n.js";
 import { startKeyboard } from "./keyboard.js";
 import { ago } from "./format.js";
 
@@ -28,7 +29,7 @@ export function toast(text, kind = "") {
   const box = document.createElement("div");
   box.className = `note toast ${kind}`;
   box.append(text);
-  const close = Object.assign(document.createElement("button"), { className: "button quiet small", textContent: "Close" });
+  const close = Object.assign(document.createElement("button"), { className: "button quiet small", textContent: gettext("Close") });
   close.onclick = () => box.remove();
   box.append(close);
   document.getElementById("toasts").append(box);
@@ -62,15 +63,19 @@ document.addEventListener("submit", (event) => {
 });
 addEventListener("pageshow", () => document.querySelectorAll("form[data-sent]").forEach((form) => delete form.dataset.sent));
 
-document.addEventListener("htmx:responseError", (event) => toast(`The server returned ${event.detail.xhr.status}. Try again, or reload the page.`, "bad"));
-document.addEventListener("htmx:sendError", () => toast("The server is unreachable. Nothing was changed; try again.", "bad"));
+// A filter in `hx-trigger` would need `eval`, which the content security policy refuses.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  if (document.hidden && event.detail.elt.getAttribute("hx-trigger")?.includes("every ")) event.preventDefault();
+});
+document.addEventListener("htmx:responseError", (event) => toast(format(gettext("The server returned status %(status)s. Reload the page, then repeat the action."), { status: event.detail.xhr.status }), "bad"));
+document.addEventListener("htmx:sendError", () => toast(gettext("The server is unreachable. Nothing was changed."), "bad"));
 
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-    toast("Copied", "good");
+    toast(gettext("Copied."), "good");
   } catch {
-    toast("The browser does not allow copying here: select and copy the text manually.", "warn");
+    toast(gettext("The browser does not allow copying here. Select and copy the text manually."), "warn");
   }
 }
 
@@ -83,3 +88,13 @@ setInterval(() => {
 showTheme();
 startKeyboard();
 document.querySelector(".tabs [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+
+// the part that names outages cannot be fetched: the web process or its database is down
+for (const event of ["htmx:sendError", "htmx:responseError"])
+  document.addEventListener(event, ({ detail }) => {
+    if (detail.elt.id !== "outages") return;
+    const note = Object.assign(document.createElement("div"), { className: "note bad" });
+    note.setAttribute("role", "alert");
+    note.textContent = gettext("The control plane does not answer. Runs continue; this page shows what was last known.");
+    detail.elt.replaceChildren(note);
+  });

@@ -1,5 +1,6 @@
 /* Planner page: sends the form to the server on change, drops stale answers, keeps the state in the URL.
    The page also works without scripts. */
+import { format, gettext } from "./i18n.js";
 import { announce, toast } from "./page.js";
 
 const WAIT_MS = 60; // debounce of sliders and keys
@@ -38,11 +39,11 @@ async function request(params = readForm(), quick = false) {
   try {
     const response = await fetch(`${form.dataset.answer}?${params}`, { signal: controller.signal, headers: { Accept: "text/html" } });
     if (response.redirected) return location.reload(); // logged out meanwhile
-    if (!response.ok) throw new Error(`The server answered ${response.status}.`);
+    if (!response.ok) throw new Error(statusText(response));
     show(await response.text());
   } catch (error) {
     if (error.name === "AbortError") return;
-    toast(`${error.message} The numbers shown are outdated.`, "bad");
+    toast(`${error.message} ${gettext("The numbers shown are outdated.")}`, "bad");
   } finally {
     if (pending === controller) document.getElementById("answer").removeAttribute("aria-busy");
   }
@@ -73,6 +74,8 @@ function show(text) {
   announceTimer = setTimeout(() => announce(document.getElementById("headline").textContent.trim()), 900);
 }
 
+const statusText = (response) => format(gettext("The server returned status %(status)s."), { status: response.status });
+
 /** Shows the server's problems at their fields. */
 function errors() {
   for (const place of form.querySelectorAll("[data-errors]")) place.textContent = "";
@@ -96,7 +99,7 @@ const stops = (slider) => slider.dataset.stops.split(",").map(Number);
 
 function updateSlider(slider) {
   slider.style.setProperty("--done", `${(100 * slider.value) / (slider.max || 1)}%`);
-  slider.setAttribute("aria-valuetext", form.elements[slider.dataset.for].value || "any");
+  slider.setAttribute("aria-valuetext", form.elements[slider.dataset.for].value || gettext("any"));
 }
 
 function toSlider(control) {
@@ -131,7 +134,7 @@ function onInput(event) {
 async function file(event) {
   const [chosen] = event.target.files;
   if (!chosen) return;
-  if (chosen.size > 4 * 2 ** 20) return toast("The file is too large for a config.json.", "bad");
+  if (chosen.size > 4 * 2 ** 20) return toast(gettext("The file is too large for a config.json."), "bad");
   const text = await chosen.text();
   try {
     form.elements.shape.value = JSON.stringify(JSON.parse(text));
@@ -150,7 +153,7 @@ function onCompare(event) {
   if (oldest?.type === "hidden") oldest.remove();
   else if (oldest) oldest.checked = false;
   if (on.length !== 1) schedule(0);
-  else announce("One plan selected. Select another to compare.");
+  else announce(gettext("One plan selected. Select another one to compare."));
 }
 
 /** Sets the form from a link. */
@@ -194,8 +197,8 @@ function onClick(event) {
     event.preventDefault();
     openDialog(link.href, "", link.dataset.opens);
   } else if (event.target.closest("[data-copy-link]")) {
-    navigator.clipboard.writeText(location.href).then(() => toast("Link copied.", "good"),
-      () => toast("The browser does not allow copying here. Copy the URL from the address bar.", "warn"));
+    navigator.clipboard.writeText(location.href).then(() => toast(gettext("Link copied."), "good"),
+      () => toast(gettext("The browser does not allow copying here. Copy the URL from the address bar."), "warn"));
   } else if (link?.closest(".problems") && link.hash) {
     const control = document.getElementById(link.hash.slice(1));
     if (!control) return;
@@ -209,8 +212,8 @@ let opener = null;
 
 async function openDialog(address, why, title) {
   const body = document.getElementById("opened-body"), head = document.getElementById("opened-title");
-  head.textContent = title ?? "How this number is computed";
-  body.innerHTML = '<div class="skeleton" style="height: 160px"></div>';
+  head.textContent = title ?? gettext("How this number is computed");
+  body.innerHTML = '<div class="skeleton tall"></div>';
   opener = document.activeElement;
   for (const menu of document.querySelectorAll("details.menu[open]")) {
     if (menu.contains(opener)) opener = menu.querySelector("summary");
@@ -221,7 +224,7 @@ async function openDialog(address, why, title) {
   const html = await part(address, "whole");
   if (!html) return dialog.close();
   body.innerHTML = html;
-  if (why) head.textContent = `${body.querySelector(".why")?.dataset.label || "How this number is computed"}`;
+  if (why) head.textContent = body.querySelector(".why")?.dataset.label || gettext("How this number is computed");
   body.focus();
 }
 
@@ -230,9 +233,9 @@ async function part(address, kind) {
     const response = await fetch(address, { headers: { "X-Part": kind } });
     if (response.ok && !response.redirected) return await response.text();
     const text = new DOMParser().parseFromString(await response.text(), "text/html").querySelector("main p");
-    toast(text?.textContent.trim() || `The server answered ${response.status}.`, "bad");
+    toast(text?.textContent.trim() || statusText(response), "bad");
   } catch {
-    toast("The server cannot be reached. Try again.", "bad");
+    toast(gettext("The server is unreachable. Repeat the action."), "bad");
   }
   return null;
 }

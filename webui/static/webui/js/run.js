@@ -1,6 +1,7 @@
 /* Live run page: one socket feeds charts, tiles, log lines and the headline. */
 import { ChartSet } from "./charts.js";
 import { duration, memory, parse, percent, quantity } from "./format.js";
+import { format, gettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { startLog } from "./logs.js";
 import { announce } from "./page.js";
@@ -16,7 +17,7 @@ const source = data("run-source"), panels = data("run-panels") ?? [], marks = da
 const part = (id) => document.getElementById(id);
 
 const charts = panels.length ? new ChartSet(part("charts"), source, panels, marks) : null;
-if (charts) plotly().then(() => charts.dirty(), (error) => showStatus("refused", `${error.message}; reload the page.`));
+if (charts) plotly().then(() => charts.dirty(), (error) => showStatus("refused", format(gettext("%(error)s. Reload the page."), { error: error.message })));
 const tiles = startTiles();
 const log = part("log") ? startLog(part("log"), part("log-empty"), part("follow")) : null;
 
@@ -73,7 +74,7 @@ async function pulse() {
   state = update.run_state;
   part("run-state").innerHTML = update.parts.state;
   part("run-actions").innerHTML = update.parts.actions;
-  announce(`The run is now ${state}. ${update.sentence}`);
+  announce(format(gettext("The run is now %(state)s. %(sentence)s"), { state, sentence: update.sentence }));
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden) schedulePulse(true); });
 if (!source.ended) schedulePulse();
@@ -124,8 +125,8 @@ function startTiles() {
 }
 
 function shown(name, value) {
-  if (!Number.isFinite(value)) return "not finite";
-  if (name === "mfu") return percent(value);
+  if (!Number.isFinite(value)) return gettext("not finite");
+  if (name === "mfu" || name.endsWith("accuracy")) return percent(value);
   if (name.endsWith("_bytes")) return memory(value);
   if (name.endsWith("_s") && !name.endsWith("per_s")) return duration(value);
   return quantity(value, name.includes("loss") ? 4 : 3);
@@ -140,7 +141,7 @@ function noticeNew(values) {
   const unknown = fresh.filter((name) => !charts?.curves.has(name) && !source.quiet?.some((known) => (known.endsWith("/") ? name.startsWith(known) : name === known)));
   if (!charts || !unknown.length || !source.quiet || part("new-series")) return;
   const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
-  const link = Object.assign(document.createElement("a"), { href: location.href, textContent: "Show them" });
-  note.append(`New metrics: ${unknown.slice(0, 4).join(", ")}. `, link);
+  const link = Object.assign(document.createElement("a"), { href: location.href, textContent: gettext("Reload to show them") });
+  note.append(format(gettext("New metrics: %(names)s."), { names: unknown.slice(0, 4).join(", ") }), " ", link);
   part("charts").before(note);
 }

@@ -1,4 +1,5 @@
 // Runs list: sparklines, live cells, selected rows, saved views.
+import { format, gettext, ngettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
 import { percent, quantity, parse } from "./format.js";
@@ -23,7 +24,7 @@ function setState(row, state) {
   badge.className = `state state-${state}`;
   badge.querySelector("use").setAttribute("href", `#state-${state}`);
   badge.querySelector("span").textContent = state;
-  announce(`Run ${row.dataset.run} is ${state}`);
+  announce(format(gettext("Run %(run)s is %(state)s"), { run: row.dataset.run, state }));
 }
 
 function setProgress(row, summary) {
@@ -51,6 +52,7 @@ function onFrame(frame) {
   }
   if (frame.type === "state") {
     setState(row, frame.state);
+    if (frame.summary) setProgress(row, frame.summary);
     const reason = cell(row, "reason");
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
     const hours = cell(row, "hours");
@@ -70,7 +72,7 @@ function showNewRuns() {
     note = Object.assign(document.createElement("a"), { id: "fresh", className: "note", href: location.href });
     table.closest(".card").before(note);
   }
-  note.textContent = `${fresh} new ${fresh === 1 ? "run" : "runs"}. Show`;
+  note.textContent = format(ngettext("%(count)s new run. Reload to show it.", "%(count)s new runs. Reload to show them.", fresh), { count: fresh });
 }
 
 /** Updates device-hours of active runs. */
@@ -87,7 +89,7 @@ if (table) setInterval(growHours, 5000);
 /** Refetches the rows after a gap in the stream. */
 async function refill() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-  if (!answer.ok) throw new Error(`could not refetch rows: ${answer.status}`);
+  if (!answer.ok) throw new Error(`cannot refetch rows: ${answer.status}`);
   const page = new DOMParser().parseFromString(await answer.text(), "text/html");
   for (const row of page.querySelectorAll("tr[data-run]")) {
     const old = rowOf(row.dataset.run);
@@ -99,7 +101,7 @@ async function refill() {
 }
 
 if (table && "live" in table.dataset)
-  new Live({ path: "/ws/fleet/", after: table.dataset.after, epoch: table.dataset.epoch, onFrame, onGap: refill, onStatus: showStatus });
+  new Live({ path: "/ws/fleet/", after: table.dataset.after, epoch: table.dataset.epoch, refetch: true, onFrame, onGap: refill, onStatus: showStatus });
 
 // --- chosen rows --------------------------------------------------------------------------------------------------
 function updateSelection() {
@@ -107,7 +109,7 @@ function updateSelection() {
   const count = boxes.filter((box) => box.checked).length;
   for (const box of boxes) box.closest("tr").classList.toggle("selected", box.checked);
   document.getElementById("bulk-bar").hidden = !count;
-  document.getElementById("bulk-count").textContent = `${count} selected`;
+  document.getElementById("bulk-count").textContent = format(gettext("%(count)s selected"), { count });
   const all = document.getElementById("pick-all");
   all.checked = count === boxes.length;
   all.indeterminate = count > 0 && count < boxes.length;
@@ -138,7 +140,7 @@ if (table) {
   });
   bulk.addEventListener("submit", (event) => {
     const count = bulk.querySelectorAll('input[name="run"]:checked').length;
-    if (event.submitter?.value === "cancel" && !confirm(`Cancel ${count} ${count === 1 ? "run" : "runs"}? Progress since the last checkpoint is lost.`)) {
+    if (event.submitter?.value === "cancel" && !confirm(format(ngettext("Cancel %(count)s run? Progress since the last checkpoint is lost.", "Cancel %(count)s runs? Progress since the last checkpoint is lost.", count), { count }))) {
       event.preventDefault();
       event.stopImmediatePropagation();
       delete bulk.dataset.sent;
@@ -170,7 +172,7 @@ function showViews() {
     const chip = Object.assign(document.createElement("a"), { className: "chip", href: `?${view.query}`, textContent: view.name });
     if (`?${view.query}` === location.search) {
       chip.classList.add("on");
-      const remove = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: `forget ${view.name}` });
+      const remove = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: format(gettext("delete view %(name)s"), view) });
       remove.onclick = () => { store(load().filter((other) => other.name !== view.name)); showViews(); };
       place.append(chip, remove);
     } else place.append(chip);
@@ -180,7 +182,7 @@ function showViews() {
 }
 
 document.getElementById("save-view")?.addEventListener("click", () => {
-  const name = prompt("Name of this view")?.trim();
+  const name = prompt(gettext("Name of this view"))?.trim();
   if (!name) return;
   store([...load().filter((view) => view.name !== name), { name, query: location.search.slice(1) }]);
   showViews();

@@ -1,7 +1,7 @@
 /* Sparklines and small rings on a canvas of our own, sharp on every screen. Depends on numbers and a color only. */
 
 /** Draws `values` over the whole canvas; a last point is marked, values that are not finite leave a red tick. */
-export function spark(canvas, values, colour = getComputedStyle(canvas).color) {
+export function spark(canvas, values, color = getComputedStyle(canvas).color) {
   const ratio = devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
   if (!width || !height) return;
   if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
@@ -18,7 +18,7 @@ export function spark(canvas, values, colour = getComputedStyle(canvas).color) {
   const y = (v) => (high === low ? height / 2 : height - pad - ((v - low) / span) * (height - 2 * pad));
   pen.lineWidth = 1.5;
   pen.lineJoin = "round";
-  pen.strokeStyle = colour;
+  pen.strokeStyle = color;
   pen.beginPath();
   let drawing = false;
   values.forEach((value, i) => {
@@ -29,7 +29,7 @@ export function spark(canvas, values, colour = getComputedStyle(canvas).color) {
   });
   pen.stroke();
   const last = values.findLastIndex(Number.isFinite);
-  pen.fillStyle = colour;
+  pen.fillStyle = color;
   pen.beginPath();
   pen.arc(x(last), y(values[last]), 2, 0, 7);
   pen.fill();

@@ -1,6 +1,8 @@
 // Converts form values to a spec and back, like webui/forms/spec_form.py. Does not depend on the page or a server.
 
 const SPECIAL = new Set(["model", "model.custom", "weights", "model.path", "data.preset", "plan"]);
+const NO_FILTERS = "none";
+const FILTER_NUMBERS = new Set(["threshold", "min_chars", "max_chars", "tolerance", "n"]);
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** Returns the spec of the field values (path → text), laid over `base`. `table`: {sections, bodies, trains, answers, custom, file, json, first, path, presets, packages}. */
@@ -29,6 +31,10 @@ export function specOf(values, base, table) {
     }
     for (const field of section.fields) {
       if (field.kinds.length && !field.kinds.includes(kind)) continue;
+      if (!exists(field, values, table)) {
+        put(spec, field, null);
+        continue;
+      }
       if (SPECIAL.has(field.path) || (field.path.startsWith("data.") && preset)) continue;
       put(spec, field, parse(field, values[field.path] || "", table));
     }
@@ -37,6 +43,14 @@ export function specOf(values, base, table) {
     for (const field of section.fields)
       if (field.gates && !(values[field.path] || "").trim()) remove(spec, field.path.replace(/\.[^.]*$/, ""));
   return tidy(spec);
+}
+
+/** Whether the field exists with the selected choices, which may depend on others. */
+export function exists(field, values, table) {
+  if (!field.when) return true;
+  const [path, wanted] = field.when;
+  const chosen = table.sections.flatMap((section) => section.fields).find((each) => each.path === path);
+  return wanted.includes(values[path] || chosen.default) && exists(chosen, values, table);
 }
 
 /** Returns the field values of a spec. */
@@ -48,7 +62,7 @@ export function valuesOf(spec, table) {
       if (field.kind === "choice" && !values[field.path]) values[field.path] = field.default;
     }
   }
-  const model = spec.model ?? "llama-tiny";
+  const model = spec.model ?? (at(spec, "train.init_from") != null ? table.initial : "llama-tiny");
   values.model = typeof model === "string" ? model : table.custom;
   values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
   Object.assign(values, weightsOf(spec, table));
@@ -74,6 +88,12 @@ export function parse(field, input, table) {
     }
     case "words":
       return text.split(",").map((word) => word.trim()).filter(Boolean);
+    case "weighted": {
+      const tasks = text.split(",").map((word) => word.trim()).filter(Boolean).map(task);
+      return tasks.includes(null) ? text : tasks;
+    }
+    case "filters":
+      return filters(text) ?? text;
     case "argv":
       return split(text) ?? text;
     case "pairs":
@@ -81,6 +101,8 @@ export function parse(field, input, table) {
         const cut = line.indexOf("=");
         return cut < 0 ? [line, ""] : [line.slice(0, cut).trim(), line.slice(cut + 1)];
       }));
+    case "json":
+      try { return JSON.parse(text); } catch { return text; }
     case "model":
       return reference(text, table);
     case "choice":
@@ -93,14 +115,51 @@ export function parse(field, input, table) {
 
 export function shown(field, value, table) {
   if (field.kind === "choice" && typeof value === "boolean") return String(value);
+  if (field.kind === "json" && typeof value === "object" && value !== null) return JSON.stringify(value);
+  if (field.kind === "filters" && Array.isArray(value)) return value.map(filterText).join("\n") || NO_FILTERS;
   if (value == null || value === false) return "";
   if (value === true) return "on";
   if ((field.kind === "words" || field.kind === "floats") && Array.isArray(value)) return value.join(", ");
+  if (field.kind === "weighted" && Array.isArray(value)) return value.map(taskText).join(", ");
   if (field.kind === "model") return named(value, table);
   if (field.kind === "argv" && Array.isArray(value)) return value.map(quoted).join(" ");
   if (field.kind === "pairs" && isObject(value))
     return Object.entries(value).map(([name, item]) => `${name}=${item}`).join("\n");
   return typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+
+/** A task type, or one with its weight after a colon; null if the weight is no number. */
+function task(word) {
+  const cut = word.indexOf(":");
+  if (cut < 0) return word;
+  const weight = number(word.slice(cut + 1).trim());
+  return weight === null ? null : { task_type: word.slice(0, cut).trim(), weight };
+}
+
+function taskText(item) {
+  if (!isObject(item) || !("task_type" in item)) return String(item);
+  return item.weight == null ? String(item.task_type) : `${item.task_type}:${item.weight}`;
+}
+
+/** Filters by line: `kind name=value …`, quoted like a shell's words; null if a quote is not closed. */
+function filters(text) {
+  if (text === NO_FILTERS) return [];
+  const lines = text.split("\n").filter((line) => line.trim()).map(split);
+  if (lines.includes(null)) return null;
+  return lines.map(([kind, ...options]) => {
+    const item = { kind };
+    for (const option of options) {
+      const cut = option.indexOf("="), name = cut < 0 ? option : option.slice(0, cut), value = cut < 0 ? "" : option.slice(cut + 1);
+      item[name] = FILTER_NUMBERS.has(name) ? number(value) ?? value : value;
+    }
+    return item;
+  });
+}
+
+function filterText(item) {
+  if (!isObject(item)) return String(item);
+  const options = Object.entries(item).filter(([name]) => name !== "kind").map(([name, value]) => `${name}=${value}`);
+  return [String(item.kind ?? ""), ...options].map(quoted).join(" ");
 }
 
 /** A preset, a package of weights, a ModelSpec as JSON, or else a path. */
@@ -153,6 +212,10 @@ function number(text) {
 
 function putModel(spec, values, table) {
   const chosen = (values.model || "").trim() || "llama-tiny";
+  if (chosen === table.initial) {
+    delete spec.model;
+    return;
+  }
   if (chosen !== table.custom) {
     spec.model = chosen;
     return;
@@ -219,6 +282,10 @@ function tidy(spec) {
   for (const key of ["plan", "resources", "retries"]) if (empty(spec[key])) delete spec[key];
   for (const kind of ["serve", "generate"])
     if (isObject(spec[kind]) && empty(spec[kind].speculate)) delete spec[kind].speculate;
-  if (isObject(spec.train)) for (const key of ["optimizer", "lr_schedule"]) if (empty(spec.train[key])) delete spec.train[key];
+  for (const judged of [spec.evaluate, spec.train?.evaluate]) if (isObject(judged) && empty(judged.judge)) delete judged.judge;
+  if (isObject(spec.produce)) for (const key of ["judge", "score"]) if (empty(spec.produce[key])) delete spec.produce[key];
+  for (const policy of [spec.train?.grpo, spec.train?.ppo])
+    if (isObject(policy)) for (const key of ["kl", "clip", "rollout", "staleness", "gae", "value"]) if (empty(policy[key])) delete policy[key];
+  if (isObject(spec.train)) for (const key of ["optimizer", "lr_schedule", "sft", "dpo", "reward", "distill", "grpo", "ppo"]) if (empty(spec.train[key])) delete spec.train[key];
   return spec;
 }

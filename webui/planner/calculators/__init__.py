@@ -1,0 +1,1 @@
+"""Small calculators next to the planner: serving, scaling laws and textbook examples."""

@@ -1,5 +1,5 @@
-"""Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, gettext
-and systemd-analyze.
+"""Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, gettext,
+iproute2, redis-server, munge, Slurm and systemd-analyze.
 
 Requires root on Debian or Ubuntu. Elsewhere it prints one sentence that lists what the tests leave
 out.
@@ -27,6 +27,16 @@ NEEDS = {
         lambda: _available("nginx") or Path("/usr/sbin/nginx").exists(),
     ),
     "gettext": ("the check of the message catalogue", lambda: _available("xgettext")),
+    "iproute2": ("partitions in the fault injection", lambda: _available("ip")),
+    "redis-server": (
+        "connections to Redis with TLS and its own users",
+        lambda: _available("redis-server"),
+    ),
+    "munge": ("runs on Slurm", lambda: _available("munged") or Path("/usr/sbin/munged").exists()),
+    "slurm-wlm": (
+        "runs on Slurm",
+        lambda: Path("/usr/sbin/slurmctld").exists() and Path("/usr/sbin/slurmd").exists(),
+    ),
     "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),
 }
 

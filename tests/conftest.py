@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -17,6 +19,10 @@ from orchestrator.accounts.models import User
 from tests import factories, order, tiers
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
 
+# Set before torch is imported; programs that tests start inherit it. Several processes with several
+# threads each spin at barriers: they use twice the CPU time of one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # no test measures time; on a busy machine an example may take long
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
@@ -27,6 +33,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> order.Schedu
     return order.Scheduling(config, log) if config.option.dist == "loadfile" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    return order.processes()
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     tiers.mark(item)
 
@@ -35,6 +46,32 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several processes
         items[:] = order.in_order(items)
+
+
+def seed_torch() -> None:
+    """The same random tensors in every run; pytest-randomly seeds `random` and numpy only."""
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    seed_torch()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call() -> None:
+    seed_torch()
+
+
+@pytest.fixture(autouse=True)
+def no_process_group_left() -> Iterator[None]:
+    """Fails a test that leaves torch's default process group: later tests could not start one."""
+    yield
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+        pytest.fail("the test left torch's default process group behind")
 
 
 class FakeClock:

@@ -34,6 +34,8 @@ from orchestrator.config.settings import DATABASES  # noqa: E402
 (_HOME / "static").mkdir()  # whitenoise warns if it is missing
 # fast password hashing; real hashing is slow on purpose
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# each test client starts the middleware, which would list all static files each time
+WHITENOISE_AUTOREFRESH = True
 if DATABASES["default"]["ENGINE"].endswith("sqlite3"):
     # a file, so that threads and processes of a test meet the same locks as in production
     DATABASES["default"]["TEST"] = {"NAME": str(_HOME / "test.sqlite3")}

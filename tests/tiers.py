@@ -1,4 +1,4 @@
-"""Which tests start ranks, a browser, real processes or Triton's interpreter: a marker for each.
+"""Which tests start ranks, a browser, real processes or Triton's interpreter, or compute for long.
 
 `make test-quick` leaves the marked tests out; `make test` and `make test-all` run all of them.
 """
@@ -10,6 +10,7 @@ import pytest
 # folder or file -> marker
 BY_PATH = {
     "tests/flows/": "flow",
+    "tests/chaos/": "flow",
     "tests/browser/": "browser",
     "tests/house/test_second_database.py": "flow",
     "tests/kernels/test_interpreted.py": "interpreter",
@@ -17,10 +18,24 @@ BY_PATH = {
     "tests/examples/": "ranks",
     "tests/workers/launcher/": "ranks",
     "tests/workers/inference/test_parallel.py": "ranks",
+    "tests/workers/training/test_main.py": "ranks",
+    "tests/orchestrator/planner/model/memory/test_model_states.py::test_tensor_parallel": "ranks",
     "tests/orchestrator/planner/model/communication/test_engine_traffic.py": "ranks",
+    "tests/orchestrator/planner/model/activations/test_blocks.py": "slow",
+    "tests/orchestrator/planner/model/activations/test_stage.py": "slow",
+    "tests/orchestrator/planner/model/memory/test_model_states.py": "slow",
+    "tests/orchestrator/planner/model/memory/test_peak.py": "slow",
+    "tests/orchestrator/planner/search/test_rank_plans.py": "slow",
+    "tests/orchestrator/api/test_malformed_requests.py": "slow",
+    "tests/orchestrator/fuzz/": "slow",
+    "tests/orchestrator/test_upgrade_migrations.py": "slow",
+    "tests/kernels/test_gpu_run.py": "slow",
+    "tests/workers/inference/test_speculate.py": "slow",
+    "tests/workers/inference/test_transformers.py": "slow",
+    "tests/workers/training/test_compiled.py": "interpreter",
 }
 # a test that requests this fixture -> marker
-BY_FIXTURE = {"pools": "ranks"}
+BY_FIXTURE = {"pools": "ranks", "eight": "ranks", "three_ranks": "ranks"}
 
 
 def mark(item: pytest.Item) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 from tests.bench.record import record
+from tests.browser.polling import wait_until
 from tests.flows.embedded import Orrery, train_spec
 
 CHROMIUM = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -42,7 +43,7 @@ def first_loss(page: Page, home: Path) -> None:
         orrery.start(client=False)
         log_in(page, orrery)
         page.goto(f"{orrery.url}/runs/1/")
-        page.wait_for_function(HAS_LOSS, timeout=120_000)
+        wait_until(page, HAS_LOSS, timeout_s=120)
         record(
             "flight",
             what="up to first loss in the browser",
@@ -94,7 +95,7 @@ def latency(page: Page, orrery: Orrery) -> None:
     """From the time in a rank's point to its arrival in the page, by one clock on one machine."""
     run = orrery.submit(train_spec(steps=4000, every=10_000), "latency")
     page.goto(f"{orrery.url}/runs/{run}/")
-    page.wait_for_function(HAS_LOSS, timeout=120_000)
+    wait_until(page, HAS_LOSS, timeout_s=120)
     page.evaluate(LISTEN)
     page.wait_for_timeout(20_000)
     arrived = {int(step): float(at) for step, at in page.evaluate("window.arrivals")}

@@ -92,8 +92,8 @@ def manage(*arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "manage.py", *arguments], cwd=ROOT)
 
 
-def web(port: int) -> subprocess.Popen[bytes]:
-    """Starts the web process with the options of `manage.py up`."""
+def web(port: int, processes: int = 1) -> subprocess.Popen[bytes]:
+    """Starts the web processes with the options of `manage.py up`."""
     command = [
         sys.executable,
         "-m",
@@ -103,6 +103,7 @@ def web(port: int) -> subprocess.Popen[bytes]:
         str(port),
     ]
     options = ["--log-level", "warning", "--ws-per-message-deflate", "false", "--no-access-log"]
+    options += ["--workers", str(processes)] if processes > 1 else []
     return subprocess.Popen([*command, *options], cwd=ROOT)
 
 

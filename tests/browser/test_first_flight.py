@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.browser.polling import wait_until
 from tests.flows.embedded import Orrery, train_spec
 from tests.flows.gate import Gate, drained
 
@@ -46,15 +47,15 @@ def test_a_run_submitted_by_the_form_draws_its_loss_without_a_reload(
     page.evaluate("window.marked = true")
     loss = "orrery.charts.held().loss"
     first = gate.to(10)
-    page.wait_for_function(f"window.orrery?.charts && {loss}.last?.x === {first}")
+    wait_until(page, f"window.orrery?.charts && {loss}.last?.x === {first}")
     last = gate.to(first + 10)
-    page.wait_for_function(f"{loss}.last.x === {last}")
+    wait_until(page, f"{loss}.last.x === {last}")
     gate.open()
     expect(page.locator('[data-panel="loss"] .js-line').first).to_be_visible()
     expect(page.locator("#run-state")).to_have_text(re.compile("running|finished"))
     expect(page.locator("#sentence")).to_contain_text(re.compile("Step|Finished"))
     expect(page.locator("#run-state")).to_have_text("finished", timeout=240_000)
-    page.wait_for_function(f"{loss}.last.x === 150")
+    wait_until(page, f"{loss}.last.x === 150")
     assert page.evaluate("window.marked"), "the page was reloaded"
     context.close()
     gate.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from tests import factories
 from tests.browser.site import Site
@@ -53,7 +53,7 @@ def test_a_new_run_is_announced_and_shown_on_demand(visit: Visit, site: Site) ->
     page = visit("/runs/")
     expect(page.locator("tr[data-run]").first).to_be_visible()
     run = submit(site, name="just came in")
-    page.get_by_text("1 new run. Show").click()
+    page.get_by_text("1 new run. Reload to show it.").click()
     expect(page.locator("tr[data-run]").first).to_contain_text(f"{run} just came in")
 
 
@@ -70,6 +70,34 @@ def test_rows_missed_during_a_break_are_right_afterwards(visit: Visit, site: Sit
     site.log(run, 3, 1, loss=2.0)
     expect(loss).to_have_text(re.compile("^2"))
     expect(page.locator("#connection")).to_be_hidden()
+
+
+def test_values_sent_while_a_page_is_disconnected_are_fetched(browser: Browser, site: Site) -> None:
+    """Progress has no number, so the server does not repeat it: the page refetches its rows."""
+    run, sockets, refused = site.external("disconnected"), [], []
+
+    def connect(socket: WebSocketRoute) -> None:
+        if refused:
+            socket.close()
+        else:
+            socket.connect_to_server()
+            sockets.append(socket)
+
+    with browser.new_context(base_url=site.url) as context:
+        context.add_cookies([site.session()])
+        page = context.new_page()
+        page.route_web_socket(re.compile("/ws/fleet/"), connect)
+        page.goto("/runs/")
+        loss = page.locator(f'tr[data-run="{run}"] [data-cell="loss"]')
+        site.log(run, 1, 1, loss=4.0)
+        expect(loss).to_have_text(re.compile("^4"))
+        refused.append(True)
+        sockets[-1].close()
+        expect(page.locator("#connection")).to_be_visible()
+        site.log(run, 2, 1, loss=3.0)
+        page.wait_for_timeout(1500)  # no socket receives the progress frame
+        refused.clear()
+        expect(loss).to_have_text(re.compile("^3"))
 
 
 def test_selected_rows_a_saved_view_and_the_queue(visit: Visit, site: Site) -> None:

@@ -67,6 +67,12 @@ def test_browser_and_server_read_fields_alike(
             {"model": "custom", "model.custom": '{"layers": 1'},
             {"data.preset": "file", "data.path": " x.jsonl "},
             {"script.env": "A = 1\nB\n\nC=x=y", "kind": "script"},
+            {
+                "kind": "produce",
+                "produce.tasks": "math:2, open_qa , code:x",
+                "produce.filters": "length max_chars=9 \n\nregex 'pattern=a b' n=x",
+            },
+            {"kind": "produce", "produce.tasks": "math: 2", "produce.filters": "regex 'open"},
             {"plan.micro_batch_size": "-1", "notes": "é\nß"},
         ]
         cases = [(spec, values_of(spec) | change) for spec in SPECS.values() for change in changes]

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.logged_in_page import jump, opened
+from tests.browser.polling import wait_until
 
 pytestmark = [
     pytest.mark.browser,
@@ -63,11 +64,11 @@ def test_a_slider_answers_and_the_address_follows(
         expect(page.locator("#headline")).not_to_have_text(before)
         expect(slider).to_be_focused()
         expect(slider).to_have_attribute("aria-valuetext", "2")
-        page.wait_for_function("new URLSearchParams(location.search).get('nodes') === '2'")
+        wait_until(page, "new URLSearchParams(location.search).get('nodes') === '2'")
         # many moves in a row end in the last one's answer
         for _ in range(3):
             page.keyboard.press("ArrowRight")
-        page.wait_for_function("new URLSearchParams(location.search).get('nodes') === '16'")
+        wait_until(page, "new URLSearchParams(location.search).get('nodes') === '16'")
         after = page.locator("#headline").inner_text()
         page.reload()
         expect(page.locator("#headline")).to_have_text(after)
@@ -88,8 +89,8 @@ def test_a_row_fills_the_charts_and_runs_as_a_form(
         expect(page.locator(".point.chosen")).to_have_attribute("data-plan", key or "")
         page.locator(".point.pareto").last.click()
         expect(page.locator("tr.selected, .point.chosen").first).to_be_visible()
-        page.wait_for_function(
-            "(key) => new URLSearchParams(location.search).get('plan') !== key", arg=key
+        wait_until(
+            page, "(key) => new URLSearchParams(location.search).get('plan') !== key", arg=key
         )
         copied = json.loads(page.locator("#plan-json").text_content() or "")
         page.get_by_role("button", name="Run this plan").click()
@@ -120,7 +121,7 @@ def test_formulas_open_branch_by_branch_and_have_links(
         expect(dialog).to_be_hidden()
         expect(tile).to_be_focused()
         # the address changes after both
-        page.wait_for_function("!new URLSearchParams(location.search).has('why')")
+        wait_until(page, "!new URLSearchParams(location.search).has('why')")
         page.goto(f"{START}&plan={first_key(page)}&why=mfu")
         expect(page.locator("#opened")).to_contain_text("mfu =")
         page.keyboard.press("Escape")
@@ -171,7 +172,7 @@ def test_an_error_appears_at_its_field_and_disappears_with_a_valid_value(
                 "buffer": json.dumps(config).encode(),
             }
         )
-        page.wait_for_function("new URLSearchParams(location.search).get('shape')?.startsWith('{')")
+        wait_until(page, "new URLSearchParams(location.search).get('shape')?.startsWith('{')")
         expect(page.locator("#headline")).to_contain_text("is the fastest of")
         assert json.loads(state(page)["shape"][0]) == config
 
@@ -188,7 +189,7 @@ def test_what_would_fit_is_taken_with_one_press(
 def test_by_keys_alone(browser: Browser, live_server: Any, owner: Any) -> None:
     with opened(browser, live_server, "/runs/") as page:
         jump(page, "g", "p", "**/planner/*")
-        page.wait_for_function("window.orrery?.planner")
+        wait_until(page, "window.orrery?.planner")
         selected = page.locator("tr.selected")
         selected.focus()
         page.keyboard.press("ArrowDown")
@@ -216,7 +217,7 @@ def test_without_scripts_the_page_plans_all_the_same(
         page.wait_for_url(re.compile(r"[?&]plan=[^&]"))
         assert page.locator("tr.selected").count() == 1
         page.locator("#answer a.tile").first.click()
-        expect(page.locator("h1")).to_have_text("step time")
+        expect(page.locator("h1")).to_have_text("Step time")
 
 
 def test_the_small_pages_answer_while_one_types(

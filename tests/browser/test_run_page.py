@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.logged_in_page import jump
+from tests.browser.polling import wait_until
 from tests.browser.site import Site
 
 pytestmark = pytest.mark.browser
@@ -21,7 +22,7 @@ Visit = Callable[..., Page]
 
 
 def until_step(page: Page, step: int) -> None:
-    page.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === {step}")
+    wait_until(page, f"window.orrery?.charts && {LOSS}.last?.x === {step}")
 
 
 def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None:
@@ -35,7 +36,7 @@ def test_the_loss_chart_grows_without_a_reload(site: Site, visit: Visit) -> None
     site.log(run, 31, 10)
     until_step(page, 40)
     drawn = """document.querySelector('[data-panel="loss"] .chart-plot').data?.[0].x.length"""
-    page.wait_for_function(f"{drawn} === 40")
+    wait_until(page, f"{drawn} === 40")
     assert page.evaluate("window.marked"), "the page was reloaded"
     expect(page.locator("#sentence")).to_contain_text("Step 40")
     expect(page.locator('[data-metric="loss"] [data-value]')).to_have_text("2.778")
@@ -52,7 +53,7 @@ def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit)
     until_step(page, 20)
     site.send_event(run, "checkpoint_saved", step=10)
     expect(page.locator("#run-events")).to_contain_text("Checkpoint saved at step 10")
-    page.wait_for_function("orrery.charts.marks.length === 1")
+    wait_until(page, "orrery.charts.marks.length === 1")
     answer = site.client.post(
         f"runs/{run}/points",
         json={
@@ -70,11 +71,11 @@ def test_events_become_marks_and_not_a_number_is_shown(site: Site, visit: Visit)
     )
     assert answer.status_code == 200, answer.text
     traces = """[...document.querySelector('[data-panel="loss"] .chart-plot').data ?? []]"""
-    page.wait_for_function(
-        f"{traces}.some((trace) => trace.text?.some((text) => text.includes('not a number')))"
+    wait_until(
+        page, f"{traces}.some((trace) => trace.text?.some((text) => text.includes('not a number')))"
     )
-    page.wait_for_function(
-        f"{traces}.some((trace) => trace.text?.includes('Checkpoint saved at step 10'))"
+    wait_until(
+        page, f"{traces}.some((trace) => trace.text?.includes('Checkpoint saved at step 10'))"
     )
 
 
@@ -83,7 +84,7 @@ def test_a_broken_connection_fills_its_gap(site: Site, visit: Visit) -> None:
     site.log(run, 1, 10)
     page = visit(f"/runs/{run}/")
     until_step(page, 10)
-    page.wait_for_function("orrery.live.status === 'open'")
+    wait_until(page, "orrery.live.status === 'open'")
     page.context.set_offline(True)
     page.evaluate("orrery.live.drop()")
     expect(page.locator("#connection")).to_have_text("Reconnecting…")
@@ -103,18 +104,38 @@ def test_a_web_process_that_is_killed_and_comes_back_loses_nothing(
     page = visit(f"/runs/{run}/")
     until_step(page, 10)
     site.kill()
-    page.wait_for_function("orrery.live.status === 'lost'")
+    wait_until(page, "orrery.live.status === 'lost'")
     site.start()
     site.log(run, 11, 40)
     until_step(page, 50)
     assert_whole(page, 50)
 
 
+def test_a_chart_library_that_fails_to_load_is_loaded_again(site: Site, visit: Visit) -> None:
+    run = site.external()
+    site.log(run, 1, 10)
+    failures = []
+
+    def fail_once(route: Route) -> None:
+        if failures:
+            route.fallback()
+            return
+        failures.append(route.request.url)
+        route.abort()
+
+    page = visit("/experiments/")
+    page.route("**/plotly*.js", fail_once)
+    page.goto(f"/runs/{run}/")
+    until_step(page, 10)
+    wait_until(page, "document.querySelector('.chart-plot .main-svg') !== null")
+    assert len(failures) == 1
+
+
 def assert_whole(page: Page, last: int) -> None:
     """Every step once and in order, though frames may have come twice or not at all."""
-    page.wait_for_function(f"{LOSS}.x.length === {last}")
+    wait_until(page, f"{LOSS}.x.length === {last}")
     assert page.evaluate(f"{LOSS}.x") == list(range(1, last + 1))
-    page.wait_for_function("orrery.live.stats.filled === orrery.live.stats.gaps")
+    wait_until(page, "orrery.live.stats.filled === orrery.live.stats.gaps")
 
 
 def test_a_gap_frame_is_filled_by_rest(site: Site, visit: Visit) -> None:
@@ -172,15 +193,17 @@ def test_the_address_keeps_how_one_looks(site: Site, visit: Visit) -> None:
     page = visit(f"/runs/{run}/")
     until_step(page, 300)
     page.get_by_role("button", name="tokens", exact=True).click()
-    page.wait_for_function(f"{LOSS}.last?.x === 19200")
+    wait_until(page, f"{LOSS}.last?.x === 19200")
     page.get_by_role("slider", name="Smoothing").fill("0.9")
     page.locator('[data-panel="loss"] [data-act="logy"]').click()
     assert page.evaluate("location.search") == "?x=tokens&smooth=0.9&logy=loss"
     other = visit(f"/runs/{run}/?x=tokens&smooth=0.9&logy=loss")
-    other.wait_for_function(f"window.orrery?.charts && {LOSS}.last?.x === 19200")
+    wait_until(other, f"window.orrery?.charts && {LOSS}.last?.x === 19200")
     expect(other.get_by_role("slider", name="Smoothing")).to_have_value("0.9")
-    other.wait_for_function(
-        """document.querySelector('[data-panel="loss"] .chart-plot').layout?.yaxis.type === 'log'"""
+    wait_until(
+        other,
+        """document.querySelector('[data-panel="loss"] .chart-plot')
+             .layout?.yaxis.type === 'log'""",
     )
 
 
@@ -192,7 +215,7 @@ def test_a_zoom_fetches_that_window(site: Site, visit: Visit) -> None:
     until_step(page, 8000)
     with page.expect_request(re.compile(r"series\?name=loss.*from=4000&to=4100")):
         page.evaluate("orrery.charts.zoom(4000, 4100)")
-    page.wait_for_function("orrery.charts.windows.get('loss')?.length === 101")
+    wait_until(page, "orrery.charts.windows.get('loss')?.length === 101")
     assert "from=4000&to=4100" in page.evaluate("location.search")
 
 
@@ -216,7 +239,7 @@ def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
     run = site.external()
     page = visit(f"/runs/{run}/?tab=logs")
     expect(page.locator("#log-empty")).to_contain_text("No log lines yet")
-    page.wait_for_function("orrery.live.status === 'open'")
+    wait_until(page, "orrery.live.status === 'open'")
     site.send_log(run, 0, 1, "loading", "<i>step</i> 1")
     site.send_log(run, 1, 1, "loading")
     expect(page.locator("#log li")).to_have_count(2)
@@ -227,7 +250,7 @@ def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
 def test_a_state_that_changes_is_announced(site: Site, visit: Visit) -> None:
     run = site.external()
     page = visit(f"/runs/{run}/")
-    page.wait_for_function("orrery.live.status === 'open'")
+    wait_until(page, "orrery.live.status === 'open'")
     site.client.post(f"runs/{run}/finish", json={"status": "failed", "reason": "The power went."})
     expect(page.locator("#run-state")).to_contain_text("failed")
     expect(page.locator("#announce")).to_contain_text("The run is now failed.")
@@ -298,7 +321,7 @@ def test_by_keys_alone(site: Site, visit: Visit) -> None:
     page.wait_for_url(re.compile(r"\?tab="))
     page.go_back()
     until_step(page, 10)
-    page.wait_for_function("""document.querySelector('[data-panel="loss"] .chart-plot').data""")
+    wait_until(page, """document.querySelector('[data-panel="loss"] .chart-plot').data""")
     page.locator('[data-panel="loss"] .chart-plot').focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator('[data-panel="loss"] .chart-summary')).to_contain_text(

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import memory_limits
+
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 
@@ -49,7 +51,7 @@ def test_compose_follows_its_published_schema() -> None:
 
 def test_compose_names_real_dockerfiles_and_commands() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    commands = {"migrate", "scheduler", "ingest"}
+    commands = {"migrate", "scheduler", "ingest", "jobs"}
     for name, service in services.items():
         if "build" in service:
             assert (ROOT / service["build"]["dockerfile"]).exists(), name
@@ -121,3 +123,16 @@ def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_documented_memory_limits_are_enforced() -> None:
+    limits = memory_limits.documented()
+    assert {"web", "scheduler", "ingest", "jobs", "agent", "supervisor"} == set(limits)
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    for name in ("web", "scheduler", "ingest", "jobs"):
+        unit = (DEPLOY / "systemd" / f"orrery-{name}.service").read_text()
+        [size, suffix] = re.findall(r"^MemoryMax=(\d+)([GM])$", unit, re.MULTILINE)[0]
+        assert int(size) * (1024 if suffix == "G" else 1) == limits[name], name
+        assert services[name]["mem_limit"] == f"{size}{suffix.lower()}", name
+    # the agent's unit holds its runs as well, whose memory is theirs
+    assert "MemoryMax" not in (DEPLOY / "systemd" / "orrery-agent.service").read_text()

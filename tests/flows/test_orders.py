@@ -50,7 +50,7 @@ def sealed(body, key=secret, kind=names.KIND_LAUNCH, at=now):
 
 
 def send(text, task=names.TASK_LAUNCH):
-    celery_client.send(task=task, node=node.name, envelope=text)
+    celery_client.send([celery_client.Order(task, node.name, text)])
 
 
 twice = sealed(again)
@@ -114,3 +114,59 @@ def test_repeated_or_forged_orders_change_nothing(orrery: Orrery) -> None:
         )
     assert json.loads((folder / "supervisor.json").read_text())["pid"] == begun["pid"]
     assert set(orrery.home.parent.rglob("attempt-*")) == attempts
+    garbage_is_collected_by_the_agent(orrery, run)
+
+
+COLLECT = """
+import json
+from datetime import timedelta
+from django.conf import settings
+from orchestrator.common import clock
+from orchestrator.config.env_settings import Env
+from orchestrator.jobs import garbage
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
+
+settings.ENV = Env(gc_folder_days=1, gc_checkpoint_days=1)
+run = Run.objects.get(pk=RUN)
+for step in (1, 2) if not run.checkpoints.exists() else ():
+    path = f"runs/{run.pk}/checkpoints/step_{step}"
+    (settings.ENV.home / path).mkdir(parents=True)
+    (settings.ENV.home / path / "weights").write_bytes(b"x" * 10_000)
+    runs.checkpoint_record(run=run, attempt=1, step=step, path=path, bytes=10_000)
+Run.objects.filter(pk=RUN).update(ended=clock.now() - timedelta(days=2))
+counts = garbage.collect_garbage(dry_run=DRY, renew=lambda: None)
+if SCAN:
+    counts["orders"] = garbage._send_orders(lambda: None)
+print(json.dumps(counts))
+"""
+
+
+def garbage_is_collected_by_the_agent(orrery: Orrery, run: str) -> None:
+    """A scan, a dry run with real sizes, then the order that deletes, by the node's agent."""
+
+    def collect(*, dry: bool, scan: bool = False) -> dict[str, int]:
+        code = COLLECT.replace("RUN", run).replace("DRY", str(dry)).replace("SCAN", str(scan))
+        counts: dict[str, int] = json.loads(orrery.shell(code).strip().splitlines()[-1])
+        return counts
+
+    folder, home = orrery.folder(run), orrery.home
+    assert collect(dry=True, scan=True)["orders"] == 1
+    orrery.until(lambda: orrery.get("storage/folders")["items"], 120, "the agent scanned")
+    counted = collect(dry=True)
+    assert (counted["checkpoints"], counted["checkpoint_bytes"]) == (1, 10_000)
+    assert counted["attempt_folders"] == 1 and counted["attempt_folder_bytes"] > 1_000
+    assert folder.is_dir()
+    assert collect(dry=False) == {**counted, "orders": 1}
+
+    def freed() -> dict[str, int] | None:
+        rows = orrery.get("storage/deletions")["items"]
+        done = {row["kind"]: row["freed"] for row in rows if row["done"]}
+        return done if len(done) == 2 else None
+
+    assert orrery.until(freed, 120, "the agent deleted both") == {
+        "checkpoint": 10_000,
+        "attempt": counted["attempt_folder_bytes"],
+    }
+    assert not folder.exists()
+    assert sorted(path.name for path in (home / f"runs/{run}/checkpoints").iterdir()) == ["step_2"]

@@ -1,4 +1,8 @@
-"""The database tests once more on PostgreSQL: the same code must hold on both."""
+"""The database tests once more on PostgreSQL: the same code must hold on both.
+
+`make test` runs the tests of what can differ between databases: locks, conditional updates, JSON,
+bulk queries, cursors of lists, migrations. ORRERY_TEST_MATRIX=full adds all tests that use one.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,27 @@ from pathlib import Path
 import pytest
 
 from tests.bench.stack import postgresql, postgresql_programs
+from tests.matrix import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
-# what touches the database; browsers and engines are the same on both
-TESTS = ["tests/orchestrator", "tests/webui"]
+TESTS = [
+    "tests/orchestrator/accounts",  # keys of repeated requests
+    "tests/orchestrator/api/test_ingest.py",
+    "tests/orchestrator/api/test_runs.py",  # filters and cursors
+    "tests/orchestrator/common",
+    "tests/orchestrator/config/test_backup.py",
+    "tests/orchestrator/dead_letters",
+    "tests/orchestrator/fleet",
+    "tests/orchestrator/jobs",
+    "tests/orchestrator/planner/store",
+    "tests/orchestrator/runs",
+    "tests/orchestrator/scheduling",
+    "tests/orchestrator/telemetry",
+    "tests/orchestrator/test_admin.py",  # searches and filters
+    "tests/webui/test_runs.py",
+]
+if FULL:
+    TESTS = ["tests/orchestrator", "tests/webui"]
 # the planner needs a database only for its store
 LEFT_OUT = [
     f"--ignore=tests/orchestrator/planner/{path.name}"
@@ -31,11 +52,31 @@ PURE = [
 # settings and the policy never ask a database, a proxied call asks what REST does; signals and
 # Redis are the same
 PURE += [
-    "orchestrator/config",
+    *(
+        f"orchestrator/config/test_{name}.py"
+        for name in ("embedded", "env", "request_handler", "security")
+    ),
     "orchestrator/telemetry/packing",
     "orchestrator/scheduling/test_policy.py",
+    "orchestrator/scheduling/test_policy_boundaries.py",
 ]
 PURE += ["orchestrator/api/test_serve.py"]
+if not FULL:
+    # the planner, nodes' reports and Redis, whose rows others write; a decision kept in memory
+    PURE += [
+        "orchestrator/common/test_checked_files.py",
+        "orchestrator/common/test_stream_groups.py",
+        "orchestrator/common/test_streams.py",
+        "orchestrator/fleet/test_broker_users.py",
+        "orchestrator/runs/test_example_lines.py",
+        "orchestrator/runs/test_policy_submit.py",
+        "orchestrator/runs/test_predict.py",
+        "orchestrator/scheduling/test_engines.py",
+        "orchestrator/scheduling/test_node_versions.py",
+        "orchestrator/scheduling/test_preflight.py",
+        "orchestrator/scheduling/test_slurm_parsing.py",
+        "orchestrator/scheduling/test_tick_changes.py",
+    ]
 LEFT_OUT += [f"--ignore=tests/{name}" for name in PURE]
 LEFT_OUT += ["-k", "not (costs_few_queries or sigterm or killed_server or redis_may_die)"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,3 +83,57 @@ def test_formatting_is_left_to_the_formatter() -> None:
         if path != Path(__file__) and "fmt: skip" in path.read_text()
     ]
     assert len(skipping) <= 1, skipping
+
+
+# files that assign a `forward`, with the reason; everything else swaps the module (`wrapped`)
+FORWARD_ASSIGNMENTS = {
+    "workers/inference/cpu/matmul.py": "layers whose weights are fused share one packed product",
+    "workers/inference/runner.py": "the newest cache's runner replaces an earlier one's attention",
+}
+
+
+def test_no_forward_method_is_replaced() -> None:
+    """`module.forward = …`, `setattr(module, "forward", …)` and `module.__class__ = …`."""
+    matches = set()
+    for name in PACKAGES:
+        for path in (ROOT / name).rglob("*.py"):
+            if any(_replaces_forward(node) for node in ast.walk(ast.parse(path.read_text()))):
+                matches.add(str(path.relative_to(ROOT)))
+    assert matches == FORWARD_ASSIGNMENTS.keys()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "a.forward = b",
+        "a.forward: Any = b",
+        "x = a.b.forward = c",
+        "(a.forward, c) = d",
+        "setattr(a, 'forward', b)",
+        "a.__class__ = B",
+        "object.__setattr__(a, 'forward', b)",
+    ],
+)
+def test_each_way_to_replace_a_forward_method_is_seen(code: str) -> None:
+    assert any(_replaces_forward(node) for node in ast.walk(ast.parse(code)))
+
+
+def _replaces_forward(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr in ("forward", "__class__")
+    if not isinstance(node, ast.Call) or len(node.args) < 3:
+        return False
+    called = (
+        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    )
+    name = node.args[1]
+    return called in ("setattr", "__setattr__") and (
+        isinstance(name, ast.Constant) and name.value == "forward"
+    )
+
+
+def test_triggers_have_no_filters() -> None:
+    """htmx compiles a filter by `eval`, which the content security policy refuses."""
+    for path in (ROOT / "webui/templates").rglob("*.html"):
+        for trigger in re.findall(r'hx-trigger="([^"]*)"', path.read_text()):
+            assert "[" not in trigger, f"{path.name}: {trigger}"

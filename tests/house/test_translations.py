@@ -1,4 +1,4 @@
-"""Translation marks in templates and Python, and the English message catalogue."""
+"""Translation marks in templates, and the English message catalogs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 from django.template.loader import get_template
+from django.test import Client
 from django.utils import translation
 from django.utils.translation import trans_real
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "webui" / "templates"
-CATALOGUE = ROOT / "webui" / "locale" / "en" / "LC_MESSAGES" / "django.po"
+CATALOGS = ROOT / "webui" / "locale" / "en" / "LC_MESSAGES"
 ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "data-label", "data-opens")
 # units, formats and the product's name are not translated
 ALLOWED = {"Orrery", "· Orrery", "ms", "s", "x", "MFU", "JSON", "tokens/s", "GiB", "W"}
@@ -59,23 +60,26 @@ def test_template_text_is_marked(path: Path) -> None:
     assert unmarked(path.read_text()) == []
 
 
-def _messages(catalogue: str) -> set[tuple[str, ...]]:
-    entries = re.findall(r'^msgid(?:_plural)? ((?:".*"\n)+)', catalogue, re.MULTILINE)
+def _messages(catalog: str) -> set[tuple[str, ...]]:
+    entries = re.findall(r'^msgid(?:_plural)? ((?:".*"\n)+)', catalog, re.MULTILINE)
     return {tuple(re.findall(r'"(.*)"', entry)) for entry in entries}
 
 
-def test_catalogue_is_current(tmp_path: Path) -> None:
+@pytest.mark.parametrize("domain", ["django", "djangojs"])
+def test_catalog_is_current(tmp_path: Path, domain: str) -> None:
     if not shutil.which("xgettext"):
         assert not os.environ.get("CI"), "CI needs gettext: run tools/system.py"
         pytest.skip("gettext is not installed")
     copy = tmp_path / "webui"
-    shutil.copytree(ROOT / "webui", copy, ignore=shutil.ignore_patterns("__pycache__", "static"))
+    shutil.copytree(ROOT / "webui", copy, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(
         [
             ROOT / ".venv" / "bin" / "python",
             "-m",
             "django",
             "makemessages",
+            "-d",
+            domain,
             "-l",
             "en",
             "--add-location",
@@ -87,13 +91,13 @@ def test_catalogue_is_current(tmp_path: Path) -> None:
         check=True,
         capture_output=True,
     )
-    expected = _messages((copy / "locale" / "en" / "LC_MESSAGES" / "django.po").read_text())
-    assert _messages(CATALOGUE.read_text()) == expected, "run make messages"
+    expected = _messages((copy / "locale" / "en" / "LC_MESSAGES" / f"{domain}.po").read_text())
+    assert _messages((CATALOGS / f"{domain}.po").read_text()) == expected, "run make messages"
 
 
 def test_another_language_changes_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    catalogue = trans_real.translation("en")
-    monkeypatch.setattr(catalogue, "gettext", lambda text: f"«{text}»")
+    catalog = trans_real.translation("en")
+    monkeypatch.setattr(catalog, "gettext", lambda text: f"«{text}»")
     page = get_template("webui/planner/actions.html")
     context = {"plan": {"run": "{}", "query": "", "mood": "good"}}
     with translation.override("en"):
@@ -101,6 +105,16 @@ def test_another_language_changes_a_page(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.undo()
     with translation.override("en"):
         assert "«" not in page.render(context)
+
+
+def test_scripts_have_the_texts_of_another_language(client: Client) -> None:
+    with translation.override("de"):
+        page = get_template("webui/login.html").render({"form": {}})
+        assert '<html lang="de">' in page and "/texts.js" in page
+    with translation.override("en"):
+        assert "/texts.js" not in get_template("webui/login.html").render({"form": {}})
+    script = client.get("/texts.js")
+    assert script.status_code == 200 and "ngettext" in script.content.decode()
 
 
 _DISPLAY_CALLS = {"success", "error", "warning", "info", "redirect_with_message"}

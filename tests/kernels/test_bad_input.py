@@ -88,7 +88,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {  # valid argumen
             "cu_q": T([0, 2, 3]),
             "max_q": 2,
             "scale": 0.3,
-            "num_splits": 2,
+            "num_programs": 2,
             "window": 3,
             "softcap": 1.0,
         },
@@ -239,9 +239,9 @@ WIDE = R(1, 1, 1, 16).expand(6, 4, 2, 16)
         (partial(kernels.apply_rope, R(3, 0, 8), R(3, 1, 8), R(4, 4), R(4, 4)), "q has shape"),
         (
             partial(
-                kernels.paged_attention, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_splits=300
+                kernels.paged_attention, R(2, 4, 16), CACHE, CACHE, TABLE, LENS, num_programs=70000
             ),
-            "in 1 to 256",
+            "in 1 to 65536",
         ),
         (
             partial(

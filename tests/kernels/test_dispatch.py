@@ -4,6 +4,7 @@ user's tables.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,19 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import kernels
 from kernels import dispatch, rms_norm, runtime, tuning
 from kernels.dispatch import BackendUnavailable, Candidate, choose, explain
+from kernels.paged_kv import plan_pages
 
+MODULES_WITH_CACHED_CHOICES = (
+    "norm.rms",
+    "norm.layer",
+    "gated.api",
+    "rotary.api",
+    "paged_kv.cache_write",
+    "paged_kv.api",
+)
 CANDIDATES = [Candidate("own", "no GPU"), Candidate("cudnn"), Candidate("flash")]
 
 
@@ -106,3 +117,39 @@ def test_a_compiled_call_has_no_graph_break_and_is_recorded_once() -> None:
         )
     (record,) = explain()
     assert record["calls"] == 1 and str(record["reason"]).endswith("traced by torch.compile")
+
+
+def test_a_repeated_call_is_neither_checked_nor_chosen_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On every device: the meta device stands for one whose choice is not the CPU's."""
+
+    def calls(device: str) -> None:
+        x, w = torch.ones(2, 3, 4, 8, device=device), torch.ones(8, device=device)
+        table, sin = torch.ones(3, 4, device=device), torch.ones(3, 4, device=device)
+        kernels.rms_norm(x, w)
+        kernels.rms_norm(x, w, residual=x)
+        kernels.layer_norm(x, w, w)
+        kernels.swiglu(x)
+        kernels.apply_rope(x, x, table, sin)
+        if device == "meta":
+            return
+        cache = torch.zeros(4, 2, 4, 8)
+        slots, lens = torch.arange(3), torch.tensor([3])
+        kernels.write_kv(x[0], x[0], cache, cache, slots, check=False)
+        pages = torch.tensor([[0, 1]])
+        plan = plan_pages(pages, lens, blocks=4, block_size=2)
+        kernels.paged_attention(x[0, :1], cache, cache, pages, lens, plan=plan)
+
+    for device in ("cpu", "meta"):
+        calls(device)
+        counts = {(str(r["op"]), str(r["facts"])): r["calls"] for r in kernels.explain()}
+        with monkeypatch.context() as patched:
+            for module in MODULES_WITH_CACHED_CHOICES:
+                patched.setattr(importlib.import_module(f"kernels.{module}"), "choose", None)
+            calls(device)
+        again = {(str(r["op"]), str(r["facts"])): r["calls"] for r in kernels.explain()}
+        assert all(again[kind] >= count for kind, count in counts.items())
+        assert sum(map(int, again.values())) > sum(map(int, counts.values()))
+    x = torch.ones(4, 4, device="meta")
+    assert dispatch.call_key("op", (x,)) != dispatch.call_key("op", (x.t(),))

@@ -15,11 +15,12 @@ from kernels import gate
 from kernels.gpu.cases import Bench, cases
 from kernels.gpu.goals import GOALS
 from kernels.shipped import ShippedKernel
+from tests.matrix import select
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "sm_80"])
+@pytest.mark.parametrize("arch", select(["sm_90", "sm_80"]))
 @pytest.mark.timeout(900)
 def test_everything_shipped_passes(arch: str) -> None:
     pytest.importorskip("triton")

@@ -59,6 +59,38 @@ def test_fp16_keeps_gradients_that_need_the_loss_scale() -> None:
     assert_close(NAMES[1:], scaled[1:], exact[1:], exact[1:], floor=2e-3)
 
 
+def relative_error(value: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("factor", [1.0, 8 / (60 * 8192), 8 / (48 * 8192)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_scaled_by_the_exact_factor(factor: float, dtype: torch.dtype) -> None:
+    h, w = torch.randn(256, 64).to(dtype), torch.randn(131, 64).to(dtype)
+    operands = (h, w, torch.randint(0, 131, (256,)))
+    once = results(None, operands, dtype, reduction="sum")[1:]
+    ours = results(None, operands, dtype, reduction="sum", upstream=factor)[1:]
+    for scaled, plain in zip(ours, once, strict=True):
+        # a common factor: the mean ratio shows a bias that roundings of elements do not
+        ratio = float((scaled.double() * plain.double()).sum() / plain.double().square().sum())
+        bound = 1e-6 if dtype == torch.float32 else 2e-4
+        assert ratio / factor == pytest.approx(1.0, abs=bound)
+
+
+def test_many_chunks_round_the_weight_gradient_once() -> None:
+    h, w = torch.randn(256, 32).bfloat16(), torch.randn(40, 32).bfloat16()
+    operands = (h, w, torch.randint(0, 40, (256,)))
+    exact = results("reference", operands, torch.float64, upstream=0.3)[2]
+    errors = {
+        chunk: relative_error(
+            results(None, operands, torch.bfloat16, chunk=chunk, upstream=0.3)[2], exact
+        )
+        for chunk in (4, 256)
+    }
+    # logits in bf16 cost the same for any chunk
+    assert errors[4] <= errors[256] * 1.05, errors
+
+
 def test_full_logits_are_never_in_memory() -> None:
     largest = 0
 

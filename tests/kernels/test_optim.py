@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from kernels import FusedAdamW, dispatch, explain, unscale_
-from kernels.optim import reference
+from kernels import FusedAdamW, dispatch, explain, runtime, unscale_
+from kernels.optim import reference, tensor_table
 
 
 def model() -> torch.nn.Module:
@@ -158,3 +158,23 @@ def test_bad_arguments_raise_errors_that_name_them() -> None:
         optimizer.step()
     with pytest.raises(ValueError, match="grad_norm has shape"):
         FusedAdamW([p]).step(grad_norm=torch.ones(2))
+
+
+def test_tables_made_during_a_capture_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their copies run at replays only, so an eager call must not find them in the cache."""
+    device, numbers = torch.device("cpu"), (3, 1, 4)
+    row = (torch.ones(5), torch.ones(5))
+
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        sent = tensor_table.to_device(numbers, (3,), torch.int64, device)
+        return sent, tensor_table.tables([row])[0].chunk_tensor
+
+    eager = make()
+    assert all(a is b for a, b in zip(eager, make(), strict=True))
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "is_capturing", lambda device: True)
+        patched.setattr(tensor_table, "_captured", tensors := list[torch.Tensor]())
+        captured = make()
+    assert not any(a is b for a, b in zip(eager, captured, strict=True))
+    assert all(any(each is other for other in tensors) for each in captured)
+    assert all(a is b for a, b in zip(eager, make(), strict=True))

@@ -12,6 +12,8 @@ import torch
 from kernels import dispatch, explain, paged_attention, write_kv
 from kernels.gpu.paged_attention import random_case
 from kernels.paged_kv import plan_pages
+from kernels.paged_kv.launch import FEW_ROWS
+from kernels.paged_kv.work import launches, work_table
 from tests.kernels.compare import assert_close
 
 
@@ -129,7 +131,7 @@ Q, CACHE, TABLE, LENS = (
         ({"q": Q.half()}, TypeError, "k_cache is torch.float32 and q is torch.float16"),
         ({"v_cache": torch.zeros(6, 4, 1, 16)}, ValueError, "v_cache has shape"),
         ({"window": 0}, ValueError, "window is 0"),
-        ({"num_splits": 0}, ValueError, "num_splits is 0"),
+        ({"num_programs": 0}, ValueError, "num_programs is 0"),
         ({"softcap": -1.0}, ValueError, "softcap is -1"),
         ({"cu_q": torch.tensor([0, 1, 3])}, ValueError, "cu_q ends at 3 and q has 2"),
         ({"cu_q": torch.tensor([0, 3, 2])}, ValueError, "must rise from 0"),
@@ -176,3 +178,50 @@ def test_an_unchecked_plan_reads_its_values_when_used() -> None:
     torch.testing.assert_close(got, inputs.run("reference"))
     with pytest.raises(ValueError, match="pass max_q"):
         plan_pages(inputs.table, lens, blocks=1, block_size=4, cu_q=inputs.cu, check=False)
+
+
+@pytest.mark.parametrize(
+    ("lens", "queries"),
+    [
+        ([2048] * 63 + [4096], [1] * 63 + [2048]),  # decodes and one chunk of a prompt
+        ([600] * 63 + [131_072], [1] * 64),  # one long sequence among decodes
+    ],
+)
+def test_programs_have_equal_shares_of_mixed_batches(lens: list[int], queries: list[int]) -> None:
+    """No program takes more than 1.15 times the mean number of key blocks, at 264 programs."""
+    programs, kv_heads, group = 264, 8, 4
+    pages = max(lens) // 16
+    cu = torch.tensor([0, *queries]).cumsum(0)
+    plan = plan_pages(
+        torch.zeros(64, pages, dtype=torch.int32),
+        torch.tensor(lens),
+        blocks=1,
+        block_size=16,
+        cu_q=cu,
+    )
+    rows_of_launches = launches(plan, group, FEW_ROWS)
+    assert len(rows_of_launches) == (2 if max(queries) > 1 else 1)
+    covered = 0
+    for rows in rows_of_launches:
+        block_m = 16 if rows.up_to <= FEW_ROWS else 64
+        table = work_table(plan, rows, block_m=block_m, block_n=64, window=None)
+        total = int(table.ends[-1]) * kv_heads
+        share = -(-total // programs)
+        assert share * programs <= 1.15 * total
+        sizes = table.ends.diff(prepend=torch.zeros(1, dtype=torch.int32))
+        used = sizes > 0
+        pairs = zip(table.sequences[used].tolist(), table.tiles[used].tolist(), strict=True)
+        covered += len(set(pairs))
+        keys = torch.tensor([lens[n] for n in table.sequences[used].tolist()])
+        assert bool((sizes[used] * 64 < keys + 64).all())
+    tiles = sum(-(-q * group // (16 if q * group <= FEW_ROWS else 64)) for q in queries)
+    assert covered == tiles
+
+
+def test_unchecked_lengths_and_blocks_stay_inside_the_cache() -> None:
+    """With `check=False` a wrong length reads the sequence's own table only."""
+    table = torch.zeros(2, 3, dtype=torch.int32)
+    plan = plan_pages(table, torch.tensor([1000, 12]), blocks=4, block_size=4, check=False)
+    [rows] = launches(plan, 2, FEW_ROWS)
+    work = work_table(plan, rows, block_m=16, block_n=4, window=None)
+    assert work.ends.tolist() == [3, 6]

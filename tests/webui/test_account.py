@@ -187,5 +187,8 @@ def test_settings_are_listed_and_secrets_are_not(people: factories.People) -> No
         "ORRERY_NODE_LOST_S",
     ):
         assert f"<code>{name}</code>" in page
+    assert (
+        f"{settings.ENV.node_lost_s:g} s" in page and f"{settings.ENV.node_lost_s:.1f}" not in page
+    )
     assert settings.ENV.secret_key and settings.ENV.secret_key not in page
     assert factories.client_for(people.owner).get("/account/settings/").status_code == 403

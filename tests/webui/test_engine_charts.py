@@ -95,11 +95,11 @@ def test_orders_of_magnitude_differ_and_layers_without_gradient_are_named() -> N
     assert gradients_summary(strips).startswith(
         "The largest norm is 1, in layer 0; the smallest 1.00e-7, in layer 7"
     )
-    assert gradients_summary(strips).endswith("times less, a vanishing gradient.")
+    assert gradients_summary(strips).endswith("times smaller, a vanishing gradient.")
     nothing = [*strips, Strip("head", steps, [0.0] * 40)]
     assert gradients_summary(nothing) == "No gradient reaches head."
     assert dict(drawn(nothing, scale="orders").paths)["0"].startswith("M0 8"), (
-        "nothing has a colour of its own"
+        "nothing has a color of its own"
     )
     assert "of head is not finite" in gradients_summary([Strip("head", [1], [math.nan])])
 

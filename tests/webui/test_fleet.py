@@ -14,7 +14,7 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.models import Allocation
 from tests import factories
-from webui.charts.gantt import Held, gantt
+from webui.charts.gantt import Bar, Held, Lane, gantt, lanes
 from workers.contracts.wire import envelope
 from workers.contracts.wire.node_messages import DeviceSample
 
@@ -60,7 +60,7 @@ def test_allocations_hide_runs_from_strangers(people: factories.People) -> None:
 
 @pytest.mark.django_db
 def test_metrics_and_problems_are_shown(owner: User) -> None:
-    node = factories.node("orion", devices=2)
+    factories.node("orion", devices=2)
     known = {
         "utilization": 0.5,
         "memory_used_bytes": 2**30,
@@ -68,7 +68,8 @@ def test_metrics_and_problems_are_shown(owner: User) -> None:
         "temperature_c": 61,
         "processes": [7],
     }
-    fleet.node_heartbeat(node=node, samples=[DeviceSample(index=0, **known)])
+    sample = DeviceSample(index=0, **known).to_dict()
+    Node.objects.update(sample={"time": 1.0, "devices": [sample]})
     page = page_of(owner, "/fleet/orion/")
     assert "50%" in page and "1 GiB of 4 GiB" in page and "310 W" in page and "61 °C" in page
     assert "not Orrery" in page  # a process on a device without a lease
@@ -121,6 +122,7 @@ def test_the_token_shown_once_lets_one_node_join(operator: User) -> None:
     assert command is not None
     words = html.unescape(command[1]).split()
     assert words[:4] == ["python", "-m", "workers.agent", "--redis"]
+    assert "://orrery-join:" in words[4] and "password for join requests" in answer.content.decode()
     token = words[words.index("--join") + 1]
     assert token not in client.get("/join-node/").content.decode()
     request = envelope.join_request(token, name="new")
@@ -158,3 +160,70 @@ def test_every_window_is_drawn(owner: User, window: str) -> None:
     hold(factories.run(owner, name="wide"), factories.node("orion"))
     page = page_of(owner, f"/fleet/?window={window}")
     assert 'class="gantt-bar' in page and "active" in page
+
+
+def test_bars_of_a_gang_on_neighbouring_devices_are_joined() -> None:
+    def bar(attempt: int) -> Bar:
+        return Bar(Held(0, attempt, "a", "running", NOON, None, attempt), 0, 50, 60)
+
+    rows = [[bar(1)], [bar(1)], [bar(2)], [bar(1)]]
+    placed = [(one.held.attempt, lane) for one, lane in lanes(rows)]
+    assert placed == [(1, Lane(0, 50, 2)), (2, Lane(50, 25, 1)), (1, Lane(75, 25, 1))]
+    assert lanes([]) == []
+
+
+@pytest.mark.django_db
+def test_a_large_fleet_has_pages_and_filters(
+    people: factories.People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webui.views.fleet_list.NODES", 2)
+    monkeypatch.setattr("webui.views.allocation_chart.DEVICE_ROWS", 4)
+    nodes = [factories.node(name, devices=4) for name in ("a1", "a2", "b1")]
+    hold(factories.run(people.owner, name="wide", devices=4), nodes[0])
+    Node.objects.filter(name="b1").update(health="lost", drained=True)
+    page = page_of(people.owner, "/fleet/")
+    assert re.findall(r'data-node="(\w+)"', page) == ["a1", "a2"]
+    assert "3 nodes, 12 devices: 4 allocated, 8 free; b1 is lost" in page
+    assert "b1 is drained" in page and "page 1 of 2" in page
+    assert page.count('class="gantt-bar') == 1 and 'a1 <span class="muted">× 4</span>' in page
+    for query, names in {
+        "page=2": ["b1"],
+        "page=99": ["b1"],
+        "page=x&show=nonsense": ["a1", "a2"],
+        "show=problems": ["b1"],
+        "show=free": ["a2"],
+        "q=B": ["b1"],
+        "pool=elsewhere": [],
+    }.items():
+        page = page_of(people.owner, f"/fleet/?{query}")
+        assert re.findall(r'data-node="(\w+)"', page) == names, query
+    assert "No node matches" in page
+    page = page_of(people.owner, "/fleet/?q=a&show=free&window=1h")
+    assert "?q=a&window=1h" in page and "?q=a&show=free&window=24h" in page
+
+
+@pytest.mark.django_db
+def test_many_troubled_nodes_are_counted(owner: User) -> None:
+    for number in range(5):
+        factories.node(f"n{number}")
+    Node.objects.exclude(name="n0").update(health="silent")
+    assert "4 nodes are silent" in page_of(owner, "/fleet/")
+
+
+@pytest.mark.django_db
+def test_the_overview_of_a_large_fleet_is_a_map_of_nodes(
+    people: factories.People, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webui.views.overview_devices.MARKS", 3)
+    run = factories.run(people.owner, name="secret plan", devices=2)
+    hold(run, factories.node("orion", devices=4))
+    factories.node("lost1", devices=4)
+    Node.objects.filter(name="lost1").update(health="lost")
+    page = page_of(people.stranger, "/")
+    assert 'class="cell busy" tabindex="-1" href="/fleet/orion/" style="--fill:50%"' in page
+    assert "orion: 2 of 4 devices busy" in page and "lost1: 0 of 4 devices busy; lost" in page
+    assert "secret plan" not in page and "2 nodes with 8 devices" in page
+    run.refresh_from_db()
+    run.summary = {"time": 1.0, "step_time_s": 0.1}
+    run.save()
+    assert "orion: 2 of 4 devices busy; with a run that may hang" in page_of(people.owner, "/")

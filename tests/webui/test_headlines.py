@@ -50,6 +50,11 @@ from webui.presentation.run_headlines import RunFacts
             RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_point_s=240),
             "Step 90.",
         ),
+        (RunFacts("running", summary={"step": 90, "skipped_updates": 4.0}), "Step 90."),
+        (
+            RunFacts("running", summary={"step": 12, "skipped_updates": 12.0}),
+            "Step 12, 12 of 12 updates skipped by overflow.",
+        ),
         (
             RunFacts(
                 "finished", runtime_s=331, summary={"step": 2000, "loss": 1.43, "val_loss": 1.512}
@@ -58,12 +63,17 @@ from webui.presentation.run_headlines import RunFacts
         ),
         (RunFacts("finished", kind="script"), "Finished."),
         (
+            RunFacts("failed", exit={"rank": 0, "class": "numerics", "reason": "Rank 0: bad."}),
+            "Failed on rank 0: bad. Lower the learning rate or use bf16; the events show the first "
+            "bad step.",
+        ),
+        (
             RunFacts(
                 "failed",
                 exit={"class": "numerics", "reason": "The loss is NaN.", "rank": 1, "step": 12},
             ),
             "Failed at step 12 on rank 1: The loss is NaN. "
-            "A lower learning rate or bf16 usually helps; the events show the first bad step.",
+            "Lower the learning rate or use bf16; the events show the first bad step.",
         ),
         (
             RunFacts("paused", summary={"step": 7, "steps": 9}),

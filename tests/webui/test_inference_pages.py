@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,12 @@ from tests.orchestrator.api.fake_server import ModelServer, Thread, serves
 from tests.orchestrator.api.fake_server import result as request_stats
 from webui.charts import blocks, waterfall
 from webui.presentation import event_messages, run_headlines
-from workers.contracts.wire.serving_reports import EngineSnapshot, EngineState
+from workers.contracts.wire.serving_reports import (
+    SERVING,
+    EngineSnapshot,
+    EngineState,
+    ServedAdapter,
+)
 
 MOST_QUERIES = 14
 
@@ -75,6 +81,50 @@ def served(people: factories.People) -> Iterator[tuple[Run, ModelServer]]:
         yield run, server
 
 
+def test_adapters_are_listed_with_their_runs_and_changed_by_the_owner(
+    served: tuple[Run, ModelServer], people: factories.People, settings: Any
+) -> None:
+    run, server = served
+    trained = factories.run(people.owner, name="support")
+    trained.spec["train"]["adapter"] = {"rank": 4}
+    trained.save(update_fields=["spec"])
+    runs.checkpoint_record(
+        run=trained, attempt=1, step=3, path=f"runs/{trained.pk}/checkpoints/step-3"
+    )
+    folder = settings.ENV.media_runs / str(trained.pk) / "checkpoints"
+    loaded = [
+        ServedAdapter(name="mine", path=str(folder), rank=4, slot=0, active=1, requests=5),
+        ServedAdapter(name="other", path="/data/other", rank=8, quantized="nf4"),
+    ]
+    server.state = STATE.model_copy(update={"adapters": loaded, "adapter_slots": 2})
+    page = factories.client_for(people.owner).get(f"/runs/{run.pk}/?tab=requests").content.decode()
+    for text in ("mine", "support", "in memory", "on disk", "imported files", "NF4"):
+        assert text in page, text
+    assert f'value="runs/{trained.pk}/checkpoints"' in page and 'data-unload="mine"' in page
+    part = factories.client_for(people.teammate).get(f"/runs/{run.pk}/engine/adapters/")
+    assert "mine" in part.content.decode() and "data-unload" not in part.content.decode()
+    server.state = STATE
+    time.sleep(endpoint._FRESH_S)
+    page = factories.client_for(people.owner).get(f"/runs/{run.pk}/?tab=requests").content.decode()
+    assert "adapter-form" not in page
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("outages_known")
+def test_a_served_reward_model_scores_answers_on_its_page(people: factories.People) -> None:
+    run = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+    attempt = factories.running(run, factories.node("n1"))
+    data = {"host": "", "port": 9, "model": "scorer", "context": 9, "pooling": True}
+    runs.event_record(run=run, type=SERVING, data=data, attempt=attempt.number)
+    page = factories.client_for(people.owner).get(f"/runs/{run.pk}/").content.decode()
+    assert "Score answers with scorer" in page and 'id="score-form"' in page
+    assert "js/score.js" in page and "js/chat.js" not in page
+    assert f"/serve/{run.pk}/v1/pooling" in page and "Temperature" not in page
+    # a new produce run does not name it as its server
+    form = factories.client_for(people.owner).get("/runs/new/?kind=produce").content.decode()
+    assert "http://127.0.0.1:8000/v1" in form and "is a reward model" not in form
+
+
 @pytest.fixture
 def home(tmp_path: Path, settings: Any) -> Path:
     """A data directory of its own: run numbers repeat from test to test."""
@@ -83,6 +133,7 @@ def home(tmp_path: Path, settings: Any) -> Path:
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("outages_known")
 def test_a_serve_run_shows_chat_requests_and_blocks_then_its_snapshot(
     people: factories.People, home: Path, served: tuple[Run, ModelServer]
 ) -> None:

@@ -13,10 +13,11 @@ import pytest
 from django.test import Client
 
 from orchestrator.accounts.models import User
-from orchestrator.runs.models import Run
+from orchestrator.runs.models import Checkpoint, Run
 from tests import factories
 from tests.webui.pages import compact
-from webui.forms.spec_fields import FIELDS
+from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
+from webui.forms.spec_fields import FIELDS, exists
 from webui.forms.spec_form import parse, spec_of, values_of
 from webui.forms.spec_summary import summarize_spec
 from webui.views.new_run import START
@@ -31,9 +32,90 @@ SPECS: dict[str, dict[str, Any]] = {
         "resources": {"devices": 2, "pool": "gpus"},
         "priority": 3,
     },
+    "produce": {
+        "kind": "produce",
+        "produce": {
+            "tasks": ["open_qa", {"task_type": "math", "weight": 2.5}, "code"],
+            "server": {"run": 7, "usd_per_million_prompt_tokens": 0.15},
+            "judge": {"url": "http://judge/v1", "model": "j", "key_env": "KEY"},
+            "method": "best_of_n",
+            "score": {"kind": "regex", "pattern": "42"},
+            "seeds": "seeds.jsonl",
+            "count": 10,
+            "writes": "preference",
+            "filters": [
+                {"kind": "length", "max_chars": 4000},
+                {"kind": "regex", "pattern": "\\b4 2'\\b"},
+                {"kind": "rouge_l", "threshold": 0.5},
+            ],
+        },
+    },
+    "produce without filters": {
+        "kind": "produce",
+        "produce": {
+            "tasks": ["math"],
+            "count": 1,
+            "filters": [],
+            "server": {"url": "http://x/v1", "model": "m"},
+        },
+    },
     "external": {"kind": "external", "tags": ["a", "b c"], "notes": "on my desk"},
     "own shape": {**START, "model": OWN_SHAPE},
     "weights": {**START, "model": {"path": "/weights"}},
+    "shape of initial weights": {
+        **{key: value for key, value in START.items() if key != "model"},
+        "train": {**START["train"], "init_from": {"path": "/weights"}},
+    },
+    "labelled answers": {
+        **START,
+        "data": {"path": "/data/a.jsonl", "format": "labelled"},
+        "train": {
+            **START["train"],
+            "objective": "dpo",
+            "dpo": {"loss": "kto", "desirable_weight": 1.5, "reference": "initial"},
+        },
+    },
+    "reward model": {
+        **START,
+        "data": {"path": "/data/a.jsonl", "format": "preference"},
+        "train": {**START["train"], "objective": "reward", "reward": {"margin": True}},
+    },
+    "answers of the student": {
+        **START,
+        "data": {"path": "/data/a.jsonl", "format": "messages"},
+        "train": {
+            **START["train"],
+            "objective": "distill",
+            "distill": {
+                "teacher": {"path": "/teacher"},
+                "on_policy": 0.5,
+                "max_new_tokens": 32,
+                "packing": False,
+            },
+        },
+    },
+    "policy and value model": {
+        **START,
+        "data": {"path": "/data/a.jsonl", "format": "prompt_completion"},
+        "plan": {"global_batch_size": 8},
+        "train": {
+            **START["train"],
+            "objective": "ppo",
+            "ppo": {
+                "rewards": [{"kind": "model", "path": "/reward"}],
+                "group_size": 2,
+                "prompts_per_step": 8,
+                "kl": {"coef": 0.1, "target": 0.02},
+                "clip": {"high": 0.25, "value": 0.5},
+                "gae": {"gamma": 0.99, "lam": 0.9},
+                "value": {"init_from": {"path": "/reward"}, "lr": 0.001, "coef": 1.0},
+                "minibatches": 2,
+                "epochs": 4,
+                "rollout": {"max_new_tokens": 16, "temperature": 0.9},
+                "on_reward_error": "skip",
+            },
+        },
+    },
     "own file": {**START, "data": {"path": "/data/a.jsonl", "format": "jsonl"}},
     "packed documents": {
         **START,
@@ -86,6 +168,17 @@ SPECS: dict[str, dict[str, Any]] = {
         "data": {"path": "/data/a.txt", "format": "text"},
         "evaluate": {"metrics": ["bleu", "rouge"], "references": "/data/r.jsonl"},
     },
+    **{f"fine-tuning: {name}": spec for name, (_, spec) in FINETUNING_EXAMPLES.items()},
+    "judged by a server": {
+        "kind": "evaluate",
+        "model": {"path": "/weights"},
+        "data": {"path": "/data/a.jsonl", "format": "messages"},
+        "evaluate": {
+            "metrics": ["rougeL"],
+            "baseline": {"path": "/base"},
+            "judge": {"url": "http://127.0.0.1:1/v1", "model": "m"},
+        },
+    },
     "random weights": {"kind": "serve", "model": "llama-tiny", "serve": {}},
     "another kind": {
         "kind": "generate",
@@ -133,6 +226,47 @@ def test_an_untouched_form_changes_nothing(spec: dict[str, Any]) -> None:
 def test_the_fields_alone_define_the_same_run(name: str) -> None:
     again = spec_of(values_of(SPECS[name]), {})
     assert values_of(again) == values_of(SPECS[name])
+
+
+def test_another_objective_takes_its_own_options_only() -> None:
+    spec = FINETUNING_EXAMPLES["dpo"][1]
+    spec = {**spec, "train": {**spec["train"], "dpo": {"loss": "cdpo", "label_smoothing": 0.2}}}
+    values = values_of(spec)
+    smoothing = next(field for field in FIELDS if field.path == "train.dpo.label_smoothing")
+    assert exists(smoothing, values) and spec_of(values, spec) == spec
+    for changed in ({"train.objective": "sft"}, {"train.dpo.loss": "ipo"}):
+        assert not exists(smoothing, values | changed)
+    switched = spec_of(values | {"train.objective": "sft", "data.format": "messages"}, spec)
+    assert "dpo" not in switched["train"]
+    assert RunSpec.from_dict(switched).train is not None
+    without = spec_of(values_of(FINETUNING_EXAMPLES["lora"][1]) | {"train.adapter.method": ""}, {})
+    assert "adapter" not in without["train"]
+
+
+def test_the_form_offers_checkpoints_and_the_shape_of_weights(
+    people: factories.People, settings: Any
+) -> None:
+    run = factories.run(people.owner, name="base")
+    path = f"runs/{run.pk}/checkpoints/step-00000005"
+    for step in (4, 5):
+        Checkpoint.objects.create(
+            run=run, attempt=1, step=step, tokens=1, bytes=1, path=path[:-1] + str(step)
+        )
+    page = factories.client_for(people.owner).get("/runs/new/?example=lora").content.decode()
+    assert f'<option value="{path}">' in page and path[:-1] + "4" not in page
+    assert 'data-field="train.dpo.loss" hidden' in compact(page)
+    folder = settings.ENV.media_runs / str(run.pk) / "checkpoints" / "step-00000005"
+    folder.mkdir(parents=True)
+    spec = {
+        "kind": "train",
+        "train": {"steps": 1, "seq_len": 8, "init_from": {"path": str(folder)}},
+    }
+    done = factories.api(people.owner).post(
+        "/api/v1/runs", {"name": "further", "spec": spec}, content_type="application/json"
+    )
+    assert done.status_code == 201, done.content
+    stored = done.json()["spec"]["model"]
+    assert stored["name"] == "llama-tiny" and isinstance(stored["layers"], int)
 
 
 def test_empty_fields_leave_their_values_and_gates_their_objects() -> None:
@@ -220,7 +354,7 @@ def test_the_default_form_can_be_submitted(owner: User) -> None:
         ({"train.seq_len": "abc"}, "train.seq_len", "'abc' is refused"),
         ({"train.steps": ""}, "train.steps", "steps is missing"),
         ({"train.steps": "0"}, "train.steps", "0 is out of range, it must be at least 1"),
-        ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3; try tp"),
+        ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3. Use tp"),
         ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
         ({"resources.devices": "3"}, "resources.devices", "3 devices are requested"),
         (
@@ -338,11 +472,20 @@ def test_unsupported_features_are_reported_before_submit(owner: User) -> None:
     page = html.unescape(client.post("/runs/check/", both).content.decode())
     assert "1 problem to fix" in page and "a compiled block fuses them" in page
     notes = summarize_spec(
-        {"kind": "train", "train": {"steps": 1, "seq_len": 8, "objective": "sft"}},
+        {
+            "kind": "train",
+            "train": {
+                "steps": 1,
+                "seq_len": 8,
+                "objective": "ppo",
+                "ppo": {"rewards": [{"kind": "exact"}]},
+            },
+            "plan": {"precision": "fp16"},
+        },
         [],
         fleet_devices=1,
     )
-    assert "does not support sft yet" in notes["notes"][0]
+    assert any("does not support" in note for note in notes["notes"]), notes
 
 
 @pytest.mark.django_db

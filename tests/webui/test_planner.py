@@ -152,8 +152,8 @@ def test_example_links_open_without_errors(client: Client) -> None:
     [
         ({"model": "lama3"}, "model", "not one of the choices"),
         ({"model": "own", "shape": ""}, "shape", "is empty"),
-        ({"model": "own", "shape": "{"}, "shape", "cannot be read"),
-        ({"model": "own", "shape": "[" * 20_000}, "shape", "cannot be read"),
+        ({"model": "own", "shape": "{"}, "shape", "is invalid"),
+        ({"model": "own", "shape": "[" * 20_000}, "shape", "is invalid"),
         ({"model": "own", "shape": "[1]"}, "shape", "must be a JSON object"),
         (
             {
@@ -333,7 +333,7 @@ def test_own_devices_by_name_and_by_numbers(client: Client, owner: User) -> None
         answer = client.get(
             f"/planner/{address}/", {"model": "llama3-8b", "parameters": "7G", "device": "nothing"}
         )
-        assert answer.status_code == 200 and "device catalogue" in answer.content.decode()
+        assert answer.status_code == 200 and "device catalog" in answer.content.decode()
     assert "of 24 GiB" in sentence(
         get(
             client,
@@ -490,3 +490,17 @@ def test_defaults_of_all_fields_are_valid() -> None:
     assert not parse_form(QueryDict()).problems
     for name, field in FIELDS.items():
         assert not field.slide or field.default == "" or int(field.default) in field.slide, name
+
+
+def test_what_is_trained_changes_memory_and_is_part_of_the_link(client: Client) -> None:
+    full = search()["plans"][0]["memory"]
+    lora = search(method="lora", rank="8", task="dpo")["plans"][0]["memory"]
+    assert lora["optimizer_bytes"] < full["optimizer_bytes"] / 10
+    assert lora["reference_bytes"] == 0, "the base without its adapter is the reference"
+    pairs = search(task="dpo")["plans"][0]["memory"]
+    assert pairs["reference_bytes"] > 0 == full["reference_bytes"]
+    page = get(client, task="dpo", method="qlora")
+    assert "task=dpo" in html.unescape(page) and "method=qlora" in html.unescape(page)
+    assert "reference" in text_of(get(client, task="dpo"))
+    refused = text_of(get(client, task="distill"))
+    assert "distillation needs a teacher" in refused

@@ -254,11 +254,7 @@ def test_scatter_with_front_and_with_one_plan() -> None:
         for index, each in enumerate(search_answer()["plans"])
     ]
     drawn = scatter(plans, pareto=[0, 3], chosen="3")
-    assert (
-        drawn is not None
-        and "2 plans are Pareto-optimal" in drawn.summary
-        and drawn.points[3].chosen
-    )
+    assert drawn is not None and "2 Pareto-optimal" in drawn.summary and drawn.points[3].chosen
     assert all(0 <= point.x <= 100 and 0 <= point.y <= 100 for point in drawn.points)
     one = scatter(plans[:1], pareto=[0], chosen="")
     assert one is not None and one.x_ticks and scatter([], pareto=[], chosen="") is None

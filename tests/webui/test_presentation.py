@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from webui.charts import axes, devices, run_charts, week
+from webui.charts import axes, devices, reinforcement_panels, run_charts, training_panels, week
 from webui.charts.spread import spread
-from webui.presentation import event_messages
+from webui.presentation import event_messages, problems
 from webui.presentation.log_grouping import first_cause, format_ranks, group_lines, level
+from webui.tabs.config import plan_rows
+from webui.templatetags import orrery
 from workers.contracts.catalog.metrics import METRICS
 
 NOW = datetime(2026, 1, 15, 12, tzinfo=UTC)
@@ -23,11 +25,13 @@ def test_every_known_metric_has_a_chart_in_some_tab_and_its_own_unit() -> None:
         *run_charts.PERFORMANCE,
         *run_charts.NUMERICS,
         *run_charts.SYSTEM,
-        run_charts.ALLOCATOR,
+        training_panels.ALLOCATOR,
     ]
     drawn = {line.name: panel.unit for panel in charts for line in panel.series}
-    elsewhere = {"comm/arrival_skew_s", "memory/capacity_bytes"}
-    assert set(METRICS) - set(drawn) == elsewhere
+    elsewhere = {"comm/arrival_skew_s", "memory/capacity_bytes", *reinforcement_panels.SHOWN}
+    elsewhere |= {"produce/candidates"}  # in the funnel
+    bins = {name for name in METRICS if name.startswith("reward/bin_")}  # of the calibration
+    assert set(METRICS) - set(drawn) - bins == elsewhere
     drawn = {name: unit for name, unit in drawn.items() if name in METRICS}
     wrong = {name: unit for name, unit in drawn.items() if unit != METRICS[name]}
     assert wrong == {}
@@ -151,7 +155,7 @@ def device(**changes: Any) -> devices.Mark:
         ({"health": "lost"}, "unavailable"),
     ],
 )
-def test_a_devices_mark_shows_progress_and_not_utilisation(
+def test_a_devices_mark_shows_progress_and_not_utilization(
     changes: dict[str, Any], mood: str
 ) -> None:
     assert device(**changes).mood == mood
@@ -244,3 +248,30 @@ def test_events_have_a_text_and_a_mark(event: Any, text: str, kind: str) -> None
 def test_a_mark_is_placed_on_every_axis() -> None:
     mark = event_messages.event_message(event("checkpoint_saved", step=4)).mark({"tokens": 100.0})
     assert (mark["step"], mark["tokens"], mark["time"]) == (4, 400.0, NOW.timestamp())
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        ("", "tp is 3."),
+        ("use 2 or 4", "tp is 3. Use 2 or 4."),
+        ("Lower the batch.", "tp is 3. Lower the batch."),
+        ("tp 2", "tp is 3. Use tp 2."),
+    ],
+)
+def test_a_hint_is_an_imperative_sentence(hint: str, expected: str) -> None:
+    assert problems.problem_text({"message": "tp is 3.", "hint": hint}) == expected
+
+
+def test_texts_end_with_one_period() -> None:
+    assert orrery.sentence("waits for run 2..") == "Waits for run 2."
+    assert orrery.sentence("") == ""
+
+
+def test_plan_rows_have_labels_and_readable_values() -> None:
+    plan = {"zero": 1, "sequence_parallel": False, "loss_scale": {"initial": 65536.0}, "cp": None}
+    assert plan_rows(plan) == [
+        ("ZeRO stage", "1"),
+        ("sequence parallel", "no"),
+        ("loss scale", "initial 65,536"),
+    ]

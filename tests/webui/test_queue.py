@@ -7,7 +7,9 @@ import re
 import pytest
 from django.test import Client
 
+from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
+from orchestrator.scheduling import services as scheduling
 from tests import factories
 from tests.webui.test_fleet import hold
 
@@ -30,6 +32,7 @@ def test_each_waiting_run_shows_its_reason_and_strangers_see_none(people: factor
     busy = factories.run(people.owner, devices=2)
     hold(busy, node)
     first, big = factories.run(people.owner, devices=2), factories.run(people.teammate, devices=8)
+    scheduling.tick()
     client = factories.client_for(people.owner)
     page = client.get("/queue/").content.decode()
     assert order(client) == [first.pk, big.pk]
@@ -63,3 +66,18 @@ def test_a_live_page_fetches_only_its_rows(people: factories.People) -> None:
     answer = factories.client_for(people.owner).get("/queue/", headers={"HX-Request": "true"})
     page = answer.content.decode()
     assert "<html" not in page and 'id="queue-sentence"' in page and "<tr data-run=" in page
+
+
+def test_a_long_queue_has_pages(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webui.views.queue.SHOWN", 2)
+    for number in range(3):
+        factories.run(owner, name=f"waits {number}")
+    client = factories.client_for(owner)
+    page = client.get("/queue/").content.decode()
+    assert "waits 1" in page and "waits 2" not in page
+    assert "1 more run" in page and "3 runs wait" in page
+    assert 'href="?after=2"' in page
+    page = client.get("/queue/?after=2").content.decode()
+    assert "waits 2" in page and "waits 1" not in page and "3 runs wait" in page
+    assert "No runs wait behind this position" in client.get("/queue/?after=9").content.decode()
+    assert client.get("/queue/?after=x").status_code == 200

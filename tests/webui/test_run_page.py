@@ -18,7 +18,7 @@ from tests import factories
 from webui.presentation.run_facts import TAB_TITLES
 from workers.contracts.wire.points import PointBatch
 
-MOST_QUERIES = 12
+MOST_QUERIES = 13
 MOST_BYTES = 150_000
 
 pytestmark = pytest.mark.django_db
@@ -63,12 +63,11 @@ def queries_of(client: Any, url: str) -> tuple[Any, int]:
     return response, len(caught)
 
 
-@pytest.mark.parametrize("tab", sorted(TAB_TITLES))
-def test_a_long_run_costs_few_queries_and_a_small_page(
-    people: factories.People, run: Run, tab: str
-) -> None:
+@pytest.mark.usefixtures("outages_known")
+def test_a_long_run_costs_few_queries_and_a_small_page(people: factories.People, run: Run) -> None:
     client = factories.client_for(people.owner)
-    assert client.get(f"/runs/{run.pk}/?tab={tab}").status_code == 200
+    for tab in TAB_TITLES:  # templates are loaded
+        assert client.get(f"/runs/{run.pk}/?tab={tab}").status_code == 200
     for start in range(1, 4001, 1000):
         points(run, range(start, start + 1000))
     for step in range(0, 4000, 10):
@@ -88,10 +87,11 @@ def test_a_long_run_costs_few_queries_and_a_small_page(
         attempt=1,
         batches=[(rank, Lines(first_seq=1, time=1e9, lines=lines)) for rank in (0, 1)],
     )
-    response, queries = queries_of(client, f"/runs/{run.pk}/?tab={tab}")
-    assert response.status_code == 200
-    assert queries <= MOST_QUERIES
-    assert len(response.content) <= MOST_BYTES
+    for tab in TAB_TITLES:
+        response, queries = queries_of(client, f"/runs/{run.pk}/?tab={tab}")
+        assert response.status_code == 200, tab
+        assert queries <= MOST_QUERIES, tab
+        assert len(response.content) <= MOST_BYTES, tab
 
 
 def test_names_are_text_and_never_markup(people: factories.People, run: Run) -> None:
@@ -265,6 +265,7 @@ def test_a_run_is_forked_and_rewound_from_its_page(people: factories.People) -> 
     assert b"Rewound; the run continues from step 50." in answer.content
 
 
+@pytest.mark.usefixtures("outages_known")
 def test_engine_metrics_are_on_their_tabs(people: factories.People) -> None:
     plan = {"dp": 1, "pp": 2, "micro_batch_size": 1, "global_batch_size": 4}
     run = factories.run(people.owner, plan=plan, devices=2)
@@ -350,6 +351,7 @@ def test_engine_metrics_are_on_their_tabs(people: factories.People) -> None:
     )
 
 
+@pytest.mark.usefixtures("outages_known")
 def test_sample_texts_are_shown_per_prompt(people: factories.People) -> None:
     train = {"steps": 1000, "seq_len": 64, "checkpoint": {"every_steps": 100}}
     run = factories.run(people.owner, train=train)
@@ -382,11 +384,9 @@ def test_sample_texts_are_shown_per_prompt(people: factories.People) -> None:
         and "To &lt;be&gt;" in text
     )
     shown, rest = text.split("<details")
-    assert [shown.count(f"or not {step}<") for step in (100, 1000)] == [
-        0,
-        0,
-    ] and "or not 1000 <span" in shown
-    assert shown.count("<dd>") == 6 and "or not 100 " in shown and rest.count("<dd>") == 4
+    # whitespace of the template is outside of the sample's own text
+    assert '<span class="verbatim"> or not 1000</span>' in shown
+    assert shown.count("<dd>") == 6 and "or not 100<" in shown and rest.count("<dd>") == 4
     assert (
         "samples written" not in client.get(f"/runs/{run.pk}/?tab=history").content.decode().lower()
     )

@@ -82,6 +82,7 @@ def test_pages_follow_each_other_without_gap_or_double(owner: User) -> None:
     assert shown(client, "/runs/" + older[1]) == sorted(runs, reverse=True)[50:]
 
 
+@pytest.mark.usefixtures("outages_known")
 def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_queries: Any) -> None:
     experiment = services.experiment_create(owner=owner, name="question")
     steps = list(range(1, 1601))

@@ -19,6 +19,8 @@ from orchestrator.accounts.models import User
 from orchestrator.common import clock, live
 from orchestrator.common import redis as ours
 from orchestrator.config.asgi import application
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
 from tests import factories
 from tests.redis_server import RedisServer
 from tests.webui.socket_client import PATIENCE_S, Headers, SocketClient
@@ -169,6 +171,30 @@ def test_who_may_no_longer_see_is_shown_out(
     }
 
 
+def test_the_fleet_socket_first_repeats_the_progress_of_active_runs(
+    owner: User, stranger: User, live_redis: str
+) -> None:
+    """A value sent between a page's rendering and its connection is not lost."""
+    run, ended, silent = (factories.external_run(owner) for _ in range(3))
+    now = clock.now()
+    runs.summary_update(run=run, summary={"step": 3, "loss": 2.5}, seen=now)
+    runs.summary_update(run=silent, summary={"step": 1}, seen=now - timedelta(hours=1))
+    runs.summary_update(run=ended, summary={"step": 9}, seen=now)
+    Run.objects.filter(pk=ended.pk).update(state="finished")
+
+    async def progress(headers: Headers) -> list[tuple[str, dict[str, Any]]]:
+        result = []
+        async with opened("/ws/fleet/", headers) as socket:
+            assert json.loads(await socket.text())["type"] == "heartbeat"
+            while not await socket.receive_nothing(0.2):
+                if (frame := json.loads(await socket.text()))["type"] == "progress":
+                    result.append((frame["run"], frame["summary"]))
+        return result
+
+    assert asyncio.run(progress(session(owner))) == [(str(run.pk), {"step": 3, "loss": 2.5})]
+    assert asyncio.run(progress(session(stranger))) == []
+
+
 def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
     run, login = factories.external_run(owner), session(owner)
 
@@ -181,7 +207,7 @@ def test_pages_of_other_hosts_are_refused(owner: User, live_redis: str) -> None:
     async def collect() -> list[bool]:
         return [
             await connects(origin)
-            for origin in (b"http://localhost:8000", b"https://evil.example", b"null")
+            for origin in (b"http://localhost", b"https://evil.example", b"null")
         ]
 
     assert asyncio.run(collect()) == [True, False, False]

@@ -16,7 +16,7 @@ from workers.models.layers.documents import Documents
 from workers.models.layers.operations import make_plain
 from workers.models.moe.layer import RoutedMlp
 from workers.training.fp8 import apply_fp8
-from workers.training.loop.objective import uses_hidden_states
+from workers.training.objectives.token_losses import uses_hidden_states
 from workers.training.optim.update import fused_adamw, update
 from workers.training.recompute import apply_recompute
 from workers.training.recompute.apply import recomputed_blocks
@@ -87,10 +87,10 @@ def test_experts_use_own_kernels_that_recomputation_sees(
     ) == {"own"}
 
     apply_recompute(decoder, "auto")
-    [block] = recomputed_blocks(decoder)
-    block.forward.probe = probe = Probe(decoder.blocks["0"])
+    [(block, recomputed)] = recomputed_blocks(decoder)
+    recomputed.probe = probe = Probe(block)
     decoder(tokens)
-    block.forward.probe = None
+    recomputed.probe = None
     own = [item for item in probe.profile().operators if item.name.startswith("kernels.")]
     seen = {item.name.split(".")[1]: item for item in own}
     assert {
@@ -108,7 +108,7 @@ def test_experts_use_own_kernels_that_recomputation_sees(
     launched = Mock(wraps=launch.forward)
     monkeypatch.setattr(launch, "forward", launched)
     set_retained(
-        block.forward,
+        recomputed,
         RetainedOutputs("some", 0, 0.0, 0.0, tuple((item.name, item.nth) for item in own)),
     )
     again = gradients(decoder, None, tokens)

@@ -1,5 +1,5 @@
-"""The split-K kernel and cache writes: ragged batches, windows, caps, quantized caches, several
-splits.
+"""Paged attention by several programs and cache writes: ragged batches, windows, caps, quantized
+caches, items in parts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"lens": (3, 21), "queries": 5, "heads": (6, 2)}, {"softcap": 2.0, "window": 6}),
     ({"lens": (5, 20, 9, 0), "queries": (1, 0, 7, 0), "page": 5}, {}),
     ({"lens": (40,), "queries": (20,), "heads": (4, 1)}, {}),
+    ({"lens": (50, 1, 70, 33), "queries": (20, 1, 1, 1), "heads": (4, 2)}, {"window": 30}),
 ]
 
 
-@pytest.mark.parametrize(("case", "options"), select(CASES, [2, 3]))
-def test_several_splits(case: dict[str, Any], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("case", "options"), select(CASES, [2, 3, 5]))
+def test_several_programs(case: dict[str, Any], options: dict[str, Any]) -> None:
     inputs = random_case(**case)
     exact, exact_lse = inputs.run("reference", torch.float64, return_lse=True, **options)
     plain = inputs.run("torch", **options)
-    for splits in (1, 3):
-        out, lse = inputs.run("own", num_splits=splits, return_lse=True, **options)
+    for programs in (None, 1, 7):
+        out, lse = inputs.run("own", num_programs=programs, return_lse=True, **options)
         assert_close(["out", "lse"], [out, lse], [exact, exact_lse], [plain, exact_lse], floor=2e-6)
 
 
@@ -37,7 +38,7 @@ def test_several_splits(case: dict[str, Any], options: dict[str, Any]) -> None:
 def test_half_types(dtype: torch.dtype) -> None:
     inputs = random_case((9, 30), dtype=dtype, widths=(64, 64))
     exact = inputs.run("reference", torch.float64)
-    assert_close(["out"], [inputs.run("own", num_splits=2)], [exact], [inputs.run("torch")])
+    assert_close(["out"], [inputs.run("own", num_programs=3)], [exact], [inputs.run("torch")])
 
 
 @pytest.mark.parametrize("cache", select([torch.int8, torch.float8_e4m3fn]))
@@ -45,7 +46,7 @@ def test_a_quantized_cache_matches_torch(cache: torch.dtype) -> None:
     inputs = random_case((30, 18), cache=cache)
     exact = inputs.run("reference", torch.float64)
     assert_close(
-        ["out"], [inputs.run("own", num_splits=2)], [exact], [inputs.run("torch")], floor=2e-6
+        ["out"], [inputs.run("own", num_programs=3)], [exact], [inputs.run("torch")], floor=2e-6
     )
     k, v = torch.randn(2, 3, 2, 16)
     slots = torch.tensor([7, -1, 2])

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.test import Client
+from django.utils import timezone
 
 from orchestrator.accounts import selectors, services
 from orchestrator.accounts.models import ApiToken, User
@@ -20,7 +23,7 @@ def test_a_token_works_until_it_is_revoked(owner: User, clock: object) -> None:
     token, text = services.token_create(user=owner, name="laptop", by=owner)
     assert text.startswith("orr_") and text not in str(ApiToken.objects.values())
     assert selectors.token_user(text) == (owner, token)
-    assert token.scopes == ["read", "runs", "ingest"]
+    assert token.scopes == ["read", "tokens", "runs", "ingest"]
     services.token_revoke(token=token, by=owner)
     services.token_revoke(token=token, by=owner)
     assert selectors.token_user(text) is None
@@ -67,7 +70,10 @@ def test_use_is_recorded_once_per_minute(owner: User, clock, django_assert_num_q
 
 
 def test_scopes_stay_within_the_role(stranger: User, owner: User, admin: User) -> None:
-    assert services.token_create(user=stranger, name="look", by=stranger)[0].scopes == ["read"]
+    assert services.token_create(user=stranger, name="look", by=stranger)[0].scopes == [
+        "read",
+        "tokens",
+    ]
     with pytest.raises(Refusal) as refused:
         services.token_create(user=stranger, name="more", scopes=["runs"], by=stranger)
     assert refused.value.status == 422 and "submitter" in refused.value.detail
@@ -141,3 +147,30 @@ def test_the_token_command_creates_and_prints_once() -> None:
     out = StringIO()
     call_command("token", "ada", "--role", "viewer", "--json", stdout=out)
     assert json.loads(out.getvalue())["role"] == "viewer"
+
+
+def test_a_token_needs_the_scope_tokens_to_manage_tokens(owner: User) -> None:
+    reader = factories.api(owner, scopes=["read", "runs"])
+    manager = factories.api(owner, scopes=["read", "tokens"])
+    body = {"name": "new", "scopes": ["read"]}
+    other, _ = services.token_create(user=owner, name="other", by=owner)
+    for client, created, revoked in ((reader, 403, 403), (manager, 201, 204)):
+        answer = client.post("/api/v1/tokens", body, "application/json")
+        assert answer.status_code == created
+        assert client.delete(f"/api/v1/tokens/{other.pk}").status_code == revoked
+        assert client.get("/api/v1/tokens").status_code == 200
+
+
+def test_a_token_creates_none_that_lives_longer(owner: User) -> None:
+    soon = timezone.now() + timedelta(minutes=5)
+    _, text = services.token_create(user=owner, name="short", expires=soon, by=owner)
+    client = Client(headers={"Authorization": f"Bearer {text}"})
+
+    def create(**more: Any) -> Any:
+        return client.post("/api/v1/tokens", {"name": "new", **more}, "application/json")
+
+    later = create(expires=(soon + timedelta(minutes=1)).isoformat())
+    assert (later.status_code, later.json()["errors"][0]["field"]) == (422, "expires")
+    for answer in (create(), create(expires=(soon - timedelta(minutes=1)).isoformat())):
+        assert answer.status_code == 201
+        assert ApiToken.objects.get(pk=answer.json()["id"]).expires <= soon

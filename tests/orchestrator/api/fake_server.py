@@ -48,6 +48,7 @@ class Thread:
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(90)
+        assert not self._thread.is_alive(), "a client keeps its connection open"
 
 
 class ModelServer:
@@ -67,6 +68,8 @@ class ModelServer:
             Route("/internal/state", self._reported),
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/break", self._breaks, methods=["POST"]),
+            Route("/v1/load_lora_adapter", self._adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self._adapter, methods=["POST"]),
         ]
         self.app = Starlette(routes=routes)
 
@@ -99,6 +102,10 @@ class ModelServer:
                 _answer("chat.completion", message={"role": "assistant", "content": "one two"})
             )
         return StreamingResponse(self._words(request), media_type="text/event-stream")
+
+    async def _adapter(self, request: Request) -> Response:
+        self.calls.append(await request.json())
+        return Response("Success", 200 if request.headers.get(KEY_HEADER) == self.key else 401)
 
     async def _words(self, request: Request) -> AsyncIterator[bytes]:
         try:

@@ -63,7 +63,7 @@ def test_malformed_requests_are_refused_with_messages(admin: User, client: Clien
     caller = factories.api(admin)
     caller.raise_request_exception = False
     run, node = factories.external_run(admin), factories.node("n1")
-    known = {"id": str(run.pk), "artifact": "1"}
+    known = {"id": str(run.pk), "artifact": "1", "name": "retention", "step": "4"}
     request = 0
 
     def check(answer: Any, what: str) -> None:
@@ -78,7 +78,8 @@ def test_malformed_requests_are_refused_with_messages(admin: User, client: Clien
 
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
-            good = path.format(**(known | ({"id": node.name} if "nodes" in path else {})))
+            others = dict.fromkeys(re.findall(r"{(\w+)}", path), "1")  # of lines and turns
+            good = path.format(**(others | known | ({"id": node.name} if "nodes" in path else {})))
             for odd in ("0", "999", "-1", str(10**40), "x", "%20", "1%2f2"):
                 if "{" in path:
                     wrong = re.sub(r"{\w+}", odd, path)

@@ -104,8 +104,10 @@ def test_unknown_paths_and_unreadable_requests(owner: User, settings: Any) -> No
     refused = client.delete(RUNS)
     problem(refused, 405, "method-not-allowed")
     assert set(refused["Allow"].replace(" ", "").split(",")) == {"GET", "POST"}
-    for body in (b'{"spec": ', b"\xff\xfe", b"[" * 200_000, b'{"name": "a\x00"}'):
+    for body in (b'{"spec": ', b"\xff\xfe", b'{"name": "a\x00"}'):
         problem(client.post(RUNS, body, content_type="application/json"), 400, "malformed-body")
+    nested = client.post(RUNS, b"[" * 200_000, content_type="application/json")
+    problem(nested, 422, "nested-too-deep")
     problem(client.get(f"{RUNS}?q=%00"), 400, "malformed-address")
     problem(client.get(f"{RUNS}?limit=201"), 422, "invalid")
     result = problem(client.get(f"{RUNS}?cursor=bm9uc2Vuc2U"), 422, "invalid")
@@ -126,7 +128,7 @@ def test_an_internal_error_has_an_id_and_no_details(
     def broken(**_: Any) -> None:
         raise RuntimeError("the secret inside")
 
-    monkeypatch.setattr("orchestrator.api.runs.selectors.run_list", broken)
+    monkeypatch.setattr("orchestrator.api.runs.selectors.run_rows", broken)
     result = problem(factories.api(owner).get(RUNS), 500, "internal-error")
     number = re.search(r"id ([0-9a-f]{12})", result["detail"])
     assert number and "secret" not in str(result)

@@ -58,6 +58,7 @@ def test_a_join_token_is_shown_once(owner: User, operator: User) -> None:
     boss, key = factories.api(operator), {"Idempotency-Key": "k"}
     made = post(boss, "/api/v1/join-tokens", {"pool": "default"}, **key)
     assert made.status_code == 201 and made.json()["token"].count(".") == 1
+    assert "://orrery-join:" in made.json()["redis_url"]
     problem(post(boss, "/api/v1/join-tokens", {"pool": "default"}, **key), 409, "secret-shown-once")
     problem(post(boss, "/api/v1/join-tokens", {"expires": "2001-01-01T00:00:00Z"}), 422, "invalid")
     assert JoinToken.objects.count() == 1
@@ -111,7 +112,7 @@ def test_experiments_are_made_and_edited(owner: User, teammate: User, stranger: 
 
 @pytest.mark.django_db
 def test_tokens_have_at_most_their_creators_scopes(owner: User, teammate: User) -> None:
-    client = factories.api(owner, scopes=["read", "ingest"])
+    client = factories.api(owner, scopes=["read", "ingest", "tokens"])
     before = ApiToken.objects.count()
     problem(post(client, "/api/v1/tokens", {"name": "x", "scopes": ["runs"]}), 403, "scope-missing")
     problem(post(client, "/api/v1/tokens", {"name": "x", "scopes": ["everything"]}), 422, "invalid")
@@ -126,14 +127,15 @@ def test_tokens_have_at_most_their_creators_scopes(owner: User, teammate: User) 
     assert made.status_code == 201, made.content
     token = made.json()
     assert (
-        sorted(token["scopes"]) == ["ingest", "read"] and token["expires"] == "2999-01-01T00:00:00Z"
+        sorted(token["scopes"]) == ["ingest", "read", "tokens"]
+        and token["expires"] == "2999-01-01T00:00:00Z"
     )
     new = Client(headers={"Authorization": f"Bearer {token['token']}"})
     me = new.get("/api/v1/me").json()
     assert (me["username"], me["role"], me["scopes"], me["teams"], me["token"]) == (
         "owner",
         "submitter",
-        ["ingest", "read"],
+        ["ingest", "read", "tokens"],
         ["lab"],
         "x",
     )

@@ -338,7 +338,7 @@ def test_history_lists_attempts_events_and_files(owner: User, settings: Any) -> 
         run=run, attempt=1, step=10, path="runs/x/checkpoints/step-10", bytes=5
     )
     file = settings.ENV.media_runs / str(run.pk) / "answers.jsonl"
-    file.parent.mkdir(parents=True)
+    file.parent.mkdir(parents=True, exist_ok=True)  # runs of other tests have the same number
     file.write_bytes(b"[1]\n" * 100_000)
     services.artifact_record(
         run=run, name="answers.jsonl", path=f"runs/{run.pk}/answers.jsonl", bytes=400_000

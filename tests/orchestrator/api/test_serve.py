@@ -15,6 +15,7 @@ from django.db import connections
 from django.test import Client
 
 from orchestrator.accounts import services as accounts
+from orchestrator.accounts.models import AuditEntry
 from orchestrator.api import serve
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
@@ -166,6 +167,55 @@ def test_authorized_callers_and_refusals(stage: Stage, settings: Any) -> None:
     assert result(cookies=cookies) == (200, None)
     assert result(chat, "POST", **body) == (403, "csrf_failed")
     assert result(chat, "POST", **body, headers={"X-CSRFToken": "c" * 32}) == (200, None)
+
+
+def test_adapters_are_loaded_by_those_who_manage_the_run_from_paths_they_may_name(
+    stage: Stage, settings: Any
+) -> None:
+    def call(path: str, body: Any, user: Any = None, **token: Any) -> tuple[int, str]:
+        text = stage.token
+        if user is not None:
+            _, text = accounts.token_create(user=user, name="t", by=user, **token)
+        answer = stage.call(
+            f"/serve/{stage.run.pk}/v1/{path}_lora_adapter",
+            "POST",
+            json=body,
+            headers={"Authorization": f"Bearer {text}"},
+        )
+        code = "" if answer.status_code == 200 else answer.json()["error"]["code"]
+        return answer.status_code, code
+
+    people, home = stage.people, settings.ENV.home
+    folder = home / "runs" / str(stage.run.pk) / "checkpoints"
+    foreign = factories.run(people.owner)
+    Run.objects.filter(pk=foreign.pk).update(owner=people.stranger)
+    for path in (folder, home / "runs" / str(foreign.pk)):
+        path.mkdir(parents=True, exist_ok=True)
+    body = {"lora_name": "mine", "lora_path": f"runs/{stage.run.pk}/checkpoints"}
+    assert call("load", body) == (200, "")
+    assert stage.server.calls[-1] == {"lora_name": "mine", "lora_path": str(folder.resolve())}
+    entry = AuditEntry.objects.order_by("-pk").first()
+    assert (entry.action, entry.actor, entry.data) == (
+        "run.load_adapter",
+        people.owner,
+        {"name": "mine"},
+    )
+    assert call("unload", {"lora_name": "mine"}) == (200, "")
+    count = len(stage.server.calls)
+    assert call("load", body, people.teammate) == (403, "forbidden")
+    assert call("load", body, people.owner, scopes=["read"]) == (403, "scope_missing")
+    assert call("unload", body, people.teammate)[0] == 403
+    for path in ("/etc", f"runs/{foreign.pk}", "no/such", "a\0b", 3):
+        assert call("load", {"lora_name": "x", "lora_path": path})[0] == 400, path
+    key = {"Authorization": "Bearer the run's own"}
+    url = f"/serve/{stage.run.pk}/v1/load_lora_adapter"
+    assert stage.call(url, "POST", json=body, headers=key).json()["error"]["code"] == (
+        "user_required"
+    )
+    own = {"Authorization": f"Bearer {stage.token}"}
+    nested = stage.call(url, "POST", content=b"[" * 60_000, headers=own)
+    assert (nested.status_code, nested.json()["error"]["code"]) == (400, "invalid_json")
+    assert len(stage.server.calls) == count
 
 
 def test_phases_before_and_after_serving(stage: Stage) -> None:

@@ -18,7 +18,7 @@ from workers.contracts.wire.names import live_channel
 def test_frames_are_numbered_and_replayed_as_text() -> None:
     assert live.append("run:1", "event", {"event": {"type": "hang", "data": {}}}) == 1
     assert live.append("run:1", "points", '{"values":{"loss":[[1,2.5]]}}') == 2
-    assert live.append("fleet", "queue", {}) == 1
+    assert live.append("fleet", "queue", {}) == 0  # numbered after the commit
     epoch = live.head("run:1").epoch
     assert [json.loads(text) for _, text in live.frames_after("run:1", 0)] == [
         {"epoch": epoch, "seq": 1, "type": "event", "event": {"type": "hang", "data": {}}},
@@ -44,8 +44,9 @@ def test_several_topics_at_once() -> None:
         live.NewFrame("fleet", "queue", {}),
         live.NewFrame("run:1", "log", {}),
     ]
-    assert live.append_many(new) == [1, 1, 2]
-    assert live.append_many(new) == [3, 2, 4]
+    assert live.append_many(new) == [1, 0, 2]
+    assert live.append_many(new) == [3, 0, 4]
+    assert live.head("fleet").seq == 2
     assert live.heads(["run:1", "fleet", "run:9"]).keys() == {"run:1", "fleet"}
 
 
@@ -102,3 +103,49 @@ def test_old_frames_go_and_numbers_stay() -> None:
     assert live.prune(before=clock.now() + timedelta(seconds=1)) == 1
     assert live.append("run:1", "event", {}) == 2
     assert live.head("run:1").oldest == 2
+
+
+@pytest.mark.django_db(transaction=True)
+def test_transactions_that_write_to_the_fleet_wait_for_no_other(live_redis: str) -> None:
+    """Each of them is open until all have written; the frames get numbers without gaps."""
+    together, errors = threading.Barrier(4, timeout=60), []
+
+    def write(number: int) -> None:
+        try:
+            with transaction.atomic():
+                live.append("fleet", "event", {"number": number})
+                if connection.vendor == "postgresql":  # SQLite has one writer
+                    together.wait()
+        except Exception as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    with redis.Redis.from_url(live_redis) as listener, listener.pubsub() as heard:
+        heard.subscribe(live_channel("fleet"))
+        assert heard.get_message(timeout=60)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(90)
+        assert errors == []
+        seqs = []
+        while len(seqs) < 4:
+            message = heard.get_message(timeout=60)
+            assert message is not None, seqs
+            seqs.append(json.loads(message["data"])["seq"])
+    assert sorted(seqs) == [1, 2, 3, 4]
+    assert [seq for seq, _ in live.frames_after("fleet", 0)] == [1, 2, 3, 4]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_frames_of_a_process_that_ended_before_it_numbered_them(
+    live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "number_waiting", lambda topic: 0)
+        live.append("fleet", "queue", {})
+        assert live.frames_after("fleet", 0) == []
+    assert live.number_waiting("fleet") == 1 and live.number_waiting("fleet") == 0
+    assert [seq for seq, _ in live.frames_after("fleet", 0)] == [1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from orchestrator.accounts.models import User
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
-from orchestrator.fleet import selectors, services
+from orchestrator.fleet import health, selectors, services
 from orchestrator.fleet.models import Device, JoinToken, Node
+from orchestrator.scheduling.placement import snapshot
 from tests import factories
 from workers.contracts.wire import envelope
 from workers.contracts.wire.node_messages import DeviceSample
@@ -40,7 +42,25 @@ def test_both_sides_derive_the_same_secret_and_none_is_stored(settings: Any) -> 
         (1, "cpu", True),
     ]
     settings.SECRET_KEY = "another"
-    assert selectors.node_secret(node) != secret
+    with pytest.raises(ValueError, match="ORRERY_SECRET_KEY_FALLBACKS"):
+        selectors.node_secret(node)
+
+
+def test_a_new_secret_key_strands_no_node(settings: Any) -> None:
+    old, unused = settings.SECRET_KEY, services.join_token_create(by=None)
+    node, _, secret = join(services.join_token_create(by=None), name="n1")
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "new", [old]
+    node.refresh_from_db()
+    assert selectors.node_secret(node) == secret
+    assert [sender.secret for sender in selectors.senders(["n1"])] == [secret]
+    # a token of the time before still works, and a new one uses the new key
+    late, _, late_secret = join(unused, name="n2")
+    new, _, new_secret = join(services.join_token_create(by=None), name="n3")
+    for each, expected in ((late, late_secret), (new, new_secret)):
+        each.refresh_from_db()
+        assert selectors.node_secret(each) == expected
+    settings.SECRET_KEY_FALLBACKS = []
+    assert [sender.name for sender in selectors.senders(["n1", "n2", "n3"])] == ["n3"]
 
 
 def test_a_join_token_is_single_use() -> None:
@@ -95,48 +115,108 @@ def test_a_node_comes_back_under_its_name_with_a_new_token() -> None:
     ]
 
 
+def test_a_faulty_device_gets_no_work_and_states_its_reason() -> None:
+    node = factories.node(devices=2)
+    inventory = factories.inventory(node.name, devices=2)
+    record(node, inventory=inventory)
+    faulty = inventory.devices[1].model_copy(update={"problem": "XID 79: fallen off the bus."})
+    broken = inventory.model_copy(update={"devices": [inventory.devices[0], faulty]})
+    assert record(node, inventory=broken)
+    first, second = selectors.serialize_node(Node.objects.get(pk=node.pk))["devices"]
+    assert (first["healthy"], first["problem"]) == (True, None)
+    assert (second["healthy"], second["problem"]) == (False, "XID 79: fallen off the bus.")
+    assert [slot.index for slot in snapshot.node_views()[0].slots] == [0]
+    assert record(node, inventory=inventory)
+    assert Device.objects.filter(node=node, healthy=True, problem="").count() == 2
+
+
+def record(node: Node, **more: Any) -> bool:
+    """Record one heartbeat; True if the node was silent or lost, or its hardware changed."""
+    sender = selectors.senders([node.name])[0]
+    return health.heartbeats_record(beats=[health.NodeBeat(sender, time.time(), **more)])
+
+
 def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
     node = factories.node(devices=8)
     samples = [
         DeviceSample(index=index, utilization=0.5, memory_used_bytes=2**30) for index in range(8)
     ]
     with CaptureQueriesContext(connection) as request:
-        assert not services.node_heartbeat(node=node, samples=samples)
-    assert len(request) <= 8, [query["sql"] for query in request]
-    _, frame = live.frames_after("fleet", 0)[-1]
-    assert '"type":"sample"' in frame and f'"node":"{node.name}"' in frame
+        assert not record(node, samples=[sample.to_dict() for sample in samples])
+    assert len(request) <= 5, [query["sql"] for query in request]
+    assert not [text for _, text in live.frames_after("fleet", 0) if '"samples"' in text]
     shown = selectors.serialize_node(selectors.node_get(user=factories.user("ada"), id=node.name))
     assert shown["devices"][7]["sample"] == samples[7].to_dict()
 
 
-def test_a_silent_node_is_unknown_then_lost_and_one_heartbeat_restores_it(
-    clock: Any, settings: Any
-) -> None:
-    node = factories.node()
-    started = clock.now()
-    clock.advance(settings.ENV.node_silent_s)
-    assert services.mark_silent(now=clock.now()) == ([], [])
-    clock.advance(1)
-    assert services.mark_silent(now=clock.now()).silent == [node]
-    assert services.mark_silent(now=clock.now()) == ([], [])
+def judge(seconds: float, **more: Any) -> tuple[list[str], list[str], list[str]]:
+    """Names of nodes that become silent, lost and held if all were silent for so long."""
+    changes = health.losses_judge(silence=lambda name: seconds, **more)
+    names = [[node.name for node in nodes] for nodes in changes]
+    return names[0], names[1], names[2]
+
+
+def test_a_silent_node_is_unknown_then_lost_and_one_heartbeat_restores_it(settings: Any) -> None:
+    node = factories.node("n1")
+    silent_s, lost_s = settings.ENV.node_silent_s, settings.ENV.node_lost_s
+    assert judge(silent_s - 1) == ([], [], [])
+    assert judge(silent_s) == (["n1"], [], [])
+    assert judge(silent_s) == ([], [], [])
     assert selectors.pools().get().device_count == 0
-    clock.advance(settings.ENV.node_lost_s)
-    recent = clock.now()
-    assert services.mark_silent(now=recent, listening_since=recent).lost == [], (
-        "our own absence is not the node's"
-    )
-    assert services.mark_silent(now=recent, listening_since=started).lost == [node]
-    node.refresh_from_db()
-    assert services.node_heartbeat(node=node)
+    assert judge(lost_s, may_lose=False) == ([], [], []), "an exit report may wait"
+    assert judge(lost_s, occupied={"n1"}) == ([], [], []), "its attempts renew their leases"
+    assert judge(lost_s) == ([], ["n1"], [])
+    assert record(node)
     assert selectors.pools().get().device_count == 4
     result = [text for _, text in live.frames_after("fleet", 0) if '"type":"node"' in text]
     assert ['"up"' in text for text in result] == [True, False, False, True]
 
 
+def test_the_loss_of_many_nodes_waits_for_an_operator(
+    settings: Any, operator: User, owner: User
+) -> None:
+    nodes = [factories.node(f"n{number}") for number in range(10)]
+    lost_s = settings.ENV.node_lost_s
+    Node.objects.filter(name__in=["n0", "n1", "n2"]).update(health="silent")
+
+    def judge_three() -> tuple[list[str], list[str]]:
+        overdue = {"n0", "n1", "n2"}
+        changes = health.losses_judge(silence=lambda name: lost_s if name in overdue else 0.0)
+        return [node.name for node in changes.lost], [node.name for node in changes.held]
+
+    assert judge_three() == ([], ["n0", "n1", "n2"]), "a fifth of ten nodes is two"
+    with pytest.raises(Refusal) as refused:
+        health.node_confirm_lost(node=nodes[0], by=owner)
+    assert refused.value.status == 403
+    with pytest.raises(Refusal) as refused:
+        health.node_confirm_lost(node=nodes[5], by=operator)
+    assert refused.value.status == 409
+    health.node_confirm_lost(node=nodes[0], by=operator)
+    assert judge_three() == (["n0"], ["n1", "n2"])
+    record(Node.objects.get(name="n1"))
+    assert not Node.objects.get(name="n1").loss_held
+
+
+def test_nodes_that_are_lost_one_after_the_other_count_together(settings: Any, clock: Any) -> None:
+    for number in range(5):
+        factories.node(f"n{number}")
+    lost_s = settings.ENV.node_lost_s
+    Node.objects.filter(name__in=["n0", "n1"]).update(health="silent")
+
+    def lost(*overdue: str) -> list[str]:
+        changes = health.losses_judge(silence=lambda name: lost_s if name in overdue else 0.0)
+        return [node.name for node in changes.lost]
+
+    assert lost("n0") == ["n0"]
+    assert lost("n1") == [], "one of five within ten minutes is a fifth"
+    clock.advance(health.LOSS_WINDOW.total_seconds() + 1)
+    assert lost("n1") == ["n1"]
+
+
 def test_an_inventory_with_a_heartbeat_brings_devices_in_line() -> None:
     node = factories.node("n1", devices=2)
-    assert services.node_heartbeat(node=node, inventory=factories.inventory("n1", devices=3))
-    assert not services.node_heartbeat(node=node, inventory=factories.inventory("n1", devices=3))
+    assert record(node, inventory=factories.inventory("n1", devices=3))
+    assert not record(node, inventory=factories.inventory("n1", devices=3))
     assert selectors.capacity() == 3
 
 

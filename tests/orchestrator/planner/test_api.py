@@ -16,11 +16,13 @@ from tests.orchestrator.planner.test_request_parsing import LINE
 
 MEMORY = [
     "params_bytes",
+    "reference_bytes",
     "grads_bytes",
     "optimizer_bytes",
     "activations_bytes",
     "logits_bytes",
     "buffers_bytes",
+    "rollout_bytes",
     "unattributed_bytes",
 ]
 PIPELINE = {
@@ -75,6 +77,7 @@ def test_answer_line_has_the_documented_shape() -> None:
         "exposed_comm_s",
         "bubble_s",
         "optimizer_s",
+        "rollout_s",
         "other_s",
     }
     assert sum(answer["time"].values()) == pytest.approx(answer["step_time_s"])

@@ -13,12 +13,23 @@ import pytest
 from orchestrator.planner import api
 from orchestrator.planner.explain import ExplainOptions
 from orchestrator.planner.model.frameworks import FRAMEWORKS
-from workers.contracts.catalog.counts import flops_per_token, parameter_count
+from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.devices import DEVICES
+from workers.contracts.catalog.model_flops import flops_per_token
 from workers.contracts.catalog.presets import PRESETS, preset
 from workers.contracts.specs.model import ModelSpec
 
-LINES = ("params", "grads", "optimizer", "activations", "logits", "buffers", "unattributed")
+LINES = (
+    "params",
+    "reference",
+    "grads",
+    "optimizer",
+    "activations",
+    "logits",
+    "buffers",
+    "rollout",
+    "unattributed",
+)
 NUMBERS = {
     "step_time_s",
     "step_time_low_s",
@@ -31,7 +42,7 @@ NUMBERS = {
     "usd_per_billion_tokens",
     "days",
 }
-TIME = {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s"}
+TIME = {"compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "rollout_s", "other_s"}
 COMM = {"dp_bytes", "tp_bytes", "pp_bytes", "cp_bytes", "ep_bytes"}
 SCHEDULES = ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
 PLANS: tuple[dict[str, Any], ...] = (
@@ -206,7 +217,7 @@ def test_states_of_75_billion_parameters_on_64_devices():
         ]
     )
     states = [
-        sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) * scale / 1e9 for each in result
+        sum(each["memory"][f"{name}_bytes"] for name in LINES[:4]) * scale / 1e9 for each in result
     ]
     assert states == pytest.approx([120, 31.4, 16.6, 1.9], rel=0.02)
 
@@ -238,7 +249,7 @@ def test_what_should_cost_or_save_does(using):
         return [each["memory"][name] for each in result]
 
     sharded = reported([requested(zero=zero) for zero in range(4)])
-    states = [sum(each["memory"][f"{name}_bytes"] for name in LINES[:3]) for each in sharded]
+    states = [sum(each["memory"][f"{name}_bytes"] for name in LINES[:4]) for each in sharded]
     assert all(more >= less for more, less in pairwise(states)) and states[0] > 4 * states[3]
     stored, some, full = reported(
         [requested(zero=3, recompute=how) for how in ("none", "selective", "full")]

@@ -105,7 +105,7 @@ def test_a_failed_run_is_retried_with_fresh_budgets(
     run.refresh_from_db()
     assert (
         run.state == "failed"
-        and "retries are used up" in run.exit["reason"]
+        and "its only retry is used up" in run.exit["reason"]
         and run.exit["step"] == 7
     )
     services.run_retry(run=run, by=owner)
@@ -216,3 +216,17 @@ def test_an_external_run_may_be_cancelled(owner: User) -> None:
     run = factories.external_run(owner)
     services.run_cancel(run=run, by=owner)
     assert run.state == "cancelled"
+
+
+def test_a_submitter_has_a_smaller_range_of_priorities(owner: User, operator: User) -> None:
+    run = factories.run(owner)
+    for wrong in (101, -101, 1_000_000):
+        with pytest.raises(Refusal) as refused:
+            services.run_update(run=run, by=owner, priority=wrong)
+        assert "from -100 to 100" in str(vars(refused.value))
+        with pytest.raises(Refusal):
+            factories.run(owner, priority=wrong)
+    services.run_update(run=run, by=owner, priority=100)
+    services.run_update(run=run, by=operator, priority=1_000_000)
+    run.refresh_from_db()
+    assert run.priority == 1_000_000

@@ -153,7 +153,9 @@ def test_the_specs_own_budget_counts(owner: User, clock: Any) -> None:
 
 
 def test_each_nodes_first_exit_report_is_stored(run: Run) -> None:
-    attempt = start(run)
+    placement = [{"node": name, "address": "", "devices": [0], "node_rank": 0} for name in "ab"]
+    attempt = services.attempt_create(run=run, placement=placement)
+    assert attempt is not None
     services.attempt_node_exited(attempt=attempt, node="a", exit={"class": "ok"})
     services.attempt_node_exited(
         attempt=Attempt.objects.get(pk=attempt.pk), node="b", exit={"class": "hang"}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
@@ -12,6 +14,8 @@ from orchestrator.planner.store import services as planner
 from orchestrator.runs import selectors, services
 from tests import factories
 from workers.contracts import ParallelPlan, RunSpec
+from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.training_support import engine_problems
 
 pytestmark = pytest.mark.django_db
@@ -153,3 +157,36 @@ def test_measured_peaks_and_calibrations_come_along(owner: User) -> None:
     third = submit(owner, factories.spec())
     assert third.prediction["calibration"] == "home"
     assert third.prediction["step_time_s"] > 1.2 * second.prediction["step_time_s"]
+
+
+def distilled(owner: User, teacher: dict[str, Any]) -> dict[str, Any]:
+    train = {"steps": 1, "seq_len": 64, "objective": "distill", "distill": {"teacher": teacher}}
+    data = {"path": "chats.jsonl", "format": "messages"}
+    spec = {"kind": "train", "model": "llama-15m", "data": data, "train": train}
+    preview = services.spec_preview({**spec, "plan": {}}, by=owner)
+    assert preview["problems"] == []
+    return dict(preview["prediction"])
+
+
+def test_a_teacher_at_a_path_counts(owner: User, data_root: Path) -> None:
+    line = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    (data_root / "chats.jsonl").write_text(line + "\n")
+    train = {"steps": 1, "seq_len": 64}
+    run = submit(owner, {"kind": "train", "model": "llama-15m", "train": train, "plan": {}})
+    teacher = f"{settings.ENV.media_runs}/{run.pk}/checkpoints/step-00000001"
+    folder = Path(teacher)
+    folder.mkdir(parents=True, exist_ok=True)
+    predicted = distilled(owner, {"path": teacher})
+    assert predicted["memory"]["reference_bytes"] == 4 * parameter_count(preset("llama-15m")).total
+    assert not any("teacher" in note for note in predicted["notes"])
+
+
+def test_an_unknown_teacher_is_named(owner: User, data_root: Path) -> None:
+    line = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+    (data_root / "chats.jsonl").write_text(line + "\n")
+    (data_root / "teacher").mkdir()
+    predicted = distilled(owner, {"path": str(data_root / "teacher")})
+    assert any("teacher's memory and time are not counted" in note for note in predicted["notes"])
+    (data_root / "teacher" / "teacher.json").write_text("{}")
+    predicted = distilled(owner, {"path": str(data_root / "teacher")})
+    assert not any("teacher" in note for note in predicted["notes"]), "stored tokens run no model"

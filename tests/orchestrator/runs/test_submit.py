@@ -15,6 +15,7 @@ from orchestrator.runs import selectors, services
 from orchestrator.runs.models import Experiment, Run, RunEvent
 from tests import factories
 from workers.contracts import RunSpec
+from workers.contracts.wire.node_messages import LIMITS_OF_IMAGES
 
 MINIMAL = {"kind": "train", "train": {"steps": 200, "seq_len": 128}}
 
@@ -329,7 +330,75 @@ class TestPaths:
         }
 
     def test_weights_may_be_a_runs_own_checkpoint(self, owner: User, settings: Any) -> None:
-        folder = settings.ENV.media_runs / "7" / "checkpoints" / "step-10"
+        run = services.run_submit(owner=owner, name="trained", spec=MINIMAL)
+        folder = settings.ENV.media_runs / str(run.pk) / "checkpoints" / "step-10"
         folder.mkdir(parents=True, exist_ok=True)
         start = {**MINIMAL["train"], "init_from": {"path": str(folder)}}
         services.run_submit(owner=owner, name="x", spec={"kind": "train", "train": start})
+
+    def test_the_shape_comes_from_weights_without_a_model(self, owner: User, settings: Any) -> None:
+        shape = {"layers": 3, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "max_seq_len": 256}
+        other = {**shape, "vocab": 400}
+        for name, given in (("base", shape), ("other", other)):
+            folder = settings.DATA_ROOTS[0] / name
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps({**given, "name": name}))
+        train = {**MINIMAL["train"], "init_from": {"path": "base"}}
+        # weights of another shape, and a teacher with another vocabulary
+        wrong = {"kind": "train", "model": {"path": "other"}, "train": train}
+        assert fields(refused(owner, wrong)) == {"train.init_from"}
+        distill = {**train, "objective": "distill", "distill": {"teacher": {"path": "other"}}}
+        lines = settings.DATA_ROOTS[0] / "chats.jsonl"
+        lines.write_text('{"prompt": "a", "completion": "b"}\n')
+        data = {"path": "chats.jsonl", "format": "prompt_completion"}
+        refusal = refused(owner, {"kind": "train", "data": data, "train": distill})
+        assert fields(refusal) == {"train.distill.teacher"}
+        message = refusal.errors[0]["message"]
+        assert "its vocabulary has 400 tokens, the model's 300" in message
+        run = services.run_submit(owner=owner, name="x", spec={"kind": "train", "train": train})
+        # a reward model, which this run would train, writes no text
+        rewarded = {**train, "objective": "reward"}
+        pairs = settings.DATA_ROOTS[0] / "pairs.jsonl"
+        pairs.write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+        body = {"data": {"path": "pairs.jsonl", "format": "preference"}, "train": rewarded}
+        scorer = services.run_submit(owner=owner, name="r", spec={"kind": "train", **body})
+        scores = settings.ENV.media_runs / str(scorer.pk) / "checkpoints"
+        scores.mkdir(parents=True, exist_ok=True)
+        source = {"model": {"path": str(scores)}}
+        assert services.spec_problem_list({"kind": "serve", **source}, by=owner) == []
+        generate = {"input": "chats.jsonl", "output": "out.jsonl"}
+        written = {"kind": "generate", **source, "generate": generate}
+        [problem] = services.spec_problem_list(written, by=owner)
+        assert problem["field"] == "model" and "is a reward model" in problem["message"]
+        # an adapter that this run would train, served over other weights
+        adapter = settings.ENV.media_runs / str(run.pk) / "checkpoints"
+        adapter.mkdir(parents=True, exist_ok=True)
+        for model, expected in (("other", {"serve.adapters.mine"}), ("base", set())):
+            body = {"adapters": {"mine": str(adapter)}}
+            served = {"kind": "serve", "model": {"path": model}, "serve": body}
+            assert {
+                each["field"] for each in services.spec_problem_list(served, by=owner)
+            } == expected
+        assert run.model_name == "base" and run.spec["model"]["layers"] == 3
+        assert run.prediction is not None
+        named = {"kind": "train", "model": {"path": "base"}, "train": MINIMAL["train"]}
+        assert services.run_submit(owner=owner, name="y", spec=named).spec["model"]["vocab"] == 300
+
+
+def test_what_no_node_of_the_pool_supports_is_refused_without_force(owner: User) -> None:
+    limited = MINIMAL | {"resources": {"image": "pytorch:2", "memory_gb": 8}}
+    # a pool without nodes: its runs wait for one
+    services.run_submit(owner=owner, name="x", spec=limited).delete()
+    RunEvent.objects.all().delete()
+    plain, docker = factories.node("plain"), factories.node("docker")
+    refusal = refused(owner, limited)
+    assert fields(refusal) == {"resources.image", "resources.memory_gb"}
+    assert "no node of pool default can run images" in refusal.detail
+    assert services.spec_preview(limited)["problems"][0]["field"] == "resources.image"
+    docker.inventory |= {"isolation": {"container": "docker", "limits": None}}
+    docker.save()
+    assert fields(refused(owner, limited)) == {"resources.memory_gb"}
+    services.run_submit(owner=owner, name="x", spec=limited, force=True).delete()
+    plain.inventory |= {"isolation": {"container": "docker", "limits": LIMITS_OF_IMAGES}}
+    plain.save()
+    services.run_submit(owner=owner, name="x", spec=limited)

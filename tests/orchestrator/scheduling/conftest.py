@@ -16,8 +16,10 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import services
+from orchestrator.scheduling.reports import heartbeats
+from orchestrator.scheduling.reports.liveness import Beat
 from orchestrator.scheduling.reports.presence import presence
-from workers.contracts.wire import envelope, names
+from workers.contracts.wire import envelope, names, versions
 
 
 class Broker:
@@ -58,7 +60,9 @@ class FakeNode:
     def beat(self, *attempts: Attempt, state: str = "running") -> bool:
         states = [{"fence": str(attempt.fence), "state": state} for attempt in attempts]
         body = {"node": self.node.name, "time": time.time(), "attempts": states}
-        return services.report(self.sealed(names.KIND_HEARTBEAT, body))
+        body |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
+        text = self.sealed(names.KIND_HEARTBEAT, body).encode()
+        return heartbeats.apply([Beat(self.node.name, time.time(), text)])
 
     def send_report(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
         self.seq += 1
@@ -85,7 +89,7 @@ def broker(redis_url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> It
     common_redis.reset()
     client = redis.Redis.from_url(redis_url)
     client.flushall()
-    for table in (presence.states, presence.missing, presence.sent, presence.first):
+    for table in (presence.missing, presence.sent, presence.first):
         table.clear()
     yield Broker(client)
     client.close()

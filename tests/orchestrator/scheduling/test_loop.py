@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -55,9 +56,9 @@ def test_entries_and_wakes_arrive_and_acknowledged_entries_are_deleted(server: R
         client.xadd(names.REPORTS, {"m": "one"})
         [entry] = take(box, lambda entry: entry.text == b"one")
         client.lpush(names.TICK, "1")
-        take(box, lambda entry: entry.id is None)
-        assert entry.id is not None
-        box.acknowledge(entry.id)
+        take(box, lambda entry: entry.source is None)
+        assert entry.source is not None
+        box.acknowledge(entry.source)
         box.flush()
         assert (
             client.xlen(names.REPORTS) == 0
@@ -123,6 +124,35 @@ def test_a_holder_that_died_on_this_machine_is_not_waited_for() -> None:
     dead = lease.new_holder().replace(str(os.getpid()), str(child.pid))
     assert lease.hold(dead)
     assert lease.hold(lease.new_holder())
+
+
+@pytest.mark.django_db
+def test_renewing_extends_an_own_lease_and_takes_none() -> None:
+    mine = lease.new_holder()
+    assert not lease.renew(mine) and not Lease.objects.exists()
+    assert lease.hold(mine, beat=True)
+    beat = Lease.objects.get().beat
+    Lease.objects.update(expires=clock.now())
+    assert lease.renew(mine)
+    row = Lease.objects.get()
+    assert row.expires > clock.now() + lease.LIFE / 2
+    assert row.beat == beat, "only a completed pass is a sign of life on /health/"
+    Lease.objects.update(holder="another-host-1-abcd", expires=clock.now())
+    assert not lease.renew(mine) and Lease.objects.get().holder == "another-host-1-abcd"
+
+
+def test_the_lease_is_renewed_during_a_long_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(lease, "renew", renewed.put)
+    renewal = lease.Renewal("me", renew_s=0.001)
+    assert [renewed.get(timeout=60) for _ in range(3)] == ["me"] * 3
+    renewal.close()
+    while not renewed.empty():
+        renewed.get()
+    stuck = lease.Renewal("me", renew_s=0.001, stuck_s=-1.0)
+    stuck._thread.join(60)
+    assert not stuck._thread.is_alive() and renewed.empty(), "a stuck loop loses its lease"
+    stuck.close()
 
 
 @pytest.mark.django_db

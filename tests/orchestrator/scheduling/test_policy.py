@@ -28,14 +28,14 @@ def node(
     *,
     held: dict[int, int] | None = None,
     until: float | None = None,
+    early: float | None = None,
     **more: Any,
 ) -> NodeView:
     kind = more.pop("kind", "cpu")
     slots = tuple(
-        Slot(
-            i, kind, kind != "cpu", (held or {}).get(i), "ann", until if i in (held or {}) else None
-        )
+        Slot(i, kind, kind != "cpu", by, "ann", until if by else None, early if by else None)
         for i in range(devices)
+        for by in [(held or {}).get(i)]
     )
     return NodeView(name, more.pop("pool", "default"), slots, **more)
 
@@ -56,11 +56,12 @@ def reason(decision: Decision, number: int) -> str:
 
 
 slots = st.builds(
-    lambda index, kind, by, until: Slot(index, kind, kind != "cpu", by, "ann", until),
+    lambda index, kind, by, until, early: Slot(index, kind, kind != "cpu", by, "ann", until, early),
     st.just(0),
     st.sampled_from(["cpu", "h100-80g"]),
     st.sampled_from([None, None, 900, 901]),
     st.sampled_from([None, T + 30]),
+    st.sampled_from([None, T + 20]),
 )
 
 
@@ -188,6 +189,9 @@ def test_other_reasons() -> None:
     )
     assert "before its next attempt" in reason(place([run(1, 1, not_before=T + 5)], four, NOW), 1)
     assert "allows bob 2 at a time" in reason(
+        place([run(1, 2, owner="bob"), run(2, 1, owner="bob")], four, NOW, quotas={"default": 2}), 2
+    )
+    assert "waits until an administrator raises the quota" in reason(
         place([run(1, 3, owner="bob")], four, NOW, quotas={"default": 2}), 1
     )
 
@@ -210,10 +214,41 @@ def test_small_runs_overtake_a_large_one_only_for_a_while() -> None:
 
 
 def test_a_short_run_may_backfill_reserved_devices() -> None:
-    nodes = [node("a", 4, held={0: 9, 1: 9}, until=T + 100)]
+    nodes = [node("a", 4, held={0: 9, 1: 9}, until=T + 200, early=T + 100)]
     big = run(1, 4, waited=RESERVE_AFTER_S + 1)
     assert placed(place([big, run(2, 1, max_seconds=90)], nodes, NOW)) == {2: [("a", (2,))]}
     assert placed(place([big, run(2, 1, max_seconds=110)], nodes, NOW)) == {}
+
+
+def test_a_limit_of_time_alone_lets_no_run_delay_a_gang() -> None:
+    """The holder may end long before its limit; then the gang must find all devices free."""
+    nodes = [node("a", 4, held={0: 9, 1: 9}, until=T + 300)]
+    big, small = run(1, 4, waited=RESERVE_AFTER_S), run(2, 1, max_seconds=200)
+    assert placed(place([big, small], nodes, NOW)) == {}
+    ended = [node("a", 4)]
+    assert list(placed(place([big, small], ended, NOW))) == [1]
+
+
+def test_runs_over_their_quota_do_not_block_the_reservation_of_a_gang() -> None:
+    nodes = [node("a", 4, held={0: 9, 1: 9})]
+    over = [run(i, 5, waited=90, owner="bob", priority=1) for i in range(10, 30)]
+    gang, small = run(1, 4, waited=80, owner="eve"), run(2, 1, owner="eve")
+    decision = place([*over, gang, small], nodes, NOW, quotas={"default": 4})
+    assert placed(decision) == {} and "reserved for run 1" in reason(decision, 2)
+
+
+def test_a_checkpoint_holder_that_can_never_fit_is_ignored() -> None:
+    small, big = node("a", 1), node("b", 4)
+    stuck = run(1, 2, checkpoint_nodes=("a",))
+    assert placed(place([stuck], [small, big], NOW)) == {1: [("b", (0, 1))]}
+    silent = node("a", 1, usable=False, unusable_reason="silent")
+    assert placed(place([stuck], [silent, big], NOW)) == {1: [("b", (0, 1))]}
+    busy = node("a", 2, held={0: 9})
+    waits = place([stuck], [busy, big], NOW)
+    assert reason(waits, 1) == (
+        "Waiting for 2 devices on a, which stores the run's checkpoint; 1 of 2 are free. "
+        "Run 9 holds 1."
+    )
 
 
 def test_starts_are_estimated_if_limits_are_known() -> None:
@@ -242,3 +277,29 @@ def test_gpus_precede_cpu_slots_and_kinds_do_not_mix() -> None:
     nodes = [node("a", 4), node("b", 4, kind="h100-80g")]
     assert placed(place([run(1, 2)], nodes, NOW)) == {1: [("b", (0, 1))]}
     assert placed(place([run(1, 8)], nodes, NOW)) == {}
+
+
+def test_a_run_with_an_image_or_limits_waits_for_a_node_that_supports_them() -> None:
+    able = frozenset({"images", "limits", "limits of images"})
+    fleet = [node("a", 4), node("b", 2, supports=able), node("c", 2, supports=able)]
+    queue = [
+        run(1, 2, needs=("images",)),
+        run(2, 2, needs=("images", "limits of images")),
+        run(3, 2, needs=("limits",)),
+        run(4, 4),
+    ]
+    decision = place(queue, fleet, NOW)
+    shares = placed(decision)
+    assert {shares[1][0][0], shares[2][0][0]} == {"b", "c"}
+    assert shares[4] == [("a", (0, 1, 2, 3))]
+    assert "0 of 4 are free" in reason(decision, 3), "those nodes are in use"
+    decision = place([run(1, 2, needs=("images", "limits of images"))], fleet[:1], NOW)
+    assert reason(decision, 1) == (
+        "Waiting for 2 devices: no usable node of pool default can run images (Docker or "
+        "Apptainer) and limit memory, CPU time or processes of images (Docker, or systemd). "
+        "Choose another pool, or install it on a node and restart its agent."
+    )
+    down = [node("b", 2, supports=able, usable=False, unusable_reason="drained")]
+    assert "no node of pool default accepts work" in reason(
+        place([run(1, 2, needs=("images",))], down, NOW), 1
+    )

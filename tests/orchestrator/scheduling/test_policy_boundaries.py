@@ -29,13 +29,14 @@ def node(
     held: int = 0,
     *,
     until: float | None = None,
+    early: float | None = None,
     kind: str = "cpu",
     owner: str = "ann",
     **fields: Any,
 ) -> NodeView:
     """A node whose first devices are free; run 99 holds the others until `until`."""
     slots = [Slot(i, kind, kind != "cpu") for i in range(free)]
-    slots += [Slot(free + i, kind, kind != "cpu", 99, owner, until) for i in range(held)]
+    slots += [Slot(free + i, kind, kind != "cpu", 99, owner, until, early) for i in range(held)]
     return NodeView(name, fields.pop("pool", "default"), tuple(slots), **fields)
 
 
@@ -59,7 +60,7 @@ def reason(decision: Decision, number: int) -> str:
 
 
 def test_the_constants() -> None:
-    assert (RESERVE_AFTER_S, RESERVATION_DEPTH, ESTIMATE_LIMIT) == (60.0, 8, 200)
+    assert (RESERVE_AFTER_S, RESERVATION_DEPTH, ESTIMATE_LIMIT) == (5.0, 8, 50)
 
 
 @pytest.mark.parametrize(("quota", "starts_now"), [(4, False), (5, True), (6, True)])
@@ -70,7 +71,7 @@ def test_a_quota_includes_its_last_device(quota: int, starts_now: bool) -> None:
     decision = place([three], nodes, NOW, quotas={"default": quota})
     assert placed(decision) == ([1] if starts_now else [])
     if not starts_now:
-        assert reason(decision, 1) == reasons.over_quota(three, quota, 2)
+        assert reason(decision, 1) == reasons.over_quota(3, "default", "bob", quota, 2)
 
 
 def test_a_placement_counts_toward_the_quota_of_its_owner_and_pool_only() -> None:
@@ -84,7 +85,7 @@ def test_a_placement_counts_toward_the_quota_of_its_owner_and_pool_only() -> Non
     ]
     decision = place(queue, nodes, NOW, quotas={"default": 4, "other": 3})
     assert placed(decision) == [1, 3, 4, 5]
-    assert reason(decision, 2) == reasons.over_quota(queue[1], 4, 3)
+    assert reason(decision, 2) == reasons.over_quota(3, "default", "bob", 4, 3)
     assert starts(decision) == {2: None}
 
 
@@ -100,8 +101,8 @@ def test_a_back_off_ends_at_its_time() -> None:
     }
 
 
-@pytest.mark.parametrize(("waited", "reserved"), [(59.5, False), (60.0, True), (60.5, True)])
-def test_devices_are_reserved_after_exactly_a_minute(waited: float, reserved: bool) -> None:
+@pytest.mark.parametrize(("waited", "reserved"), [(4.5, False), (5.0, True), (5.5, True)])
+def test_devices_are_reserved_after_exactly_five_seconds(waited: float, reserved: bool) -> None:
     small = run(2, 1)
     decision = place([run(1, 4, waited), small], [node("a", 2, 2)], NOW)
     assert placed(decision) == ([] if reserved else [2])
@@ -122,8 +123,12 @@ def test_a_backfilled_run_may_end_when_the_reservation_starts(
     max_seconds: float | None, starts_now: bool
 ) -> None:
     queue = [run(1, 4, 90), run(2, 1, max_seconds=max_seconds)]
-    decision = place(queue, [node("a", 2, 2, until=T + 10)], NOW)
+    decision = place(queue, [node("a", 2, 2, until=T + 20, early=T + 10)], NOW)
     assert placed(decision) == ([2] if starts_now else [])
+    # neither measured progress beyond the limit nor a limit alone says more
+    decision = place(queue, [node("a", 2, 2, until=T + 10, early=T + 20)], NOW)
+    assert placed(decision) == ([2] if starts_now else [])
+    assert placed(place(queue, [node("a", 2, 2, until=T + 10)], NOW)) == []
     # without a reservation, nothing is held back
     assert placed(place(queue[1:], [node("a", 2, 2, until=T + 10)], NOW)) == [2]
 
@@ -136,7 +141,7 @@ def test_a_reservation_leaves_the_devices_that_it_does_not_need() -> None:
 
 
 def test_only_the_first_late_run_of_a_pool_reserves() -> None:
-    nodes = [node("a", 2, 2, until=T + 10), node("b", 1, 1, pool="other")]
+    nodes = [node("a", 2, 2, early=T + 10), node("b", 1, 1, pool="other")]
     queue = [run(1, 4, 95, max_seconds=20), run(2, 4, 90), run(3, 1, max_seconds=10)]
     decision = place([*queue, run(4, 1, pool="other")], nodes, NOW)
     assert placed(decision) == [3, 4]
@@ -158,7 +163,7 @@ def test_starts_are_estimated_one_after_the_other_up_to_the_limit() -> None:
     for limit in (1, 8):
         decision = place(queue, nodes, NOW, estimated=limit)
         assert [wait.position for wait in decision.waits] == list(range(1, 12))
-        expected = {i: 10.0 + 5 * (i - 1) if i <= 8 else None for i in range(1, 12)}
+        expected = {i: 10.0 + 5 * (i - 1) if i <= limit else None for i in range(1, 12)}
         assert starts(decision) == expected
     assert starts(place(queue, nodes, NOW, estimated=10))[10] == 55.0
     assert starts(place(queue, nodes, NOW, estimated=10))[11] is None
@@ -238,18 +243,21 @@ def test_the_reason_names_totals_and_holders() -> None:
 def test_holders_are_counted_again_after_a_placement_in_their_pool() -> None:
     nodes = [node("a", 3, 1), node("b", 1, 1, pool="other")]
     queue = [
-        run(1, 4, 9),
-        run(2, 2, 8, pool="other"),
-        run(3, 2, 7),
-        run(4, 4, 6),
-        run(5, 2, 5, pool="other"),
-        run(6, 4, 4, checkpoint_nodes=("a",)),
+        run(1, 4, 4.5),
+        run(2, 2, 4, pool="other"),
+        run(3, 2, 3.5),
+        run(4, 4, 3),
+        run(5, 2, 2.5, pool="other"),
+        run(6, 4, 2, checkpoint_nodes=("a",)),
     ]
     decision = place(queue, nodes, NOW)
     assert placed(decision) == [3]
     assert reason(decision, 1) == reasons.busy(run(1, 4), 3, 4, "Run 99 holds 1.")
     after = reasons.busy(run(4, 4), 1, 4, "Run 3 holds 2, run 99 holds 1.")
-    assert (reason(decision, 4), reason(decision, 6)) == (after, after)
+    assert reason(decision, 4) == after
+    assert reason(decision, 6) == reasons.checkpoint_busy(
+        queue[5], ["a"], 1, 4, "Run 3 holds 2, run 99 holds 1."
+    )
     elsewhere = reasons.busy(run(5, 2, pool="other"), 1, 2, "Run 99 holds 1.")
     assert (reason(decision, 2), reason(decision, 5)) == (elsewhere, elsewhere)
 
@@ -258,10 +266,10 @@ def test_a_checkpoint_run_does_not_change_the_reasons_of_others() -> None:
     nodes = [node("a", 0, 2), node("b", 1, 1)]
     first = run(1, 2, 9, checkpoint_nodes=("a",))
     decision = place([first, run(2, 4, 8)], nodes, NOW)
-    assert reason(decision, 1) == reasons.busy(first, 0, 2, "Run 99 holds 2.")
+    assert reason(decision, 1) == reasons.checkpoint_busy(first, ["a"], 0, 2, "Run 99 holds 2.")
     assert reason(decision, 2) == reasons.busy(run(2, 4), 1, 4, "Run 99 holds 3.")
     decision = place([run(2, 4, 9), run(1, 2, 8, checkpoint_nodes=("a",))], nodes, NOW)
-    assert reason(decision, 1) == reasons.busy(first, 0, 2, "Run 99 holds 2.")
+    assert reason(decision, 1) == reasons.checkpoint_busy(first, ["a"], 0, 2, "Run 99 holds 2.")
 
 
 def test_a_checkpoint_holds_its_run_unless_one_of_its_nodes_is_unusable() -> None:

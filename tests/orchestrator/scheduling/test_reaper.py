@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
@@ -14,12 +15,15 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import reaper, services
 from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.reports import attempt_end
+from orchestrator.scheduling.reports.liveness import Liveness, _Mark
 from orchestrator.scheduling.reports.presence import Presence
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
+from workers.contracts.wire import liveness
 
 pytestmark = pytest.mark.django_db
-LONG_AGO = -1e6  # this process has read reports for a long time
+LONG_AGO = -1e6
 
 
 def running(owner: User, *names: str, devices: int = 1) -> tuple[Attempt, list[Node]]:
@@ -37,32 +41,60 @@ def actions(broker: Broker, node: Node) -> list[str]:
     return [order.get("action", kind) for kind, order in broker.orders(node)]
 
 
-def quiet(node: Node, seconds: float) -> None:
-    Node.objects.filter(pk=node.pk).update(last_heartbeat=clock.now() - timedelta(seconds=seconds))
+def silence(node: Node, seconds: float, **leases: float) -> Liveness:
+    """A reading of a broker that has been observed for an hour: a node silent for so long.
+
+    `leases` is `{fence: seconds}` since attempts on the node renewed.
+    """
+    heard = Liveness()
+    for at in range(0, 3600):
+        heard.update(1e9 + at, now=float(at))
+    broker_now = 1e9 + 3600.0
+    heard._nodes[node.name] = _Mark(broker_now - seconds, heard.observed_s - seconds)
+    for fence, renewed_s in leases.items():
+        mark = _Mark(broker_now - renewed_s, heard.observed_s - renewed_s)
+        heard._leases[fence, node.name] = mark
+    heard.broker_now = broker_now
+    return heard
 
 
 def test_a_silent_node_fails_nothing_and_a_lost_one_requeues_its_run(
-    broker: Broker, owner: User
+    broker: Broker, owner: User, settings: Any
 ) -> None:
     attempt, [node] = running(owner, "n1")
-    quiet(node, 20)
-    assert services.reap(known=Presence(since=LONG_AGO)) == 0
+    lost_s = settings.ENV.node_lost_s
+    assert services.reap(heard=silence(node, lost_s - 1)) == 0
     node.refresh_from_db()
     assert node.health == "silent" and Run.objects.get().state == "running"
-    quiet(node, 100)
-    assert services.reap(known=Presence(since=LONG_AGO)) == 1
+    assert services.reap(heard=silence(node, lost_s), drained=False) == 0, "its exit may wait"
+    assert services.reap(heard=silence(node, lost_s)) == 1
     attempt.refresh_from_db()
     run = Run.objects.get()
     assert (attempt.exit_class, run.state, run.budgets_used) == ("lost", "queued", {"lost": 1})
     assert RunEvent.objects.filter(run=run, type="node_lost").count() == 1
     assert not Allocation.objects.filter(released=None).exists()
-    assert services.reap(known=Presence(since=LONG_AGO)) == 0
+    assert broker.client.hexists(liveness.REVOKED, str(attempt.fence)), "its ranks must stop"
+    assert services.reap(heard=silence(node, lost_s)) == 0
+
+
+def test_an_attempt_that_renews_its_lease_outlives_its_agent(
+    broker: Broker, owner: User, settings: Any
+) -> None:
+    attempt, [node] = running(owner, "n1")
+    Node.objects.update(health="silent")
+    renewed = {str(attempt.fence): 3.0}
+    assert services.reap(heard=silence(node, 600.0, **renewed)) == 0
+    node.refresh_from_db()
+    assert node.health == "silent", "no run starts there, but it is not lost"
+    expired = {str(attempt.fence): settings.ENV.node_lost_s}
+    assert services.reap(heard=silence(node, 600.0, **expired)) == 1
 
 
 def test_a_restarted_scheduler_marks_no_node_silent(broker: Broker, owner: User) -> None:
     _, [node] = running(owner, "n1")
-    quiet(node, 1000)
-    services.reap(known=Presence())
+    heard = Liveness()
+    heard.update(2e9, [("n1", b"1000000000000-0", b"old")], now=0.0)
+    services.reap(heard=heard)
     node.refresh_from_db()
     assert node.health == "up"
 
@@ -97,13 +129,86 @@ def test_a_launch_is_repeated_and_then_lost(broker: Broker, owner: User) -> None
     )
 
 
+def test_launches_are_repeated_together_and_some_per_pass(
+    broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    node = factories.node("n1", devices=8)
+    for _ in range(8):
+        factories.run(owner, devices=1)
+    services.tick()
+    assert actions(broker, node) == ["launch"] * 8
+    Attempt.objects.update(created=clock.now() - timedelta(seconds=30))
+    monkeypatch.setattr(reaper, "REPEATS_PER_PASS", 6)
+    with django_assert_max_num_queries(24):  # 12 of them of the checks; per attempt: 40 and more
+        services.reap()
+    assert actions(broker, node) == ["launch"] * 6
+    services.reap()
+    assert actions(broker, node) == ["launch"] * 2
+
+
+def test_leases_of_open_attempts_are_read(broker: Broker, owner: User) -> None:
+    attempt, nodes = running(owner, "n1", "n2")
+    fence = str(attempt.fence)
+    assert reaper.open_fences() == {"n1": [fence], "n2": [fence]}
+    heard = Liveness()
+    broker.client.hset(liveness.leases_key("n2"), fence, "1")
+    heard.poll(broker.client, ["n1", "n2"], reaper.open_fences())
+    assert heard.lease_silence(fence, "n2") == 0 and heard.lease_silence(fence, "n1") > 1e9
+    for node in nodes:
+        FakeNode(node).exited(attempt, "ok")
+    assert reaper.open_fences() == {}
+
+
+def test_a_launch_is_given_up_only_if_no_supervisor_can_start_it(
+    broker: Broker, owner: User
+) -> None:
+    factories.node("n1")
+    run = factories.run(owner)
+    services.tick()
+    attempt = Attempt.objects.get()
+    Attempt.objects.update(created=clock.now() - timedelta(seconds=500))
+    assert services.reap(drained=False) == 0, "its reports may wait"
+    broker.client.hset(liveness.leases_key("n1"), str(attempt.fence), "1")
+    assert services.reap() == 0, "a supervisor runs it"
+    assert not broker.client.hexists(liveness.REVOKED, str(attempt.fence))
+    broker.client.hdel(liveness.leases_key("n1"), str(attempt.fence))
+    assert services.reap() == 1
+    assert broker.client.hexists(liveness.REVOKED, str(attempt.fence))
+    run.refresh_from_db()
+    assert run.state == "queued"
+
+
 def test_an_attempt_missing_on_a_node_that_is_up_is_lost(broker: Broker, owner: User) -> None:
     attempt, _ = running(owner, "n1")
-    known = Presence(since=LONG_AGO)
+    known = Presence()
     known.missing[str(attempt.fence), "n1"] = LONG_AGO
+    assert services.reap(known=known, drained=False) == 0, "its exit report may wait"
     assert services.reap(known=known) == 1
     attempt.refresh_from_db()
     assert attempt.exit_class == "lost" and "no longer has this attempt" in attempt.exit["reason"]
+
+
+@pytest.mark.parametrize("requested", ["", "cancel"])
+def test_an_end_that_was_interrupted_is_completed(
+    broker: Broker, owner: User, monkeypatch: pytest.MonkeyPatch, requested: str
+) -> None:
+    attempt, _ = running(owner, "n1")
+    Attempt.objects.filter(pk=attempt.pk).update(requested=requested)
+    attempt.refresh_from_db()
+    report = {"class": "hang", "reason": "no step"}
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt_end, "finish", full)
+        with pytest.raises(OperationalError):
+            attempt_end.node_exited(attempt, node="n1", report=report)
+    assert Attempt.objects.get().state == "running", "its node's exit is stored, nothing else"
+    assert services.reap() == 1
+    attempt.refresh_from_db()
+    assert (attempt.state, attempt.exit_class) == ("exited", "hang")
+    assert not Allocation.objects.filter(released=None).exists()
 
 
 def test_a_request_is_repeated_and_escalated(broker: Broker, owner: User, settings: Any) -> None:

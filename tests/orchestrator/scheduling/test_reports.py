@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import User
+from orchestrator.fleet import selectors as fleet_selectors
 from orchestrator.fleet import services as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.reports import heartbeats
 from orchestrator.scheduling.reports.handler import dropped
+from orchestrator.scheduling.reports.liveness import Beat
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
-from workers.contracts.wire import envelope, names
+from workers.contracts.wire import envelope, names, versions
 
 pytestmark = pytest.mark.django_db
 
@@ -161,7 +167,12 @@ def test_checkpoints_and_events_are_recorded_once(broker: Broker, owner: User) -
         node.seq = 7
         node.send_report(attempt, "event", **event)
         node.send_report(
-            attempt, "checkpoint", step=5, tokens=50, bytes=9, path="runs/1/checkpoints/step-5"
+            attempt,
+            "checkpoint",
+            step=5,
+            tokens=50,
+            bytes=9,
+            path=f"runs/{attempt.run_id}/checkpoints/step-5",
         )
     assert Checkpoint.objects.filter(run=attempt.run).values_list("step", "bytes").get() == (5, 9)
     for size in (7, 8):
@@ -169,13 +180,17 @@ def test_checkpoints_and_events_are_recorded_once(broker: Broker, owner: User) -
             attempt,
             "artifact",
             name="rank-0-profile",
-            path="runs/1/attempt-1/rank-0/profile",
+            path=f"runs/{attempt.run_id}/attempt-1/rank-0/profile",
             bytes=size,
         )
     assert attempt.run.artifacts.values_list("name", "bytes").get() == (
         "attempt-1-rank-0-profile",
         8,
     )
+    others = f"runs/{attempt.run_id}0/checkpoints/step-6"
+    node.send_report(attempt, "checkpoint", step=6, path=others)
+    assert dropped["path"] >= 1
+    assert not Checkpoint.objects.filter(run=attempt.run, step=6).exists()
     row = RunEvent.objects.get(run=attempt.run, type="rank_exited")
     assert (row.rank, row.data["code"], row.attempt) == (1, -9, 1)
 
@@ -192,3 +207,33 @@ def test_a_node_is_ordered_to_kill_an_ended_attempt(broker: Broker, owner: User)
     Attempt.objects.filter(pk=attempt.pk).update(ended=clock.now() - timedelta(seconds=60))
     FakeNode(node).beat(attempt)
     assert [(kind, order["action"]) for kind, order in broker.orders(node)] == [("control", "kill")]
+
+
+def test_heartbeats_of_many_nodes_take_few_statements(broker: Broker, owner: User) -> None:
+    nodes = [factories.node(f"n{number}") for number in range(20)]
+    beats = []
+    for node in nodes:
+        fake = FakeNode(node)
+        body = {"node": node.name, "time": time.time() + 75, "later_field": 1}
+        body |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
+        beats.append(Beat(node.name, time.time(), fake.sealed("heartbeat", body).encode()))
+    beats.append(Beat("unknown", time.time(), b"junk"))
+    beats.append(Beat("n0", time.time(), b"forged"))
+    with CaptureQueriesContext(connection) as statements:
+        assert not heartbeats.apply(beats)
+    # one per node inside one executemany
+    assert len(statements) <= 8, [query["sql"] for query in statements]
+    node = Node.objects.get(name="n3")
+    assert 74 < node.clock_skew_s < 76, "the node's clock is ahead"
+
+
+def test_orders_expire_by_the_nodes_clock(broker: Broker, owner: User) -> None:
+    node = factories.node("n1")
+    Node.objects.update(clock_skew_s=3600.0)
+    factories.run(owner)
+    services.tick()
+    message = broker.client.rpop(names.node_queue(node.name))
+    text = json.loads(base64.b64decode(json.loads(message)["body"]))[0][0]
+    node.refresh_from_db()
+    secret = fleet_selectors.node_secret(node)
+    envelope.open_envelope(secret, text, kind="launch", now=time.time() + 3600)

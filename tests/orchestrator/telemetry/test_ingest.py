@@ -14,8 +14,12 @@ import redis
 from django.db import OperationalError
 
 from orchestrator.accounts.models import User
-from orchestrator.common import live
+from orchestrator.accounts.roles import Role
+from orchestrator.common import live, stream_groups
 from orchestrator.common import redis as common_redis
+from orchestrator.dead_letters import failure_counts, retry_stamp
+from orchestrator.dead_letters import services as dead_letters
+from orchestrator.dead_letters.models import DeadLetter
 from orchestrator.fleet.models import Node
 from orchestrator.fleet.selectors import node_secret
 from orchestrator.runs.models import Attempt, Checkpoint, RunEvent
@@ -27,6 +31,7 @@ from tests.orchestrator.telemetry.conftest import batch_of
 from tests.redis_server import RedisServer
 from workers.contracts.wire import names as wire
 from workers.contracts.wire.envelope import seal
+from workers.contracts.wire.points import MAX_EVENT_BYTES
 
 pytestmark = pytest.mark.django_db
 
@@ -57,7 +62,13 @@ class Supervisor:
             now=time.time(),
             node=self.on.name,
         )
-        self.put({wire.FIELD_NODE: node or self.on.name, wire.FIELD_MESSAGE: sealed})
+        self.put(
+            {
+                wire.FIELD_NODE: node or self.on.name,
+                wire.FIELD_RUN: str(self.run.pk),
+                wire.FIELD_MESSAGE: sealed,
+            }
+        )
 
     def put(self, fields: dict[Any, Any]) -> None:
         common_redis.client().xadd(wire.TELEMETRY, fields)
@@ -168,8 +179,14 @@ def test_an_entry_that_the_database_refuses_is_dropped_alone(
     supervisor.send(supervisor.points(range(5, 7)))
     ingest = Ingest()
     ingest.tick()
-    assert ingest.decoder.dropped == {"refused": 1}
+    assert ingest.decoder.dropped == {"malformed": 1}
     assert supervisor.steps() == [1, 2, 5, 6]
+    letter = DeadLetter.objects.get()
+    assert (letter.source, letter.node, letter.code) == (
+        "telemetry",
+        supervisor.on.name,
+        "malformed",
+    )
 
 
 def test_a_failed_commit_is_read_again(
@@ -193,7 +210,7 @@ def test_a_failed_commit_is_read_again(
 def test_a_dead_consumers_entries_are_claimed(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_DEAD_MS", 50)
+    monkeypatch.setattr(stream_groups, "DEAD_S", 0.05)
     supervisor.send(supervisor.points(range(1, 6)))
     dead = Ingest(name="dead")
     assert len(dead._read()) == 1  # read, then killed before its commit
@@ -202,14 +219,169 @@ def test_a_dead_consumers_entries_are_claimed(
     time.sleep(0.1)
     living.tick()
     assert sorted(supervisor.steps()) == list(range(1, 9))
-    living._claimed_at = 0.0
-    time.sleep(0.1)
-    living.tick()
-    names = [
-        consumer["name"]
-        for consumer in common_redis.client().xinfo_consumers(wire.TELEMETRY, wire.TELEMETRY_GROUP)
-    ]
-    assert names == [b"living"]
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
+
+
+def test_a_flooding_run_does_not_delay_the_points_of_another(supervisor: Supervisor) -> None:
+    on = supervisor.on
+    quiet = Supervisor(on, factories.running(factories.run(supervisor.run.owner, devices=1), on))
+    text = "x" * 8_000
+    for first in range(1, 4_001, 200):  # 32 MB
+        lines = {"stream": "logs", "rank": 0, "first_seq": first, "time": 1e9}
+        supervisor.send({**lines, "lines": [text] * 200})
+    quiet.send(quiet.points(range(1, 3)))
+    ingest = Ingest()
+    ticks = next(count for count in range(1, 100) if ingest.tick() and quiet.steps())
+    assert ticks <= 6, "32 MB of the flooding run are in front of it; a tick stores 2 MB"
+    quiet.send(quiet.points(range(3, 5)))
+    ingest.tick()
+    assert quiet.acked() == {"points/0": 4}, "once read ahead, the next tick has it"
+    flood = supervisor.acked()["logs/0"]
+    while ingest.tick():
+        assert supervisor.acked()["logs/0"] >= flood
+    assert supervisor.acked() == {"logs/0": 4_000}
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
+
+
+def test_numbers_that_a_node_reports_as_lost_hold_nothing_back(supervisor: Supervisor) -> None:
+    supervisor.send(supervisor.points(range(1, 4)), supervisor.event(1, "hang"))
+    supervisor.send(
+        {**supervisor.points(range(7, 9)), "lost": [[4, 6]]},
+        {**supervisor.event(5, "hang"), "lost": [[2, 4]]},
+    )
+    supervisor.send({**supervisor.points(range(7, 9)), "lost": [[4, 6]]})  # sent again
+    Ingest().tick()
+    assert supervisor.acked() == {"points/0": 8, "events/0": 5}
+    assert supervisor.steps() == [1, 2, 3, 7, 8]
+
+
+def _tick_until_read(ingest: Ingest) -> None:
+    ingest._claimed_at = 0.0  # a second later
+    ingest.tick()
+
+
+def test_an_invalid_event_of_a_user_stops_nothing(supervisor: Supervisor) -> None:
+    supervisor.send(supervisor.event(1, "checkpoint_saved", step=5, path="runs/1/x", tokens=[1]))
+    supervisor.send(supervisor.points(range(1, 4)))
+    ingest = Ingest()
+    ingest.tick()
+    assert (supervisor.steps(), ingest.decoder.dropped) == ([1, 2, 3], {})
+    event = RunEvent.objects.get(run=supervisor.run, type="invalid_event")
+    assert event.data["type"] == "checkpoint_saved" and "tokens" in event.data["problem"]
+    assert event.data["data"]["tokens"] == [1]
+
+
+def test_an_event_that_is_too_large_leaves_a_record(supervisor: Supervisor) -> None:
+    supervisor.send(supervisor.event(1, "measured", values="x" * MAX_EVENT_BYTES))
+    assert Ingest().tick() == 1
+    event = RunEvent.objects.get(run=supervisor.run, type="invalid_event")
+    assert event.data["type"] == "measured" and "1,000,013 bytes" in event.data["problem"]
+    assert "data" not in event.data
+
+
+def test_an_entry_that_fails_three_times_becomes_a_dead_letter(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = loop.incoming_store
+
+    def fail_on_five(incoming: Any, **options: Any) -> Any:
+        if any(5 in block.step for _, block in incoming.points):
+            raise TypeError("a fault")
+        return store(incoming, **options)
+
+    supervisor.send(supervisor.points(range(1, 4)))
+    supervisor.send(supervisor.points(range(5, 7)))
+    supervisor.send(supervisor.points(range(7, 9)))
+    ingest = Ingest()
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "incoming_store", fail_on_five)
+        ingest.tick()
+        assert supervisor.steps() == [1, 2, 3, 7, 8]  # the others are stored at once
+        for failures in (1, 2, 3):
+            assert DeadLetter.objects.exists() == (failures == 3)
+            _tick_until_read(ingest)
+    letter = DeadLetter.objects.get()
+    assert (letter.code, letter.reason) == ("failed", "TypeError: a fault")
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
+    # after the fault is repaired, an operator retries it, long after its envelope expired
+    operator = factories.user("olga", Role.OPERATOR)
+    dead_letters.dead_letter_retry(letter=letter, by=operator)
+    _tick_until_read(ingest)
+    assert sorted(supervisor.steps()) == [1, 2, 3, 5, 6, 7, 8]
+    assert DeadLetter.objects.get().state == "retried"
+
+
+def test_a_retried_message_is_valid_at_the_time_of_its_first_writing(
+    supervisor: Supervisor,
+) -> None:
+    supervisor.send({"stream": "unknown"})
+    ingest = Ingest()
+    ingest.tick()
+    letter = DeadLetter.objects.get()
+    fields = {
+        wire.FIELD_MESSAGE.encode(): bytes(letter.body),
+        b"retry": retry_stamp.stamp(bytes(letter.body), letter.written).encode(),
+    }
+    message = fields[wire.FIELD_MESSAGE.encode()]
+    assert retry_stamp.first_written(fields, message) == letter.written
+    assert retry_stamp.first_written(fields, b"another message") is None
+    assert retry_stamp.first_written({**fields, b"retry": b"forged:x"}, message) is None
+    dead_letters.dead_letter_retry(letter=letter, by=factories.user("olga", Role.OPERATOR))
+    _tick_until_read(ingest)
+    letter.refresh_from_db()
+    assert (letter.state, letter.failures) == ("open", 2)  # it failed again
+
+
+def test_an_entry_that_ends_the_process_becomes_a_dead_letter(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """The process ends without any handler, as by SIGKILL."""
+
+    store = loop.incoming_store
+
+    def kill_on_five(incoming: Any, **options: Any) -> Any:
+        if any(5 in block.step for _, block in incoming.points):
+            raise Killed
+        return store(incoming, **options)
+
+    supervisor.send(supervisor.points(range(1, 4)))
+    supervisor.send(supervisor.points(range(5, 7)))
+    monkeypatch.setattr(loop, "incoming_store", kill_on_five)
+    for _ in range(4):  # two store it with the other entry, two alone
+        with pytest.raises(Killed):
+            Ingest(name="same").tick()
+    Ingest(name="same").tick()
+    letter = DeadLetter.objects.get()
+    assert "Each of 3 attempts ended the process" in letter.reason
+    assert supervisor.steps() == [1, 2, 3]
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
+    assert failure_counts.counted(common_redis.client(), wire.TELEMETRY) == set()
+
+
+def test_entries_of_an_ended_process_are_stored_together(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart while much is read ahead must not store each entry in a transaction of its own."""
+    for first in range(1, 51, 5):
+        supervisor.send(supervisor.points(range(first, first + 5)))
+    assert len(Ingest(name="same")._read()) == 10  # and the process ends
+    store, calls = loop.incoming_store, []
+
+    def counted(incoming: Any, **options: Any) -> Any:
+        calls.append(len(failure_counts.counted(common_redis.client(), wire.TELEMETRY)))
+        if len(calls) == 1:
+            raise OperationalError("the database is unavailable")
+        return store(incoming, **options)
+
+    monkeypatch.setattr(loop, "incoming_store", counted)
+    ingest = Ingest(name="same")
+    with pytest.raises(OperationalError):
+        ingest.tick()
+    ingest.tick()
+    assert calls == [10, 10] and supervisor.steps() == [*range(1, 51)]
+    assert common_redis.client().xlen(wire.TELEMETRY) == 0
+    assert failure_counts.counted(common_redis.client(), wire.TELEMETRY) == set()
 
 
 @pytest.fixture

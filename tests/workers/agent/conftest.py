@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ import redis
 from celery import Celery
 
 from tests.workers.launcher.harness import ROOT, Node
-from workers.contracts.wire import envelope, names
+from workers.contracts.wire import envelope, liveness, names, versions
+from workers.contracts.wire.broker.tls import tls_options
 
 T = TypeVar("T")
 
@@ -37,12 +39,23 @@ class Agent:
         self.bench = Node(home, url, ear=False)
         (home / "agent" / "n1" / "node.json").unlink()
         self.beats: list[dict[str, Any]] = []
+        self._beat = ""
         self.joins: list[dict[str, Any]] = []
+        self.collected: list[dict[str, Any]] = []  # reports of garbage collection
         self.process: subprocess.Popen[bytes] | None = None
+        # as a scheduler publishes them
+        with redis.Redis.from_url(url, **tls_options(url)) as client:
+            client.set(names.CONTROL, json.dumps(self.versions()))
         self._app = Celery("test", broker=names.broker_url(url), set_as_current=False)
+        self._app.conf.broker_use_ssl = tls_options(url) or None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+
+    @staticmethod
+    def versions() -> dict[str, str]:
+        """The versions of this control plane."""
+        return {"release": versions.RELEASE, "wire": str(versions.WIRE)}
 
     def start(self, *options: str, join: bool = True) -> None:
         environ = {**os.environ, "ORRERY_HEARTBEAT_S": "0.2"} | (
@@ -119,28 +132,54 @@ class Agent:
 
     def _listen(self) -> None:
         # in this order: what was sent before a report is taken before it
-        after: dict[str, str] = {names.TELEMETRY: "0", names.REPORTS: "0"}
-        with redis.Redis.from_url(self.url, decode_responses=True) as client:
+        after: dict[str, str] = dict.fromkeys(
+            [
+                names.TELEMETRY,
+                names.telemetry_stream("n1"),
+                names.JOINS,
+                names.REPORTS,
+                names.reports_stream("n1"),
+            ],
+            "0",
+        )
+        with redis.Redis.from_url(
+            self.url, decode_responses=True, **tls_options(self.url)
+        ) as client:
             while not self._stopping.is_set():
                 try:
                     for stream, entries in client.xread(after, block=50) or []:
                         for id, fields in entries:
                             after[stream] = id
                             self._take(client, fields[names.FIELD_MESSAGE])
+                    beats: Any = client.xrevrange(liveness.heartbeat_key("n1"), count=1)
+                    self._take_beat(beats[0][1][liveness.FIELD_BEAT] if beats else None)
                 except redis.RedisError:
                     self._stopping.wait(0.1)
+
+    def _take_beat(self, value: Any) -> None:
+        """Record the newest heartbeat unless it is known."""
+        if not value or value == self._beat or not self.bench.secret:
+            return
+        self._beat = value
+        with contextlib.suppress(envelope.EnvelopeError):  # of another test on the same server
+            kind = names.KIND_HEARTBEAT
+            self.beats.append(
+                envelope.open_envelope(self.bench.secret, value, kind=kind, now=time.time())
+            )
 
     def _take(self, client: redis.Redis, text: str) -> None:
         kind = envelope.peek(text)[0]
         if kind == names.KIND_JOIN:
             body = envelope.open_envelope(self.key, text, kind=kind, now=time.time())
             reply, self.bench.secret = envelope.join_reply(self.key, body["request"], node="n1")
+            reply |= self.versions()
             self.joins.append(body)
             client.rpush(names.join_reply_key(body["request"]["nonce_a"]), json.dumps(reply))
-        elif kind == names.KIND_HEARTBEAT:
-            self.beats.append(
-                envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time())
-            )
+        elif kind == names.KIND_COLLECTED:
+            with contextlib.suppress(envelope.EnvelopeError):  # of another test's agent
+                self.collected.append(
+                    envelope.open_envelope(self.bench.secret, text, kind=kind, now=time.time())
+                )
         else:
             self.bench.take(client, text)
 

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.redis_server import RedisServer
 from tests.workers.agent.conftest import Agent
@@ -41,6 +42,19 @@ def test_the_token_is_needed_once_and_the_secret_stays_private(agent: Agent) -> 
     agent.end()
     agent.start(join=False)
     assert len(agent.joins) == 1 and agent.beats[-1]["node"] == "n1"
+    # its node deletes what an order of garbage collection names, and reports it
+    path = "runs/7/checkpoints/step_5"
+    (agent.home / path).mkdir(parents=True)
+    (agent.home / path / "weights").write_bytes(b"y" * 100)
+    order = {"checkpoints": [path, "../elsewhere"], "scan": True}
+    agent.send(names.TASK_COLLECT, agent.sealed(names.KIND_COLLECT, order))
+    agent.until(
+        lambda: any(report.get("runs") is not None for report in agent.collected),
+        "the scan is reported",
+    )
+    items = {item["path"]: item for report in agent.collected for item in report["collected"]}
+    assert items[path]["bytes"] == 100 and not (agent.home / path).exists()
+    assert items["../elsewhere"]["problem"]
 
 
 def test_without_a_token_the_error_has_a_hint(tmp_path: Path, redis_url: str) -> None:
@@ -90,6 +104,41 @@ def test_orders_count_once_and_only_rightly_sealed(agent: Agent) -> None:
     assert len([r for r in agent.bench.reports if r["type"] == "launching"]) == 1
 
 
+def test_unreadable_messages_stop_no_order(agent: Agent) -> None:
+    properties = {
+        "body_encoding": "base64",
+        "delivery_tag": "1",
+        "delivery_info": {"exchange": "", "routing_key": names.node_queue("n1")},
+    }
+    message = {
+        "body": "%%%",
+        "content-type": "application/json",
+        "content-encoding": "utf-8",
+        "headers": {"task": names.TASK_LAUNCH, "id": "1", "lang": "py"},
+        "properties": properties,
+    }
+    agent.start()
+    process = agent.process
+    with redis.Redis.from_url(agent.url) as client:
+        for raw in (
+            json.dumps(message),
+            json.dumps({**message, "properties": {}}),
+            json.dumps({**message, "properties": {**properties, "body_encoding": "unknown"}}),
+            json.dumps({"body": "e30="}),
+            "[]",
+            "not JSON",
+            b"\xff\xfe",
+            "[" * 100_000,
+            json.dumps({**message, "body": "e30="}),  # readable, but not a task's arguments
+            json.dumps({**message, "body": "W10=", "headers": {}}),
+        ):
+            client.lpush(names.node_queue("n1"), raw)
+        agent.launch(agent.bench.order(SLEEPS))
+        agent.until(lambda: not client.exists("unacked"), "no message comes back")
+    assert agent.process is process and process is not None and process.poll() is None
+    assert "restarting this agent" not in agent.log()
+
+
 def test_a_restarted_agent_finds_its_attempts_and_can_still_end_them(agent: Agent) -> None:
     agent.start()
     order = agent.bench.order(SLEEPS)
@@ -100,7 +149,10 @@ def test_a_restarted_agent_finds_its_attempts_and_can_still_end_them(agent: Agen
     agent.start(join=False)
     assert read_json(run_dir / "supervisor.json")["pid"] == supervisor
     agent.until(
-        lambda: agent.beats[-1]["attempts"] == [{"fence": order["fence"], "state": "running"}],
+        lambda: (
+            [(each["fence"], each["state"]) for each in agent.beats[-1]["attempts"]]
+            == [(order["fence"], "running")]
+        ),
         "reported as running",
     )
     sample = agent.beats[-1]["samples"][1]

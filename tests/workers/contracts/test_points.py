@@ -96,4 +96,4 @@ def test_units() -> None:
     assert metric_unit("loss") == metric_unit("loss/web") == "nats/token"
     assert metric_unit("memory/params_bytes") == "bytes" and metric_unit("my_tool/time_s") == "s"
     assert metric_unit("something") == ""
-    assert len([name for name in METRICS if name.startswith("memory/")]) == 10
+    assert len([name for name in METRICS if name.startswith("memory/")]) == 11

@@ -193,3 +193,39 @@ def test_words_of_hugging_face_and_openai_are_read_as_ours() -> None:
         {"kind": "generate", "generate": {"input": "a", "output": "b", "stop": "END"}}
     )
     assert reported.generate is not None and reported.generate.stop == ["END"]
+
+
+@pytest.mark.parametrize(
+    ("image", "ok"),
+    [
+        ("python:3.12", True),
+        ("docker://nvcr.io/nvidia/pytorch:25.06-py3", True),
+        (f"ghcr.io/a/b@sha256:{'0' * 64}", True),
+        ("images/train.sif", True),
+        ("/opt/images/train.sif", True),
+        ("--privileged", False),
+        ("a b", False),
+        ("a,b", False),
+        ("/opt/image", False),
+        ("../train.sif", False),
+        ("", False),
+    ],
+)
+def test_images_are_references_or_files_and_never_options(image: str, ok: bool) -> None:
+    spec = {"kind": "script", "script": {"command": ["a"]}, "resources": {"image": image}}
+    if ok:
+        assert RunSpec.from_dict(spec).resources.needs == ("images",)
+        limited = {**spec, "resources": {"image": image, "cpus": 2}}
+        assert RunSpec.from_dict(limited).resources.needs == ("images", "limits of images")
+    else:
+        with pytest.raises(ValidationError, match=r"not the name of an image|resources\.image"):
+            RunSpec.from_dict(spec)
+
+
+def test_an_external_run_has_no_image_or_limits() -> None:
+    spec = {"kind": "external", "resources": {"image": "a", "cpus": 1.5, "memory_gb": 2}}
+    fields = [item.field for item in spec_problems(RunSpec.from_dict(spec))]
+    assert fields == ["resources.image", "resources.memory_gb", "resources.cpus"]
+    assert RunSpec.from_dict({**spec, "resources": {"processes": 64}}).resources.needs == (
+        "limits",
+    )

@@ -17,6 +17,7 @@ from workers.inference.runner import Runner
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.inference.scheduling.scheduler import Scheduler
+from workers.inference.scheduling.step_inputs import build_step_inputs
 from workers.models.decoder import Decoder
 
 SWAP = 8
@@ -273,3 +274,37 @@ def test_bad_requests_raise(prompt, params, message):
 def test_dynamic_rotary_scaling_is_refused():
     with pytest.raises(ValueError, match="dynamic rotary scaling"):
         engine_of(model_of(rope={"scaling": {"name": "dynamic", "factor": 2.0}}))
+
+
+def test_a_step_uploads_its_integers_once_and_reads_none_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each copy to a GPU, and each value read back, would cost a step a wait."""
+    engine = engine_of(model_of())
+    for prompt in prompts(5):
+        engine.add(prompt, SamplingParams(max_new_tokens=4, temperature=0))
+    plan = engine.scheduler.schedule()
+    inputs = build_step_inputs(plan, 4)
+    runner = engine.runner
+    assert isinstance(runner, Runner)
+    uploads: list[int] = []
+    make = torch.tensor
+
+    def counted(*args: Any, **options: Any) -> torch.Tensor:
+        uploads.append(1)
+        return make(*args, **options)
+
+    def refused(*_: Any) -> None:
+        raise AssertionError("a value is read back")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "tensor", counted)
+        for name in ("item", "tolist", "__bool__", "__int__"):
+            patched.setattr(torch.Tensor, name, refused)
+        tokens, positions, indices, metadata = runner._upload(inputs)
+    assert len(uploads) == 1
+    assert tokens.tolist() == inputs.tokens and positions.tolist() == inputs.positions
+    assert indices.tolist() == inputs.logit_indices and metadata.slots_T.tolist() == inputs.slots
+    assert metadata.table.tolist() == inputs.table and metadata.lens.tolist() == inputs.context_lens
+    assert metadata.cu is not None and metadata.cu.tolist() == [0, *inputs.query_ends]
+    assert metadata.plan.longest == max(inputs.context_lens)

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.workers.inference.adapters.folders import adapter_folder
+from tests.workers.inference.adapters.test_engine_adapters import engine_of as engine_of_folder
 from tests.workers.inference.ranks import command
 from tests.workers.inference.test_engine import (
     MIXED,
@@ -251,7 +253,7 @@ class Served:
             "seed": line["seed"],
         }
         record = {
-            "model": self.model,
+            "model": line.get("model", self.model),
             "temperature": line["temperature"],
             "ignore_eos": True,
             "return_token_ids": True,
@@ -310,15 +312,30 @@ def wanted(tmp_path_factory: pytest.TempPathFactory, weights: dict[str, str]) ->
 
 @pytest.mark.parametrize("plan", [TP, PP])
 def test_a_server_of_two_ranks_answers_rests_and_ends(plan, two, tmp_path, weights, wanted):
-    served = Served(
-        two, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, {"max_seqs": 4}, "run")
-    )
+    folders = {
+        name: adapter_folder(tmp_path / name, Path(weights["path"]), seed=seed, rank=3)
+        for seed, name in enumerate("abc")
+    }
+    body = {"max_seqs": 4, "adapter_slots": 2, "adapters": {"a": str(folders["a"])}}
+    served = Served(two, tmp_path / "run", Room(tmp_path, weights).spec("serve", plan, body, "run"))
+    for name in "bc":
+        load = {"lora_name": name, "lora_path": str(folders[name])}
+        served.http.post("/v1/load_lora_adapter", json=load).raise_for_status()
+    lines = [*_lines(), *({**line, "model": "abc"[line["id"] % 3]} for line in _lines()[:5])]
     with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(served.answer, _lines())) == wanted
+        answers = list(threads.map(served.answer, lines))
+    assert answers[:8] == wanted
+    for line, answer in zip(lines[8:], answers[8:], strict=True):
+        params = SamplingParams(
+            max_new_tokens=12, temperature=line["temperature"], seed=line["seed"], ignore_eos=True
+        )
+        alone = engine_of_folder(folders[line["model"]])
+        (expected,) = finished(alone, [(line["token_ids"], params)])
+        assert answer == list(expected.output_tokens), line["model"]
     served.until(lambda: served.idle(0) and served.idle(1))
     assert served.stopped() == [0, 0]
     summary = Summary.model_validate(served.event("served"))
-    assert (summary.requests, summary.new_tokens) == (8, 96)
+    assert (summary.requests, summary.new_tokens) == (13, 156)
     assert (
         "until rank 0 ended"
         in json.loads((tmp_path / "run/rank-1/exit.json").read_text())["reason"]

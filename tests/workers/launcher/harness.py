@@ -17,6 +17,7 @@ import psutil
 import redis
 
 from workers.contracts.wire import envelope, names
+from workers.contracts.wire.broker.tls import tls_options
 from workers.launcher import processes
 from workers.launcher.rundir import RunDir, read_json, write_json
 
@@ -119,7 +120,11 @@ class Node:
             kind,
         )
 
-    def exited(self, order: dict[str, Any], seconds: float = 120) -> dict[str, Any]:
+    def exited(
+        self, order: dict[str, Any], seconds: float = 120, *, ended: bool = True
+    ) -> dict[str, Any]:
+        """The exit report; with `ended` no process of the attempt is left."""
+
         def find() -> dict[str, Any] | None:
             mine = [
                 r
@@ -129,9 +134,12 @@ class Node:
             return mine[0]["data"] if mine else None
 
         result = self.until(find, seconds, "exited")
-        self.until(
-            lambda: not processes.members(order["fence"]), 60, "every process of the attempt ended"
-        )
+        if ended:
+            self.until(
+                lambda: not processes.members(order["fence"]),
+                60,
+                "every process of the attempt ended",
+            )
         return result
 
     def seqs(self, stream: str, rank: int) -> list[int]:
@@ -177,8 +185,19 @@ class Node:
 
     def _listen(self) -> None:
         # in this order: what was sent before a report is taken before it
-        after: dict[str, str] = {names.TELEMETRY: "0", names.REPORTS: "0"}
-        with redis.Redis.from_url(self.url, decode_responses=True) as client:
+        after: dict[str, str] = dict.fromkeys(
+            [
+                names.TELEMETRY,
+                names.telemetry_stream(self.name),
+                names.JOINS,
+                names.REPORTS,
+                names.reports_stream(self.name),
+            ],
+            "0",
+        )
+        with redis.Redis.from_url(
+            self.url, decode_responses=True, **tls_options(self.url)
+        ) as client:
             while not self._stopping.is_set():
                 try:
                     for stream, entries in client.xread(after, block=50) or []:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.redis_server import RedisServer
 from tests.workers.launcher.harness import Node, script
+from workers.contracts.wire import encrypted_text
+from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
 from workers.launcher.recovery import is_reported, recover, supervisor_alive
 from workers.launcher.rundir import RunDir, read_json, write_json
@@ -54,6 +56,26 @@ def test_all_ranks_finish_and_every_line_arrives_once(node: Node) -> None:
         "code": 0,
         "reported": True,
     }
+
+
+def test_ranks_get_secrets_that_no_file_of_the_attempt_shows(node: Node) -> None:
+    program = script("print(os.environ['SPICE'][::-1], os.environ['PLAIN'], flush=True)")
+    order = node.order(program, ranks=1, env={"PLAIN": "yes", "SPICE": "replaced"})
+    purpose = LaunchOrder.from_dict(order).secret_purpose
+    value = encrypted_text.encrypt(node.secret, "hush-4711", purpose=purpose)
+    run_dir = node.launch({**order, "secrets": {"SPICE": value}})
+    assert node.exited(order)["class"] == "ok"
+    assert node.lines(0) == ["1174-hsuh yes"]
+    for path in run_dir.path.rglob("*"):
+        assert path.is_dir() or b"hush-4711" not in path.read_bytes(), path
+
+
+def test_secrets_for_another_attempt_are_not_used(node: Node) -> None:
+    order = node.order(script("print('started')"), ranks=1)
+    value = encrypted_text.encrypt(node.secret, "hush", purpose="variables of another")
+    node.launch({**order, "secrets": {"SPICE": value}})
+    ended = node.exited(order)
+    assert ended["class"] == "infrastructure" and "secrets are unreadable" in ended["reason"]
 
 
 def test_ranks_know_their_attempt(node: Node) -> None:
@@ -201,6 +223,12 @@ def test_a_hang_is_ended_with_the_stacks_of_its_ranks(
     node.launch(order)
     result = node.exited(order)
     assert result["class"] == "hang" and "No rank wrote a point" in result["reason"]
+    exits = [
+        report["data"]["data"]
+        for report in list(node.reports)
+        if report["type"] == "event" and report["data"]["type"] == "rank_exited"
+    ]
+    assert {(item["signal"], item["class"]) for item in exits} == {("SIGABRT", "hang")}
     assert any("stuck_here" in line for line in node.lines(0)) and any(
         "stuck_here" in line for line in node.lines(1)
     )

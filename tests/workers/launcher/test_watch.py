@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.wire.progress import BEACON, BEAT, LAYOUT, VERSION
+from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import MIN_LIMIT_S, RankWatch, Stall, StallOver
 from workers.launcher.hangs.stragglers import LOOKS, StragglerDetector
 
@@ -115,6 +116,21 @@ def test_no_alarm_at_the_start_in_first_steps_in_validation_saves_and_texts(tmp_
         ranks.at(phase, 10)
         assert ranks.tick(200.0) == [], "the next one up to 2.5 times that"
         assert isinstance(ranks.tick(40.0)[0], Stall)
+        ranks.at("forward", 11)
+        ranks.tick(1.0)
+
+
+def test_the_announced_end_of_a_hang_is_the_limit_that_ends_it(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    ranks.steps(0, 9)
+    for phase, expected in (("samples", 60.0), ("forward", 20.0)):
+        for seconds in (2.0, 60.0):  # the first text takes 2 s, the second does not end
+            ranks.at(phase, 10)
+            stalls = [item for item in ranks.tick(seconds) if isinstance(item, Stall)]
+        limit_s = hang_events.limit_s(20.0, in_step=ranks.watch.in_a_step)
+        report = hang_events.event(stalls[0], nodes=1, ends_after_s=limit_s)
+        assert report is not None
+        assert (limit_s, report["data"]["ends_after_s"]) == (expected, expected), phase
         ranks.at("forward", 11)
         ranks.tick(1.0)
 

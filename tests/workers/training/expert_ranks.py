@@ -36,7 +36,7 @@ def all_to_all_bytes(model: dict[str, Any], plan: dict[str, Any]) -> int:
     tokens = torch.randint(0, decoder.spec.vocab, (2, 12), generator=generator)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         decoder(tokens).sum().backward()
-    return counted(profiled.events(), group=1)["all_to_all"]
+    return counted(profiled, group=1)["all_to_all"]
 
 
 def unevenly_routed(model: dict[str, Any], plan: dict[str, Any], backend: str) -> dict[str, float]:

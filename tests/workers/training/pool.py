@@ -17,6 +17,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +28,7 @@ ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
 # what a rank comes to need, loaded before it is forked; nothing of it starts a thread
 LOADED = [
+    "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.pipelining",
@@ -120,11 +123,18 @@ class Pool:
 
 
 def train_alone(spec: dict[str, Any], directory: Path, **more: str) -> Result:
-    """Run `spec` in this process, and leave it without the group of one that checkpoints start."""
+    """Run `spec` in this process."""
+    with ended_process_group():
+        return Result([_run(spec, directory, more)], directory)
+
+
+@contextmanager
+def ended_process_group() -> Iterator[None]:
+    """Afterwards ends the process group of one that checkpoints start."""
     import torch.distributed as dist
 
     try:
-        return Result([_run(spec, directory, more)], directory)
+        yield
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

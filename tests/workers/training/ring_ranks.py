@@ -24,7 +24,7 @@ from workers.training.parallel.context.apply import apply_context, shard_sequenc
 from workers.training.parallel.context.ring_attention import ring_attend
 from workers.training.parallel.context.ring_chunks import rank_spans
 from workers.training.parallel.mesh import Axis
-from workers.training.recompute.checkpointing import Recomputed
+from workers.training.recompute import apply_recompute
 
 
 def attention_errors(dtype: str, shapes: list[dict[str, Any]]) -> list[list[float]]:
@@ -136,10 +136,9 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
     decoder = Decoder(spec)
     apply_context(decoder, axis)
     if recompute:
-        for block in decoder.blocks.values():
-            block.forward = Recomputed(block.forward)
+        apply_recompute(decoder, "full")
     part_loss, part_routing, part_gradients = _passes(
-        decoder, *shard_sequence(inputs, targets, axis)
+        decoder, shard_sequence(inputs, axis), shard_sequence(targets, axis)
     )
     assert set(part_gradients) == set(gradients)
     for summed in (part_loss, part_routing, *part_gradients.values()):

@@ -12,7 +12,7 @@ from tests.matrix import FULL
 from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
 from tests.workers.training.pool import Pool, Result, train_alone
 
-STEPS = 20 if FULL else 8
+STEPS = 20 if FULL else 4
 CALL = "tests.workers.training.test_compiled:train_with_graphs_only"
 MOE = {**TINY, "moe": {"experts": 4, "top_k": 2, "expert_ffn": 24}}
 LEAST = {

@@ -56,7 +56,7 @@ RUNS = [
     ("experts", {"cp": 2, "dp": 2, "zero": 2}),
 ]
 # few with experts: one expert choice that flips by rounding breaks parity
-STEPS = {"window": 20, "experts": 12} if FULL else {"window": 8, "experts": 6}
+STEPS = {"window": 20, "experts": 12} if FULL else {"window": 4, "experts": 4}
 
 
 def run_spec(model, plan):

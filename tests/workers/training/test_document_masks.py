@@ -10,7 +10,7 @@ import pytest
 from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 
-STEPS = 20 if FULL else 8
+STEPS = 20 if FULL else 4
 
 DENSE = {
     "name": "dense",

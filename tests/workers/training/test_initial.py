@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from tests.workers.models.test_hugging_face import decoder_of, logits_of, transformers
-from tests.workers.training.conftest import make_spec
+from tests.workers.training.conftest import TINY, make_spec
 from workers.models.convert import main
+from workers.runtime.exits import UserError
+from workers.training.setup.spec_loading import accept
 
 SIZES = {
     "num_hidden_layers": 2,
@@ -138,3 +140,19 @@ def test_broken_weights_end_all_ranks_with_one_sentence(folders, train, tmp_path
     assert all("model_type 'bert' is not known" in outcome["reason"] for outcome in result.outcomes)
     absent = make_spec(None, None, init_from={"package": "no-such-package"})
     assert "is not installed" in train(absent, tmp_path / "absent").outcomes[0]["reason"]
+
+
+def test_the_shape_comes_from_the_weights_without_a_model(train, tmp_path):
+    """Also of a model that is given as weights; another shape than llama-tiny's, the default."""
+    first = train(make_spec(steps=1, checkpoint={"every_steps": 1}), tmp_path / "base")
+    folder = str(first.directory / "checkpoints")
+    document = make_spec(steps=1, init_from={"path": folder})
+    del document["model"]
+    left_out = train(document, tmp_path / "left-out")
+    named = train({**document, "model": {"path": folder}}, tmp_path / "named")
+    full = train({**document, "model": TINY}, tmp_path / "full")
+    assert left_out.values("loss") == named.values("loss") == full.values("loss")
+    missing = make_spec(steps=1, init_from={"path": str(tmp_path / "nothing")})
+    del missing["model"]
+    with pytest.raises(UserError, match=r"train\.init_from: .*nothing does not exist"):
+        accept(missing)

@@ -85,7 +85,10 @@ def test_resumes_with_its_scale_on_another_number_of_ranks(reference, train, tmp
     manifest = json.loads(
         (tmp_path / "checkpoints" / "step-00000008" / "manifest.json").read_text()
     )
-    assert manifest["loss_scale"] == {"scale": reference.values("loss_scale")[8], "quiet": 0}
+    state = manifest["loss_scale"]
+    assert (state["scale"], state["quiet"]) == (reference.values("loss_scale")[8], 0)
+    assert state["skipped"] == reference.values("skipped_updates")[7]
+    assert state["updates"] + state["skipped"] == 8
     result = train(spec(checkpoint=checkpoint), tmp_path)
     assert result.values("loss_scale") == reference.values("loss_scale")
     assert result.values("loss") == pytest.approx(reference.values("loss"), rel=1e-5)
@@ -96,16 +99,24 @@ def test_checkpoint_before_the_first_update(reference, train, tmp_path):
         result = train(
             spec({"dp": 2, "zero": 1}, steps=steps, checkpoint={"every_steps": steps}), tmp_path
         )
-        assert result.outcomes[0]["class"] == "ok", result.outcomes
+        expected = "numerics" if steps == 1 else "ok"
+        assert result.outcomes[0]["class"] == expected, result.outcomes
     assert result.values("loss") == pytest.approx(reference.values("loss"), rel=1e-5)
+
+
+def test_a_run_without_an_update_ends_as_numerics(train, tmp_path):
+    result = train(spec({"loss_scale": {"initial": 2.0**60}}, steps=3), tmp_path)
+    outcome = result.outcomes[0]
+    assert outcome["class"] == "numerics" and "no update was made in 3 steps" in outcome["reason"]
+    assert result.values("skipped_updates") == [1.0, 2.0, 3.0]
 
 
 def test_stops_if_no_scale_helps(train, tmp_path, monkeypatch):
     plain, calls = StepContext.loss, []
 
-    def inject_infinity(self, logits, targets, block):
+    def inject_infinity(self, logits, batch, **more):
         calls.append(1)
-        value = plain(self, logits, targets, block)
+        value = plain(self, logits, batch, **more)
         return value * math.inf if len(calls) in infinite_calls else value
 
     monkeypatch.setattr(StepContext, "loss", inject_infinity)

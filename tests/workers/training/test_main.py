@@ -45,10 +45,23 @@ def write_spec(tmp_path, spec):
         ),
         ({"plan": {"nonsense": 1}}, "nonsense is not a field"),
         ({"model": "llama-tinny"}, "try llama-tiny"),
-        ({"model": {"path": "/weights"}}, "train.init_from loads existing weights"),
+        ({"model": {"path": "/weights"}}, "model: /weights does not exist"),
         ({"kind": "external", "train": None}, "this is external"),
-        ({"train": {"steps": 1, "seq_len": 8, "objective": "dpo"}}, "does not train by dpo"),
+        ({"train": {"steps": 1, "seq_len": 8, "objective": "dpo"}}, "trains on examples"),
         ({"train": {"steps": 1}}, "seq_len is missing"),
+        (
+            {
+                "data": {"path": "prompts.jsonl", "format": "prompt_completion"},
+                "plan": {"global_batch_size": 2},
+                "train": {
+                    "steps": 1,
+                    "seq_len": 8,
+                    "objective": "ppo",
+                    "ppo": {"rewards": [{"kind": "exact"}], "rollout": {"max_new_tokens": 4}},
+                },
+            },
+            "ppo samples answers; try workers.posttraining.reinforcement.main",
+        ),
     ],
     ids=str,
 )

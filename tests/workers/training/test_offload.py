@@ -25,6 +25,7 @@ from workers.training.optim import (
     release,
     update,
 )
+from workers.training.setup import loop_builder
 
 # no width divides by 2
 RAGGED = {
@@ -46,6 +47,32 @@ RULES = {
     "adamw8bit": {"name": "adamw8bit", "lr": 3e-3},
 }
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
+
+
+def test_an_update_on_the_host_uses_more_threads_and_gives_the_same_numbers(monkeypatch):
+    """Ranks have one thread; a rank of a GPU shares the host's cores with those of its node."""
+    used: list[int] = []
+    for threads in (None, 2):
+        torch.manual_seed(1)
+        weights = {"w": torch.randn(300, 400, requires_grad=True)}
+        weights["w"].grad = torch.randn(300, 400)
+        built = build_optimizer(
+            weights, OptimizerSpec(), shard_state=False, offload="optimizer", host_threads=threads
+        )
+        [part] = built.parts
+        update_part = part.rule.step
+        monkeypatch.setattr(
+            part.rule, "step", lambda f=update_part: used.append(torch.get_num_threads()) or f()
+        )
+        before = torch.get_num_threads()
+        built.step()
+        assert torch.get_num_threads() == before
+        used.append(float(weights["w"].detach().double().sum()))
+    assert used == [1, used[1], 2, used[1]]
+    monkeypatch.setattr(loop_builder.os, "sched_getaffinity", lambda _: range(96))
+    assert loop_builder._host_threads(torch.device("cuda"), 8) == 12
+    assert loop_builder._host_threads(torch.device("cuda"), 200) == 1
+    assert loop_builder._host_threads(torch.device("cpu"), 8) is None
 
 
 def spec(plan, rule="adamw", steps=6, **more):

@@ -10,12 +10,12 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.training.data.run_samples import open_samples
-from workers.training.loop.objective import token_loss
+from workers.training.objectives.token_losses import token_loss
 from workers.training.optim import build_optimizer
 from workers.training.parallel.batch_sharding import load_microbatch, microbatches_for
 from workers.training.setup.spec_loading import accept
 
-STEPS, FLUSH = (20, 10) if FULL else (12, 6)
+STEPS, FLUSH = (20, 10) if FULL else (8, 4)
 MODEL = {
     "name": "tiny",
     "layers": 5,
@@ -87,8 +87,8 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
         load_weights(stale)
         total = 0.0
         for block in microbatches_for((batch - 1) * 4, 4, micro_batch_size=1, dp=1, rank=0):
-            inputs, targets, _ = load_microbatch(samples, block, torch.device("cpu"))
-            loss = token_loss(decoder(inputs), targets)
+            microbatch = load_microbatch(samples, block, torch.device("cpu"))
+            loss = token_loss(decoder(microbatch.inputs), microbatch.targets)
             if not stashing:
                 load_weights(versions[batch - 1])
             (loss / run.tokens_per_step).backward()
@@ -167,7 +167,7 @@ def test_bf16_follows_fp32(train, tmp_path):
     assert rounded.values("loss") == pytest.approx(exact.values("loss"), rel=5e-3)
 
 
-SHORT = {"steps": 6, "clip_norm": 0.5, "checkpoint": {"every_steps": 6, "async": False}}
+SHORT = {"steps": 4, "clip_norm": 0.5, "checkpoint": {"every_steps": 4, "async": False}}
 BF16 = {"pp": 2, "schedule": "pipedream", "stage_layers": [3, 2], "precision": "bf16"}
 
 
@@ -185,7 +185,7 @@ def test_recomputes_with_the_weights_of_the_forward_pass(
     assert {outcome["class"] for outcome in recomputed.outcomes} == {"ok"}, recomputed.outcomes
     for name in ("loss", "grad_norm"):
         assert recomputed.values(name) == plain.values(name), name
-    expected, actual = final_weights(plain, 6), final_weights(recomputed, 6)
+    expected, actual = final_weights(plain, 4), final_weights(recomputed, 4)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
 
 

@@ -11,7 +11,7 @@ from workers.training.parallel.pipeline.stage import unwrapped_errors
 from workers.training.setup.fake_ranks import describe_fake_ranks
 from workers.training.setup.spec_loading import accept
 
-STEPS = 20 if FULL else 8
+STEPS = 20 if FULL else 6
 
 
 def spec(plan, *, tied=True, batch=4, **train):

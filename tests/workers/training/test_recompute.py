@@ -16,7 +16,10 @@ from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.schedules.inflight import in_flight
 from orchestrator.planner.schedules.orders import SCHEDULES
+from tests.matrix import select
 from tests.workers.training.conftest import TINY, make_spec
+from tests.workers.training.pool import train_alone
+from workers.contracts.catalog.model_flops import flops_per_token
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
@@ -26,6 +29,7 @@ from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.training.recompute import apply_recompute, hardware_factor, memory_budget
 from workers.training.recompute.knapsack import best_sets, choose_sets
+from workers.training.setup import loop_builder
 
 KINDS = ("none", "selective", "full")
 WIDE = {
@@ -110,15 +114,18 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
 
 @pytest.mark.parametrize(
     "plan",
-    [
-        {},
-        {"precision": "bf16"},
-        {"precision": "fp16"},
-        {"dp": 2, "zero": 0, "precision": "bf16"},
-        {"dp": 2, "zero": 2},
-        {"dp": 2, "zero": 3},
-        {"dp": 2, "zero": 3, "precision": "fp16"},
-    ],
+    select(
+        [
+            {},
+            {"precision": "bf16"},
+            {"precision": "fp16"},
+            {"dp": 2, "zero": 0, "precision": "bf16"},
+            {"dp": 2, "zero": 2},
+            {"dp": 2, "zero": 3},
+            {"dp": 2, "zero": 3, "precision": "fp16"},
+        ],
+        [0, 1, 2, 4, 6],  # each precision and ZeRO stage once
+    ),
     ids=lambda plan: "-".join(map(str, plan.values())),
 )
 def test_every_kind_learns_the_same(plan, train, tmp_path):
@@ -127,7 +134,7 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
         "auto": {"recompute": "auto", "recompute_budget_bytes": 40_000}
     }
     results = {
-        kind: train(make_spec(dropout, {**BATCH, **plan, **kinds[kind]}, steps=3), tmp_path / kind)
+        kind: train(make_spec(dropout, {**BATCH, **plan, **kinds[kind]}, steps=2), tmp_path / kind)
         for kind in kinds
     }
     none = results["none"]
@@ -153,6 +160,23 @@ def test_every_kind_learns_the_same(plan, train, tmp_path):
     assert 0 < stage["extra_s"] < stage["full_extra_s"]
     # what was foretold is what autograd holds, to the byte
     assert held["none"] - held["auto"] == stage["none_bytes"] - stage["bytes"]
+
+
+def test_auto_counts_no_logits_that_the_loss_never_makes(train, tmp_path, monkeypatch):
+    """The loss from hidden states, which a GPU uses, holds a chunk of logits."""
+    model, plan = {**TINY, "vocab": 4096}, {**BATCH, "recompute": "auto"}
+    rooms = {}
+    for fused in (False, True):
+        monkeypatch.setattr(loop_builder, "uses_hidden_states", lambda *_, fused=fused: fused)
+        result = train_alone(make_spec(model, plan, steps=1), tmp_path / str(fused))
+        assert result.outcomes[0]["class"] == "ok", result.outcomes
+        [event] = [each for each in result.events() if each["type"] == "recompute_chosen"]
+        [stage] = event["data"]["stages"]
+        rooms[fused] = stage["room_bytes"]
+    logits = 2 * 16 * 4096 * 4
+    head = 4096 * 32 * 4
+    # three copies of the logits, or a chunk that holds all of these few and the head's gradient
+    assert rooms[True] - rooms[False] == pytest.approx(3 * logits - logits - head, rel=0.1)
 
 
 def test_auto_keeps_all_where_there_is_room_and_refuses_less_than_the_least(train, tmp_path):
@@ -226,5 +250,12 @@ def test_executed_flops_are_those_of_the_planner(name):
         cluster = ClusterSpec(device="h100-80g", nodes=1, devices_per_node=1)
         table = table_of([Request(model, plan, cluster, 1024, framework("orrery"))], {})
         message = float(table["executed_flops"][0] / table["model_flops"][0])
-        assert hardware_factor(model, plan, 1024) == pytest.approx(message, rel=1e-6)
-    assert hardware_factor(model, ParallelPlan(recompute="auto"), 1024, recomputed_share=0.0) == 1.0
+        assert hardware_factor(
+            model, plan, 1024, flops_per_token=flops_per_token(model, 1024)
+        ) == pytest.approx(message, rel=1e-6)
+    assert (
+        hardware_factor(
+            model, ParallelPlan(recompute="auto"), 1024, flops_per_token=1.0, recomputed_share=0.0
+        )
+        == 1.0
+    )

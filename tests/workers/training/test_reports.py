@@ -16,7 +16,7 @@ from workers.training.loop import text_samples
 from workers.training.setup.spec_loading import accept
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 4}
-STEPS, SAVED = 8, (4, 8)
+STEPS, SAVED = 5, (2, 4, 5)
 SAMPLES = {
     "prompts": ["First Citizen:\nSpeak, ", "é", "The king is"],
     "max_tokens": 9,
@@ -45,8 +45,8 @@ def spec(plan, **more):
     train = {
         "seq_len": 32,
         "samples": SAMPLES,
-        "checkpoint": {"every_steps": 4},
-        "log_every": 3,
+        "checkpoint": {"every_steps": 2},
+        "log_every": 2,
         **more,
     }
     return make_spec(
@@ -96,7 +96,7 @@ def test_every_plan_reports_the_same_as_one_process(name, reference, train, tmp_
     for point in result.points():
         squares = sum(v**2 for k, v in point["values"].items() if k.startswith("grad_norm/"))
         assert math.sqrt(squares) == pytest.approx(point["values"]["grad_norm"], rel=1e-12)
-    assert [point["step"] for point in result.points()] == [3, 6, 8]
+    assert [point["step"] for point in result.points()] == [2, 4, 5]
     assert "grad_norm/embedding" not in result.points(1)[0]["values"], "one rank reports it"
     grads, weights = by_layer(result, "grad_norm"), by_layer(result, "weight_norm")
     layers = 2 if plan.get("ep") else 4
@@ -124,7 +124,7 @@ def test_texts_of_a_run(reference):
     one = reference({})
     by_step = texts(one)
     assert set(by_step) == set(SAVED)
-    assert len({str(ids) for ids in by_step.values()}) == 2, "texts change as the model learns"
+    assert by_step[SAVED[0]] != by_step[STEPS], "texts change as the model learns"
     data = [event["data"] for event in one.events() if event["type"] == "samples_written"][-1]
     samples = data["samples"]
     assert [sample["prompt"] for sample in samples] == SAMPLES["prompts"]
@@ -137,7 +137,7 @@ def test_time_for_texts_is_bounded(train, tmp_path, monkeypatch):
     monkeypatch.setattr(text_samples, "GRACE_S", 1e-6)
     result = train({**spec({}), "plan": BATCH}, tmp_path)
     [data] = [event["data"] for event in result.events() if event["type"] == "samples_written"]
-    assert (data["step"], data["cut_short"]) == (4, True)
+    assert (data["step"], data["cut_short"]) == (2, True)
     assert [len(sample["token_ids"]) for sample in data["samples"]] == [1, 1, 1]
 
 

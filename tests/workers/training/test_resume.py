@@ -13,9 +13,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import convert
-from workers.models.weights.manifest import write_manifest
+from workers.models.weights import manifest as manifests
+from workers.models.weights.manifest import find_damage, write_manifest
 
-HALF_STEPS, FULL_STEPS = 5, 10
+HALF_STEPS, FULL_STEPS = 3, 6
 
 
 def spec(plan, steps, **more):
@@ -106,14 +107,14 @@ def test_starts_from_scratch_if_no_checkpoint_is_complete(train, tmp_path):
 
 def test_resumes_from_a_named_checkpoint_of_another_directory(train, uninterrupted, tmp_path):
     train(spec({}, HALF_STEPS, checkpoint={"every_steps": HALF_STEPS}), tmp_path / "first")
-    folder = tmp_path / "first" / "checkpoints" / "step-00000005"
+    folder = tmp_path / "first" / "checkpoints" / "step-00000003"
     result = train(
         spec({}, FULL_STEPS), tmp_path / "second", ORRERY_RESUME=str(folder), ORRERY_ATTEMPT="7"
     )
     assert result.values("loss") == uninterrupted.values("loss")[HALF_STEPS:]
     assert {point["attempt"] for point in result.points()} == {7}
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert (manifest["step"], manifest["samples"], manifest["tokens"]) == (5, 40, 640)
+    assert (manifest["step"], manifest["samples"], manifest["tokens"]) == (3, 24, 384)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +132,57 @@ def test_checkpoint_of_another_run_is_refused(change, message, first_step, train
     outcome = train(other, tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
     assert message in outcome["reason"]
+
+
+def text_run(path, steps, **train):
+    document = spec({}, steps, checkpoint={"every_steps": 1}, **train)
+    return {**document, "data": {"path": str(path), "format": "text"}}
+
+
+def test_other_data_are_refused_or_continued_on_request(train, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    directory = tmp_path / "run"
+    assert train(text_run(text, 1), directory).outcomes[0]["class"] == "ok"
+    moved = text.rename(tmp_path / "moved.txt")
+    assert train(text_run(moved, 2), directory).outcomes[0]["class"] == "ok"
+    moved.write_text("pack my box with five dozen liquor jugs then go\n" * 200)
+    outcome = train(text_run(moved, 3), directory).outcomes[0]
+    assert outcome["class"] == "user_error"
+    assert "was trained on other data" in outcome["reason"]
+    assert "train.allow_data_change true" in outcome["reason"]
+    result = train(text_run(moved, 3, allow_data_change=True), directory)
+    assert result.outcomes[0] == {"class": "ok", "reason": "all 3 steps done", "step": 3}
+    [event] = [each for each in result.events() if each["type"] == "data_changed"]
+    assert event["data"]["step"] == 2
+    assert train(text_run(moved, 4), directory).outcomes[0]["class"] == "ok"
+
+
+def test_each_rank_hashes_its_own_file(train, tmp_path, monkeypatch):
+    checkpoint = {"every_steps": 1, "async": True}
+    train(spec({"dp": 2, "zero": 1}, 1, checkpoint=checkpoint), tmp_path)
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    shards = sorted(name for name in manifest["files"] if name.endswith(".distcp"))
+    assert len(shards) == 2
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        [*manifest["files"], "manifest.json"]
+    )
+    assert find_damage(folder, manifest) is None
+    hashed = []
+    monkeypatch.setattr(manifests, "file_digest", lambda path: hashed.append(path.name) or "new")
+    write_manifest(folder, {"step": 1}, digests=dict.fromkeys(shards, "known"))
+    assert hashed == sorted(manifest["files"].keys() - set(shards))
+
+
+def test_a_checkpoint_without_a_fingerprint_is_continued(first_step, train, tmp_path):
+    """Checkpoints of earlier versions have none."""
+    shutil.copytree(first_step, tmp_path, dirs_exist_ok=True)
+    folder = tmp_path / "checkpoints" / "step-00000001"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert len(manifest.pop("data_fingerprint")) == 64
+    write_manifest(folder, {k: manifest[k] for k in manifest.keys() - {"files", "version"}})
+    assert train(spec({}, 2), tmp_path).outcomes[0]["class"] == "ok"
 
 
 def test_resume_from_a_missing_folder_is_refused(train, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import orchestrator.planner.model.time.step_time  # noqa: F401  registers the terms
 from tests.orchestrator.planner.predicted import predicted
-from workers.contracts.catalog.counts import flops_per_token
+from workers.contracts.catalog.model_flops import flops_per_token
 from workers.contracts.catalog.presets import PRESETS, preset
 from workers.contracts.specs.model import ModelSpec
 

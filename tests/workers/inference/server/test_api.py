@@ -116,7 +116,7 @@ REFUSED: list[tuple[dict[str, Any], type[openai.APIStatusError], str | None]] = 
         "response_format",
     ),
     ({"seed": 1.5}, openai.BadRequestError, "seed"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "tools"),
+    ({"tools": [{"type": "web_search"}]}, openai.BadRequestError, "tools"),
     ({"messages": []}, openai.BadRequestError, "messages"),
     ({"messages": [{"role": "user", "content": "w1 " * 300}]}, openai.BadRequestError, "messages"),
     ({"messages": [{"role": "narrator", "content": "w1"}]}, openai.BadRequestError, "messages"),
@@ -188,3 +188,67 @@ def _live_streams(*, max_new_tokens: int) -> list[TokenStream]:
         for each in gc.get_objects()
         if type(each) is TokenStream and each.request.sampling.max_new_tokens == max_new_tokens
     ]
+
+
+def test_echo_with_log_probabilities_scores_the_prompt(serving):
+    client = serving.client()
+    options: dict[str, Any] = {"model": "wordy", "prompt": "w1 w7 w9 w2", "echo": True}
+    scored = client.completions.create(**options, logprobs=2, max_tokens=0)
+    choice = scored.choices[0]
+    assert choice.text == "w1 w7 w9 w2" and choice.finish_reason == "length"
+    assert scored.usage.completion_tokens == 0 and scored.usage.prompt_tokens == 4
+    assert choice.logprobs.tokens == ["w1", "w7", "w9", "w2"]
+    assert choice.logprobs.token_logprobs[0] is None and choice.logprobs.top_logprobs[0] is None
+    assert all(value < 0 for value in choice.logprobs.token_logprobs[1:])
+    assert {len(top) for top in choice.logprobs.top_logprobs[1:]} <= {2, 3}
+    longer = client.completions.create(**options, logprobs=0, max_tokens=3, **GREEDY)
+    logprobs = longer.choices[0].logprobs
+    assert logprobs.token_logprobs[1:4] == pytest.approx(choice.logprobs.token_logprobs[1:])
+    assert len(logprobs.tokens) == 7 and longer.choices[0].text.startswith("w1 w7 w9 w2")
+    streamed = list(
+        client.completions.create(**options, logprobs=0, max_tokens=3, stream=True, **GREEDY)
+    )
+    tokens = [token for each in streamed for token in each.choices[0].logprobs.tokens]
+    assert tokens == logprobs.tokens
+    extra = {"prompt_logprobs": 1}
+    listed = client.completions.create(
+        **{**options, "echo": False}, max_tokens=1, n=2, seed=1, extra_body=extra
+    )
+    for each in listed.choices:
+        first, second = each.prompt_logprobs[:2]
+        assert first is None and second["7"]["decoded_token"] == "w7"
+        assert second["7"]["logprob"] == pytest.approx(choice.logprobs.token_logprobs[1])
+    chat = client.chat.completions.create(
+        model="wordy", messages=CHAT, max_tokens=1, extra_body=extra
+    )
+    assert len(chat.choices[0].prompt_logprobs) == chat.usage.prompt_tokens
+    batch = client.completions.create(
+        model="wordy", prompt=[[1, 7], [1, 7, 9]], echo=True, logprobs=0, max_tokens=0
+    )
+    assert [len(each.logprobs.tokens) for each in batch.choices] == [2, 3]
+    only_text = client.completions.create(**options, max_tokens=0)
+    assert only_text.choices[0].text == "w1 w7 w9 w2" and only_text.choices[0].logprobs is None
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 0"):
+        client.completions.create(model="wordy", prompt="w1", max_tokens=0)
+
+
+def test_payloads_of_lm_evaluation_harness_are_answered_as_it_reads_them(serving):
+    """Its local-completions: token ids, one new token that it drops, is_greedy by equality."""
+    prompts = [[1, 7, 9, 2, 30], [5, 4, 3]]
+    payload = {"model": "wordy", "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234}
+    answer = serving.http.post(
+        "/v1/completions", json={**payload, "prompt": prompts, "echo": True}
+    ).json()
+    for choice, prompt in zip(answer["choices"], prompts, strict=True):
+        logprobs = choice["logprobs"]
+        assert len(logprobs["token_logprobs"]) == len(prompt) + 1
+        context = serving.http.post(
+            "/v1/completions",
+            json={**payload, "prompt": prompt[:-1], "max_tokens": 1, "ignore_eos": True},
+        ).json()["choices"][0]["logprobs"]
+        (likeliest,) = logprobs["top_logprobs"][len(prompt) - 1].keys() - {f"w{prompt[-1]}"} or {
+            f"w{prompt[-1]}"
+        }
+        assert likeliest == context["tokens"][0]
+        greedy = logprobs["token_logprobs"][-2] == max(logprobs["top_logprobs"][-2].values())
+        assert greedy is (likeliest == f"w{prompt[-1]}")

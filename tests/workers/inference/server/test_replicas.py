@@ -24,7 +24,7 @@ VLLM = """
     import json, os, sys
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
     options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-    counts = {"tokens": 0}
+    counts = {"tokens": 0, "requests": 0}
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             if self.path == "/metrics":
@@ -33,8 +33,8 @@ VLLM = """
                         "vllm:cache_config_info{block_size=\\"16\\",num_gpu_blocks=\\"400\\"} 1.0",
                         f"vllm:generation_tokens_total {counts['tokens']}",
                         "vllm:prompt_tokens_total 10",
-                        "vllm:time_to_first_token_seconds_sum 0.5",
-                        "vllm:time_to_first_token_seconds_count 2"]
+                        f"vllm:time_to_first_token_seconds_sum {counts['requests'] / 4}",
+                        f"vllm:time_to_first_token_seconds_count {counts['requests']}"]
                 return self.reply("\\n".join(rows))
             self.reply(json.dumps({"object": "list", "data": [
                 {"id": options["--served-model-name"], "object": "model", "max_model_len": 77}]}))
@@ -42,6 +42,7 @@ VLLM = """
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             if body["prompt"] == "end":
                 os._exit(3)
+            counts["requests"] += 1
             counts["tokens"] += 3
             choice = {"index": 0, "text": "said", "finish_reason": "stop", "logprobs": None}
             chunk = {"id": "x", "object": "text_completion", "created": 1, "model": "m",

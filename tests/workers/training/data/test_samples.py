@@ -128,7 +128,7 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
                 rows += list(
                     zip(
                         (block.first + i for i in range(2)),
-                        load_microbatch(result, block, cpu)[0],
+                        load_microbatch(result, block, cpu).inputs,
                         strict=True,
                     )
                 )
@@ -143,12 +143,12 @@ def test_ranks_see_the_same_batches_under_any_dp_and_after_a_resume() -> None:
 
 
 def test_padding_is_not_learned_from() -> None:
-    inputs, targets, documents = load_microbatch(
+    batch = load_microbatch(
         samples(41, shuffle=False), Microbatch(2, 1, missing=1), torch.device("cpu")
     )
-    assert inputs.tolist()[0] == [8, 9, 10, 11]
-    assert targets.tolist() == [[9, 10, 11, 12], [IGNORED] * 4]
-    assert documents is None, "it was not asked where they begin"
+    assert batch.inputs.tolist()[0] == [8, 9, 10, 11]
+    assert batch.targets.tolist() == [[9, 10, 11, 12], [IGNORED] * 4]
+    assert batch.documents is None, "it was not asked where they begin"
 
 
 def test_batches_report_where_documents_begin_under_any_dp_and_after_a_resume() -> None:
@@ -171,7 +171,7 @@ def test_batches_report_where_documents_begin_under_any_dp_and_after_a_resume() 
         rows: dict[int, list[int]] = {}
         for rank in range(dp):
             for block in microbatches_for(first, 10, micro_batch_size=3, dp=dp, rank=rank):
-                documents = load_microbatch(result, block, torch.device("cpu"))[2]
+                documents = load_microbatch(result, block, torch.device("cpu")).documents
                 assert documents is not None and len(documents.starts) == 3
                 assert all(list(row) == [0] for row in documents.starts[block.count :])
                 for row in range(block.count):

@@ -19,7 +19,7 @@ from tests.orchestrator.planner.predicted import predicted
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.training.loop.objective import token_loss
+from workers.training.objectives.token_losses import token_loss
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

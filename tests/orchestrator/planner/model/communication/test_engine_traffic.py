@@ -54,6 +54,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("dp", LLAMA, {"dp": 4, "zero": 1, "global_batch_size": 8}),
     ("dp", LLAMA, {"dp": 4, "zero": 2, "global_batch_size": 8}),
     ("dp", LLAMA, {"dp": 4, "zero": 3, "global_batch_size": 8, "recompute": "full"}),
+    ("dp", LLAMA, {"dp": 4, "dp_replicate": 2, "zero": 2, "global_batch_size": 16}),
+    ("dp", LLAMA, {"dp": 4, "dp_replicate": 2, "zero": 3, "global_batch_size": 16}),
     ("dp", RAGGED, {"dp": 4, "zero": 3}),
     ("dp", TIED, {"dp": 4, "zero": 3}),
     ("tp", WHOLE_HEADS, {"tp": 2, "global_batch_size": 3}),

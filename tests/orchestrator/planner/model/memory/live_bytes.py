@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
-from workers.training.loop.objective import token_loss
-from workers.training.numerics.precision import DTYPES, CastCopies
+from workers.training.numerics.precision import DTYPES, cast_copies
+from workers.training.objectives.token_losses import token_loss
 from workers.training.parallel.zero import shard_decoder
 
 
@@ -56,7 +56,7 @@ def peak_of_a_step(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> int:
     with FakeTensorMode(), LiveBytes() as live:
         decoder = Decoder(model)
         if plan.precision != "fp32":
-            CastCopies(decoder, decoder.blocks, DTYPES[plan.precision])
+            decoder = cast_copies(decoder, DTYPES[plan.precision])
         optimizer = torch.optim.AdamW(decoder.parameters(), foreach=False)
         for _ in range(2):
             for _ in range(plan.accumulation):

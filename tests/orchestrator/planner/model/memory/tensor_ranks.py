@@ -1,13 +1,8 @@
-"""One rank of tensor-parallel shards under `fully_shard`: prints its bytes after an update as JSON.
-
-`test_model_states` runs it under torchrun with the model and the tensor parallel degree as
-arguments.
-"""
+"""One rank of tensor-parallel shards under `fully_shard`, which `test_model_states` calls."""
 
 from __future__ import annotations
 
-import json
-import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +17,9 @@ from workers.models.decoder import Decoder
 COLUMNS, ROWS = ("attn.q", "attn.k", "attn.v", "mlp.gate", "mlp.up"), ("attn.o", "mlp.down")
 
 
-def main() -> None:
-    spec, tp = ModelSpec.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    dist.init_process_group("gloo")
+def held_after_an_update(model: dict[str, Any], tp: int) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer state on this rank."""
+    spec = ModelSpec.from_dict(model)
     mesh = init_device_mesh("cpu", (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
     with torch.device("meta"):
         decoder = Decoder(spec)
@@ -45,11 +40,4 @@ def main() -> None:
     optimizer.step()
     state = [value for each in optimizer.state.values() for value in each.values()]
     held = {"params": parameters, "grads": [p.grad for p in parameters], "optimizer": state}
-    sys.stdout.write(
-        json.dumps({name: held_bytes(tensors) for name, tensors in held.items()}) + "\n"
-    )
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return {name: float(held_bytes(tensors)) for name, tensors in held.items()}

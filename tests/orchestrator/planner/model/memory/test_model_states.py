@@ -4,10 +4,6 @@ over real ranks.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +16,7 @@ import orchestrator.planner.model.memory.model_states  # noqa: F401  registers t
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
 from tests.orchestrator.planner.predicted import predicted
 from tests.workers.training.conftest import TINY, make_spec
-from tests.workers.training.pool import ROOT, Pool
+from tests.workers.training.pool import Pool
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
@@ -215,32 +211,20 @@ def test_the_engine_s_own_count_on_three_ranks(three_ranks, tmp_path, model, pre
     )
 
 
-def test_tensor_parallel_shards_of_four_ranks():
+def test_tensor_parallel_shards_of_four_ranks(tmp_path):
     """DTensor's column and row splits, sharded once more by `fully_shard`, on a vocabulary that
     nothing divides.
     """
     spec = ModelSpec.from_dict({**ODD, "heads": 4, "kv_heads": 2, "head_dim": 18, "qk_norm": False})
-    run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "4",
-            "-m",
-            "tests.orchestrator.planner.model.memory.tensor_ranks",
-            spec.to_json(),
-            "2",
-        ],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
-    assert run.returncode == 0, run.stderr
-    held = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    pool = Pool(4, tmp_path / "store")
+    try:
+        held = pool.call(
+            "tests.orchestrator.planner.model.memory.tensor_ranks:held_after_an_update",
+            model=spec.to_dict(),
+            tp=2,
+        )
+    finally:
+        pool.close()
     assert len(held) == 4
     worst = {name: max(each[name] for each in held) for name in STATES}
     assert states(spec, {"dp": 2, "tp": 2, "zero": 3}, using="fsdp2") == pytest.approx(

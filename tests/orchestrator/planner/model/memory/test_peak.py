@@ -141,12 +141,14 @@ def test_peak_of_the_engine_s_step(precision, more):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("zero", [2, 3])
 @pytest.mark.parametrize("tied", [True, False])
-def test_peak_of_a_fully_sharded_step(tied, zero, precision):
+@pytest.mark.parametrize("dp", [1, 4])
+def test_peak_of_a_fully_sharded_step(dp, tied, zero, precision):
     """Shards, gathered copies that stay, activations and loss; the prediction holds an earlier
     gradient as well.
     """
     spec = ModelSpec.from_dict({**SMALL, "tie_embeddings": tied})
-    plan = {"dp": 4, "zero": zero, "precision": precision, "micro_batch_size": 4}
+    plan = {"dp": dp, "zero": zero, "precision": precision, "micro_batch_size": 4}
+    plan["global_batch_size"] = 4 * dp
     measured = peak_of_a_sharded_step(spec, ParallelPlan.model_validate(plan), 256)
     table = predicted(spec, plan, seq_len=256, device="cpu")
     assert float((table["total_bytes"] - table["grads_bytes"]).max()) == pytest.approx(

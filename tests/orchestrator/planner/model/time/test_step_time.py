@@ -22,7 +22,7 @@ from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import plan_problems
 
-PARTS = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "other_s")
+PARTS = ("compute_s", "exposed_comm_s", "bubble_s", "optimizer_s", "rollout_s", "other_s")
 
 
 def step_s(model: Any, plan: dict[str, Any], **more: Any) -> float:
@@ -80,7 +80,7 @@ def test_five_parts_make_the_step_for_any_plan():
     table = table_of(request_list, columns_for(request_list))
     parts = np.stack([table.column(name) for name in PARTS])
     assert np.all(np.isfinite(parts)) and np.all(parts >= -1e-12)
-    assert np.all(parts[[0, 3, 4]] > 0)
+    assert np.all(parts[[0, 3, 5]] > 0)
     assert table.column("step_time_s") == pytest.approx(parts.sum(axis=0), rel=1e-12)
     assert np.all((table.column("mfu") > 0) & (table.column("mfu") < 1))
     assert np.all(table.column("mfu") <= table.column("hfu") * (1 + 1e-12))

@@ -1,0 +1,1 @@
+"""Replaces torch in fault-injection tests, so supervisors start fake ranks in milliseconds."""

@@ -1,0 +1,1 @@
+"""Part of the replacement for torch; only `torch.distributed.run` exists."""

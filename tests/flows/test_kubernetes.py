@@ -1,0 +1,97 @@
+"""Runs in supervisors of pods that a played cluster starts: points, eviction, resume, cancel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.embedded import ROOT, Orrery, train_spec
+from tests.kubernetes.cluster import Cluster
+
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+
+
+def command(orrery: Orrery, *words: str) -> Any:
+    folder = orrery.home / "valkey"
+    password, port = ((folder / name).read_text().strip() for name in ("password", "port"))
+    environ = {
+        **orrery.environ,
+        "ORRERY_HOME": str(orrery.home),
+        "REDIS_URL": f"redis://:{password}@127.0.0.1:{port}/0",
+    }
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "engine", *words],
+        env=environ,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def cluster(installation: Orrery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder: Path = tmp_path_factory.mktemp("kubernetes")
+    (folder / "kubeconfig").write_text("")
+    made = Cluster(run_pods=True, admits=True)
+    try:
+        (folder / "kubeconfig").write_text(made.kubeconfig())
+        settings = {
+            "home": folder / "home",
+            "source": ROOT,
+            "python": sys.executable,
+            "image": "orrery-node:test",
+            "claim": "runs",
+            "poll_s": 0.5,
+        }
+        words = [f"{name}={value}" for name, value in settings.items()]
+        login = ("--kind", "kubernetes", "--kubeconfig", str(folder / "kubeconfig"))
+        command(installation, "add", "k8s", *words, *login)
+        command(installation, "pool", "k8s", "k8s", "queue=default", "devices_per_node=1")
+        yield made
+    finally:
+        made.close()
+
+
+def losses(orrery: Orrery, run: str) -> list[float]:
+    return orrery.get(f"runs/{run}/series", name="loss", raw=1)["y"]
+
+
+def test_a_run_is_the_same_as_on_own_nodes_and_survives_its_eviction(
+    orrery: Orrery, cluster: Cluster
+) -> None:
+    own = orrery.submit(train_spec(steps=30), "own")
+    run = orrery.submit(train_spec(steps=30, resources={"pool": "k8s"}), "kubernetes")
+    orrery.until_state(own, "finished")
+    orrery.until_state(run, "finished")
+    assert orrery.steps(run) == list(range(1, 31))  # each once, of two pods
+    assert losses(orrery, run) == losses(orrery, own)
+    placement = orrery.get(f"runs/{run}/attempts")["items"][0]["placement"]
+    assert [share["host"] for share in placement] == ["kn1", "kn2"]
+
+    # Kueue takes the quota of a running job: it continues from a checkpoint in a new JobSet
+    long = orrery.submit(train_spec(steps=100_000, every=5, resources={"pool": "k8s"}), "evicted")
+    orrery.until_step(long, 6)
+    [name] = [one for one in cluster.jobsets() if one.startswith(f"orrery-{long}-")]
+    last = orrery.steps(long)[-1]
+    cluster.evict(name, "Preempted", "preempted to make room", "InClusterQueue")
+    orrery.until(lambda: orrery.events(long, "checkpoint_restored"), 120, "it resumes")
+    orrery.until_step(long, last + 6)
+    assert name not in cluster.jobsets()
+    attempts = orrery.get(f"runs/{long}/attempts")["items"]
+    ended = next(one for one in attempts if one["attempt"] == 1)
+    assert ended["exit"]["class"] == "preempted"
+    assert "InClusterQueue: preempted to make room" in ended["exit"]["reason"]
+
+    # cancelled: its pods end
+    assert orrery.client is not None
+    orrery.client.post(f"runs/{long}/cancel")
+    orrery.until_state(long, "cancelled")
+    orrery.until(lambda: not cluster.living(), 60, "no pod lives")
+    assert orrery.steps(long) == list(range(1, len(orrery.steps(long)) + 1))

@@ -1,0 +1,238 @@
+"""The rights to every REST operation and page, for `test_access_matrix`."""
+
+from __future__ import annotations
+
+# "METHOD path": the scope; then whose object it is about:
+#   see     404 for callers outside the owner's teams
+#   decide  as see; 403 for viewers
+#   manage  as see; 403 for those who may see it but are neither its owner nor operator
+#   change  everybody sees it; 403 for all but its owner and operators
+#   own     404 for all but its owner and administrators
+#   private 404 for all but its owner
+REST = """
+POST   v1/runs                                        runs
+GET    v1/runs                                        read
+GET    v1/runs/{int:id}                               read    see
+PATCH  v1/runs/{int:id}                               runs    manage
+POST   v1/runs/from-bundle                            runs
+GET    v1/runs/{int:id}/bundle                        read    see
+POST   v1/runs/{int:id}/cancel                        runs    manage
+POST   v1/runs/{int:id}/pause                         runs    manage
+POST   v1/runs/{int:id}/resume                        runs    manage
+POST   v1/runs/{int:id}/retry                         runs    manage
+POST   v1/runs/{int:id}/checkpoint                    runs    manage
+POST   v1/runs/{int:id}/profile                       runs    manage
+POST   v1/runs/{int:id}/memory-snapshot               runs    manage
+POST   v1/runs/{int:id}/clone                         runs    see
+POST   v1/runs/{int:id}/checkpoints/{int:step}/pin    runs    manage
+POST   v1/runs/{int:id}/checkpoints/{int:step}/unpin  runs    manage
+POST   v1/runs/{int:id}/fork                          runs    see
+GET    v1/runs/{int:id}/attempts                      read    see
+GET    v1/runs/{int:id}/events                        read    see
+POST   v1/runs/{int:id}/events                        ingest  manage
+GET    v1/runs/{int:id}/checkpoints                   read    see
+GET    v1/runs/{int:id}/artifacts                     read    see
+GET    v1/runs/{int:id}/samples                       read    see
+GET    v1/runs/{int:id}/artifacts/{int:artifact}/download  read  see
+GET    v1/runs/{int:id}/logs                          read    see
+POST   v1/runs/{int:id}/logs                          ingest  manage
+POST   v1/runs/{int:id}/points                        ingest  manage
+POST   v1/runs/{int:id}/finish                        ingest  manage
+GET    v1/runs/{int:id}/series                        read    see
+GET    v1/runs/{int:id}/benchmark                     read    see
+GET    v1/runs/{int:id}/produced                      read    see
+GET    v1/runs/{int:id}/lines                         read    see
+GET    v1/runs/{int:id}/lines/download                read    see
+GET    v1/runs/{int:id}/answers                       read    see
+GET    v1/runs/{int:id}/answers/download              read    see
+GET    v1/runs/{int:id}/requests                      read    see
+GET    v1/runs/{int:id}/results                       read    see
+GET    v1/runs/{int:id}/answer-votes                  read    see
+POST   v1/runs/{int:id}/answer-votes                  runs    see
+GET    v1/runs/{int:id}/training-data                 read    see
+GET    v1/runs/{int:id}/lineage                       read    see
+GET    v1/runs/{int:id}/rollouts                      read    see
+GET    v1/experiments                                 read
+POST   v1/experiments                                 runs
+GET    v1/experiments/{int:id}                        read    see
+PATCH  v1/experiments/{int:id}                        runs    manage
+GET    v1/events                                      read
+GET    v1/exports                                     read
+POST   v1/exports                                     read
+GET    v1/exports/{int:id}                            read    private
+GET    v1/exports/{int:id}/download                   read    private
+DELETE v1/exports/{int:id}                            read    private
+GET    v1/usage                                       read
+GET    v1/storage/candidates                          fleet
+GET    v1/storage/copies                              fleet
+GET    v1/storage/copies/candidates                   fleet
+GET    v1/storage/store                               fleet
+POST   v1/storage/store/check                         fleet
+GET    v1/storage/deletions                           fleet
+GET    v1/storage/folders                             fleet
+GET    v1/dead-letters                                fleet
+POST   v1/dead-letters/{int:id}/retry                 fleet
+POST   v1/dead-letters/{int:id}/drop                  fleet
+GET    v1/queue                                       read
+GET    v1/nodes                                       read
+GET    v1/nodes/{id}                                  read
+POST   v1/nodes/{id}/drain                            fleet
+POST   v1/nodes/{id}/undrain                          fleet
+POST   v1/nodes/{id}/confirm-lost                     fleet
+POST   v1/nodes/{id}/cordon                           fleet
+POST   v1/nodes/{id}/uncordon                         fleet
+GET    v1/nodes/{id}/cordons                          read
+GET    v1/nodes/{id}/probes                           read
+DELETE v1/nodes/{id}                                  fleet
+GET    v1/devices                                     read
+GET    v1/pools                                       read
+POST   v1/join-tokens                                 fleet
+GET    v1/engines                                     read
+POST   v1/engines                                     admin
+GET    v1/engines/{name}                              read
+PATCH  v1/engines/{name}                              admin
+DELETE v1/engines/{name}                              admin
+PUT    v1/engines/{name}/pools/{pool}                 admin
+DELETE v1/engines/{name}/pools/{pool}                 admin
+GET    v1/presets                                     read
+GET    v1/data/files                                  runs
+GET    v1/data/preview                                runs
+GET    v1/reviews                                     read
+POST   v1/reviews                                     runs
+GET    v1/reviews/{int:id}                            read    see
+DELETE v1/reviews/{int:id}                            runs    manage
+GET    v1/reviews/{int:id}/lines                      read    see
+GET    v1/reviews/{int:id}/lines/{int:line}           read    see
+PATCH  v1/reviews/{int:id}/lines/{int:line}           runs    see
+GET    v1/reviews/{int:id}/lines/{int:line}/changes   read    see
+POST   v1/reviews/{int:id}/next                       runs    see
+GET    v1/reviews/{int:id}/data-sets                  read    see
+POST   v1/reviews/{int:id}/data-sets                  runs    see
+GET    v1/reviews/{int:id}/data-sets/{int:data_set}/download  read  see
+GET    v1/model-comparisons                           read
+POST   v1/model-comparisons                           runs
+GET    v1/model-comparisons/votes                     read
+GET    v1/model-comparisons/{int:id}                  read    see
+GET    v1/model-comparisons/{int:id}/turns            read    see
+POST   v1/model-comparisons/{int:id}/turns            runs    see
+POST   v1/model-comparisons/{int:id}/turns/{int:turn}/vote  runs  see
+POST   v1/model-comparisons/{int:id}/data-sets        runs    see
+POST   v1/plans/estimate                              read
+POST   v1/plans/search                                read
+POST   v1/plans/export                                read
+POST   v1/plans/serving                               read
+GET    v1/plans                                       read
+POST   v1/plans                                       runs
+GET    v1/plans/{int:id}                              read    see
+DELETE v1/plans/{int:id}                              runs    manage
+GET    v1/calibrations                                read
+POST   v1/calibrations                                runs
+GET    v1/calibrations/{int:id}                       read
+PATCH  v1/calibrations/{int:id}                       runs    change
+DELETE v1/calibrations/{int:id}                       runs    change
+GET    v1/device-types                                read
+POST   v1/device-types                                runs
+GET    v1/device-types/{int:id}                       read    see
+DELETE v1/device-types/{int:id}                       runs    manage
+GET    v1/me                                          read
+GET    v1/tokens                                      read
+POST   v1/tokens                                      tokens
+DELETE v1/tokens/{int:id}                             tokens  own
+GET    v1/audit                                       admin
+GET    v1/notifications                               read
+POST   v1/notifications                               runs
+DELETE v1/notifications/{int:id}                      runs    own
+POST   v1/notifications/{int:id}/test                 runs    own
+GET    v1/notifications/{int:id}/deliveries           read    own
+GET    v1/jobs                                        fleet
+GET    v1/jobs/runs                                   fleet
+POST   v1/jobs/{name}/run                             fleet
+"""
+
+# page name: the method; then the least role, or whose object it is about
+PAGES = """
+script-texts       GET   anyone
+login              GET   anyone
+logout             POST  anyone
+metrics            GET   anyone
+health             GET   anyone
+overview           GET
+overview-pulse     GET
+outages            GET
+run                GET   see
+run-pulse          GET   see
+run-comparison     GET   see
+run-heat           GET   see
+run-timeline       GET   see
+run-samples        GET   see
+run-rollouts       GET   see
+run-engine         GET   see
+run-act            POST  see
+run-fork           GET   see
+gallery            GET
+runs               GET
+runs-bulk          POST
+runs-compare       GET
+run-bundle         GET   see
+run-from-bundle    POST
+run-new            GET
+run-check          POST
+fleet              GET
+dead-letters       GET   operator
+dead-letter-close  POST  operator
+node-join          GET   operator
+engines            GET
+engine-change      POST  admin
+node               GET
+node-drain         GET   operator
+node-undrain       POST  operator
+node-confirm-lost  POST  operator
+node-cordon        POST  operator
+node-uncordon      POST  operator
+node-remove        GET   operator
+queue              GET
+queue-priority     POST  see
+experiments        GET
+experiment-new     POST  submitter
+experiment         GET   see
+experiment-edit    POST  manage
+assistant          GET   see
+assistant-start    POST  submitter
+data               GET   submitter
+reviews            GET
+review             GET   see
+review-write       POST  decide
+review-delete      POST  manage
+model-comparisons  GET
+model-comparison   GET   see
+model-comparison-write  POST  decide
+planner            GET
+planner-answer     GET
+planner-shape      GET
+planner-why        GET
+planner-export     GET
+planner-serving    GET
+planner-scaling    GET
+planner-examples   GET
+planner-saved      GET
+planner-save       POST  submitter
+planner-forget     POST  manage
+account            GET
+password           GET
+tokens             GET
+token-revoke       POST  own
+audit              GET
+people             GET   admin
+role               POST  admin
+settings           GET   operator
+notifications      GET
+notification-delete  POST  own
+notification-test  POST  own
+usage              GET
+exports            GET
+export-delete      POST  private
+storage            GET   operator
+store-check        POST  operator
+jobs               GET   operator
+job-run            POST  operator
+"""

@@ -1,0 +1,1 @@
+"""Random and malformed input for every reader of messages, sockets and REST."""

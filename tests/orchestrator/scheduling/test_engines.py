@@ -1,0 +1,274 @@
+"""Passes over an engine that loses answers and jobs: nothing starts twice, nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from orchestrator.common import clock
+from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.models import Engine as EngineRow
+from orchestrator.fleet.models import Pool
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Attempt, Run
+from orchestrator.scheduling import selectors
+from orchestrator.scheduling.accounting import held, recorded
+from orchestrator.scheduling.accounting.split import split
+from orchestrator.scheduling.engines.port import (
+    Capacity,
+    EngineUnavailable,
+    JobView,
+    Order,
+    SubmissionRefused,
+    SubmissionUnclear,
+)
+from orchestrator.scheduling.engines.slurm import parse
+from orchestrator.scheduling.engines.sync import sync
+from orchestrator.scheduling.models import EngineJob
+from tests import factories
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
+
+
+class Recorded:
+    """An engine that keeps a list of jobs; `failure` is raised by the next submissions."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobView] = {}
+        self.orders: list[Order] = []
+        self.cancelled: set[str] = set()
+        self.failure: Exception | None = None
+        self.accepts = True
+        self.down = False
+
+    def submit(self, order: Order) -> str:
+        self.orders.append(order)
+        number = str(len(self.orders))
+        if self.accepts:
+            self.jobs[order.name] = parse.view(order.name, number, "PENDING", "Resources")
+        if self.failure is not None:
+            raise self.failure
+        return number
+
+    def cancel(self, numbers: Collection[str], *, kill: bool = False) -> None:
+        self.cancelled |= set(numbers)
+
+    def watch(self) -> dict[str, JobView]:
+        if self.down:
+            raise EngineUnavailable("Unable to contact slurm controller")
+        return dict(self.jobs)
+
+    def lookup(self, *, number: str, name: str) -> JobView | None:
+        return None
+
+    def capacity(self) -> Capacity:
+        return Capacity("22.05.8")
+
+    def explain(self, view: JobView, pool: Mapping[str, object]) -> str:
+        return f"Job {view.number} waits: {view.reason}."
+
+    def become(self, run: Run, state: str, reason: str = "") -> None:
+        job = EngineJob.objects.get(attempt__run=run, attempt__number=run.attempt_number)
+        self.jobs[job.name] = parse.view(job.name, job.number or "1", state, reason, "n1")
+
+
+@pytest.fixture
+def engine() -> EngineRow:
+    row = engines.engine_add(by=None, name="hpc")
+    engines.engine_pool_set(engine=row, by=None, pool="hpc-low", settings={"partition": "low"})
+    return row
+
+
+@pytest.fixture
+def run(engine: EngineRow) -> Run:
+    owner = factories.user("ada", role="submitter")
+    spec = factories.spec(resources={"pool": "hpc-low"})
+    return runs.run_submit(owner=owner, name="slurm", spec=spec)
+
+
+def _pass(engine: EngineRow, port: Any, run: Run, *, times: int = 1) -> Attempt | None:
+    for _ in range(times):
+        sync(EngineRow.objects.get(pk=engine.pk), port)
+    run.refresh_from_db()
+    return Attempt.objects.filter(run=run).order_by("-number").first()
+
+
+def test_a_run_stays_queued_with_the_engines_reason(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    _pass(engine, port, run, times=3)
+    assert len(port.orders) == 1 and run.state == "queued"
+    (entry,) = selectors.queue_visible_to(user=run.owner)
+    assert entry.reason == "Job 1 waits: Resources."
+
+
+def test_a_lost_answer_is_looked_up_before_another_submission(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    port.failure = SubmissionUnclear("Socket timed out")
+    _pass(engine, port, run, times=3)
+    assert len(port.orders) == 1
+    assert EngineJob.objects.get().number == "1"
+
+
+def test_a_submission_that_did_not_arrive_is_repeated(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = Recorded()
+    port.failure, port.accepts = SubmissionUnclear("Socket timed out"), False
+    _pass(engine, port, run, times=2)
+    assert len(port.orders) == 1  # it may still arrive
+    monkeypatch.setattr("orchestrator.scheduling.engines.sync.UNCLEAR", timedelta())
+    port.failure, port.accepts = None, True
+    _pass(engine, port, run)
+    assert [order.name for order in port.orders] == [port.orders[0].name] * 2
+
+
+def test_a_refused_job_fails_the_run_with_what_to_change(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    port.failure, port.accepts = SubmissionRefused("Invalid account", "Correct `account`."), False
+    attempt = _pass(engine, port, run)
+    assert attempt is not None and attempt.exit_class == "user_error"
+    assert run.state == "failed" and "Correct `account`." in run.exit["reason"]
+
+
+def test_a_job_that_the_engine_lost_before_its_start_is_submitted_again(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.engines.sync.MISSING", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.engines.sync.UNCLEAR", timedelta())
+    port = Recorded()
+    _pass(engine, port, run)
+    port.jobs.clear()
+    _pass(engine, port, run, times=2)
+    assert len(port.orders) == 2 and Attempt.objects.count() == 1
+
+
+def test_nothing_is_concluded_while_the_engine_is_down(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    _pass(engine, port, run)
+    port.down = True
+    attempt = _pass(engine, port, run, times=2)
+    assert attempt is not None and attempt.state == "assigned" and run.state == "queued"
+    assert "does not answer" in run.wait_reason
+
+
+@pytest.mark.parametrize(
+    ("state", "run_state", "exit_class"),
+    [
+        ("CANCELLED", "cancelled", "cancelled"),
+        ("TIMEOUT", "failed", "user_error"),
+        ("PREEMPTED", "queued", "preempted"),
+        ("NODE_FAIL", "queued", "lost"),
+        ("FAILED", "queued", "infrastructure"),
+    ],
+)
+def test_a_job_that_ends_without_a_report_ends_by_the_engines_verdict(
+    engine: EngineRow,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    run_state: str,
+    exit_class: str,
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    port = Recorded()
+    _pass(engine, port, run)
+    port.become(run, "RUNNING")
+    _pass(engine, port, run)
+    port.become(run, state)
+    _pass(engine, port, run)
+    assert run.state == run_state
+    assert Attempt.objects.get(run=run, number=1).exit_class == exit_class
+
+
+def test_a_requeued_job_is_cancelled_and_replaced(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    port = Recorded()
+    _pass(engine, port, run)
+    port.become(run, "RUNNING")
+    _pass(engine, port, run)
+    port.become(run, "PENDING", "BeginTime")
+    attempt = _pass(engine, port, run, times=2)
+    assert attempt is not None and attempt.number == 2 and len(port.orders) == 2
+    assert port.cancelled == {"1"}
+
+
+def test_a_run_cancelled_while_its_job_waits_ends_the_job(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    _pass(engine, port, run)
+    runs.run_cancel(run=run, by=run.owner)
+    _pass(engine, port, run)
+    assert port.cancelled == {"1"} and run.state == "cancelled"
+    port.become(run, "CANCELLED")
+    attempt = _pass(engine, port, run, times=2)
+    assert attempt is not None and attempt.number == 1
+
+
+def test_a_pass_without_changes_writes_nothing(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    _pass(engine, port, run)
+    port.become(run, "RUNNING")
+    _pass(engine, port, run, times=2)
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        sync(EngineRow.objects.get(pk=engine.pk), port)
+    written = [q["sql"] for q in queries if q["sql"].startswith(("UPDATE", "INSERT"))]
+    assert written == []
+
+
+def test_time_in_the_engines_queue_is_no_device_time(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    attempt = _pass(engine, port, run)
+    assert attempt is not None
+    now = clock.now()
+    Attempt.objects.filter(pk=attempt.pk).update(
+        created=now - timedelta(hours=5), launched=now - timedelta(seconds=60)
+    )
+    attempt.refresh_from_db()
+    runs.attempt_exited(attempt=attempt, exit_class="cancelled", exit={"reason": "x"})
+    attempt.refresh_from_db()
+    assert 59 <= split(recorded.read(attempt)).allocated <= 70
+
+
+def test_a_quota_limits_what_a_user_has_submitted(engine: EngineRow, run: Run) -> None:
+    Pool.objects.filter(name="hpc-low").update(max_devices_per_user=1)
+    second = runs.run_submit(owner=run.owner, name="second", spec=run.spec)
+    other = runs.run_submit(
+        owner=factories.user("bob", role="submitter"), name="other", spec=run.spec
+    )
+    port = Recorded()
+    _pass(engine, port, run, times=2)
+    assert {order.run for order in port.orders} == {run.pk, other.pk}
+    second.refresh_from_db()
+    assert "allows ada 1 at a time and 1 are in use" in second.wait_reason
+
+
+def test_usage_counts_devices_of_jobs_from_their_start(engine: EngineRow, run: Run) -> None:
+    attempt = _pass(engine, Recorded(), run)
+    assert attempt is not None
+    now = clock.now()
+    window = {"since": now - timedelta(hours=1), "until": now}
+    assert list(held.held_devices(**window)) == []  # it waits
+    Attempt.objects.filter(pk=attempt.pk).update(launched=now - timedelta(minutes=10))
+    [item] = held.held_devices(**window)
+    assert (item.username, item.pool) == ("ada", "hpc-low") and item.seconds == 600
+    assert held.first_allocation(now.date()) == (now - timedelta(minutes=10)).date()
+
+
+def test_credentials_are_encrypted_again_after_a_new_secret_key(
+    engine: EngineRow, settings: Any
+) -> None:
+    old = settings.SECRET_KEY
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "a new key " * 5, [old]
+    assert engines.secrets_renew(dry_run=True) == 1
+    assert engines.secrets_renew(dry_run=False) == 1
+    assert engines.secrets_renew(dry_run=False) == 0
+    settings.SECRET_KEY_FALLBACKS = []
+    assert engines.redis_url(EngineRow.objects.get()) == settings.REDIS_URL

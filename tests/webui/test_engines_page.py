@@ -1,0 +1,125 @@
+"""The page of engines, and what forms and run pages show of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
+
+from orchestrator.accounts.models import User
+from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.models import Engine
+from orchestrator.runs import services as runs
+from orchestrator.scheduling.models import EngineJob
+from tests import factories
+
+pytestmark = pytest.mark.django_db
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+contexts: [{name: c, context: {cluster: k, user: u}}]
+clusters: [{name: k, cluster: {server: 'https://k:6443'}}]
+users: [{name: u, user: {token: very-secret}}]
+"""
+ADDED = {
+    "name": "k8s",
+    "kind": "kubernetes",
+    "image": "registry.example.com/node:1",
+    "claim": "runs",
+    "kubeconfig": KUBECONFIG,
+}
+
+
+@pytest.fixture
+def page(admin: User) -> Client:
+    client = Client()
+    client.force_login(admin)
+    return client
+
+
+def _cluster() -> Engine:
+    engine = engines.engine_add(
+        by=None, name="k8s", kind="kubernetes", settings={"image": "i", "claim": "c"}
+    )
+    engines.engine_pool_set(engine=engine, by=None, pool="k8s-gpu", settings={"queue": "research"})
+    quota = [{"resource": "memory", "used": 2**30, "total": 2**32}]
+    queue = {"name": "research", "up": True, "waiting": 3, "running": 5, "quota": quota}
+    queue |= {"nodes": 0, "nodes_idle": 0}
+    engine.status = {"ok": True, "version": "1.34.1", "partitions": [queue]}
+    engine.save()
+    return engine
+
+
+def test_an_administrator_adds_a_kubernetes_cluster_and_its_pool(page: Client) -> None:
+    assert page.post("/engines/", ADDED).status_code == 302
+    assert (
+        page.post(
+            "/engines/", {"engine": "k8s", "pool": "k8s-gpu", "queue": "research"}
+        ).status_code
+        == 302
+    )
+    row = Engine.objects.get()
+    assert row.kind == "kubernetes" and row.pools.get().engine_settings["queue"] == "research"
+    shown = page.get("/engines/").content.decode()
+    assert "registry.example.com/node:1" in shown and "very-secret" not in shown
+    assert "very-secret" not in row.credentials
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kubeconfig": KUBECONFIG.replace("token: very-secret", "exec: {command: x}")}, "program"),
+        ({"image": ""}, "image"),
+        ({"kind": "nomad"}, "nomad"),
+        ({"claim": "../etc"}, "claim"),
+    ],
+)
+def test_wrong_input_is_refused_and_nothing_is_added(
+    page: Client, change: dict[str, str], message: str
+) -> None:
+    answer = page.post("/engines/", {**ADDED, **change})
+    assert answer.status_code == 422 and message in answer.content.decode()
+    assert "very-secret" not in answer.content.decode()
+    assert not Engine.objects.exists()
+
+
+def test_queues_are_shown_with_their_quota(page: Client) -> None:
+    _cluster()
+    shown = page.get("/engines/").content.decode()
+    assert "memory 1 of 4 GiB" in shown and "Kubernetes 1.34.1" in shown
+
+
+def test_the_form_offers_pools_with_what_is_free(page: Client) -> None:
+    _cluster()
+    shown = page.get("/runs/new/").content.decode()
+    assert 'list="pool-list"' in shown
+    assert "Kubernetes k8s, queue research: 5 running, 3 waiting" in shown
+
+
+def test_the_run_page_names_engine_and_job(page: Client, owner: User) -> None:
+    engine = _cluster()
+    spec = factories.spec(resources={"pool": "k8s-gpu"})
+    run = runs.run_submit(owner=owner, name="r", spec=spec)
+    [attempt] = runs.attempts_enqueue(new=[runs.NewAttempt(run, (), None)])
+    job = EngineJob.objects.create(attempt=attempt, engine=engine, name="orrery-1-1-a")
+    assert "Kubernetes k8s, no job yet" in page.get(f"/runs/{run.pk}/").content.decode()
+    job.number = job.name
+    job.save()
+    assert "Kubernetes k8s, job orrery-1-1-a" in page.get(f"/runs/{run.pk}/").content.decode()
+
+
+def test_the_command_reads_credentials_from_files(tmp_path: Path, capsys: Any) -> None:
+    config = tmp_path / "kubeconfig"
+    words = ["engine", "add", "k8s", "image=i", "claim=c", "--kind", "kubernetes"]
+    with pytest.raises(CommandError, match="cannot be read"):
+        call_command(*words, "--kubeconfig", str(config))
+    config.write_text(KUBECONFIG)
+    call_command(*words, "--kubeconfig", str(config))
+    assert "very-secret" not in capsys.readouterr().out
+    access = engines.credentials_of(Engine.objects.get())
+    assert access.kubeconfig == KUBECONFIG.strip()

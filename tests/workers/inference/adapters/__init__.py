@@ -1,0 +1,1 @@
+"""Many adapters over one base model."""

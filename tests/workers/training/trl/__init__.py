@@ -1,0 +1,1 @@
+"""Training curves of TRL, and the runs that must have them."""

@@ -2,9 +2,11 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# hundreds of processes start: each would compile the sources, and pytest rewrite the tests, again
+export PYTHONDONTWRITEBYTECODE =
+PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --durations 50
 
-.PHONY: help install install-test up test test-quick test-all test-mutation check lint format messages bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all test-mutation chaos check lint format messages bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -26,8 +28,8 @@ test: install-test ## install the test dependencies and run every test
 	@$(BIN)/python tools/system.py
 	@exec $(PYTEST) $(ARGS)
 
-test-quick: install-test ## the tests without ranks, browser, flows and Triton interpreter
-	@exec $(PYTEST) -m "not ranks and not browser and not flow and not interpreter" $(ARGS)
+test-quick: install-test ## the tests without ranks, browser, flows, Triton interpreter and long computations
+	@exec $(PYTEST) -m "not ranks and not browser and not flow and not interpreter and not slow" $(ARGS)
 
 test-all: install-test ## every test with full matrices; takes long
 	@$(BIN)/python tools/system.py
@@ -35,6 +37,9 @@ test-all: install-test ## every test with full matrices; takes long
 
 test-mutation: install-test ## mutation testing of five modules, within a time budget: ARGS="--only policy --budget-s 600"
 	@exec $(BIN)/python tools/mutation.py $(ARGS)
+
+chaos: install-test ## fault injection into a cluster of real processes: ARGS="--faults 10000 --seed 1"
+	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
 check: install-test ## ruff, djLint, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .
@@ -53,6 +58,7 @@ format: install-test ## format and fix code and templates
 
 messages: install-test ## update the English message catalogue (needs gettext)
 	@cd webui && ../$(BIN)/python ../manage.py makemessages -l en --add-location file --no-wrap
+	@cd webui && ../$(BIN)/python ../manage.py makemessages -d djangojs -l en --add-location file --no-wrap
 
 bench: install-test ## run the benchmarks that this machine supports; appends rows to docs/results/
 	@exec $(BIN)/python -m tests.bench $(ARGS)

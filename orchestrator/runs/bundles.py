@@ -158,7 +158,7 @@ def _fingerprints(spec: Mapping[str, Any]) -> dict[str, str]:
         if not text.startswith("/") or text == workdir:
             continue
         relative = _relative(text)
-        if relative != text and Path(text).exists():
+        if relative != text and os.path.exists(text):
             digests[relative] = _digest(Path(text))
     return digests
 
@@ -202,7 +202,7 @@ def _differences(files: Mapping[str, Any]) -> Iterator[Problem]:
 def _place(name: str) -> Path | None:
     if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
         return None
-    return next((root / name for root in _roots() if (root / name).exists()), None)
+    return next((root / name for root in _roots() if os.path.exists(root / name)), None)
 
 
 def _code(spec: Mapping[str, Any]) -> dict[str, str] | None:

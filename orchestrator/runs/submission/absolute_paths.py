@@ -5,6 +5,7 @@ Does not check paths (`data_paths`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,15 @@ def with_absolute_paths(
 
 
 def absolute_path(path: str, roots: Sequence[Path]) -> Path:
-    """The path under the first root that has it, or else under the first."""
-    expanded = Path(path).expanduser()
+    """The path under the first root that has it, or else under the first.
+
+    A home of an unknown user stays as it is written, and no root has a path that is too long.
+    """
+    expanded = Path(os.path.expanduser(path))
     if expanded.is_absolute():
         return expanded
     candidates = [root / expanded for root in roots]
-    return next((candidate for candidate in candidates if candidate.exists()), candidates[0])
+    return next((path for path in candidates if os.path.exists(path)), candidates[0])
 
 
 def _with_absolute(

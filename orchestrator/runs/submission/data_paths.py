@@ -137,7 +137,7 @@ def resolve_path(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | N
         return None, [
             _problem(field, f"{path} is not under the allowed folders", f"a path under {allowed}")
         ]
-    if not resolved.exists():
+    if not os.path.exists(resolved):
         return None, [
             _problem(field, f"{path} does not exist", f"an existing file under {allowed}")
         ]
@@ -145,7 +145,7 @@ def resolve_path(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | N
 
 
 def _output_problems(field: str, path: str, roots: Sequence[Path]) -> list[Problem]:
-    if not Path(path).expanduser().is_absolute():
+    if not os.path.isabs(os.path.expanduser(path)):
         if not path.strip() or ".." in Path(path).parts or Path(path).name in ("", "."):
             return [
                 _problem(field, f"{path!r} is not a file name in the run's folder", "answers.jsonl")

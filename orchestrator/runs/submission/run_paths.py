@@ -116,7 +116,7 @@ def _candidates(text: str, roots: Sequence[Path]) -> Iterator[Path]:
     if os.sep not in text and text not in ("runs", ".", ".."):
         # a word may still be a link below a root
         yield from (
-            Path(os.path.realpath(root / text)) for root in roots if (root / text).is_symlink()
+            Path(os.path.realpath(root / text)) for root in roots if os.path.islink(root / text)
         )
         return
     try:

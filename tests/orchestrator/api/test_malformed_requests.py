@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ ODD: list[Any] = [
     "2026-01-01",
     "00000000-0000-0000-0000-000000000000",
     "../../etc/passwd",
+    "~unknown/data.jsonl",
     "a\nb",
 ]
 
@@ -58,7 +60,10 @@ def _bodies(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[Any]:
 
 
 @pytest.mark.django_db
-def test_malformed_requests_are_refused_with_messages(admin: User, client: Client) -> None:
+def test_malformed_requests_are_refused_with_messages(
+    admin: User, client: Client, settings: Any, tmp_path: Path
+) -> None:
+    settings.DATA_ROOTS = [tmp_path]  # only a folder that exists has names that are too long
     document = client.get("/api/v1/openapi.json").json()
     caller = factories.api(admin)
     caller.raise_request_exception = False

@@ -208,13 +208,13 @@ class Node:
                     self._stopping.wait(0.1)
 
     def take(self, client: redis.Redis, text: str) -> None:
-        kind, node = envelope.peek(text)
-        if node != self.name or kind not in (names.KIND_REPORT, names.KIND_TELEMETRY):
-            return
         try:
+            kind, node = envelope.peek(text)
+            if node != self.name or kind not in (names.KIND_REPORT, names.KIND_TELEMETRY):
+                return
             body = envelope.open_envelope(self.secret, text, kind=kind, now=time.time())
         except envelope.EnvelopeError:
-            return  # another test's node of the same name
+            return  # of another test: unreadable, or from a node of the same name
         if kind == names.KIND_REPORT:
             self.reports.append(body)
             return

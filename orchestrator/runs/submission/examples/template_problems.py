@@ -8,6 +8,7 @@ process are not available: then the run itself reports such lines. Does not impo
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -76,7 +77,7 @@ def _request(spec: RunSpec, source: SourceSpec) -> PreviewRequest | None:
         return None  # trained when the run starts
     if tokenizer == "bytes":
         tokenizer = None
-    if tokenizer is not None and (tokenizer.endswith(".gguf") or not Path(tokenizer).exists()):
+    if tokenizer is not None and (tokenizer.endswith(".gguf") or not os.path.exists(tokenizer)):
         return None
     options = getattr(train, train.objective, None)
     return PreviewRequest(

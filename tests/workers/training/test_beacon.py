@@ -83,6 +83,26 @@ def test_a_rank_that_is_last_step_after_step_is_reported_once(monkeypatch):
     assert reported.index(results) >= 7, "after eight seconds"
 
 
+def test_on_a_device_arrivals_are_those_of_the_step_before(monkeypatch):
+    """The host launches work ahead of the device, whose own times are known a step later."""
+    now = [10.0]
+    tracker = ArrivalTracker(rank=1, size=2, stages=1, device=torch.device("cpu"))
+    monkeypatch.setattr(tracker, "_reads_late", True)
+    monkeypatch.setattr(tracker._clock, "now", lambda: now[0])
+    tracker.sums_sent()
+    sent = []
+    for step, took_s in enumerate((0.5, 0.7, 0.2)):
+        tracker.begin()
+        now[0] += took_s
+        tracker._ready(torch.zeros(()))
+        sent.append(tracker.delays())
+        tracker.sums_sent()
+        now[0] += 5.0 if step == 1 else 0.0  # the host reads much later: no delay
+        tracker.finish_step([0.0, sent[-1][1]])
+    assert sent[0] == [0.0, 0.0], "no step is complete yet"
+    assert [each[1] for each in sent[1:]] == [pytest.approx(0.5), pytest.approx(0.7)]
+
+
 def late_on(directory: str, rank: int) -> dict[str, Any]:
     """In a rank of the pool, each on a node of its own: a run in which all judge that `rank` is
     late.

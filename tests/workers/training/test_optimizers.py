@@ -175,6 +175,8 @@ def test_clipping_and_unscaling_on_the_way_is_a_pass_of_its_own_before():
                 )
             given = [each.grad for each in parameters.values()]
             update(optimizer, given, norm=norm, limit=limit, scale=scale)
+        for name, each in ours.items():
+            assert torch.equal(each.grad, gradients[name]), "the update scales, in one pass"
         torch.testing.assert_close(list(ours.values()), list(theirs.values()), rtol=1e-5, atol=1e-6)
 
 

@@ -113,6 +113,8 @@ class StepReport:
             sums.put("pipeline", pipeline_times.row)
         sums.put("seconds", self.trace.time_breakdown.end_step())
         sums.send()
+        if self.arrivals:
+            self.arrivals.sums_sent()
         return PendingReport(step, first, count, tokens, step_tokens, values, sums, pipeline_times)
 
     def read(self, pending: PendingReport) -> tuple[dict[str, float], dict[str, list[float]]]:
@@ -144,6 +146,14 @@ class StepReport:
             values |= self._by_layer("grad_norm", sums["norms"], self.checks.gradient_scale)
             values |= self._by_layer("weight_norm", sums.get("weights", []), 1.0)
         return values, sums
+
+    def decide_on_device(self, pending: PendingReport) -> tuple[Tensor, Tensor]:
+        """`(norm, skip)` of a step that the host has not read: the gradients' norm in fp64, and
+        fp32 `[1]`, not zero if loss or norm is not finite.
+        """
+        norm = pending.sums.on_device("norms").sum().sqrt() / self.checks.gradient_scale
+        finite = (pending.sums.on_device("loss").sum() + norm).isfinite()
+        return norm, (~finite).float().reshape(1)
 
     def _by_layer(self, name: str, squares: list[float], scale: float) -> dict[str, float]:
         return {

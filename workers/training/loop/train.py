@@ -290,6 +290,18 @@ class Loop:
         self.recorder.point(step=step, tokens=tokens, values=values)
         console.stepped(step, train.steps, values)
 
+    def _next_boundary(self, number: int) -> int:
+        """The first step from `number` on that ends with a checkpoint, a validation or the run."""
+        train = self.run.train
+        boundaries = [train.steps]
+        for every in (
+            train.checkpoint and train.checkpoint.every_steps,
+            train.eval and train.eval.every_steps,
+        ):
+            if every:
+                boundaries.append(-(-number // every) * every)
+        return min(boundaries)
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """`val_loss` and the objective's metrics over the first `eval.batches` global batches of

@@ -53,6 +53,11 @@ class OffloadedOptimizer(Optimizer):
         """Whether the update clips and unscales: gradients are copied before the norm is known."""
         return self.copies.has_copies
 
+    @property
+    def skips_on_device(self) -> bool:
+        """False: the host updates, so it has to know."""
+        return False
+
     def set_gradients_final(self, final: bool) -> None:
         """Declare whether the next backward pass's gradients stay unchanged until the update."""
         self.copies.copies_early = final

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -31,6 +32,25 @@ def fused_adamw(parameters: Iterable[Tensor]) -> type[Optimizer] | None:
 
 
 @runtime_checkable
+class ScalingOptimizer(Protocol):
+    """An optimizer whose `step` may take the combined factor of clipping and unscaling.
+
+    `step(factor=…)` if `accepts_factor`. If it `skips_on_device` too, the factor may be a tensor on
+    the device, and `step(skip=…)` takes one that skips the whole update unless it is zero.
+    """
+
+    @property
+    def accepts_factor(self) -> bool:
+        """Whether `step` multiplies gradients by a factor."""
+        ...
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether `step` decides on the device whether to update."""
+        ...
+
+
+@runtime_checkable
 class EarlyGradientCopies(Protocol):
     """An optimizer that copies gradients off the device during the backward pass."""
 
@@ -46,9 +66,27 @@ def update(
 
     `norm` is their norm without that scale; it is clipped to `limit`.
     """
-    if getattr(optimizer, "takes_factor", False):
-        taking: Any = optimizer
-        taking.step(factor=clip_factor(norm=norm, limit=limit) / scale)
+    if isinstance(optimizer, ScalingOptimizer) and optimizer.accepts_factor:
+        accepting: Any = optimizer
+        accepting.step(factor=clip_factor(norm=norm, limit=limit) / scale)
         return
     scale_(gradients, norm=norm, limit=limit, loss_scale=scale)
     optimizer.step()
+
+
+def update_unread(
+    optimizer: Optimizer, *, norm: Tensor, limit: float | None, scale: float, skip: Tensor
+) -> None:
+    """`update` with a norm that only the device knows; the host does not wait.
+
+    `norm`: fp64, no dimension. `skip`: fp32, one element; the update is skipped unless it is zero.
+    The optimizer must `skips_on_device`.
+    """
+    factor = torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
+    accepting: Any = optimizer
+    accepting.step(factor=factor / scale, skip=skip)
+
+
+def skips_on_device(optimizer: Optimizer) -> bool:
+    """Whether `update_unread` takes this optimizer."""
+    return isinstance(optimizer, ScalingOptimizer) and optimizer.skips_on_device

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from workers.metrics.memory import local_tensor
 from workers.training.optim.parameter_layout import shard_count
+from workers.training.optim.update import ScalingOptimizer
 
 BUCKET_BYTES = 25 << 20
 _IN_FLIGHT = 4  # buckets: more do not hide more of the transfers
@@ -69,11 +70,18 @@ class Zero1Optimizer(Optimizer):
     @property
     def accepts_factor(self) -> bool:
         """Whether the rule clips and unscales during the update."""
-        return bool(getattr(self.optim, "takes_factor", False))
+        return isinstance(self.optim, ScalingOptimizer) and self.optim.accepts_factor
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether the rule decides on the device whether to update."""
+        return isinstance(self.optim, ScalingOptimizer) and self.optim.skips_on_device
 
     @torch.no_grad()
-    def step(self, closure: None = None, **options: float) -> None:  # type: ignore[override]
-        """Update and exchange; `options` go to the rule: `factor` if it `accepts_factor`."""
+    def step(  # type: ignore[override]
+        self, closure: None = None, **options: float | Tensor
+    ) -> None:
+        """Update and exchange; `options` go to the rule: those of `ScalingOptimizer`."""
         copy_group_options(self.param_groups, self.optim.param_groups)
         stepping: Any = self.optim
         stepping.step(**options)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.training.trace.clock import Clock, Stamp
+
 _WINDOW_S = 8.0  # a rank that is last for so long is a straggler
 _MIN_STEPS = 5
 _LATE = 0.25  # of the step's time, in most of the window's steps
@@ -30,10 +32,15 @@ class ArrivalTracker:
     """
 
     def __init__(self, *, rank: int, size: int, stages: int, device: torch.device) -> None:
-        self.rank, self.size, self.device = rank, size, device
+        self.rank, self.size = rank, size
+        self._clock = Clock(device)
+        self._reads_late = device.type == "cuda"
         self._peers = size // stages
-        self._left = self._arrived = time.perf_counter()
+        self._left = self._arrived = self._clock.now()
+        self._finished = time.perf_counter()
         self._begun = False
+        # on CUDA: times of the step before, which the device has completed
+        self._earlier: tuple[Stamp, Stamp] | None = None
         # per step: time, last rank, its delay in seconds, duration of the step
         self._window: deque[tuple[float, int, float, float]] = deque()
         self._reported: int | None = None
@@ -49,13 +56,25 @@ class ArrivalTracker:
     def begin(self) -> None:
         """Call before each forward pass; the step's first counts."""
         if not self._begun:
-            self._begun, self._arrived = True, time.perf_counter()
+            self._begun, self._arrived = True, self._clock.now()
 
-    def delays(self) -> Tensor:
-        """`[size]` fp64: seconds from the end of the last step to arrival, at this rank's index."""
-        row = torch.zeros(self.size, dtype=torch.float64, device=self.device)
-        row[self.rank] = self._arrived - self._left
+    def delays(self) -> list[float]:
+        """`[size]`: seconds from the end of the last step to arrival, at this rank's index.
+
+        On CUDA by the device's own clock, and those of the step before: the host does not wait for
+        this step.
+        """
+        step: tuple[Stamp, Stamp] | None = (self._left, self._arrived)
+        if self._reads_late:
+            step, self._earlier = self._earlier, step
+        row = [0.0] * self.size
+        row[self.rank] = 0.0 if step is None else self._clock.between(*step)
         return row
+
+    def sums_sent(self) -> None:
+        """Call when the step's all-reduce is on the stream: on CUDA ranks leave a step there."""
+        if self._reads_late:
+            self._left, self._begun = self._clock.now(), False
 
     def finish_step(self, delays: Sequence[float]) -> float:
         """Call when the step's all-reduce is done, with the sum of all `delays`.
@@ -63,7 +82,9 @@ class ArrivalTracker:
         Returns by how many seconds this rank arrived after the first of its stage.
         """
         now = time.perf_counter()
-        step_s, self._left, self._begun = now - self._left, now, False
+        step_s, self._finished = now - self._finished, now
+        if not self._reads_late:
+            self._left, self._begun = now, False
         stage = self._stage(delays, self.rank // self._peers)
         self._remember(now, delays, step_s)
         return stage[self.rank % self._peers] - min(stage)
@@ -99,7 +120,7 @@ class ArrivalTracker:
         return None
 
     def _ready(self, parameter: Tensor) -> None:
-        self._arrived = time.perf_counter()
+        self._arrived = self._clock.now()
 
     def _stage(self, delays: Sequence[float], stage: int) -> Sequence[float]:
         return delays[stage * self._peers : (stage + 1) * self._peers]

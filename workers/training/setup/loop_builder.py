@@ -27,6 +27,7 @@ from workers.training.data.examples.run_examples import open_run_chat_format
 from workers.training.data.losses import SourceLosses
 from workers.training.data.prompts import Prompts
 from workers.training.data.rows import RowSource
+from workers.training.loop.late_reads import LateReadLoop, can_read_late
 from workers.training.loop.memory_metrics import MemoryMetrics
 from workers.training.loop.progress import Progress
 from workers.training.loop.rank_sync import run_on_leaders
@@ -197,6 +198,8 @@ class LoopBuilder:
                 from workers.training.parallel.pipeline.pipedream_loop import PipeDreamLoop
 
                 kind = PipeDreamLoop
+            elif can_read_late(context, checks, prepares=prepare is not None):
+                kind = LateReadLoop
             checkpointer = Checkpointer(
                 environment.checkpoints,
                 world,

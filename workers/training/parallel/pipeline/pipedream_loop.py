@@ -101,17 +101,8 @@ class PipeDreamLoop(Loop):
 
     def _horizon(self, number: int) -> int:
         """The first step from `number` on at which the pipeline is flushed."""
-        train = self.run.train
-        flushes = [train.steps]
-        for every in (
-            train.checkpoint and train.checkpoint.every_steps,
-            train.eval and train.eval.every_steps,
-        ):
-            if every:
-                flushes.append(-(-number // every) * every)
-        if self._flush_at is not None:
-            flushes.append(self._flush_at)
-        return min(flushes)
+        boundary = self._next_boundary(number)
+        return boundary if self._flush_at is None else min(boundary, self._flush_at)
 
     def _read(self, pending: PendingReport) -> None:
         """Write the step's point; schedule a flush for a request."""

@@ -28,6 +28,7 @@ from webui.views import (
     reviews,
     run_bundles,
     runs,
+    solved_problems,
     storage,
     usage,
 )
@@ -76,6 +77,8 @@ urlpatterns: list[URLPattern] = [
     path("experiments/", experiments.experiments, name="experiments"),
     path("experiments/new/", experiments.create, name="experiment-new"),
     path("experiments/<int:id>/", experiments.experiment, name="experiment"),
+    path("experiments/solved-problems/", solved_problems.solved_problems, name="solved-problems"),
+    path("experiments/solved-problems/start/", solved_problems.start, name="solved-problems-start"),
     path("experiments/assistant/", assistant.start, name="assistant-start"),
     path("experiments/<int:id>/assistant/", assistant.assistant, name="assistant"),
     path("experiments/<int:id>/edit/", experiments.edit, name="experiment-edit"),

@@ -108,6 +108,17 @@ def _script(order: LaunchOrder, run_dir: RunDir, python: str) -> tuple[list[str]
     return command, folder
 
 
+def _runs_own_module(order: LaunchOrder) -> bool:
+    """Whether a script is one of Orrery's programs, such as `-m workers.….main`."""
+    command = [str(part) for part in (order.spec.get("script") or {}).get("command") or []]
+    return (
+        order.kind == "script"
+        and command[:1] == ["-m"]
+        and command[1:2] != []
+        and (command[1].startswith("workers."))
+    )
+
+
 def torchrun(
     order: LaunchOrder,
     run_dir: RunDir,
@@ -191,7 +202,8 @@ def environment(
     if host.startswith(LOOPBACK):
         defaults["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform.startswith("linux") else "lo0"
     # the recorder's folder lets a script `import orrery_recorder`
-    path = [str(ROOT)] if order.kind in OWN_PROGRAMS else [str(ROOT / "workers" / "recorder")]
+    own = order.kind in OWN_PROGRAMS or _runs_own_module(order)
+    path = [str(ROOT)] if own else [str(ROOT / "workers" / "recorder")]
     path += [part for part in (requested.get("PYTHONPATH", base.get("PYTHONPATH", "")),) if part]
     inherited = {name: value for name, value in base.items() if may_inherit(name)}
     variables = {

@@ -198,6 +198,8 @@ experiment         GET   see
 experiment-edit    POST  manage
 assistant          GET   see
 assistant-start    POST  submitter
+solved-problems    GET
+solved-problems-start  POST  submitter
 data               GET   submitter
 reviews            GET
 review             GET   see

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import tempfile
@@ -76,6 +77,15 @@ def test_secrets_for_another_attempt_are_not_used(node: Node) -> None:
     node.launch({**order, "secrets": {"SPICE": value}})
     ended = node.exited(order)
     assert ended["class"] == "infrastructure" and "secrets are unreadable" in ended["reason"]
+
+
+def test_a_script_may_be_a_program_of_orrery(node: Node) -> None:
+    module = "workers.posttraining.solved_problems.main"
+    order = node.order(["-m", module, "--steps", "2", "--seconds", "0"], ranks=1)
+    run_dir = node.launch(order)
+    assert node.exited(order)["class"] == "ok"
+    points = (run_dir.path / "rank-0" / "points.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in points] == [1, 2]
 
 
 def test_ranks_know_their_attempt(node: Node) -> None:

@@ -60,7 +60,7 @@ async function pulse() {
   const update = await answer.json();
   part("sentence").textContent = update.sentence;
   const bar = part("run-progress");
-  if (update.part) {
+  if (bar && update.part) {
     bar.removeAttribute("data-none");
     bar.style.setProperty("--part", `${update.part}%`);
     bar.setAttribute("aria-valuenow", update.part);
@@ -73,7 +73,7 @@ async function pulse() {
   if (update.run_state === state) return;
   state = update.run_state;
   part("run-state").innerHTML = update.parts.state;
-  part("run-actions").innerHTML = update.parts.actions;
+  if (part("run-actions")) part("run-actions").innerHTML = update.parts.actions;
   announce(format(gettext("The run is now %(state)s. %(sentence)s"), { state, sentence: update.sentence }));
 }
 document.addEventListener("visibilitychange", () => { if (!document.hidden) schedulePulse(true); });
@@ -93,7 +93,7 @@ function startTiles() {
   const known = new Map();
   for (const element of document.querySelectorAll("[data-metric]")) {
     const name = element.dataset.metric, canvas = element.querySelector("canvas"), value = element.querySelector("[data-value]");
-    const tile = { values: [], hz: 4, light: true, draw: () => draw(tile), visible: () => sight.visible };
+    const tile = { values: [], digits: element.dataset.digits, hz: 4, light: true, draw: () => draw(tile), visible: () => sight.visible };
     const sight = watchVisible(element, () => tile.mark?.());
     Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
     known.set(name, tile);
@@ -106,8 +106,8 @@ function startTiles() {
   }
   function draw(tile) {
     const last = tile.values.at(-1);
-    if (last !== undefined) tile.value.textContent = shown(tile.name, last);
-    spark(tile.canvas, tile.values);
+    if (last !== undefined) tile.value.textContent = tile.digits && Number.isFinite(last) ? last.toFixed(tile.digits) : shown(tile.name, last);
+    if (tile.canvas) spark(tile.canvas, tile.values);
   }
   return {
     points(frame) {

@@ -93,6 +93,34 @@ def test_the_best_run_is_the_one_validated_lowest(owner: User) -> None:
     assert "1 experiment, 4 runs." in listed and ">dips</a>" in listed
 
 
+@pytest.mark.django_db
+def test_each_objective_is_ranked_by_its_own_metric(owner: User) -> None:
+    question = services.experiment_create(owner=owner, name="question")
+    client = factories.client_for(owner)
+
+    def run(name: str, objective: str, **values: list[float | None]) -> Run:
+        made = factories.run(owner, name=name)
+        spec = {**made.spec, "train": {**made.spec["train"], "objective": objective}}
+        Run.objects.filter(pk=made.pk).update(spec=spec, experiment=question)
+        return logged(made, **values)
+
+    text = run("text", "sft", loss=[3.0, 0.9])
+    run("wide margins", "dpo", loss=[0.1, 0.05], **{"dpo/accuracy": [0.5, 0.7]})
+    pairs = run("right pairs", "dpo", loss=[0.7, 0.6], **{"dpo/accuracy": [0.5, 0.8]})
+    score = run("score", "reward", loss=[0.6, 0.5], **{"reward/accuracy": [0.5, 0.75]})
+    poor = run("low loss", "grpo", loss=[0.0, -9.0], **{"reward/mean": [0.1, 0.3]})
+    rich = run("high reward", "ppo", loss=[0.4, 0.4], **{"reward/mean": [0.1, 0.6]})
+    page = client.get(f"/experiments/{question.pk}/").content.decode()
+    assert f"6 runs; best so far: reward 0.6000 by run {rich.pk} high reward." in page
+    assert page.count('<span class="badge good">best</span>') == 4
+    card = page.split('id="best"')[1].split("</section>")[0]
+    for best in (text, pairs, score, rich):
+        assert f"/runs/{best.pk}/" in card
+    assert f"/runs/{poor.pk}/" not in card
+    listed = client.get("/experiments/").content.decode()
+    assert ">high reward</a>" in listed and '<span class="muted">reward</span> 0.6000' in listed
+
+
 @pytest.mark.parametrize(
     ("text", "has", "lacks"),
     [

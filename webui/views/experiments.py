@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from django.http import HttpResponse
@@ -20,29 +17,11 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.presentation import formatting
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
+from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
 from webui.views.runs import row
 
 SHOWN = 100
 RUNS = 200  # of an experiment, newest first
-
-
-@dataclass(frozen=True)
-class Best:
-    """The lowest loss of an experiment's runs; validation loss if there is any."""
-
-    run: Any
-    metric: str
-    value: float
-
-    @property
-    def title(self) -> str:
-        """Readable name of the metric."""
-        return metric_title(self.metric)
-
-
-def metric_title(metric: str) -> str:
-    """Return the readable name of a loss metric."""
-    return _("validation loss") if metric == "val_loss" else _("loss")
 
 
 @page
@@ -59,9 +38,10 @@ def experiments(request: PageRequest) -> HttpResponse:
     for run in runs.order_by("-id")[: 2 * RUNS]:
         by_experiment.setdefault(run.experiment_id or 0, []).append(run)
     every = [run for some in by_experiment.values() for run in some]
-    lowest = best_values(every, telemetry.sparkline(run_ids=[run.pk for run in every], name="loss"))
+    values = best_values(every, _curves)
     rows = [
-        {"item": item, "best": best_of(by_experiment.get(item.pk, []), lowest)} for item in shown
+        {"item": item, "best": next(iter(best_runs(by_experiment.get(item.pk, []), values)), None)}
+        for item in shown
     ]
     context = {
         "rows": rows,
@@ -79,16 +59,17 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
     item = selectors.experiment_get(user=request.user, id=id)
     runs = selectors.run_list(user=request.user, experiment=item.pk, limit=RUNS)
     sparks = telemetry.sparkline(run_ids=[run.pk for run in runs], name="loss")
-    lowest = best_values(runs, sparks)
-    best = best_of(runs, lowest)
+    values = best_values(runs, _curves)
+    best = best_runs(runs, values)
     rows = [
-        {**row(run, sparks.get(run.pk, [])), "lowest": _lowest(lowest.get(run.pk))} for run in runs
+        {**row(run, sparks.get(run.pk, [])), "own": _titled(values.get(run.pk))} for run in runs
     ]
     context = {
         "item": item,
         "rows": rows,
         "best": best,
-        "sentence": sentence(runs, best),
+        "best_ids": [each.run.pk for each in best],
+        "sentence": sentence(runs, next(iter(best), None)),
         "notes": render_markdown(item.notes),
         "may_edit": item.owner_id == request.user.pk or has_role(request.user, Role.OPERATOR),
         "more": len(runs) == RUNS,
@@ -138,30 +119,6 @@ def edit(request: PageRequest, id: int) -> HttpResponse:
     return _form(request, item=item)
 
 
-def best_values(
-    runs: Iterable[Any], losses: dict[int, list[float]]
-) -> dict[int, tuple[str, float]]:
-    """Return `{run: (metric, lowest value)}` of `val_loss`, else of `loss`."""
-    validated = telemetry.sparkline(run_ids=[run.pk for run in runs], name="val_loss")
-    lowest: dict[int, tuple[str, float]] = {}
-    for metric, curves in (("loss", losses), ("val_loss", validated)):
-        for id, values in curves.items():
-            finite = [value for value in values if math.isfinite(value)]
-            if finite:
-                lowest[id] = (metric, min(finite))
-    return lowest
-
-
-def best_of(runs: Iterable[Any], lowest: dict[int, tuple[str, float]]) -> Best | None:
-    """Return the run with the lowest validation loss, else the lowest training loss."""
-    known = [(run, *lowest[run.pk]) for run in runs if run.pk in lowest]
-    validated = [entry for entry in known if entry[1] == "val_loss"]
-    if not known:
-        return None
-    run, metric, value = min(validated or known, key=lambda entry: entry[2])
-    return Best(run, metric, value)
-
-
 def sentence(runs: list[Any], best: Best | None) -> str:
     """Summarize an experiment in one sentence."""
     if not runs:
@@ -171,7 +128,7 @@ def sentence(runs: list[Any], best: Best | None) -> str:
     if active:
         text += _(", %(count)s active") % {"count": active}
     if best is None:
-        return text + _("; no loss logged yet.")
+        return text + _("; no result logged yet.")
     return text + _("; best so far: %(metric)s %(value)s by run %(id)s %(name)s.") % {
         "metric": best.title,
         "value": formatting.quantity(best.value, 4),
@@ -180,7 +137,11 @@ def sentence(runs: list[Any], best: Best | None) -> str:
     }
 
 
-def _lowest(entry: tuple[str, float] | None) -> tuple[str, float] | None:
+def _curves(run_ids: list[int], name: str) -> dict[int, list[float]]:
+    return telemetry.sparkline(run_ids=run_ids, name=name)
+
+
+def _titled(entry: tuple[str, float] | None) -> tuple[str, float] | None:
     return (metric_title(entry[0]), entry[1]) if entry else None
 
 

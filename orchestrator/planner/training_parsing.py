@@ -63,6 +63,9 @@ def parse_training(
         train = TrainBody.from_dict(body)
     except ValidationError as error:
         return None, validation_problems(error, prefix="train")
+    if train.policy is not None and train.policy.rollout.splits_devices:
+        message = "only the submission of a run splits its devices"
+        return None, [problem(f"train.{train.objective}.rollout.devices", message, "a number")]
     shape = train.trained_shape(model)
     problems = frozen_problems(train, shape, None)
     if teacher is not None and train.distill is None:

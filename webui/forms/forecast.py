@@ -63,6 +63,12 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
     if share := predicted.get("generation_share"):
         text = _("%(share)s of the step") % {"share": formatting.percent(share)}
         facts.append((_("Generation"), text))
+    if splits := predicted.get("splits"):
+        used = used_split(spec, predicted)
+        if used is not None:
+            text = _("%(training)s train, %(rollouts)s sample; %(count)s splits compared")
+            values = {name: used[name] for name in ("training", "rollouts")}
+            facts.append((_("Devices"), text % {**values, "count": len(splits)}))
     return {
         "verdict": verdict,
         "mood": "warn" if assumed and mood == "bad" else mood,
@@ -77,6 +83,20 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         "calibration": predicted.get("calibration") or "",
         "notes": list(predicted.get("notes") or []),
     }
+
+
+def used_split(spec: Mapping[str, Any], prediction: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The split of devices between training and rollouts that the run has; None if none is
+    stored.
+    """
+    splits = [each for each in prediction.get("splits") or [] if each["step_time_s"] is not None]
+    train = spec.get("train") or {}
+    body = train.get(str(train.get("objective"))) or {}
+    number = (body.get("rollout") or {}).get("devices")
+    if number == "auto":
+        fitting = [each for each in splits if each["fits"]] or splits
+        return min(fitting, key=lambda each: (each["step_time_s"], each["rollouts"]), default=None)
+    return next((each for each in splits if each["rollouts"] == number), None)
 
 
 def planner_query(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -11,10 +11,11 @@ from django.utils.translation import gettext as _
 from orchestrator.telemetry import outcome
 from webui.charts import predicted_vs_measured
 from webui.charts.panel import Level, Panel
-from webui.forms.forecast import planner_query
+from webui.forms.forecast import planner_query, used_split
 from webui.planner import phrases
 from webui.planner.charts import memory as plan_memory
 from webui.planner.charts import time
+from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 
 _MEMORY: Final = "memory/"
@@ -56,8 +57,28 @@ def content(facts: Facts, *, memory: bool, measured: bool = False) -> dict[str, 
         "device": predicted.get("device") or "",
         "time": time.waterfall(predicted),
         "treemap": plan_memory.treemap(predicted["memory"], with_free=False),
+        "splits": [] if memory else splits(facts, compared),
         "memory_summary": plan_memory.summary(predicted["memory"]),
     }
+
+
+def splits(facts: Facts, compared: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The compared splits of devices between training and rollouts; the used one is measured."""
+    predicted = facts.run.prediction or {}
+    used = used_split(facts.run.spec, predicted)
+    measured = next((item for item in compared if item["metric"] == "step_time_s"), {})
+    return [
+        {
+            "training": each["training"],
+            "rollouts": each["rollouts"],
+            "plan": each["plan"],
+            "fits": each["fits"],
+            "predicted": formatting.seconds(each["step_time_s"]),
+            "used": each is used,
+            "measured": formatting.seconds(measured.get("measured")) if each is used else "",
+        }
+        for each in predicted.get("splits") or []
+    ]
 
 
 def with_levels(panels: Iterable[Panel], prediction: dict[str, Any] | None) -> list[Panel]:

@@ -110,6 +110,7 @@ def choose_plan(
     batch = devices * (spec.train.accumulate or 1)
     if spec.train.policy is not None:
         batch = spec.train.policy.rows_per_update
+        allowed["pp"] = 1  # each rank samples with all layers
     if (
         spec.train.compile
     ):  # values that never work with compiled blocks; `_is_supported` checks the rest

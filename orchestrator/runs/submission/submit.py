@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -25,6 +25,7 @@ from orchestrator.runs.outputs.produce_estimate import estimate_produce
 from orchestrator.runs.submission import script_secrets
 from orchestrator.runs.submission.absolute_paths import with_absolute_paths
 from orchestrator.runs.submission.data_paths import path_problems
+from orchestrator.runs.submission.device_split import choose_split
 from orchestrator.runs.submission.examples.template_problems import template_problems
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, predict_training
@@ -212,10 +213,18 @@ def check(spec: Any, *, by: User | None) -> Checked:
     planned = training.kind in ("train", *INFERENCE_KINDS)
     hardware = target_hardware_for(training) if planned else None
     teacher = teacher_shape(training)
+    split = choose_split(training, hardware, teacher)
+    if split.spec is not training:
+        parsed = training = split.spec
     resolved = resolve_plan(training, hardware, teacher)
     complete = parsed.model_copy(update={"plan": resolved.plan}) if resolved.plan else parsed
     problems = [
-        *(resolved.problems or spec_problems(complete) or combination_problems(complete)),
+        *(
+            split.problems
+            or resolved.problems
+            or spec_problems(complete)
+            or combination_problems(complete)
+        ),
         *(technique_problems(complete.benchmark) if complete.benchmark is not None else []),
         *(inference_problems(complete) if complete.kind in INFERENCE_KINDS else []),
         *(_path_problems(complete) or _weights_problems(complete)),
@@ -227,6 +236,9 @@ def check(spec: Any, *, by: User | None) -> Checked:
     if problems or hardware is None:
         return Checked(parsed, resolved, stored, problems, unsupported=unsupported)
     prediction = _predict(as_training(complete), resolved, hardware, teacher)
+    if split.splits and prediction is not None:
+        prediction.document["splits"] = [each.to_dict() for each in split.splits]
+        resolved = replace(resolved, how=f"{split.how} {resolved.how}")
     misfits = prediction.problems(hardware) if prediction is not None else []
     return Checked(parsed, resolved, stored, [], prediction, misfits, unsupported)
 

@@ -95,7 +95,7 @@ _SECTION = Section(
             "train.grpo.rollout.devices",
             _("Devices for sampling"),
             "int",
-            _("Besides those of the plan."),
+            _("Besides those of the plan; auto: the planner splits the run's devices."),
             default="1",
             when=_SEPARATE,
         ),

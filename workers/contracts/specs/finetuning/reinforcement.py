@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from workers.contracts.base import Contract, Problem, Refused, problem
 from workers.contracts.specs.data import ExampleFormat
@@ -66,17 +66,25 @@ class ClipSpec(Contract):
     high: Annotated[float, Field(gt=0)] = 0.2
 
 
+# parts with @ are left out of the field's name in problems
+RolloutDevices = Annotated[
+    Annotated[Literal["auto"], Tag("@auto")] | Annotated[Positive, Tag("@number")],
+    Discriminator(lambda value: "@auto" if isinstance(value, str) else "@number"),
+]
+
+
 class RolloutSpec(Contract):
     """How answers are sampled.
 
     `sync`: `colocated` generates on the training devices between updates, `separate` on `devices`
-    more devices (default 1) next to those of the plan.
+    more devices (default 1) next to those of the plan. With "auto" a control plane splits
+    `resources.devices` between both.
     """
 
     max_new_tokens: Positive = 128
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    devices: Positive | None = None
+    devices: RolloutDevices | None = None
     sync: Literal["colocated", "separate"] = "colocated"
 
     @model_validator(mode="after")
@@ -91,8 +99,14 @@ class RolloutSpec(Contract):
 
     @property
     def separate_devices(self) -> int:
-        """Devices besides those of the plan."""
-        return (self.devices or 1) if self.sync == "separate" else 0
+        """Devices besides those of the plan; 1 while a split is open."""
+        number = self.devices if isinstance(self.devices, int) else 1
+        return number if self.sync == "separate" else 0
+
+    @property
+    def splits_devices(self) -> bool:
+        """Whether a control plane chooses the number of devices."""
+        return self.devices == "auto"
 
 
 class StalenessSpec(Contract):

@@ -16,7 +16,7 @@ from workers.inference.generate.prompts import read_prompts
 from workers.inference.spec_loading import InferenceRun, load_run
 from workers.runtime.environment import read_environment
 from workers.runtime.exits import Outcome, UserError, classify
-from workers.runtime.program import record_exit, refuse, use_huge_pages
+from workers.runtime.program import fast_import, record_exit, refuse, use_huge_pages
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,14 +53,17 @@ def _check_input(run: InferenceRun) -> None:
 def _execute(run: InferenceRun, directory: Path, options: argparse.Namespace) -> Outcome:
     environment = read_environment(directory)
     if run.spec.kind == "serve":
-        from workers.inference.serve import run_serve
+        with fast_import():
+            from workers.inference.serve import run_serve
 
         return run_serve(run, environment, host=options.host, port=options.port)
     if run.spec.kind == "evaluate":
-        from workers.inference.evaluate.run import run_evaluate
+        with fast_import():
+            from workers.inference.evaluate.run import run_evaluate
 
         return run_evaluate(run, environment)
-    from workers.inference.generate.run import run_generate
+    with fast_import():
+        from workers.inference.generate.run import run_generate
 
     return run_generate(run, environment)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workers.runtime.environment import check_world, read_environment
 from workers.runtime.exits import UserError
-from workers.runtime.program import leave, refuse, set_torch_defaults
+from workers.runtime.program import fast_import, leave, refuse, set_torch_defaults
 from workers.training.setup.spec_loading import load_run
 
 
@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return refuse(error, None if options.print or options.fake_ranks is not None else directory)
     set_torch_defaults()
-    from workers.training.setup.attempt import run_attempt
+    with fast_import():
+        import torch._dynamo  # noqa: F401  (torch's optimizers import it when they are created)
+
+        from workers.training.setup.attempt import run_attempt
 
     return run_attempt(run, environment).code
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workers.runtime.environment import check_world, read_environment
 from workers.runtime.exits import UserError
-from workers.runtime.program import leave, refuse, set_torch_defaults
+from workers.runtime.program import fast_import, leave, refuse, set_torch_defaults
 from workers.training.setup.spec_loading import load_run
 
 
@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return refuse(error, directory)
     set_torch_defaults()
-    from workers.posttraining.reinforcement.roles import run_rank
+    with fast_import():
+        import torch._dynamo  # noqa: F401  (torch's optimizers import it when they are created)
+
+        from workers.posttraining.reinforcement.roles import run_rank
 
     return run_rank(run, environment).code
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workers.runtime.environment import check_world, read_environment
 from workers.runtime.exits import UserError
-from workers.runtime.program import leave, refuse, set_torch_defaults
+from workers.runtime.program import fast_import, leave, refuse, set_torch_defaults
 from workers.training.benchmark.accept import load_benchmark
 
 
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         return refuse(error, None if options.print else directory)
     set_torch_defaults()
-    from workers.training.benchmark.runner import run_benchmark
+    with fast_import():
+        from workers.training.benchmark.runner import run_benchmark
 
     return run_benchmark(run, environment).code
 

@@ -12,6 +12,9 @@ FIRST_TOKEN = single(
 TIME_PER_TOKEN = single(
     "tpot", _("Time per output token"), "s", "inference/tpot_s", _("per token"), "time-2"
 )
+HOST_TIME = single(
+    "host-time", _("Host time per step"), "s", "inference/host_s", _("host"), "time-2"
+)
 SERVED = single(
     "served",
     _("Generated tokens"),

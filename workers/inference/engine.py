@@ -15,6 +15,7 @@ from torch import Tensor
 from workers.inference.adapters.adapter import Adapter
 from workers.inference.adapters.store import AdapterStore
 from workers.inference.constrain.guide import Guides
+from workers.inference.host_time import HostTime
 from workers.inference.request import Request
 from workers.inference.runner import Runner
 from workers.inference.sampling.beam_search import BeamSearch
@@ -33,7 +34,7 @@ class EngineCounts:
     """Counts since the start: steps, and prompt and output tokens computed or found in the cache.
 
     `decode_steps` counts requests times steps after their first token; `drafted` and `accepted`
-    the drafted tokens in them.
+    the drafted tokens in them. `host_s`: see `HostTime`.
     """
 
     steps: int = 0
@@ -43,6 +44,7 @@ class EngineCounts:
     decode_steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    host_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Engine:
             tables = scheduler.tables
             tables.window = speculator.proposer.window(tables.window)
             tables.draft_reads_cache = speculator.proposer.reads
-        self.counts = EngineCounts()
+        self.counts, self._host_time = EngineCounts(), HostTime(runner.device)
         self._decode = decode
         self._texts: dict[Request, IncrementalText] = {}
         self.beams = BeamSearch(scheduler)
@@ -131,9 +133,21 @@ class Engine:
         Finished requests have `finish` set. A pipelined runner starts further steps before the
         oldest is finished.
         """
+        with self._host_time.step():
+            requests = self._step()
+        self.counts.host_s = self._host_time.seconds
+        return requests
+
+    def _step(self) -> list[Request]:
         while len(self._in_flight) < self.runner.depth and (plan := self._schedule()) is not None:
             self._in_flight.append(self._run(plan))
-        return self._postprocess(self._in_flight.popleft()) if self._in_flight else []
+        if not self._in_flight:
+            return []
+        step, host_time = self._in_flight.popleft(), self._host_time
+        # ranks of a pipeline compute elsewhere
+        with host_time.launches() if self.runner.depth == 1 else host_time.device_work():
+            logits = step.logits()
+        return self._postprocess(step, logits)
 
     def take_weights(self, version: int) -> None:
         """Continue with weights that replaced those of the model in place.
@@ -176,13 +190,14 @@ class Engine:
     def _run(self, plan: StepPlan) -> StepInFlight:
         """Start computing a step, after drafting."""
         draft_probs: Mapping[Request, Tensor] = {}
-        if self.speculator is not None:
-            plan, draft_probs = self.speculator.draft(plan)
-        return StepInFlight(plan, draft_probs, time.perf_counter(), self.runner.start(plan))
+        with self._host_time.launches():
+            if self.speculator is not None:
+                plan, draft_probs = self.speculator.draft(plan)
+            return StepInFlight(plan, draft_probs, time.perf_counter(), self.runner.start(plan))
 
-    def _postprocess(self, step: StepInFlight) -> list[Request]:
+    def _postprocess(self, step: StepInFlight, logits: Tensor) -> list[Request]:
         """Sample, append tokens, finish requests, update counts."""
-        plan, logits = step.plan, step.logits()
+        plan = step.plan
         decoding = {part.request for part in plan.scheduled if part.request.is_decoding}
         self.counts.steps += 1
         self.counts.prompt_tokens += sum(
@@ -196,7 +211,9 @@ class Engine:
         groups, indices = self._rows_to_sample(plan, logits)
         # a row may be used by several answers (n > 1) or by none (beams)
         in_order = indices == list(range(len(logits)))
-        sampled = verify_drafts(logits if in_order else logits[indices], groups, step.draft_probs)
+        with self._host_time.device_work():  # it waits for the sampled ids
+            logits = logits if in_order else logits[indices]
+            sampled = verify_drafts(logits, groups, step.draft_probs)
         seconds = time.perf_counter() - step.began
         self.scheduler.record_step_time(plan, seconds)
         requests = [group[0].request for group in groups]

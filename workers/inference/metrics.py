@@ -51,7 +51,8 @@ class EngineMetrics:
     TTFT counts from when a request was added; TPOT is the mean time between tokens of one answer.
     `prefix_hit_rate` is the share of prompt tokens found in the cache, `prefill_share` the share
     of prompt tokens among computed tokens, `accepted_per_step` the accepted drafts per decoding
-    request and step. `more` returns further values of the run.
+    request and step, `host_s` the host's own time per step. `more` returns further values of the
+    run.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class EngineMetrics:
         output, prompt, cached = since.output_tokens, since.prompt_tokens, since.cached_tokens
         values = {
             "inference/tokens_per_s": output / (now - self._at),
+            "inference/host_s": since.host_s / max(since.steps, 1),
             "inference/running": float(len(scheduler.running)),
             "inference/waiting": float(len(scheduler.waiting)),
             "inference/kv_blocks_used": float(scheduler.pool.used),

@@ -103,6 +103,7 @@ METRICS: dict[str, str] = {
     "device/temperature_c": "°C",
     "inference/ttft_s": "s",
     "inference/tpot_s": "s",
+    "inference/host_s": "s",
     "inference/tokens_per_s": "tokens/s",
     "inference/running": "requests",
     "inference/waiting": "requests",

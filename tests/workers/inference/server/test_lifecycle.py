@@ -92,6 +92,7 @@ def test_keys_full_queue_and_draining(start_server, steps):
         "inference/tpot_s",
         "inference/tokens_per_s",
         "inference/prefill_share",
+        "inference/host_s",
     } <= last.keys()
 
 

@@ -222,6 +222,10 @@ _WARNINGS: Final = {
         "Sampler and trainer disagree: a divergence of %(kl)s nats per token (limit 0.01), and "
         "%(outside_share)s of the tokens have a ratio beyond 0.5 and 2 (limit 0.05)"
     ),
+    "skipped_updates": gettext_noop(
+        "Nothing is learned: gradients overflowed in %(now)s steps in a row, and the loss scale is "
+        "now %(scale)s; a smaller plan.loss_scale.initial or bf16 avoids it"
+    ),
     "value_unexplained": gettext_noop(
         "The value model predicts returns worse than a constant: it explains %(now)s of their "
         "variance (below 0)"
@@ -245,7 +249,7 @@ def _warning(data: Mapping[str, Any], rank: int | None) -> str:
     if sentence is None:
         return _("Warning about learning: %(kind)s") % {"kind": kind} + at_step(data)
     values: dict[str, str] = {"reward": str(data.get("reward", ""))}
-    for name in ("before", "now", "cut", "kl", "outside", "was", "is"):
+    for name in ("before", "now", "cut", "kl", "outside", "was", "is", "scale"):
         number = formatting.number(data.get(name))
         values[name] = "?" if number is None else f"{number:.3g}"
         values[f"{name}_share"] = "?" if number is None else formatting.percent(number)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import make_spec
+from webui.presentation.event_messages import describe
 from workers.contracts.specs.plan import LossScale
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.fp16_products import HalfProducts
@@ -52,6 +53,15 @@ def test_scale_changes_are_reported(reference):
     assert [event["old"] for event in changes if event["step"] == 1] == [SCALE["initial"]]
     assert events(reference, "overflow_skipped_step")[0]["parameters"]
     assert "memory/optimizer_bytes" in reference.points()[-1]["values"]
+
+
+def test_many_skips_in_a_row_are_a_warning_on_the_page(train, tmp_path):
+    huge = {**SCALE, "initial": 1e12}
+    result = train(spec({"loss_scale": huge}, steps=10), tmp_path)
+    [warning] = events(result, "learning_warning")
+    assert (warning["step"], warning["kind"], warning["now"]) == (8, "skipped_updates", 8)
+    sentence = describe("learning_warning", warning, 0)
+    assert "overflowed in 8 steps in a row" in sentence and "plan.loss_scale.initial" in sentence
 
 
 PLANS = [{"dp": 2, "zero": 0}, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 3}, {"pp": 2}]

@@ -22,6 +22,9 @@ from workers.training.numerics.nan_locator import find_non_finite
 from workers.training.parallel.parallelize import Parallel
 from workers.training.setup.spec_loading import TrainingRun
 
+# an initial loss scale of 2^16 needs at most a few; more in a row mean that the scale is wrong
+SKIPS_BEFORE_WARNING = 8
+
 
 class StepChecks:
     """The checks of one attempt on one rank. `scaler` is fp16's, None at any other precision."""
@@ -39,6 +42,7 @@ class StepChecks:
             LossScaler(run.plan.loss_scale or LossScale()) if run.plan.precision == "fp16" else None
         )
         self._loss_was_not_finite = False
+        self._skips_in_a_row = 0
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Continue with the loss scale of a checkpoint, if it has one."""
@@ -74,6 +78,7 @@ class StepChecks:
     def updated(self, number: int) -> None:
         """Call after the update of step `number`."""
         self._loss_was_not_finite = False
+        self._skips_in_a_row = 0
         if self.scaler:
             self._report_scale(number, self.scaler.updated())
 
@@ -100,6 +105,15 @@ class StepChecks:
                 parameters=names[:8],
             )
         self._report_scale(number, scaler.overflowed(), ranks=ranks)
+        self._skips_in_a_row += 1
+        if self._skips_in_a_row == SKIPS_BEFORE_WARNING and world.rank == 0:
+            self.recorder.event(
+                "learning_warning",
+                step=number,
+                kind="skipped_updates",
+                now=self._skips_in_a_row,
+                scale=scaler.scale,
+            )
         return True
 
     def require_update(self, steps: int) -> None:

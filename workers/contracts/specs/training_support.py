@@ -84,9 +84,6 @@ def _spec(spec: RunSpec) -> Refusals:
     if spec.shape is None:
         message = "the shape of these weights is not known here"
         yield "existing weights", problem("model", message, "a preset's name")
-    yield from _training(spec.train)
-    if spec.train.ppo is not None and not isinstance(spec.plan, str):
-        yield from _value_model(spec.plan, spec.shape, spec.train)
 
 
 def _combined(spec: RunSpec) -> Refusals:
@@ -95,8 +92,11 @@ def _combined(spec: RunSpec) -> Refusals:
         return
     if model is not None:
         yield from _model(model)
+    yield from _training(train)
     if isinstance(plan, str):
         return
+    if train.ppo is not None:
+        yield from _value_model(plan, model, train)
     yield from _plan_rules(plan)
     combination = Combination(plan, model, train)
     for first in ("pipedream", "compile"):

@@ -157,7 +157,7 @@ def test_summaries_name_the_late_rank_the_lossy_layer_and_the_full_expert() -> N
         "Rank 2 (node n1) arrives 200 ms after the first, 20% of a step"
     )
     assert skew_summary(strips, 100.0).startswith(
-        "Ranks arrive together: the latest, rank 2 (node n1)"
+        "Ranks arrive together: the last, rank 2 (node n1), arrives"
     )
     assert skew_summary([], 1.0) == "No arrival times reported yet."
     layers = [Strip("layer 0", [1], [0.001]), Strip("layer 1", [1], [0.3])]

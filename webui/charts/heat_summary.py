@@ -40,12 +40,15 @@ def skew_summary(strips: Sequence[Strip], step_s: float | None) -> str:
     }
     share = delay / step_s if step_s else None
     if share is None:
-        return _("Ranks arrive together: the latest, %(rank)s, %(delay)s after the first.") % values
+        return (
+            _("Ranks arrive together: the last, %(rank)s, arrives %(delay)s after the first.")
+            % values
+        )
     values["share"] = formatting.percent(share)
     if share < _LATE:
         return (
             _(
-                "Ranks arrive together: the latest, %(rank)s, %(delay)s after the first, "
+                "Ranks arrive together: the last, %(rank)s, arrives %(delay)s after the first, "
                 "%(share)s of a step."
             )
             % values

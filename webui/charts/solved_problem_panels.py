@@ -116,8 +116,8 @@ def bandit_topics(latest: Mapping[str, float]) -> list[Topic]:
             _("Objective by estimator of the penalty"),
             _(
                 "Five arms with rewards 0, 0.2, 0.5, 1 and 0.8, and a penalty of 0.5 times the "
-                "divergence from a reference. Updates follow exact expectations, so that only the "
-                "estimator decides where they end: k3 in the loss stops at another policy."
+                "divergence from a reference. Updates use exact expectations, so only the "
+                "estimator decides the result: k3 in the loss converges to a different policy."
             ),
             [
                 (f"bandit/objective/{name}", penalties[name], problems.best_objective(name))
@@ -138,7 +138,7 @@ def bandit_topics(latest: Mapping[str, float]) -> list[Topic]:
             _("Objective by gradient estimator, from samples"),
             _(
                 "256 sampled arms per step. At the optimum all penalized rewards are equal: with a "
-                "baseline the noise then ends, without one it stays."
+                "baseline the noise then vanishes; without one it remains."
             ),
             [(f"bandit/sampled/{name}", sampled[name], best) for name in sampled],
             latest,
@@ -167,8 +167,8 @@ def bandit_topics(latest: Mapping[str, float]) -> list[Topic]:
         _topic(
             _("Estimates of the divergence"),
             _(
-                "Of samples of the optimum. k1 and k3 have the exact mean, and k3 a quarter of the "
-                "spread; k2 is biased, but its gradient is exact."
+                "Samples come from the optimum. k1 and k3 have the exact mean, and k3 has a quarter "
+                "of the spread; k2 is biased, but its gradient is exact."
             ),
             [
                 (f"bandit/divergence/{name}", name, problems.divergence_moments(name)[0])

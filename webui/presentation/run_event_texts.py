@@ -231,7 +231,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "state_changed": _state,
     "checkpoint_restored": with_reason(gettext_noop("Resumed from a checkpoint")),
     "rollouts_missing": with_reason(
-        gettext_noop("Samples new answers: the rollouts of the checkpoint are not here")
+        gettext_noop("Sampling new answers: the checkpoint's rollouts are not on this node")
     ),
     "rollouts_restored": with_reason(gettext_noop("Continues with stored rollouts")),
     "rank_exited": _exited,

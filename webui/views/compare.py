@@ -24,7 +24,7 @@ from webui.views.access import PageRequest, page
 MOST: Final = 20
 BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
-WINS = gettext_noop("share of answers that the judge prefers to those before training")
+WINS = gettext_noop("share of examples for which the judge prefers the answer after training")
 # compared by their median over steps
 _STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s")
 

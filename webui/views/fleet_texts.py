@@ -125,7 +125,7 @@ def slow_text(slow: Any) -> str:
     """Numbers of a slow device; the run's name is not shown, as others may not see it."""
     if not slow:
         return ""
-    text = _("others of a gang waited %(late)s per step for it") % {
+    text = _("other devices of its gang waited %(late)s per step for it") % {
         "late": formatting.duration(slow["late_s"])
     }
     if isinstance(slow.get("share"), int | float):
@@ -158,5 +158,5 @@ def broker_user_text(reported: str | None) -> str:
     if reported is None:
         return _("Not reported; it shares credentials with other nodes until its agent is upgraded")
     if reported == "own":
-        return _("A user of its own, limited to this node's keys")
+        return _("Its own broker user, limited to this node's keys")
     return _("Credentials that other nodes share; see deploy/README.md")

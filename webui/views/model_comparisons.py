@@ -66,7 +66,7 @@ def model_comparison(request: PageRequest, id: int) -> HttpResponse:
     context = {
         "title": " · ".join(votes.labels(row)),
         "sentence": _(
-            "Which answer is whose is drawn by chance for each message and shown after your vote."
+            "The order of the two models is random for each message and shown after your vote."
         ),
         "data_tab": "comparisons",
         "comparison": row,

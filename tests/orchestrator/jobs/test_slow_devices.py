@@ -62,7 +62,7 @@ def test_a_straggler_marks_its_device(owner: User, node: Node, request: Any) -> 
         "runs": 1,
     }
     page = factories.client_for(owner).get("/fleet/n1/").content.decode()
-    assert "others of a gang waited" in page and "40%" in page
+    assert "other devices of its gang waited" in page and "40%" in page
     end(attempt, fake)
     end(gang(owner, fake, late=False), fake)
     assert slow_devices.mark_slow()["cleared"] == 1

@@ -48,7 +48,7 @@ ADAPTER = Section(
             "train.adapter.rank",
             _("Rank"),
             "int",
-            _("Of low-rank updates; units of a bottleneck; number of virtual tokens."),
+            _("Rank of low-rank updates, units of a bottleneck, or number of virtual tokens."),
             default=_("16, or 20 of other methods"),
             when=RANKED,
         ),

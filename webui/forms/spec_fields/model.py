@@ -68,7 +68,7 @@ WEIGHTS = Section(
             choices=(
                 (SMOLLM2, _("SmolLM2-135M-Instruct: 135M parameters, chat")),
                 (OWN_PATH, _("a path: Hugging Face folder, .gguf file or a run's checkpoints")),
-                (OWN_JSON, _("as in the JSON")),
+                (OWN_JSON, _("set in the JSON")),
             ),
             default=SMOLLM2,
             double=True,

@@ -95,7 +95,7 @@ _SECTION = Section(
             "train.grpo.rollout.devices",
             _("Devices for sampling"),
             "int",
-            _("Besides those of the plan; auto: the planner splits the run's devices."),
+            _("In addition to the plan's devices. auto: the planner splits the run's devices."),
             default="1",
             when=_SEPARATE,
         ),
@@ -167,7 +167,7 @@ _VALUE_MODEL = (
         "train.ppo.gae.lam",
         _("Weight of later advantages (lambda)"),
         "float",
-        _("Of generalized advantage estimation: 1 has no bias, 0 the least variance."),
+        _("λ of generalized advantage estimation: 1 has no bias, 0 has the least variance."),
         default="0.95",
     ),
 )

@@ -133,8 +133,8 @@ def summary(compared: Iterable[Comparison]) -> str:
         ) % {"count": len(known)}
     misses = formatting.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
     return _(
-        "%(close)s of %(count)s measured metrics are within 10%% of their prediction; "
-        "not %(misses)s."
+        "%(close)s of %(count)s measured metrics are within 10%% of their prediction. "
+        "Outside: %(misses)s."
     ) % {"close": len(known) - len(far), "count": len(known), "misses": misses}
 
 

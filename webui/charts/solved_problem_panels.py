@@ -167,8 +167,8 @@ def bandit_topics(latest: Mapping[str, float]) -> list[Topic]:
         _topic(
             _("Estimates of the divergence"),
             _(
-                "Samples come from the optimum. k1 and k3 have the exact mean, and k3 has a quarter "
-                "of the spread; k2 is biased, but its gradient is exact."
+                "Samples come from the optimum. k1 and k3 have the exact mean, and k3 has a "
+                "quarter of the spread; k2 is biased, but its gradient is exact."
             ),
             [
                 (f"bandit/divergence/{name}", name, problems.divergence_moments(name)[0])

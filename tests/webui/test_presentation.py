@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from webui.charts import axes, devices, reinforcement_panels, run_charts, training_panels, week
+from webui.charts import (
+    axes,
+    devices,
+    predicted_vs_measured,
+    reinforcement_panels,
+    run_charts,
+    training_panels,
+    week,
+)
 from webui.charts.spread import spread
 from webui.presentation import event_messages, problems
 from webui.presentation.log_grouping import first_cause, format_ranks, group_lines, level
@@ -275,3 +283,8 @@ def test_plan_rows_have_labels_and_readable_values() -> None:
         ("sequence parallel", "no"),
         ("loss scale", "initial 65,536"),
     ]
+
+
+def test_rates_are_compared_as_numbers_and_times_as_times() -> None:
+    assert predicted_vs_measured.format_value("tokens_per_s", 1409.0) == "1,409"
+    assert predicted_vs_measured.format_value("step_time_s", 0.5) == "500 ms"

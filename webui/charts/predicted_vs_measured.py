@@ -146,7 +146,8 @@ def format_value(metric: str, value: float | None) -> str:
         return formatting.memory(value)
     if metric in ("mfu", "pipeline/bubble_fraction"):
         return formatting.percent(value)
-    return formatting.seconds(value) if metric.endswith("_s") else formatting.quantity(value)
+    is_time = metric.endswith("_s") and not metric.endswith("_per_s")
+    return formatting.seconds(value) if is_time else formatting.quantity(value)
 
 
 def title_of(metric: str) -> str:

@@ -38,6 +38,8 @@ _UNFUSED: dict[str, Any] = {
     "cross_entropy_in_place": False,
 }
 _MAX_ADVICE = 3
+# micro-batches of policy optimization: rows are short, and their number does not change an update
+_ANSWERS_AT_ONCE = (1, 4, 16, 64)
 _UNKNOWN_TEACHER = (
     "The teacher's memory and time are not counted: the shape of its weights cannot be read here."
 )
@@ -111,6 +113,7 @@ def choose_plan(
     if spec.train.policy is not None:
         batch = spec.train.policy.rows_per_update
         allowed["pp"] = 1  # each rank samples with all layers
+        allowed["micro_batch_size"] = _ANSWERS_AT_ONCE
     if (
         spec.train.compile
     ):  # values that never work with compiled blocks; `_is_supported` checks the rest

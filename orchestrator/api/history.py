@@ -21,12 +21,14 @@ from orchestrator.api.schemas import (
     ArtifactOut,
     AttemptOut,
     CheckpointOut,
+    CodeOut,
     EventOut,
     LogLine,
     PageOf,
     SamplesOut,
 )
 from orchestrator.runs import selectors
+from orchestrator.runs.code import record
 from orchestrator.runs.outputs.text_samples import samples_of
 from orchestrator.runs.store import copies
 from orchestrator.scheduling import selectors as scheduling
@@ -108,6 +110,18 @@ def events(
 def checkpoints(request: HttpRequest, id: int) -> Any:
     """The checkpoints that are still on disk, oldest first."""
     return selectors.checkpoints_of(run=get_run(request, id)).order_by("pk")
+
+
+@router.get(
+    "/{int:id}/code",
+    response=CodeOut,
+    auth=require_scope("read"),
+    summary="Get the code of a script run",
+)
+def code_detail(request: HttpRequest, id: int) -> Any:
+    """Commit, diff and files of the program at the submit; `fingerprint` is null without code."""
+    code = record.code_of(get_run(request, id))
+    return record.document(code) if code is not None else {}
 
 
 @router.get(

@@ -146,6 +146,31 @@ class CheckpointOut(Schema):
     stored: StoredOut | None = Field(description="its copy in the store, if any")
 
 
+class CodeFileOut(Schema):
+    """A file of a program."""
+
+    name: str = Field(description="relative to the program's folder")
+    bytes: int
+    link: str | None = Field(description="target of a link within the folder")
+
+
+class CodeOut(Schema):
+    """The code of a script run at its submit."""
+
+    fingerprint: str | None = Field(None, description="SHA-256 over all files; null: no code")
+    git: bool = Field(False, description="the folder was in a git work tree")
+    commit: str | None = None
+    branch: str | None = None
+    remote: str | None = Field(None, description="without credentials")
+    submodules: dict[str, str] = Field({}, description="{folder: commit}")
+    folder: str | None = Field(None, description="the original folder")
+    start: str = Field("", description="the work folder below it")
+    files: list[CodeFileOut] = []
+    originals: list[str] = Field([], description="read from the original folder, such as data")
+    notes: list[str] = Field([], description="what is not captured, and why")
+    diff: str = Field("", description="changes since the commit, new program files included")
+
+
 class ArtifactOut(Schema):
     """A file that a run produced."""
 

@@ -6,29 +6,32 @@ named by fingerprint, not included; code of scripts is included.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from django.conf import settings
+from pydantic import ValidationError
 
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import conflict, invalid
 from orchestrator.fleet.models import Node
+from orchestrator.runs.code import record
+from orchestrator.runs.code.capture import MOST_DIFF_BYTES, Captured, capture, workdir_of
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.submission.run_paths import spec_texts
 from orchestrator.runs.submission.submit import run_submit, spec_invalid
 from orchestrator.runs.submission.weights import models_root
 from workers.contracts import Problem
 from workers.contracts.wire import versions
+from workers.contracts.wire.programs.program_files import ProgramFiles, is_below
 
 FORMAT: Final = 1
-_CODE_BYTES: Final = 2 << 20
-_CODE_FILES: Final = 500
-_CODE: Final = (".py", ".json", ".yaml", ".yml", ".toml", ".txt", ".sh", ".cfg")
 
 
 def bundle_of(run: Run) -> dict[str, Any]:
@@ -46,7 +49,7 @@ def bundle_of(run: Run) -> dict[str, Any]:
         "spec": _relative(spec),
         "versions": _versions(run),
         "files": _fingerprints(spec),
-        "code": _code(spec),
+        "code": _code(run),
         "secrets": secrets,
     }
 
@@ -80,13 +83,12 @@ def bundle_submit(
             f"the bundle has no values for {names}",
             "submit its spec with these variables in script.secrets",
         )
-    spec = document["spec"]
-    spec = _with_code(spec, document.get("code"))
+    spec, code = _with_code(document["spec"], document.get("code"))
     if problems := list(_differences(document.get("files") or {})):
         raise spec_invalid(problems)
     origin = document.get("run") or {}
     title = name.strip() or str(origin.get("name") or "from a bundle")
-    return run_submit(owner=owner, name=title[:160], spec=spec, force=force)
+    return run_submit(owner=owner, name=title[:160], spec=spec, force=force, code=code)
 
 
 def _checked(bundle: Any) -> dict[str, Any]:
@@ -205,39 +207,88 @@ def _place(name: str) -> Path | None:
     return next((root / name for root in _roots() if os.path.exists(root / name)), None)
 
 
-def _code(spec: Mapping[str, Any]) -> dict[str, str] | None:
-    """Texts of the program files in a script's folder, at most 2 MiB; None for other kinds."""
-    workdir = (spec.get("script") or {}).get("workdir")
-    if not isinstance(workdir, str) or not any(
-        Path(workdir).is_relative_to(root) for root in settings.DATA_ROOTS
-    ):
+def _code(run: Run) -> dict[str, Any] | None:
+    """`{files, start, …}` of a script's code at its submit; None for other runs."""
+    stored = record.code_of(run)
+    if stored is not None:
+        return {
+            "files": _files(record.files_of(stored)),
+            "start": stored.start,
+            "fingerprint": stored.snapshot.fingerprint,
+            "git": stored.git,
+            "commit": stored.commit,
+            "branch": stored.branch,
+            "remote": stored.remote,
+            "submodules": stored.submodules,
+            "diff": base64.b64encode(bytes(stored.diff)).decode(),
+        }
+    workdir = workdir_of(run.spec)  # of an earlier release: the folder as it is now
+    now = capture(workdir, settings.DATA_ROOTS) if workdir is not None else None
+    if now is None:
         return None
-    files: dict[str, str] = {}
-    size = 0
-    for path in sorted(Path(workdir).rglob("*")):
-        if path.suffix not in _CODE or not path.is_file() or path.is_symlink():
-            continue
-        text = path.read_text(encoding="utf-8", errors="replace")
-        size += len(text)
-        if size > _CODE_BYTES or len(files) >= _CODE_FILES:
-            break
-        files[path.relative_to(workdir).as_posix()] = text
-    return files
+    return {
+        "files": _files(now.files),
+        "start": now.start,
+        "fingerprint": now.files.fingerprint,
+    }
 
 
-def _with_code(spec: dict[str, Any], code: Any) -> dict[str, Any]:
-    """The spec whose script is in a folder with the bundle's code, named by its fingerprint."""
+def _files(program: ProgramFiles) -> dict[str, Any]:
+    return {name: file.model_dump(exclude_defaults=True) for name, file in program.files.items()}
+
+
+def _with_code(spec: dict[str, Any], code: Any) -> tuple[dict[str, Any], Captured | None]:
+    """The spec with a folder of the bundle's code, named by its fingerprint, and that code."""
     if not isinstance(code, dict) or not isinstance(spec.get("script"), dict):
-        return spec
-    text = "".join(f"{name}\0{code[name]}\n" for name in sorted(code))
-    folder = settings.DATA_ROOTS[0] / "code" / hashlib.sha256(text.encode()).hexdigest()[:16]
-    for name, content in code.items():
-        parts: Sequence[str] = PurePosixPath(str(name)).parts
-        if not parts or PurePosixPath(str(name)).is_absolute() or ".." in parts:
-            raise invalid("code", f"{name!r} is not a file name in the script's folder", "train.py")
-        target = folder.joinpath(*parts)
+        return spec, None
+    if "files" not in code:  # texts by name, of an earlier bundle
+        code = {"files": {name: {"text": text} for name, text in code.items()}}
+    try:
+        program = ProgramFiles.model_validate({"files": code["files"]})
+        start = str(code.get("start") or "")
+        diff = base64.b64decode(str(code.get("diff") or ""), validate=True)
+        if start and not is_below(start):
+            raise ValueError(f"{start!r} is not a folder of the program")
+    except ValueError as error:
+        detail = str(error)
+        if isinstance(error, ValidationError):
+            detail = str(error.errors(include_url=False)[0]["msg"])
+        raise invalid("code", f"the code cannot be used: {detail}", "download it again") from None
+    fingerprint = program.fingerprint
+    if code.get("fingerprint", fingerprint) != fingerprint:
+        raise invalid("code", "the code differs from its fingerprint", "download it again")
+    folder = Path(os.path.realpath(settings.DATA_ROOTS[0])) / "code" / fingerprint[:16]
+    if not folder.is_dir():
+        _write(program, folder)
+    submodules = code.get("submodules")
+    captured = Captured(
+        program,
+        str(folder),
+        start,
+        git=bool(code.get("git")),
+        commit=str(code.get("commit") or "")[:64],
+        branch=str(code.get("branch") or "")[:200],
+        remote=str(code.get("remote") or "")[:500],
+        submodules=submodules if isinstance(submodules, dict) else {},
+        diff=diff[:MOST_DIFF_BYTES],
+        notes=["The code is from a bundle."],
+    )
+    workdir = str(folder / start) if start else str(folder)
+    return {**spec, "script": {**spec["script"], "workdir": workdir}}, captured
+
+
+def _write(program: ProgramFiles, folder: Path) -> None:
+    """Write the files into a new folder; links last, so that none is followed."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name, file in sorted(program.files.items(), key=lambda item: item[1].link is not None):
+        target = temporary / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
-        temporary.write_text(str(content), encoding="utf-8")
-        os.replace(temporary, target)
-    return {**spec, "script": {**spec["script"], "workdir": str(folder)}}
+        if file.link is not None:
+            os.symlink(file.link, target)
+            continue
+        target.write_bytes(file.data)
+        if file.executable:
+            target.chmod(0o755)
+    os.rename(temporary, folder)

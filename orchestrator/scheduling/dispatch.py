@@ -22,6 +22,7 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
+from orchestrator.runs.code import record
 from orchestrator.runs.models import Attempt
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.store import access
@@ -217,6 +218,7 @@ def launch_order(
             "owner": {"id": run.owner_id, "name": run.owner.username},
             "reads": runs.runs_read_by(run),
             "resume_from": attempt.resume_from,
+            "program": record.program_order(run),
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",
             "max_seconds": (run.spec.get("resources") or {}).get("max_seconds"),

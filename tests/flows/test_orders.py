@@ -103,7 +103,7 @@ def test_repeated_or_forged_orders_change_nothing(orrery: Orrery) -> None:
         120,
         "both continue",
     )
-    (place / "stop").touch()
+    (folder / "code" / "stop").touch()  # the program starts in its own copy
     assert orrery.until_state(run, "finished", "failed", "cancelled", "queued") == "finished"
     assert len(orrery.get(f"runs/{run}/attempts")["items"]) == 1
     orrery.until_reported(run)

@@ -54,6 +54,7 @@ TAB_TITLES: Final = {
     "logs": gettext_noop("Logs"),
     "checkpoints": gettext_noop("Checkpoints and artifacts"),
     "lineage": gettext_noop("Lineage"),
+    "code": gettext_noop("Code"),
     "config": gettext_noop("Config"),
     "history": gettext_noop("History"),
 }
@@ -144,6 +145,7 @@ class Facts:
             "numerics": kind == "train" or any(name.startswith(_NUMERICS) for name in names),
             "system": kind in ANSWERING or any(name.startswith("device/") for name in names),
             "lineage": kind in ("train", "produce", "script", *ANSWERING),
+            "code": kind == "script",
             "checkpoints": kind not in ("external", "serve"),
         }
         return [(name, _(title)) for name, title in TAB_TITLES.items() if shown.get(name, True)]

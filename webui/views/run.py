@@ -19,6 +19,7 @@ from webui.tabs import (
     benchmark,
     chat,
     checkpoints,
+    code,
     config,
     engine,
     evaluation,
@@ -57,6 +58,7 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "logs": logs.content,
     "checkpoints": checkpoints.content,
     "lineage": lineage.content,
+    "code": code.content,
     "config": config.content,
     "history": history.content,
 }

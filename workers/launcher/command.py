@@ -16,6 +16,7 @@ from workers.contracts.catalog.secret_names import is_secret_name
 from workers.contracts.specs.inference_support import INFERENCE_KINDS, placement_of
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.wire.node_messages import LaunchOrder
+from workers.launcher.programs import unpack
 from workers.launcher.rundir import RunDir
 
 ROOT = Path(workers.__file__).resolve().parent.parent
@@ -80,7 +81,10 @@ def _script(order: LaunchOrder, run_dir: RunDir, python: str) -> tuple[list[str]
         raise Unlaunchable(
             'script.command is empty; give a program, as ["train.py", "--lr", "0.1"].'
         )
-    folder = node_home(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
+    command = unpack.command_of(order, run_dir, command)
+    folder = unpack.work_folder(order, run_dir) or (
+        node_home(run_dir, order) / body["workdir"] if body.get("workdir") else run_dir.path
+    )
     if not folder.is_dir() and not in_image:
         raise Unlaunchable(
             f"script.workdir {folder} is not a folder on this node; create it there, or give "
@@ -226,6 +230,8 @@ def environment(
         # out
         "ORRERY_PG_TIMEOUT_S": inherited.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
     }
+    if order.program is not None and order.program.commit:
+        variables["ORRERY_COMMIT"] = order.program.commit
     if order.resume_from is not None:
         variables["ORRERY_RESUME"] = str(home / order.resume_from.path)
     return variables

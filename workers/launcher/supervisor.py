@@ -135,6 +135,7 @@ class Supervisor:
         self.link.report("launching", {"pid": os.getpid()})
         self.link.flush()
         write_json(self.run_dir.spec, _resolved_spec(self.order))
+        start.unpack(self.order, self.run_dir)
         start.check(self.order, self.run_dir)  # raises before any waiting
         self._get_origin()
         self._probe()

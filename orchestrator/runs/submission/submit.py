@@ -19,6 +19,8 @@ from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import events, states
+from orchestrator.runs.code import record
+from orchestrator.runs.code.capture import Captured, capture, workdir_of
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.outputs.produce_estimate import estimate_produce
@@ -107,14 +109,15 @@ def run_submit(
     force: bool = False,
     forked_from: Run | None = None,
     resume_from: Checkpoint | None = None,
+    code: Captured | None = None,
 ) -> Run:
     """Queue the run and wake the scheduler. An external run starts as running, with attempt 1.
 
     `experiment` is an object or a name; an unknown name creates one. The run continues from
     `resume_from`, a checkpoint of `forked_from`. `force` submits a plan that is predicted not to
-    fit, or a run that no node of the pool supports. Raises 422 `spec-invalid` with one problem per
-    wrong field, 422 `plan-does-not-fit` with the nearest changes that would fit, and 403 for
-    viewers.
+    fit, or a run that no node of the pool supports. `code` is a script's program; default: what is
+    in its work folder now. Raises 422 `spec-invalid` with one problem per wrong field, 422
+    `plan-does-not-fit` with the nearest changes that would fit, and 403 for viewers.
     """
     accounts.require_role(owner, Role.SUBMITTER, "submit runs")
     result = check(spec, by=owner)
@@ -133,6 +136,8 @@ def run_submit(
     now = clock.now()
     stored, secrets = script_secrets.split(_with_hashed_key(result.stored))
     external = checked.kind == "external"
+    if code is None and (workdir := workdir_of(stored)) is not None:
+        code = capture(workdir, settings.DATA_ROOTS)
     with transaction.atomic():
         run = Run.objects.create(
             name=name.strip(),
@@ -157,6 +162,7 @@ def run_submit(
             forked_from=forked_from,
         )
         script_secrets.store(run, secrets)
+        record.store(run, code)
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
         if external:
             Attempt.objects.create(

@@ -16,6 +16,7 @@ GET    v1/runs/{int:id}                               read    see
 PATCH  v1/runs/{int:id}                               runs    manage
 POST   v1/runs/from-bundle                            runs
 GET    v1/runs/{int:id}/bundle                        read    see
+GET    v1/runs/{int:id}/code                          read    see
 POST   v1/runs/{int:id}/cancel                        runs    manage
 POST   v1/runs/{int:id}/pause                         runs    manage
 POST   v1/runs/{int:id}/resume                        runs    manage
@@ -174,6 +175,7 @@ runs               GET
 runs-bulk          POST
 runs-compare       GET
 run-bundle         GET   see
+run-diff           GET   see
 run-from-bundle    POST
 run-new            GET
 run-check          POST

@@ -122,14 +122,14 @@ def test_a_script_takes_its_code_along_and_not_its_secrets(
     script = {"command": ["train.py"], "workdir": "code"}
     run = run_submit(owner=owner, name="s", spec={"kind": "script", "script": script})
     bundle = bundles.bundle_of(run)
-    assert set(bundle["code"]) == {"train.py", "lib/parts.py"}
+    assert set(bundle["code"]["files"]) == {"train.py", "lib/parts.py"}
     fresh = moved(settings, tmp_path)
     again = bundles.bundle_submit(owner=owner, bundle=bundle)
     folder = Path(again.spec["script"]["workdir"])
     assert folder.is_relative_to(fresh)
     assert (folder / "lib" / "parts.py").read_text() == "x = 1\n"
     outside = {**bundle, "code": {"../../evil.py": ""}}
-    with pytest.raises(Refusal, match="not a file name in the script's folder"):
+    with pytest.raises(Refusal, match="not a name below the program's folder"):
         bundles.bundle_submit(owner=owner, bundle=outside)
     assert not (fresh.parent / "evil.py").exists()
     secret = {**script, "workdir": str(folder), "secrets": {"HF_TOKEN": "hush-4711"}}

@@ -114,6 +114,7 @@ def ours() -> list[Contract]:
         "preflight": {"least_share": 0.5},
         "rendezvous": {"host": "10.0.0.1", "node": "n1"},
         "store": {"url": "s3://bucket/runs"},
+        "program": {"packed": "", "fingerprint": "0" * 64, "folder": "/data/code"},
     }
     launch = LaunchOrder.from_dict({**MESSAGES["launch/resume"].body(), **newer})
     return [

@@ -17,6 +17,7 @@ from workers.contracts.wire.field_versions import Since
 from workers.contracts.wire.maintenance.preflight import Preflight
 from workers.contracts.wire.maintenance.store import StoreAccess
 from workers.contracts.wire.points import RunId, Time
+from workers.contracts.wire.programs.program_files import ProgramOrder
 
 Fence = Annotated[str, Field(min_length=1, max_length=64, coerce_numbers_to_str=True)]
 # texts of `versions`; unreadable ones are refused by the rule there, not here
@@ -238,6 +239,8 @@ class LaunchOrder(WireContract):
     preflight: Annotated[Preflight | None, Since(1, 1)] = None
     # where checkpoints and artifacts are copied to; null: nowhere
     store: Annotated[StoreAccess | None, Since(1, 1)] = None
+    # the files of a script at its submit; null: it starts in `script.workdir` itself
+    program: Annotated[ProgramOrder | None, Since(1, 1)] = None
 
     @property
     def store_purpose(self) -> str:

@@ -203,6 +203,8 @@ def mounts_of(order: LaunchOrder, home: Path, checkout: Path, workdir: Path) -> 
             if path.startswith("/")
         ]
     mounts.append(Mount(workdir, writable=True))
+    if order.program is not None:  # its data and large files are links there
+        mounts.append(Mount(Path(order.program.folder), writable=True))
     existing = [mount for mount in mounts if mount.path.exists()]
     for mount in existing:
         if re.search(r"[,:\"'\s]", str(mount.path)):

@@ -1,6 +1,6 @@
 """How torchrun of an attempt starts on this node: under which user, limits and container image.
 
-Pure except for looking at files of this node. Starts nothing.
+Looks at files of this node, and unpacks a script's program. Starts nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from workers.launcher import command
 from workers.launcher.isolation import containers, wrap
 from workers.launcher.isolation.limits import Limits, in_scope
 from workers.launcher.isolation.run_user import RunUser
+from workers.launcher.programs.unpack import unpack_program
 from workers.launcher.rundir import RunDir
 
 LIMITS_VARIABLE: Final = "ORRERY_NODE_LIMITS"  # set by the agent: systemd, or empty
@@ -35,6 +36,14 @@ class Start:
     folder: Path
     stdin: bytes | None = None
     group: bool = False
+
+
+def unpack(order: LaunchOrder, run_dir: RunDir) -> None:
+    """Unpack a script's program into the run directory. Raises NotSupported if damaged, OSError."""
+    try:
+        unpack_program(order, run_dir)
+    except ValueError as error:
+        raise NotSupported(f"The program of this run cannot be used: {error}.") from None
 
 
 def check(order: LaunchOrder, run_dir: RunDir) -> None:

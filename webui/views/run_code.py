@@ -1,0 +1,23 @@
+"""The diff of a script run's code as a file."""
+
+from __future__ import annotations
+
+from django.http import HttpResponse
+from django.utils.http import content_disposition_header
+from django.views.decorators.http import require_GET
+
+from orchestrator.runs import selectors
+from orchestrator.runs.code import record
+from webui.views.access import PageRequest, page
+
+
+@page
+@require_GET
+def diff(request: PageRequest, id: int) -> HttpResponse:
+    """The changes since the commit, as `git apply` reads them; empty without git."""
+    code = record.code_of(selectors.run_get(user=request.user, id=id))
+    data = b"" if code is None else bytes(code.diff)
+    response = HttpResponse(data, content_type="text/x-diff")
+    name = f"run-{id}.diff"
+    response["Content-Disposition"] = content_disposition_header(True, name) or ""
+    return response

@@ -154,6 +154,5 @@ def live_redis(redis_url: str, settings: object, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(live, "_silent_until", 0.0)  # an earlier test may have stopped Redis
     settings.REDIS_URL = redis_url  # type: ignore[attr-defined]
     redis_client.reset()
-    redis_client.client().flushall()
     yield redis_url
     redis_client.reset()

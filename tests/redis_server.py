@@ -1,4 +1,5 @@
-"""A real Valkey server for tests: `redis_url` starts one on a private socket, once per session.
+"""A real Valkey server for tests: `redis_url` starts one on a private socket, once per session,
+and empties it for each test.
 
 `RedisServer` can also be stopped, killed and started again on the same data, for tests of broken
 connections.
@@ -89,8 +90,11 @@ def redis_server() -> Iterator[RedisServer]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def redis_url(redis_server: RedisServer) -> str:
+    """URL of the session's server, without what earlier tests have left in it."""
+    with redis_server.client() as client:
+        client.flushall()
     return redis_server.url
 
 

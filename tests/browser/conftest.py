@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import factories
 from tests.browser.site import Site, chromium
+from tests.redis_server import RedisServer
 
 PATIENCE_MS = 90_000  # against hangs only
 expect.set_options(timeout=PATIENCE_MS)  # its own would be 5 s
@@ -35,8 +36,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("site"), redis_url)
+def site(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("site"), redis_server.url)
     made.start()
     yield made
     made.close()

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import orchestrator.planner.model.memory.model_states  # noqa: F401  registers the terms
+from tests.matrix import pairwise
 from tests.orchestrator.planner.interchange.shapes import CONFIGS
 from tests.orchestrator.planner.predicted import predicted
 from tests.workers.training.conftest import TINY, make_spec
@@ -197,9 +198,10 @@ def three_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize("model", [ODD, WITH_BIASES], ids=["odd", "biases"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("zero", "model", "precision"),
+    pairwise([0, 1, 2, 3], [ODD, WITH_BIASES], ["fp32", "bf16"]),
+)
 def test_the_engine_s_own_count_on_three_ranks(three_ranks, tmp_path, model, precision, zero):
     """DDP, ZeroRedundancyOptimizer and `fully_shard`, by a number of ranks that divides nothing."""
     plan = {"dp": 3, "zero": zero, "precision": precision, "global_batch_size": 3}

@@ -10,6 +10,7 @@ import pytest
 import orchestrator.planner.model.memory.peak  # noqa: F401  registers the terms
 from orchestrator.planner.model.inputs import table_of
 from orchestrator.planner.model.parameters import columns_for
+from tests.matrix import pairwise
 from tests.orchestrator.planner.model.memory.live_bytes import (
     peak_of_a_sharded_step,
     peak_of_a_step,
@@ -138,10 +139,10 @@ def test_peak_of_the_engine_s_step(precision, more):
     assert total(spec, plan, seq_len=256, device="cpu") == pytest.approx(measured, rel=5e-3)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("zero", [2, 3])
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("dp", [1, 4])
+@pytest.mark.parametrize(
+    ("dp", "tied", "zero", "precision"),
+    pairwise([4, 1], [True, False], [3, 2], ["bf16", "fp32"]),
+)
 def test_peak_of_a_fully_sharded_step(dp, tied, zero, precision):
     """Shards, gathered copies that stay, activations and loss; the prediction holds an earlier
     gradient as well.

@@ -18,7 +18,7 @@ class DeadLetterOut(Schema):
     """A message that could not be processed."""
 
     id: int
-    source: str = Field(description="stream or queue: telemetry, reports or orders")
+    source: str = Field(description="stream or queue: telemetry, reports or jobs")
     node: str = Field(description="the sender, as the message claims")
     code: str = Field(description="stable reason, also a label of /metrics")
     reason: str

@@ -17,7 +17,7 @@ class DeadLetterState(models.TextChoices):
 class DeadLetter(models.Model):
     """One message that was removed from its stream or queue, and why."""
 
-    source = models.CharField(max_length=20)  # the stream or queue: telemetry | reports | orders
+    source = models.CharField(max_length=20)  # telemetry | reports | jobs
     node = models.CharField(max_length=80, blank=True)  # as the message claims
     code = models.CharField(max_length=40)  # stable reason, a label of /metrics
     reason = models.TextField()

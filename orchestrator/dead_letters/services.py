@@ -79,8 +79,8 @@ def dead_letter_retry(*, letter: DeadLetter, by: User) -> DeadLetter:
     require_role(by, Role.OPERATOR, "Retrying dead letters")
     if not retryable(letter):
         raise conflict(
-            "The message cannot be retried: it came from a node's own queue, or it was too large "
-            "to be stored. Drop it.",
+            "The message cannot be retried: it came from the queue of jobs, or it was too large to "
+            "be stored. Drop it.",
             type="not-retryable",
         )
     body = bytes(letter.body)

@@ -23,7 +23,7 @@ from django.db import DatabaseError, close_old_connections
 from kombu.entity import Queue
 
 from orchestrator.common import clock
-from orchestrator.jobs import running
+from orchestrator.jobs import message_transport, running
 from orchestrator.jobs.notifications import deliver
 from workers.contracts.wire import names
 from workers.contracts.wire.broker.tls import tls_options
@@ -39,6 +39,7 @@ _TASK_TICK, _TASK_JOB, _TASK_REQUEST = "jobs.tick", "jobs.run", "jobs.run_reques
 
 def run() -> None:
     """Consume until SIGINT or SIGTERM. Several processes may run; each run starts once."""
+    message_transport.install()
     app = celery_app(settings.REDIS_URL)
     worker = app.WorkController(
         hostname=f"jobs@{socket.gethostname()}-{os.getpid()}",

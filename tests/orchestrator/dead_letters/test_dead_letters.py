@@ -66,8 +66,8 @@ def test_an_operator_lists_retries_and_drops(operator: User, live_redis: str) ->
     assert len(client.get("/api/v1/dead-letters?state=dropped").json()["items"]) == 1
     actions = AuditEntry.objects.values_list("action", flat=True)
     assert {"dead_letter.retry", "dead_letter.drop"} <= set(actions)
-    order = add(b"3", source="orders")
-    problem(client.post(f"/api/v1/dead-letters/{order.pk}/retry"), 409, "not-retryable")
+    job = add(b"3", source="jobs")
+    problem(client.post(f"/api/v1/dead-letters/{job.pk}/retry"), 409, "not-retryable")
 
 
 def test_a_retry_while_the_broker_is_down_changes_nothing(operator: User, settings: Any) -> None:

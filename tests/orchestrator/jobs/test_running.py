@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,15 +13,37 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from orchestrator.accounts.models import AuditEntry, User
 from orchestrator.common.errors import Refusal
+from orchestrator.dead_letters.models import DeadLetter
 from orchestrator.jobs import registry, running, services, worker
 from orchestrator.jobs.models import Job, JobRun
 from tests import factories
 from tests.conftest import FakeClock
 
 ROOT = Path(__file__).resolve().parents[3]
+_PROPERTIES = {
+    "body_encoding": "base64",
+    "delivery_tag": "1",
+    "delivery_info": {"exchange": "", "routing_key": worker.QUEUE},
+}
+_MESSAGE = {
+    "body": "%%%",
+    "content-type": "application/json",
+    "content-encoding": "utf-8",
+    "headers": {"task": "jobs.tick", "id": "1", "lang": "py"},
+    "properties": _PROPERTIES,
+}
+UNREADABLE: list[str | bytes] = [
+    json.dumps(_MESSAGE),
+    json.dumps({**_MESSAGE, "properties": {}}),
+    json.dumps({**_MESSAGE, "properties": {**_PROPERTIES, "body_encoding": "unknown"}}),
+    "not JSON",
+    b"\xff\xfe",
+    "[" * 100_000,
+]
 
 
 def fail(work: registry.Work) -> dict[str, int]:
@@ -149,7 +172,9 @@ def test_queues_of_nodes_cannot_collide_with_ours() -> None:
 
 @pytest.mark.flow
 @pytest.mark.django_db(transaction=True)
-def test_the_worker_runs_due_jobs_and_ends_by_signal(live_redis: str, settings: Any) -> None:
+def test_the_worker_drops_unreadable_messages_runs_due_jobs_and_ends_by_signal(
+    live_redis: str, settings: Any
+) -> None:
     from django.db import connection
 
     if connection.vendor != "sqlite":
@@ -160,13 +185,18 @@ def test_the_worker_runs_due_jobs_and_ends_by_signal(live_redis: str, settings: 
         "DJANGO_SETTINGS_MODULE": "tests.orchestrator.jobs.worker_settings",
         "JOBS_TEST_DATABASE": str(connection.settings_dict["NAME"]),
     }
+    with redis.Redis.from_url(live_redis) as client:
+        for message in UNREADABLE:
+            client.lpush(worker.QUEUE, message)
     process = subprocess.Popen([sys.executable, "manage.py", "jobs"], cwd=ROOT, env=environ)
     try:
         deadline = time.monotonic() + 60
         done = JobRun.objects.filter(name="retention", state="ok")  # others may be due as well
         while time.monotonic() < deadline and not done.exists():
             time.sleep(0.2)
-        assert done.exists()
+        assert done.exists() and process.poll() is None
+        letters = DeadLetter.objects.filter(source="jobs", state="open")
+        assert len(letters) == len(UNREADABLE)
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --durations 50
 
-.PHONY: help install install-test up test test-quick test-all test-mutation chaos check lint format messages bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all test-mutation chaos fuzz check lint format messages bench gpu lock clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -40,6 +40,9 @@ test-mutation: install-test ## mutation testing of five modules, within a time b
 
 chaos: install-test ## fault injection into a cluster of real processes: ARGS="--faults 10000 --seed 1"
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
+
+fuzz: install-test ## 100,000 random mutations over all kinds of messages: ORRERY_FUZZ_MUTATIONS=5000 ORRERY_FUZZ_SEED=2
+	@ORRERY_FUZZ_MUTATIONS=$${ORRERY_FUZZ_MUTATIONS:-100000} $(BIN)/python -m pytest tests/orchestrator/fuzz/test_messages.py $(ARGS)
 
 check: install-test ## ruff, djLint, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Random mutations of every kind of message: no reader stops, and the next good one is applied.
 
 `make test` runs a short part; ORRERY_TEST_MATRIX=full, as in `make test-all`, 100,000 mutations.
-ORRERY_FUZZ_SEED chooses others.
+ORRERY_FUZZ_MUTATIONS is another number of them; ORRERY_FUZZ_SEED chooses others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ __all__ = ["broker"]
 # a limit against hangs: 35,000 mutations take ten minutes on a busy machine
 pytestmark = [pytest.mark.django_db, pytest.mark.timeout(5400)]
 
-MUTATIONS = 100_000 if FULL else 1_000  # over all kinds
+# over all kinds
+MUTATIONS = int(os.environ.get("ORRERY_FUZZ_MUTATIONS", "100000" if FULL else "1000"))
 SEED = int(os.environ.get("ORRERY_FUZZ_SEED", "1"))
 SHARES = {"reports": 0.35, "telemetry": 0.3, "heartbeats": 0.2, "orders": 0.1, "leases": 0.05}
 

@@ -19,6 +19,7 @@ from hypothesis import settings
 from orchestrator.accounts.models import User
 from tests import factories, order, tiers
 from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
+from webui import shared_parts
 
 # Collection creates a million objects that all stay: searching them for garbage again and again
 # takes 40% of its CPU time.
@@ -62,6 +63,12 @@ def seed_torch() -> None:
     """The same random tensors in every run; pytest-randomly seeds `random` and numpy only."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def new_parts_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages show what a test has just written, however long a busy machine takes to read it."""
+    monkeypatch.setattr(shared_parts, "FREE_S", float("inf"))
 
 
 @pytest.hookimpl(tryfirst=True)

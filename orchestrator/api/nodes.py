@@ -74,7 +74,11 @@ class JoinTokenOut(Schema):
     auth=require_scope("read"),
     summary="List nodes",
 )
-@paginated(name="nodes", serialize=selectors.serialize_node)
+@paginated(
+    name="nodes",
+    serialize=lambda node: selectors.serialize_node(node) | {"suspect": None},
+    as_json=True,
+)
 def nodes(
     request: HttpRequest,
     state: Annotated[str | None, Query(alias="health")] = None,

@@ -10,6 +10,7 @@ from ninja import Router
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.pagination import Paging, last_key, paginated
 from orchestrator.api.schemas import QueueOut
+from orchestrator.common.units import iso
 from orchestrator.scheduling import selectors
 
 router = Router(tags=["fleet"])
@@ -24,10 +25,10 @@ def _serialize(entry: Any) -> dict[str, Any]:
         "devices": run.devices,
         "pool": run.pool_name,
         "priority": run.priority,
-        "queued_at": run.queued_at,
+        "queued_at": iso(run.queued_at),
         "position": entry.position,
         "reason": entry.reason,
-        "may_start": entry.may_start,
+        "may_start": iso(entry.may_start),
     }
 
 
@@ -36,10 +37,11 @@ def _serialize(entry: Any) -> dict[str, Any]:
     name="queue",
     key=lambda entry: entry.position,
     serialize=_serialize,
+    as_json=True,
     pass_parameter="pagination_info",
 )
 def queue(request: HttpRequest, **kwargs: Any) -> Any:
     """Waiting runs in the order in which they start, each with its reason and estimated start."""
     page: Paging = kwargs["pagination_info"]
     after = max(0, last_key(page, "queue") or 0)
-    return selectors.queue_page(user=user(request), limit=page.limit + 1, after=after).entries
+    return selectors.queue_entries(user=user(request), limit=page.limit + 1, after=after)

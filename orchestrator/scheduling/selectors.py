@@ -26,6 +26,7 @@ from orchestrator.scheduling.queue.waiting import (
     QueueEntry,
     QueuePage,
     decision_age_s,
+    queue_entries,
     queue_page,
     queue_visible_to,
     waiting_count,
@@ -53,6 +54,8 @@ __all__ = [
     "held_devices",
     "held_since",
     "overview",
+    "own_active",
+    "queue_entries",
     "queue_page",
     "queue_visible_to",
     "waiting_count",
@@ -63,16 +66,13 @@ __all__ = [
 class Overview:
     """Usage of the fleet, and runs that the user may see.
 
-    `running` are the newest active runs, `own_running` those that the user submitted, both cut to
-    a limit; `active` and `own_active` count them all.
+    `running` are the newest active runs, cut to a limit; `active` counts them all.
     """
 
     devices: int
     busy: int
     running: list[Run]
     active: int
-    own_running: list[Run]
-    own_active: int
     queue: QueuePage
 
 
@@ -181,17 +181,20 @@ def overview(*, user: User, runs_shown: int, waiting_shown: int) -> Overview:
     serving = Device.objects.filter(node__health=Node.Health.UP)
     held = Allocation.objects.filter(released=None, device__node__health=Node.Health.UP)
     visible = runs.runs_visible_to(user=user).filter(state__in=_ACTIVE)
-    own = visible.filter(owner=user)
-    newest = visible.order_by("-id")
     return Overview(
         devices=serving.filter(healthy=True).count(),
         busy=held.count(),
-        running=list(newest[:runs_shown]),
+        running=list(visible.order_by("-id")[:runs_shown]),
         active=visible.count(),
-        own_running=list(newest.filter(owner=user)[:runs_shown]),
-        own_active=own.count(),
         queue=queue_page(user=user, limit=waiting_shown),
     )
+
+
+def own_active(*, user: User, runs_shown: int) -> tuple[list[Run], int]:
+    """The newest active runs that the user submitted, and the number of all of them."""
+    own = runs.runs_visible_to(user=user).filter(state__in=_ACTIVE, owner=user)
+    count = own.count()
+    return list(own.order_by("-id")[:runs_shown]) if count else [], count
 
 
 def _listed_nodes(names: list[str], state: str) -> str:

@@ -39,7 +39,9 @@ def week(held: Iterable[Held], *, devices: int, now: datetime) -> list[Day]:
     starts = [today - timedelta(days=DAYS - 1 - i) for i in range(DAYS)]
     hours, mfu_hours, known_hours = [0.0] * DAYS, [0.0] * DAYS, [0.0] * DAYS
     for one in held:
-        for i, start in enumerate(starts):
+        first, last = (one.start - starts[0]).days, (one.end - starts[0]).days
+        for i in range(max(0, first), min(DAYS - 1, last) + 1):
+            start = starts[i]
             end = min(start + timedelta(days=1), now)
             overlap = (min(one.end, end) - max(one.start, start)).total_seconds() / 3600
             overlap *= one.devices

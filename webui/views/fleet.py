@@ -11,12 +11,12 @@ from orchestrator.common import live
 from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons, selectors, suspect_links
 from orchestrator.runs.store import access, copies
-from orchestrator.scheduling import selectors as scheduling
 from webui.charts.gantt import WINDOWS
 from webui.views.access import PageRequest, has_role, page
 from webui.views.allocation_chart import allocation_chart, allocations_in
 from webui.views.fleet_list import NodeFilters, select
 from webui.views.fleet_rows import holders, node_named, node_row, probe_rows
+from webui.views.fleet_state import fleet_state
 from webui.views.fleet_texts import node_sentence, sentence
 
 CORDONS = 20  # newest ones shown
@@ -27,10 +27,9 @@ CORDONS = 20  # newest ones shown
 def fleet(request: PageRequest) -> HttpResponse:
     """Show the fleet, or its live part for an htmx request."""
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
-    facts = selectors.node_facts(user=request.user)
-    by_node = scheduling.held_by_node()
+    state = fleet_state.get()
     window = chosen_window(request)
-    listed = select(facts, NodeFilters.read(request.GET), by_node, window)
+    listed = select(state.nodes, NodeFilters.read(request.GET), state.by_node, window)
     visible = selectors.nodes_visible_to(user=request.user)
     nodes = list(visible.filter(pk__in=[node.id for node in listed.nodes]))
     devices = [device for node in nodes for device in node.devices.all()]
@@ -41,11 +40,11 @@ def fleet(request: PageRequest) -> HttpResponse:
     context = {
         "nodes": shown,
         "list": listed,
-        "any_nodes": bool(facts),
-        "sentence": sentence(facts, held=scheduling.held_devices()),
+        "any_nodes": bool(state.nodes),
+        "sentence": sentence(state.nodes, held=state.held),
         "operator": has_role(request.user, Role.OPERATOR),
         "dead_letters": sum(dead_letters.open_counts().values()),
-        "pools": selectors.pools(),
+        "pools": state.pools,
         "chart": chart,
         "window": window,
         "windows": window_links(listed.filters),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.translation import get_language, gettext_noop
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_noop
 
+from orchestrator.accounts import selectors as people
 from orchestrator.accounts.roles import Role
 from orchestrator.common import live
 from orchestrator.runs import selectors as runs
@@ -20,7 +23,7 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.charts import week
 from webui.presentation import device_time, event_messages, formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING
-from webui.shared_parts import SharedPart
+from webui.shared_parts import SharedByKey, SharedPart
 from webui.views import outages, overview_devices
 from webui.views.access import has_role, page
 
@@ -71,11 +74,12 @@ def content(request: HttpRequest) -> dict[str, Any]:
     user: Any = request.user
     # read first: frames may repeat but are never missed
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
-    seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
-    mine = request.GET.get("runs", "mine" if seen.own_active else "all") == "mine"
-    shown, active = (seen.own_running, seen.own_active) if mine else (seen.running, seen.active)
     stream = request.GET.get("events", "")
-    now = timezone.now()
+    shared = shared_parts(user, stream if stream in STREAMS else "")
+    seen, used = shared.seen, _usage.get()
+    own, own_count = scheduling.own_active(user=user, runs_shown=CARDS)
+    mine = request.GET.get("runs", "mine" if own_count else "all") == "mine"
+    shown, active = (own, own_count) if mine else (seen.running, seen.active)
     return {
         "sentence": run_headlines.overview(
             busy=seen.busy,
@@ -87,28 +91,60 @@ def content(request: HttpRequest) -> dict[str, Any]:
         ),
         "busy": seen.busy,
         **overview_devices.device_context(user),
-        "cards": cards(shown),
+        "cards": cards(own) if mine else shared.cards,
         "more_cards": active - len(shown),
         "mine": mine,
-        "own": seen.own_active,
+        "own": own_count,
         "everyone": seen.active,
         "queue": seen.queue.entries,
         "more_queue": seen.queue.more,
-        "events": list_events(user, stream),
+        "events": shared.events,
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
             for key, (title, _types) in STREAMS.items()
         ],
-        "days": (days := _usage.get()(seen.devices)),
+        "days": (days := used.days(seen.devices)),
         "days_sentence": week.summarize(days),
-        "device_time": device_time.bar(
-            scheduling.device_time(since=now - timedelta(days=week.DAYS))
-        ),
+        "device_time": device_time.bar(used.device_time),
         "may_submit": has_role(user, Role.SUBMITTER),
         "may_join": has_role(user, Role.OPERATOR),
         "epoch": epoch,
         "seq": seq,
     }
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What users with the same rights see; `events` of one stream."""
+
+    seen: scheduling.Overview
+    cards: list[dict[str, Any]]
+    events: list[event_messages.EventMessage]
+
+
+_shared: SharedByKey[Hashable, Shared] = SharedByKey()
+
+
+def shared_parts(user: Any, stream: str) -> Shared:
+    """What users who see the runs of the same owners share; read again if rights just changed."""
+    rights = people.visible_owners(user)
+
+    def read() -> Shared:
+        seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
+        result = Shared(seen, cards(seen.running), list_events(user, stream))
+        if people.visible_owners(user) != rights:
+            raise _RightsChanged
+        return result
+
+    try:
+        key = (None if rights is None else tuple(rights), stream, get_language())
+        return _shared.get(key, read)
+    except _RightsChanged:
+        return shared_parts(user, stream)
+
+
+class _RightsChanged(Exception):
+    """A user's rights changed while the parts were read, so they fit no key."""
 
 
 def cards(shown: list[Any]) -> list[dict[str, Any]]:
@@ -177,15 +213,25 @@ def _minor(event: Any) -> bool:
     )
 
 
-def usage() -> Callable[[int], list[week.Day]]:
-    """Device-hours and MFU of the last seven days, for a fleet of so many devices."""
+class Usage(NamedTuple):
+    """Of the last seven days: device-hours and MFU for a fleet of so many devices; device time."""
+
+    days: Callable[[int], list[week.Day]]
+    device_time: Any
+
+
+def usage() -> Usage:
+    """Read the usage of the last seven days."""
     now = timezone.now()
     since = (now - timedelta(days=week.DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
     held = [
         week.Held(start, end or now, _mfu(mfu), devices)
         for start, end, mfu, devices in scheduling.held_since(since=since)
     ]
-    return lambda capacity: week.week(held, devices=capacity, now=now)
+    return Usage(
+        functools.cache(lambda capacity: week.week(held, devices=capacity, now=now)),
+        scheduling.device_time(since=now - timedelta(days=week.DAYS)),
+    )
 
 
 _usage = SharedPart(usage)

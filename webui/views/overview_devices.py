@@ -13,6 +13,7 @@ from orchestrator.scheduling import selectors as scheduling
 from webui.charts import devices, node_map
 from webui.shared_parts import SharedPart
 from webui.views.fleet_rows import with_visibility
+from webui.views.fleet_state import fleet_state
 
 MARKS: Final = 128  # devices; a mark takes 0.3 ms of CPU time, a cell of a node 10 µs
 
@@ -26,8 +27,8 @@ def device_context(user: Any) -> dict[str, Any]:
 
 
 def _read_map() -> node_map.NodeMap:
-    nodes = fleet.all_node_facts()
-    return node_map.node_map(nodes, scheduling.held_by_node(), now=timezone.now().timestamp())
+    state = fleet_state.get()
+    return node_map.node_map(state.nodes, state.by_node, now=timezone.now().timestamp())
 
 
 _map = SharedPart(_read_map)

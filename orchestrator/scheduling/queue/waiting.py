@@ -48,8 +48,7 @@ def queue_page(*, user: User, limit: int, after: int = 0) -> QueuePage:
 
     Reads objects only for these entries: a queue of 10,000 runs costs little more than a short one.
     """
-    decided = decision_store.load()
-    visible = runs.runs_visible_to(user=user).filter(state=RunState.QUEUED).select_related(None)
+    decided, visible = decision_store.load(), _waiting_visible_to(user)
     if after == 0 and (first := _first(visible, decided, limit)) is not None:
         sums = visible.order_by().aggregate(runs=Count("id"), devices=Sum("devices"))
         positions = {pk: decided.position(pk) or 0 for pk in first}
@@ -70,6 +69,20 @@ def queue_page(*, user: User, limit: int, after: int = 0) -> QueuePage:
     return QueuePage(
         entries, len(rows), sum(devices for _, devices in rows), max(0, len(behind) - limit)
     )
+
+
+def queue_entries(*, user: User, limit: int, after: int = 0) -> list[QueueEntry]:
+    """The entries of `queue_page`; the first ones without reading the rest of the queue."""
+    if after == 0:
+        decided = decision_store.load()
+        if (first := _first(_waiting_visible_to(user), decided, limit)) is not None:
+            return _entries(first, {pk: decided.position(pk) or 0 for pk in first}, decided)
+    return queue_page(user=user, limit=limit, after=after).entries
+
+
+def _waiting_visible_to(user: User) -> QuerySet[Run]:
+    visible = runs.runs_visible_to(user=user).filter(state=RunState.QUEUED)
+    return visible.select_related(None)
 
 
 def _first(visible: QuerySet[Run], decided: decision_store.Decided, limit: int) -> list[int] | None:

@@ -43,6 +43,8 @@ def lock_runs(run_ids: Collection[int]) -> dict[int, Run]:
 
 def get_cursors(writers: Collection[Writer], stream: str) -> dict[Writer, Cursor]:
     """Get or create the writers' cursors. The runs must be locked."""
+    if not writers:
+        return {}
     cursors = _existing(writers, stream)
     new = [
         Cursor(run_id=writer.run_id, attempt=writer.attempt, rank=writer.rank, stream=stream)

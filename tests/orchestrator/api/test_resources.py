@@ -8,6 +8,7 @@ import pytest
 from django.test import Client
 
 from orchestrator.accounts.models import ApiToken, User
+from orchestrator.api.schemas import QueueOut
 from orchestrator.fleet.models import JoinToken
 from orchestrator.runs.models import Experiment
 from tests import factories
@@ -83,6 +84,7 @@ def test_waiting_runs_have_a_reason(owner: User, stranger: User) -> None:
             "queued_at",
         }
         assert len(entry["reason"].split()) >= 3, entry
+        assert QueueOut.model_validate(entry).model_dump() == entry
     assert [entry["position"] for entry in answer["items"]] == [1, 2]
     first = factories.api(owner).get("/api/v1/queue?limit=1").json()
     rest = factories.api(owner).get(f"/api/v1/queue?cursor={first['next_cursor']}").json()

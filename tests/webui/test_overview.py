@@ -1,0 +1,57 @@
+"""Overview reads what several users share once, and no user gets the part of others."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from orchestrator.accounts.models import Team, User
+from tests import factories
+from webui import shared_parts
+from webui.shared_parts import SharedByKey
+from webui.views import overview
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def everything_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_parts, "FREE_S", -1.0)
+    monkeypatch.setattr(shared_parts, "TIMES", 1e9)
+    monkeypatch.setattr(overview, "_shared", SharedByKey())
+
+
+def test_users_with_the_same_rights_share_what_they_see_and_others_see_nothing(
+    owner: User, teammate: User, stranger: User
+) -> None:
+    factories.running(factories.run(owner, name="secret-run"), factories.node("n1"))
+    with CaptureQueriesContext(connection) as first:
+        assert "secret-run" in factories.client_for(owner).get("/?runs=all").text
+    with CaptureQueriesContext(connection) as second:
+        assert "secret-run" in factories.client_for(teammate).get("/?runs=all").text
+    assert len(second) < len(first)
+    client = factories.client_for(stranger)
+    assert "secret-run" not in client.get("/?runs=all").text
+    Team.objects.get(members=owner).members.add(stranger)
+    assert "secret-run" in client.get("/?runs=all").text
+    Team.objects.get(members=owner).members.remove(stranger)
+    assert "secret-run" not in client.get("/?runs=all").text
+
+
+def test_parts_that_were_read_while_rights_changed_are_not_shared(
+    owner: User, teammate: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factories.running(factories.run(teammate, name="secret-run"), factories.node("n1"))
+    read = overview.scheduling.overview
+    team = Team.objects.get(members=owner)
+
+    def changed(**arguments: object) -> object:
+        monkeypatch.setattr(overview.scheduling, "overview", read)
+        team.members.remove(owner)
+        seen = read(**arguments)  # type: ignore[arg-type]
+        return seen
+
+    monkeypatch.setattr(overview.scheduling, "overview", changed)
+    assert "secret-run" not in factories.client_for(owner).get("/?runs=all").text
+    assert "secret-run" in factories.client_for(teammate).get("/?runs=all").text

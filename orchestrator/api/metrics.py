@@ -80,6 +80,11 @@ class ControlPlaneCollector(Collector):
         for labels, count in sorted(dead_letters.open_counts().items()):
             letters.add_metric(list(labels), count)
         yield letters
+        yield _gauge(
+            "orrery_dropped_orders",
+            "unreadable messages that agents dropped from their queues since they started",
+            fleet.dropped_orders_total(),
+        )
         yield _gauges("orrery_runs", "runs by state", "state", states)
         yield _gauges(
             "orrery_engines", "engines by whether they answer", "state", engines.state_counts()

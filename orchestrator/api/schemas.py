@@ -307,6 +307,10 @@ class NodeOut(Schema):
     loss_held: bool = Field(
         description="overdue, but so many nodes are that an operator must confirm the loss"
     )
+    dropped_orders: int = Field(
+        default=0,
+        description="unreadable messages that the agent dropped from its queue since it started",
+    )
     cores: int | None
     memory_bytes: int | None
     versions: dict[str, str]

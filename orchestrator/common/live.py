@@ -141,7 +141,7 @@ def number_waiting(topic: str) -> int:
     return count
 
 
-def announce(topic: str, type: str, body: Mapping[str, Any]) -> None:
+def announce(topic: str, type: str, body: Body) -> None:
     """Publish a frame without number or storage, for readings that the next ones replace.
 
     Nothing is written to the database, and a subscriber that is not connected misses the frame.
@@ -149,9 +149,9 @@ def announce(topic: str, type: str, body: Mapping[str, Any]) -> None:
     _publish([(topic, unnumbered_text(type, body))])
 
 
-def unnumbered_text(type: str, body: Mapping[str, Any]) -> str:
+def unnumbered_text(type: str, body: Body) -> str:
     """The text of a frame without a number."""
-    return f'{{"type":"{type}",{dumps(body).lstrip()[1:]}'
+    return f'{{"type":"{type}",{_text(body).lstrip()[1:]}'
 
 
 def frame_text(epoch: str, seq: int, type: str, body: Body) -> str:

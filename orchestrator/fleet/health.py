@@ -6,7 +6,7 @@ Does not depend on how heartbeats arrive or what the loss of a node ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -58,16 +58,18 @@ class HealthChanges(NamedTuple):
 class NodeBeat:
     """One verified heartbeat; `time` is its arrival in Unix seconds of this machine's clock.
 
-    `peer` has the agent's versions, `supervisors` the `(release, wire)` of each that differs.
+    `samples` is the JSON list of device readings, which is stored and published as it is. `peer`
+    has the agent's versions, `supervisors` the `(release, wire)` of each that differs.
     """
 
     node: selectors.Sender
     time: float
-    samples: Sequence[Mapping[str, Any]] = ()
+    samples: str = "[]"
     clock_skew_s: float = 0.0
     inventory: NodeInventory | None = None
     peer: versions.Peer = versions.OWN
     supervisors: Sequence[tuple[str, str]] = ()
+    dropped_orders: int = 0
 
 
 def heartbeats_record(*, beats: Sequence[NodeBeat]) -> bool:
@@ -80,7 +82,7 @@ def heartbeats_record(*, beats: Sequence[NodeBeat]) -> bool:
     with transaction.atomic():
         with connection.cursor() as cursor:
             if connection.vendor == "postgresql":
-                cursor.execute(_HEARTBEATS, [json.dumps([_record(beat) for beat in beats])])
+                cursor.execute(_HEARTBEATS, [f"[{','.join(map(_record, beats))}]"])
             else:
                 cursor.executemany(_HEARTBEAT, [_row(beat) for beat in beats])
         for beat in beats:
@@ -94,36 +96,40 @@ def heartbeats_record(*, beats: Sequence[NodeBeat]) -> bool:
         if back:
             wake_scheduler()
     readings = [
-        {"node": beat.node.name, "devices": list(beat.samples)} for beat in beats if beat.samples
+        f'{{"node":{json.dumps(beat.node.name)},"devices":{beat.samples}}}'
+        for beat in beats
+        if beat.samples != "[]"
     ]
     if readings:
-        live.announce("fleet", "samples", {"nodes": readings})
+        live.announce("fleet", "samples", f'{{"nodes":[{",".join(readings)}]}}')
     return back
 
 
-def _record(beat: NodeBeat) -> dict[str, Any]:
+def _record(beat: NodeBeat) -> str:
     release, wire = _versions(beat)
-    return {
+    row = {
         "id": beat.node.pk,
         "time": beat.time,
-        "sample": _sample(beat),
         "skew": beat.clock_skew_s,
         "release": release,
         "wire": wire,
     }
+    return f'{json.dumps(row)[:-1]},"sample":{_sample(beat)}}}'
 
 
 def _row(beat: NodeBeat) -> tuple[Any, ...]:
     time = connection.ops.adapt_datetimefield_value(clock.from_unix(beat.time))
-    sample = json.dumps(_sample(beat))
-    return (time, sample, beat.clock_skew_s, *_versions(beat), beat.node.pk)
+    return (time, _sample(beat), beat.clock_skew_s, *_versions(beat), beat.node.pk)
 
 
-def _sample(beat: NodeBeat) -> dict[str, Any]:
-    sample: dict[str, Any] = {"time": beat.time, "devices": list(beat.samples)}
+def _sample(beat: NodeBeat) -> str:
+    """`{time, supervisors?, dropped_orders?, devices}` as JSON; readings are long."""
+    sample: dict[str, Any] = {"time": beat.time}
     if beat.supervisors:
         sample["supervisors"] = list(beat.supervisors)
-    return sample
+    if beat.dropped_orders:
+        sample["dropped_orders"] = beat.dropped_orders
+    return f'{json.dumps(sample)[:-1]},"devices":{beat.samples}}}'
 
 
 def _versions(beat: NodeBeat) -> tuple[str, str]:

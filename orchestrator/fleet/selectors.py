@@ -304,6 +304,17 @@ def old_supervisors(node: Node) -> list[dict[str, Any]]:
     ]
 
 
+def dropped_orders(node: Node) -> int:
+    """Unreadable messages that the node's agent dropped from its queue since it started."""
+    return int(node.sample.get("dropped_orders") or 0)
+
+
+def dropped_orders_total() -> int:
+    """`dropped_orders` of all nodes."""
+    rows = Node.objects.filter(sample__has_key="dropped_orders")
+    return sum(int(count or 0) for count in rows.values_list("sample__dropped_orders", flat=True))
+
+
 def serialize_node(node: Node) -> dict[str, Any]:
     """The REST representation of a node with its devices."""
     held = cordons.open_of(node)
@@ -326,6 +337,7 @@ def serialize_node(node: Node) -> dict[str, Any]:
         "compatibility": serialize_judgment(compatibility(node)),
         "supervisors": old_supervisors(node),
         "loss_held": node.loss_held,
+        "dropped_orders": dropped_orders(node),
         "cores": node.inventory.get("cores"),
         "memory_bytes": node.inventory.get("memory_bytes"),
         "versions": node.inventory.get("versions", {}),

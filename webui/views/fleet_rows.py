@@ -109,6 +109,7 @@ def node_row(node: Any, holders: dict[int, dict[str, Any]]) -> dict[str, Any]:
         "versions": inventory.get("versions") or {},
         "compatibility": selectors.compatibility(node),
         "supervisors": selectors.old_supervisors(node),
+        "dropped_orders": selectors.dropped_orders(node),
         "isolation": fleet_texts.isolation_text(inventory.get("isolation")),
         "broker_user": fleet_texts.broker_user_text(inventory.get("broker_user")),
         "kinds": sorted(

@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from workers.agent import garbage
+from workers.agent import garbage, order_transport
 from workers.agent.attempts import Attempts
 from workers.agent.inventory import Machine
 from workers.agent.orders import OrderConsumer
@@ -109,7 +109,10 @@ class Agent:
             due = problems != self._problems or time.monotonic() >= self._inventory_due
             inventory = self.machine.inventory() if due else None
             sent = self._reports.heartbeat(
-                self.machine.samples(self.attempts.rank_pids()), self.attempts.active(), inventory
+                self.machine.samples(self.attempts.rank_pids()),
+                self.attempts.active(),
+                inventory,
+                dropped_orders=order_transport.dropped.total(),
             )
             if sent and due:
                 for index in sorted(set(problems) - set(self._problems)):

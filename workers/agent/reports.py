@@ -53,6 +53,7 @@ class Reporter:
         samples: list[DeviceSample],
         attempts: list[AttemptSeen],
         inventory: NodeInventory | None = None,
+        dropped_orders: int = 0,
     ) -> bool:
         """Replace this node's heartbeat in the broker, which stamps it; whether Redis has it."""
         beat = Heartbeat(
@@ -63,6 +64,7 @@ class Reporter:
             inventory=inventory,
             release=versions.RELEASE,
             wire=str(versions.WIRE),
+            dropped_orders=dropped_orders or None,
         )
         text = self._sealed(names.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
         old = ""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.dead_letters.outages import is_outage
 from orchestrator.fleet import health
@@ -25,10 +25,11 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.reports.liveness import Beat
 from orchestrator.scheduling.reports.presence import presence
 from workers.contracts.wire import envelope, names, versions
-from workers.contracts.wire.node_messages import Heartbeat
+from workers.contracts.wire.node_messages import DeviceSample, Heartbeat
 
 log = logging.getLogger(__name__)
 _KILL_EVERY_S = 10.0
+_SAMPLES = TypeAdapter(list[DeviceSample])
 
 
 def apply(beats: Sequence[Beat], *, broker_ahead_s: float = 0.0) -> bool:
@@ -71,7 +72,7 @@ def _apply(beats: Sequence[Beat], broker_ahead_s: float) -> bool:
             NodeBeat(
                 node=known[beat.node],
                 time=beat.stamp - broker_ahead_s,
-                samples=[sample.to_dict() for sample in reading.samples],
+                samples=_SAMPLES.dump_json(reading.samples, exclude_none=True).decode(),
                 clock_skew_s=reading.time - (beat.stamp - broker_ahead_s),
                 inventory=reading.inventory,
                 peer=_peer(reading),
@@ -80,6 +81,7 @@ def _apply(beats: Sequence[Beat], broker_ahead_s: float) -> bool:
                     for item in reading.attempts
                     if versions.parse_peer(item.release, item.wire).wire != versions.WIRE
                 ],
+                dropped_orders=reading.dropped_orders or 0,
             )
             for beat, reading in readings
         ]

@@ -26,8 +26,9 @@ _TEXT_BYTES = 2**20  # a longer heartbeat is ignored
 _VALUE_BYTES = 64  # and so is a longer value of a lease
 # ARGV: names of nodes, ids of their newest known heartbeats, and the fences of their open attempts
 # (separated by spaces), each as one text of lines, which costs less than a list; then the limits.
-# Returns `[node, id, text, ...]` of new heartbeats and `[node, values, ...]`; nodes are numbered
-# from 1, values are one line per fence, empty without lease. What a node wrote in another format,
+# Returns `[node, id, text, ...]` of new heartbeats, and one text for all leases, which is read
+# faster than a list: for each node with a lease its number and a line per fence, empty without
+# lease; zero bytes separate nodes. Nodes are numbered from 1. What a node wrote in another format,
 # or for other fences, counts as missing.
 _READ: Final = """
 local known, fences, beats, leases, i = {}, {}, {}, {}, 0
@@ -44,20 +45,18 @@ for node in string.gmatch(ARGV[1], '([^\\n]*)\\n') do
     beats[#beats + 1] = beat[1]
     beats[#beats + 1] = beat[2][2]
   end
-  local key, values = LEASES, {}
+  local key, values, any = LEASES, {tostring(i)}, false
   for fence in string.gmatch(fences[i], '%S+') do
     local value, length = '', redis.pcall('HSTRLEN', key, fence)
     if type(length) == 'number' and length > 0 and length <= longest then
-      value = string.gsub(redis.call('HGET', key, fence), '\\n', ' ')
+      value = string.gsub(redis.call('HGET', key, fence), '[%z\\n]', ' ')
+      any = true
     end
     values[#values + 1] = value
   end
-  if #values > 0 then
-    leases[#leases + 1] = i
-    leases[#leases + 1] = table.concat(values, '\\n')
-  end
+  if any then leases[#leases + 1] = table.concat(values, '\\n') end
 end
-return {beats, leases}
+return {beats, table.concat(leases, '\\0')}
 """
 _SCRIPT: Final = _READ.replace(
     "HEARTBEAT", f"string.format('{wire.heartbeat_key('%s')}', node)"
@@ -124,10 +123,10 @@ class Liveness:
                 (group[i - 1], id, text)
                 for i, id, text in zip(new[::3], new[1::3], new[2::3], strict=True)
             ]
-            leases += [
-                (group[i - 1], fences[group[i - 1]], text)
-                for i, text in zip(values[::2], values[1::2], strict=True)
-            ]
+            for text in values.split(b"\0") if values else ():
+                i, _, lines = text.partition(b"\n")
+                node = group[int(i) - 1]
+                leases.append((node, fences[node], lines))
         self._retain(fences)
         return self.update(seconds + micros / 1e6, beats, leases)
 

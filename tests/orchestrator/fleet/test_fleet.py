@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -142,7 +143,7 @@ def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
         DeviceSample(index=index, utilization=0.5, memory_used_bytes=2**30) for index in range(8)
     ]
     with CaptureQueriesContext(connection) as request:
-        assert not record(node, samples=[sample.to_dict() for sample in samples])
+        assert not record(node, samples=json.dumps([sample.to_dict() for sample in samples]))
     assert len(request) <= 5, [query["sql"] for query in request]
     assert not [text for _, text in live.frames_after("fleet", 0) if '"samples"' in text]
     shown = selectors.serialize_node(selectors.node_get(user=factories.user("ada"), id=node.name))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import User
@@ -216,6 +217,7 @@ def test_heartbeats_of_many_nodes_take_few_statements(broker: Broker, owner: Use
         fake = FakeNode(node)
         body = {"node": node.name, "time": time.time() + 75, "later_field": 1}
         body |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
+        body |= {"samples": [{"index": 0, "power_w": 7.5}], "dropped_orders": 3}
         beats.append(Beat(node.name, time.time(), fake.sealed("heartbeat", body).encode()))
     beats.append(Beat("unknown", time.time(), b"junk"))
     beats.append(Beat("n0", time.time(), b"forged"))
@@ -225,6 +227,10 @@ def test_heartbeats_of_many_nodes_take_few_statements(broker: Broker, owner: Use
     assert len(statements) <= 8, [query["sql"] for query in statements]
     node = Node.objects.get(name="n3")
     assert 74 < node.clock_skew_s < 76, "the node's clock is ahead"
+    assert node.sample["devices"] == [{"index": 0, "power_w": 7.5, "processes": []}]
+    assert "3 unreadable messages" in factories.client_for(owner).get("/fleet/n3/").text
+    assert factories.api(owner).get("/api/v1/nodes/n3").json()["dropped_orders"] == 3
+    assert "orrery_dropped_orders 60.0" in Client().get("/metrics").text
 
 
 def test_orders_expire_by_the_nodes_clock(broker: Broker, owner: User) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -18,7 +19,7 @@ import redis
 from tests.redis_server import RedisServer
 from tests.workers.agent.conftest import Agent
 from tests.workers.launcher.harness import ROOT, script
-from workers.contracts.wire import names
+from workers.contracts.wire import liveness, names
 from workers.launcher import processes
 from workers.launcher.rundir import read_json
 
@@ -135,6 +136,14 @@ def test_unreadable_messages_stop_no_order(agent: Agent) -> None:
             client.lpush(names.node_queue("n1"), raw)
         agent.launch(agent.bench.order(SLEEPS))
         agent.until(lambda: not client.exists("unacked"), "no message comes back")
+        key = liveness.heartbeat_key("n1")
+
+        def beat() -> dict[str, Any]:
+            [(_, fields)] = client.xrevrange(key, count=1)
+            content: dict[str, Any] = json.loads(fields[b"m"].partition(b".")[2])
+            return content["body"]
+
+        agent.until(lambda: beat().get("dropped_orders", 0) >= 7, "the heartbeat has their number")
     assert agent.process is process and process is not None and process.poll() is None
     assert "restarting this agent" not in agent.log()
 

@@ -127,6 +127,7 @@ def ours() -> list[Contract]:
             inventory=inventory,
             release=versions.RELEASE,
             wire=str(versions.WIRE),
+            dropped_orders=2,
         ),
         launch,
         ControlOrder(attempt_id="1", fence="0b0e", action="cancel"),

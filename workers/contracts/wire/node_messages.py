@@ -158,6 +158,8 @@ class Heartbeat(WireContract):
     # versions of the agent; null in release 0.1
     release: Annotated[Release | None, Since(1, 1)] = None
     wire: Annotated[WireText | None, Since(1, 1)] = None
+    # unreadable messages that the agent dropped from its queue since it started
+    dropped_orders: Annotated[Count | None, Since(1, 1)] = None
 
 
 class RankSlot(WireContract):

@@ -22,9 +22,11 @@ from tests.workers.training.pool import train_alone
 from workers.contracts.catalog.model_flops import flops_per_token
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
+from workers.contracts.specs.finetuning.adapters import AdapterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import SavedForBackward, storage_keys
+from workers.models.adapters.apply import apply_adapter, freeze, trained_names
 from workers.models.decoder import Decoder
 from workers.models.initialise import initialise
 from workers.training.recompute import apply_recompute, hardware_factor, memory_budget
@@ -71,9 +73,14 @@ BLOCKS = {
 BATCH = {"global_batch_size": 4, "micro_batch_size": 2}
 
 
-def forward(model: ModelSpec, kind: str, dtype: torch.dtype) -> tuple[int, Decoder]:
+def forward(
+    model: ModelSpec, kind: str, dtype: torch.dtype, adapter: AdapterSpec | None = None
+) -> tuple[int, Decoder]:
     """Bytes that autograd saved, and the model with its gradients."""
     decoder = Decoder(model)
+    if adapter is not None:
+        apply_adapter(decoder, adapter)
+        freeze(decoder, trained_names(decoder, adapter), dtype)
     initialise(decoder, layers=2, seed=1)
     decoder.to(dtype)
     apply_recompute(decoder, kind)
@@ -110,6 +117,21 @@ def test_bytes_of_the_planner_and_gradients_to_the_bit(name, precision):
         assert all(torch.equal(*pair) for pair in zip(reported, whole[1], strict=True)), (
             "expert loads count once"
         )
+
+
+def test_an_adapted_layer_saves_its_output_once():
+    model, adapter = ModelSpec.from_dict(WIDE), AdapterSpec(rank=4)
+    saved, gradients = {}, {}
+    for kind in KINDS:
+        saved[kind], decoder = forward(model, kind, torch.float32, adapter)
+        named = decoder.named_parameters()
+        gradients[kind] = {name: each.grad for name, each in named if each.requires_grad}
+    plain, _ = forward(model, "selective", torch.float32)
+    inner = model.layers * 7 * 2 * 64 * adapter.rank * 4
+    assert saved["full"] < saved["selective"] <= plain + inner
+    for kind in ("selective", "full"):
+        for name, each in gradients["none"].items():
+            torch.testing.assert_close(gradients[kind][name], each, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(

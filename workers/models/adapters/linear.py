@@ -85,8 +85,10 @@ class AdaptedLinear(nn.Linear):
         if not dropped and low_rank.applies(x, weight, self.lora_A, self.lora_B):
             return low_rank.low_rank_linear(x, weight, self.lora_A, self.lora_B, self.scale)
         inputs = functional.dropout(x, self.dropout) if dropped else x
-        inner = functional.linear(inputs, self.lora_A)
-        return self.product(x) + functional.linear(inner, self.lora_B) * self.scale
+        inner, out = functional.linear(inputs, self.lora_A), self.product(x)
+        if low_rank.same_type(out, inner, self.lora_B):
+            return low_rank.add_update(out, inner, self.lora_B, self.scale)
+        return out + functional.linear(inner, self.lora_B) * self.scale
 
     def product(self, x: Tensor) -> Tensor:
         """W x, without bias."""

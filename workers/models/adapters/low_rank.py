@@ -30,9 +30,23 @@ def applies(x: Tensor, weight: Tensor | Nf4, a_RK: Tensor, b_NR: Tensor) -> bool
         not torch.compiler.is_compiling()
         and not torch._C._len_torch_dispatch_stack()
         and all(type(each) in (Tensor, torch.nn.Parameter) for each in tensors)
-        and len({each.dtype for each in tensors}) == 1
+        and same_type(*tensors)
         and not torch.is_autocast_enabled(x.device.type)
     )
+
+
+def same_type(*tensors: Tensor) -> bool:
+    """Whether none is sharded and all have one element type."""
+    unsharded = not any(hasattr(each, "to_local") for each in tensors)
+    return unsharded and len({each.dtype for each in tensors}) == 1
+
+
+def add_update(out: Tensor, inner: Tensor, b_NR: Tensor, scale: float) -> Tensor:
+    """`out` + scale · B `inner` by one operator, which selective recomputation saves in place of
+    `out`.
+    """
+    out_TN, inner_TR = out.reshape(-1, out.shape[-1]), inner.reshape(-1, inner.shape[-1])
+    return torch.addmm(out_TN, inner_TR, b_NR.t(), alpha=scale).view_as(out)
 
 
 def low_rank_linear(

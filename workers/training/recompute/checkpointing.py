@@ -31,6 +31,8 @@ _SUMS = frozenset(
     getattr(torch.ops._c10d_functional, name).default
     for name in ("all_reduce", "reduce_scatter_tensor")
 )
+# add a product to a saved one: W x + B A x of an adapter
+_PRODUCT_SUMS = frozenset({torch.ops.aten.addmm.default})
 _MOVES = frozenset({torch.ops.aten.cat.default, torch.ops.aten.clone.default})
 # the two runs of a checkpoint detach a different number of times
 _UNCOUNTED = frozenset({torch.ops.aten.detach.default, torch.ops.prim.device.default})
@@ -160,7 +162,11 @@ class _SaveMode(OperatorCalls):  # type: ignore[no-untyped-call]
     def on_call(self, call: Call, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         func = call[0]
         out = func(*args, **kwargs)
-        if self.rule(call, out):
+        part = self._source(args[0]) if self._call_by_storage and func in _PRODUCT_SUMS else None
+        if part is not None:
+            self._replace_by_metadata(part)
+            self._save(call, out)
+        elif self.rule(call, out):
             self._save(call, out)
         elif self._call_by_storage and func in _MOVES:
             [source, *others] = {

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
 import torch
 
+from tests.workers.training.row_ranks import as_json, train_rows
+from tests.workers.training.test_sft import LENGTH, spec
 from workers.contracts.catalog.presets import preset
 from workers.models.decoder import Decoder
+from workers.training.data.rows import Row
+from workers.training.loop import step_context
 from workers.training.objectives.token_losses import token_losses, token_losses_at
 from workers.training.parallel.batch_sharding import IGNORED
 
@@ -27,3 +35,23 @@ def test_losses_and_gradients_equal_those_of_all_positions() -> None:
     first = torch.autograd.grad((few * weights).sum(), parameters)
     second = torch.autograd.grad((every * weights).sum(), parameters)
     torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_computes_the_logits_of_its_trained_tokens_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+
+    def counted(logits: torch.Tensor, *args: torch.Tensor, fused: bool) -> torch.Tensor:
+        computed.append(logits.shape[1])
+        return token_losses_at(logits, *args, fused=fused)
+
+    monkeypatch.setattr(step_context, "token_losses_at", counted)
+    weights = np.zeros(LENGTH, np.float32)
+    weights[4:7] = 1.0
+    ids = np.arange(1, LENGTH + 2, dtype=np.int64)
+    rows = [as_json(Row(ids, weights, (0,)))] * 4
+    run = spec({"micro_batch_size": 2}, batch=4, steps=1, eval=None, checkpoint=None)
+    outcome = train_rows(run, str(tmp_path), rows)
+    assert outcome["class"] == "ok", outcome
+    assert computed == [6, 6]

@@ -167,6 +167,9 @@ class StepContext:
         with self.frozen.computing():
             if self.loss_from_hidden and isinstance(self.objective, TokenObjective):
                 out: Reference = part(batch.inputs, batch.documents, batch.targets, True)
+            elif (at := self._trained_positions(part, batch)) is not None:
+                logits = part(batch.inputs, batch.documents, None, False, at)
+                out = token_losses_at(logits, batch.targets, at, fused=self.objective.fused)
             else:
                 out = self.objective.reference_of(part(batch.inputs, batch.documents), batch)
         return replace(batch, reference=out)
@@ -195,19 +198,21 @@ class StepContext:
     def _trained_positions(self, module: nn.Module, batch: Batch) -> Tensor | None:
         """The positions of a batch `[R]` whose targets have loss, if only their logits are needed.
 
-        None on devices where their number would have to be waited for, and for other models.
+        None if all have, on devices where their number would have to be waited for, and for other
+        models.
         """
+        targets = batch.targets
         if (
-            batch.weights is None
-            or batch.weights.device.type != "cpu"
-            or not self.objective.sums_tokens
+            targets.device.type != "cpu"
+            or not isinstance(self.objective, TokenObjective)
             or not isinstance(module, Decoder)
             or self.run.plan.tp > 1
             or self.run.train.compile
         ):
             return None
-        trained = (batch.weights != 0) & (batch.targets != IGNORED)
-        at = trained.flatten().nonzero().squeeze(1)
+        at = (targets != IGNORED).flatten().nonzero().squeeze(1)
+        if len(at) == targets.numel():
+            return None
         # one position at least: every rank runs the head, whose weight may be sharded
         return at if len(at) else at.new_zeros(1)
 

@@ -120,6 +120,10 @@ def test_a_served_reward_model_scores_answers_on_its_page(people: factories.Peop
     assert "Score answers with scorer" in page and 'id="score-form"' in page
     assert "js/score.js" in page and "js/chat.js" not in page
     assert f"/serve/{run.pk}/v1/pooling" in page and "Temperature" not in page
+    tabs = page[page.index('class="tabs') : page.index('id="score-form"')]
+    assert ">Score</a>" in tabs and ">Chat</a>" not in tabs
+    requests = factories.client_for(people.owner).get(f"/runs/{run.pk}/?tab=requests").content
+    assert "Send a message under Chat" not in requests.decode()
     # a new produce run does not name it as its server
     form = factories.client_for(people.owner).get("/runs/new/?kind=produce").content.decode()
     assert "http://127.0.0.1:8000/v1" in form and "is a reward model" not in form

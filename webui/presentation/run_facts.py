@@ -59,6 +59,8 @@ TAB_TITLES: Final = {
     "history": gettext_noop("History"),
 }
 
+_SCORE: Final = gettext_noop("Score")  # title of the tab "chat" of a reward model
+
 
 def read(*, user: Any, id: int) -> Facts:
     """Read a run's facts. Raises Refusal 404 if it is missing or not visible to the user."""
@@ -148,7 +150,14 @@ class Facts:
             "code": kind == "script",
             "checkpoints": kind not in ("external", "serve"),
         }
-        return [(name, _(title)) for name, title in TAB_TITLES.items() if shown.get(name, True)]
+        titles = {**TAB_TITLES, "chat": _SCORE} if self.scores else TAB_TITLES
+        return [(name, _(title)) for name, title in titles.items() if shown.get(name, True)]
+
+    @cached_property
+    def scores(self) -> bool:
+        """Whether the run serves a reward model, which scores answers and writes none."""
+        serving = self.endpoint.serving if self.endpoint is not None else None
+        return serving is not None and serving.pooling
 
     def headline(self, *, trending: bool) -> str:
         """Return the run's headline.

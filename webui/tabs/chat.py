@@ -1,4 +1,4 @@
-"""Chat tab of a serve run: a chat box, and the same call by curl and OpenAI's Python client."""
+"""Chat tab of a serve run, called Score for a reward model: a form, and the same call in code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     serving = status.serving
     model = serving.model if serving is not None else facts.run.model_name
     has_template = serving.chat if serving is not None else True
-    scores = serving is not None and serving.pooling
+    scores = facts.scores
     return {
         "endpoint": status,
         "restart_url": f"/runs/new/?like={facts.run.pk}",

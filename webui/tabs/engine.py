@@ -181,6 +181,7 @@ def _shared(
         if snapshot is not None
         else None,
         "silent": state is None and status.phase in ("serving", "draining"),
+        "scores": facts.scores,
         "source": facts.source(),
     }
 

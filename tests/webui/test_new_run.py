@@ -22,6 +22,7 @@ from webui.forms.spec_form import parse, spec_of, values_of
 from webui.forms.spec_summary import summarize_spec
 from webui.views.new_run import START
 from workers.contracts import RunSpec
+from workers.contracts.catalog.presets import preset
 
 OWN_SHAPE = {"layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "max_seq_len": 64}
 SPECS: dict[str, dict[str, Any]] = {
@@ -486,6 +487,16 @@ def test_unsupported_features_are_reported_before_submit(owner: User) -> None:
         fleet_devices=1,
     )
     assert any("does not support" in note for note in notes["notes"]), notes
+
+
+def test_the_compute_of_a_distillation_counts_its_teacher() -> None:
+    spec = {**FINETUNING_EXAMPLES["distill"][1], "model": "smollm2-135m"}
+    teacher = preset("smollm2-135m").to_dict()
+
+    def compute(**more: Any) -> str:
+        return dict(summarize_spec(spec, [], fleet_devices=1, **more)["facts"])["Compute"]
+
+    assert (compute(), compute(teacher=teacher)) == ("17.6 TFLOP", "23.5 TFLOP")
 
 
 @pytest.mark.django_db

@@ -75,6 +75,10 @@ FINETUNING_EXAMPLES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
             evaluate={"metrics": ["accuracy"]},
         ),
     ),
+    "reward": (
+        _("Reward model"),
+        _spec("reward", "preferences.jsonl", "preference", optimizer={"lr": 1e-5}),
+    ),
     "distill": (
         _("Distillation"),
         _spec("distill", "chats.jsonl", "messages", distill={"teacher": _WEIGHTS}),

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from webui.forms.spec_fields import ANSWERS, FIELDS, KIND
 from webui.presentation import formatting
-from workers.contracts import ParallelPlan, RunSpec
+from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.model_flops import training_flops_per_token
 from workers.contracts.specs.benchmark import repeat_count
@@ -52,9 +52,16 @@ def by_field(problems: Iterable[Mapping[str, str]]) -> dict[str, list[dict[str, 
 
 
 def summarize_spec(
-    spec: Mapping[str, Any], problems: list[dict[str, str]], *, fleet_devices: int
+    spec: Mapping[str, Any],
+    problems: list[dict[str, str]],
+    *,
+    fleet_devices: int,
+    teacher: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return `headline`, `facts` (pairs) and `notes` of the run; empty for an invalid spec."""
+    """Return `headline`, `facts` (pairs) and `notes` of the run; empty for an invalid spec.
+
+    `teacher` is the shape of a distillation's teacher, if known.
+    """
     try:
         run = RunSpec.from_dict(spec)
     except ValidationError:
@@ -71,7 +78,8 @@ def summarize_spec(
     plan = run.plan if isinstance(run.plan, ParallelPlan) and run.has_explicit_plan else None
     devices = run.resources.devices or (plan.world_size if plan else 1) + run.rollout_devices
     if run.kind == "train" and run.train is not None:
-        facts += _training(run, plan, devices)
+        second = ModelSpec.from_dict(teacher) if teacher is not None else None
+        facts += _training(run, plan, devices, second)
     if run.benchmark is not None:
         facts += _benchmark(run)
     facts.append(
@@ -120,7 +128,9 @@ def packages(spec: Mapping[str, Any]) -> list[str]:
     return list(names)
 
 
-def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tuple[str, str]]:
+def _training(
+    run: RunSpec, plan: ParallelPlan | None, devices: int, teacher: ModelSpec | None
+) -> list[tuple[str, str]]:
     assert run.train is not None
     train, shape = run.train, run.trained_shape
     batch = plan.global_batch_size if plan else devices * (train.accumulate or 1)
@@ -161,7 +171,7 @@ def _training(run: RunSpec, plan: ParallelPlan | None, devices: int) -> list[tup
         )
     )
     if shape is not None:
-        total = training_flops_per_token(shape, train) * tokens * train.steps
+        total = training_flops_per_token(shape, train, second=teacher) * tokens * train.steps
         facts.append((_("Compute"), flops(total)))
     return facts
 

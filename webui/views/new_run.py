@@ -240,7 +240,12 @@ def _verdict(
     problems = forecasted["problems"]
     url = request.build_absolute_uri("/api/v1/runs")
     model = {"model": forecasted["model"]} if forecasted["model"] else {}
-    size = spec_summary.summarize_spec({**model, **spec}, problems, fleet_devices=fleet.capacity())
+    size = spec_summary.summarize_spec(
+        {**model, **spec},
+        problems,
+        fleet_devices=fleet.capacity(),
+        teacher=forecasted["teacher"],
+    )
     size["facts"] += produce_facts(forecasted["produce"])
     missing = [name for name in spec_summary.packages(spec) if not weights.package_here(name)]
     if missing:

@@ -41,6 +41,7 @@ from orchestrator.runs.submission.target_hardware import (
 from orchestrator.runs.submission.weights import (
     lacks_teacher_shape,
     models_root,
+    no_checkpoint_problems,
     served_adapter_problems,
     shape_of,
     shape_problems,
@@ -253,6 +254,7 @@ def _weights_problems(spec: RunSpec) -> list[Problem]:
     """Weights and adapters that do not suit the run, once their paths are allowed."""
     shape = shape_of(spec.model) if spec.kind in INFERENCE_KINDS else None
     return [
+        *no_checkpoint_problems(spec),
         *shape_problems(spec),
         *served_adapter_problems(spec),
         *reward_model_problems(spec, shape),
@@ -299,19 +301,22 @@ def spec_problem_list(spec: Any, *, by: User | None = None) -> list[dict[str, st
 def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
     """The preview of a spec in a form; writes nothing.
 
-    `{problems, model, plan, automatic, how, prediction, fits, misfits, advice}`: `model` is the
-    shape, `plan` is resolved, `how` explains it; `force` overrides `misfits`; `advice` lists single
-    changes that would fit; `produce` is the estimate of a produce run. Unknown parts are None.
+    `{problems, model, teacher, plan, automatic, how, prediction, fits, misfits, advice}`: `model`
+    and `teacher` are shapes, `plan` is resolved, `how` explains it; `force` overrides `misfits`;
+    `advice` lists single changes that would fit; `produce` is the estimate of a produce run.
+    Unknown parts are None.
     """
     result = check(spec, by=by)
     body = result.spec.produce if result.spec is not None and not result.problems else None
     plan = result.resolved.plan if result.resolved is not None else None
     shape = result.spec.shape if result.spec is not None else None
+    teacher = teacher_shape(result.spec) if result.spec is not None else None
     return {
         "problems": [
             item.model_dump(by_alias=True) for item in (*result.problems, *result.unsupported)
         ],
         "model": shape.to_dict() if shape is not None else None,
+        "teacher": teacher.to_dict() if teacher is not None else None,
         "plan": plan.to_dict() if plan is not None else None,
         "automatic": result.resolved.automatic if result.resolved is not None else None,
         "how": result.resolved.how if result.resolved is not None else None,

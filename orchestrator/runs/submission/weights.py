@@ -13,6 +13,8 @@ from typing import Any
 from django.conf import settings
 
 from orchestrator.runs.models import Run
+from orchestrator.runs.states import ENDED
+from orchestrator.runs.submission.absolute_paths import MODEL_FIELDS
 from orchestrator.runs.submission.run_paths import run_of_path
 from workers.contracts import ModelSource, ModelSpec, Problem, RunSpec
 from workers.contracts.base import problem
@@ -78,6 +80,27 @@ def shape_problems(spec: RunSpec) -> list[Problem]:
                 message = f"these weights have {name} {actual}, the model {wanted}"
                 problems.append(problem(field, message, f"model with {name} {actual}"))
                 break
+    return problems
+
+
+def no_checkpoint_problems(spec: RunSpec) -> list[Problem]:
+    """Models that are the folder of an ended run without a checkpoint."""
+    problems: list[Problem] = []
+    for names in MODEL_FIELDS:
+        source: Any = spec
+        for name in names:
+            source = getattr(source, name, None)
+        if not isinstance(source, ModelSource) or source.path is None:
+            continue
+        number = _run_id(Path(source.path))
+        root = Path(settings.ENV.media_runs) / str(number)
+        if number is None or Path(source.path).resolve() != root.resolve():
+            continue
+        ended = Run.objects.filter(pk=number, state__in=[str(state) for state in ENDED])
+        if ended.filter(checkpoints=None).exists():
+            message = f"run {number} ended without a checkpoint"
+            hint = "a run that saves them (train.checkpoint), or other weights"
+            problems.append(problem(".".join((*names, "path")), message, hint))
     return problems
 
 

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 
 from orchestrator.accounts.models import AuditEntry, User
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors, services
-from orchestrator.runs.models import Experiment, Run, RunEvent
+from orchestrator.runs.models import Checkpoint, Experiment, Run, RunEvent
 from tests import factories
 from workers.contracts import RunSpec
 from workers.contracts.wire.node_messages import LIMITS_OF_IMAGES
@@ -402,3 +403,18 @@ def test_what_no_node_of_the_pool_supports_is_refused_without_force(owner: User)
     plain.inventory |= {"isolation": {"container": "docker", "limits": LIMITS_OF_IMAGES}}
     plain.save()
     services.run_submit(owner=owner, name="x", spec=limited)
+
+
+def test_an_ended_run_without_a_checkpoint_is_no_model(owner: User) -> None:
+    trained = services.run_submit(owner=owner, name="trained", spec=MINIMAL)
+    (Path(settings.ENV.media_runs) / str(trained.pk)).mkdir(parents=True, exist_ok=True)
+    spec = {"kind": "serve", "model": {"path": f"runs/{trained.pk}"}, "serve": {}}
+    assert services.run_submit(owner=owner, name="before", spec=spec).state == "queued"
+    Run.objects.filter(pk=trained.pk).update(state="finished")
+    [problem] = services.spec_problem_list(spec)
+    assert problem["field"] == "model.path"
+    assert problem["message"] == f"run {trained.pk} ended without a checkpoint"
+    tuned = {**MINIMAL, "train": {**MINIMAL["train"], "init_from": spec["model"]}}
+    assert [each["field"] for each in services.spec_problem_list(tuned)] == ["train.init_from.path"]
+    Checkpoint.objects.create(run=trained, attempt=1, step=1, path=f"runs/{trained.pk}/x")
+    assert services.run_submit(owner=owner, name="after", spec=spec).state == "queued"

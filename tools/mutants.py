@@ -1,4 +1,4 @@
-"""The mutants of a module: cosmic-ray's, without those that cannot change behaviour."""
+"""The mutants of a module: cosmic-ray's, without those that cannot change behavior."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 
 
 def find_mutants(source: str) -> list[tuple[str, int, int]]:
-    """`(operator, occurrence, line)` of all mutants that can change behaviour."""
+    """`(operator, occurrence, line)` of all mutants that can change behavior."""
     lines = source.splitlines()
     nodes, skipped, results = list(ast_nodes(get_ast(source))), spans_without_effect(source), []
     for name in operator_names():

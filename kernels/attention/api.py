@@ -29,7 +29,7 @@ from kernels.attention.triton_kernels import autograd
 from kernels.dispatch import Candidate, cache_choice, cached_choice, choose
 
 Result = Tensor | tuple[Tensor, Tensor]
-UNCAPPED = 0.0  # compared by identity, to recognise calls that leave `softcap` unset
+UNCAPPED = 0.0  # compared by identity, to recognize calls that leave `softcap` unset
 
 
 def attention(

@@ -87,7 +87,7 @@ def check_varlen(
     not decreasing.
 
     Returns cu_q and cu_k as int32. The bounds are read back once per tensor version (one GPU
-    synchronisation), except during CUDA graph capture; there the kernels clamp them to the tensors.
+    synchronization), except during CUDA graph capture; there the kernels clamp them to the tensors.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
         checks.dims(name, x, 3)

@@ -60,9 +60,9 @@ def linear_cross_entropy(
     h `[…, H]`; w `[V, H]`; targets `[…]` int, 0 to V - 1 or `ignore_index`. softcap c > 0: logits
     are c · tanh(logits / c). chunk: tokens whose logits are in memory at a time. group: w holds
     this rank's rows of the vocabulary, from `start` on. Without `start` the ranks exchange their
-    numbers of rows, which synchronises; with it a target outside every shard gives NaN. h and
+    numbers of rows, which synchronizes; with it a target outside every shard gives NaN. h and
     targets are the same on all ranks, and so are the loss and h's gradient. check: rejects targets
-    out of range, which synchronises with a GPU; otherwise a device assertion fails. Backward
+    out of range, which synchronizes with a GPU; otherwise a device assertion fails. Backward
     recomputes the logits under "none", for fp16 (whose gradients need the loss scale before
     rounding) and when run a second time. Raises ValueError or TypeError.
     """
@@ -195,7 +195,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return (*_as_operands((dh, dw), (h, w)), None, None)
         saved, ctx.gradients = ctx.gradients, None
         h, w, *_ = ctx.saved_tensors
-        if gradient.is_cuda or float(gradient) != 1.0:  # reading a GPU's value would synchronise
+        if gradient.is_cuda or float(gradient) != 1.0:  # reading a GPU's value would synchronize
             # in place: another gradient of the weight would be another 1 GiB at 131,072 x 4,096
             saved = tuple(None if x is None else scaled(x, gradient) for x in saved)
         return (*_as_operands(saved, (h, w)), None, None)

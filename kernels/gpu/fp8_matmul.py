@@ -50,21 +50,21 @@ def _check(m: int, n: int, k: int, backend: str) -> Callable[[torch.device], lis
     return run
 
 
-def _check_quantise(rows: int, k: int) -> Callable[[torch.device], list[Compared]]:
+def _check_quantize(rows: int, k: int) -> Callable[[torch.device], list[Compared]]:
     def run(device: torch.device) -> list[Compared]:
         torch.manual_seed(0)
         x = torch.randn(rows, k, device=device, dtype=torch.bfloat16)
         x[1] = 0.0
         comparisons = []
-        for quantise, height, width in (
+        for quantize, height, width in (
             (quantize_1x128, 1, 128),
             (quantize_128x128, 128, 128),
             (quantize_128x1, 128, 1),
         ):
             name = f"{height}x{width}"
             (q, scale), (q_plain, scale_plain) = (
-                quantise(x, backend="own"),
-                quantise(x, backend="reference"),
+                quantize(x, backend="own"),
+                quantize(x, backend="reference"),
             )
             comparisons.append(compare(f"{name} scale", scale, scale_plain.double(), scale_plain))
             pairs = ((q, scale), (q_plain, scale_plain))
@@ -114,7 +114,7 @@ _OWN = ((1, 320, 1000), (33, 200, 4096), (300, 500, 130))
 CASES: Cases = [
     *(Check("fp8_matmul", f"own {m} x {n} x {k}", _check(m, n, k, "own")) for m, n, k in _OWN),
     Check("fp8_matmul", "scaled_mm 130 x 200 x 640", _check(130, 200, 640, "torch")),
-    Check("quantize_1x128", "ragged", _check_quantise(300, 1000)),
+    Check("quantize_1x128", "ragged", _check_quantize(300, 1000)),
     Bench("fp8_matmul", "M16 N7168 K4096", _bench(16, 7168, 4096, "own"), goal="fp8-small", rank=2),
     Bench("fp8_matmul", "M64 N7168 K4096", _bench(64, 7168, 4096, "own"), goal="fp8-small", rank=3),
     *(

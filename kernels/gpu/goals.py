@@ -111,7 +111,7 @@ _ALL = [
     ),
     Goal("swiglu", "swiglu", "Liger", "≥ 1.0×", "ratio", 1.0),
     Goal("rope", "apply_rope", "Liger", "≥ 1.0×", "ratio", 1.0),
-    Goal("swiglu-quant", "swiglu with quantisation", "separate calls", "≥ 1.4×", "ratio", 1.4),
+    Goal("swiglu-quant", "swiglu with quantization", "separate calls", "≥ 1.4×", "ratio", 1.4),
     Goal("rope-cache", "apply_rope with cache write", "separate calls", "≥ 1.4×", "ratio", 1.4),
     Goal(
         "linear-cross-entropy",

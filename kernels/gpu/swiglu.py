@@ -144,7 +144,7 @@ def _check_both(rows: int, width: int) -> Callable[[torch.device], list[Compared
     return run
 
 
-def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
+def _quantized(rows: int, width: int) -> Callable[[torch.device], Work]:
     """1x128 in one call, against our swiglu with a compiled quantization after it, and both
     compiled together.
     """
@@ -153,10 +153,10 @@ def _quantised(rows: int, width: int) -> Callable[[torch.device], Work]:
         gate, up = torch.randn(2, rows, width, device=device, dtype=torch.bfloat16)
 
         def separate() -> Callable[[], object]:
-            quantise = torch.compile(lambda y: to_fp8(y, "1x128"))
+            quantize = torch.compile(lambda y: to_fp8(y, "1x128"))
 
             def both() -> object:
-                return quantise(swiglu(gate, up=up, backend="own"))
+                return quantize(swiglu(gate, up=up, backend="own"))
 
             return both
 
@@ -195,5 +195,5 @@ CASES: Cases = [
     Check("swiglu", "77x14336 and 1x128", _check_both(77, 14336)),
     Bench("swiglu", "forward 8192x14336", _forward(8192, 14336), "swiglu", 2),
     Bench("swiglu", "backward 8192x14336", _backward(8192, 14336)),
-    Bench("swiglu", "1x128, 8192x14336", _quantised(8192, 14336), "swiglu-quant", 3),
+    Bench("swiglu", "1x128, 8192x14336", _quantized(8192, 14336), "swiglu-quant", 3),
 ]

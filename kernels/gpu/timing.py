@@ -79,9 +79,9 @@ class Timer:
 
     def prepared(self, call: Callable[[], object]) -> Prepared:
         """The call as a replay of its CUDA graph, or unchanged if it cannot be captured (it
-        synchronises).
+        synchronizes).
 
-        A synchronising call is detected first: a failed capture may leave torch's random generator
+        A synchronizing call is detected first: a failed capture may leave torch's random generator
         in capture mode, and no later case could draw numbers. If a capture still fails, the
         generator gets a fresh state. The capture uses the current stream, which must not be the
         default one: backward runs on its forward's stream, so the timed tensors must be created on
@@ -104,7 +104,7 @@ class Timer:
         return graph.replay, True
 
     def _waits(self, call: Callable[[], object]) -> bool:
-        """Whether the call synchronises with the GPU, as .item() does."""
+        """Whether the call synchronizes with the GPU, as .item() does."""
         before = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")
         try:

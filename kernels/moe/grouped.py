@@ -29,7 +29,7 @@ def grouped_matmul(
     `[E, N, K]`.
 
     counts `[E]` int64: rows of each expert; rows of x after their sum give zeros. check: rejects
-    counts that exceed x, which synchronises with a GPU. Raises ValueError or TypeError.
+    counts that exceed x, which synchronizes with a GPU. Raises ValueError or TypeError.
     """
     checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)

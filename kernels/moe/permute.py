@@ -41,7 +41,7 @@ def moe_permute(
     permutation.
 
     experts `[T, K]` int, 0 to E - 1, or E for a dropped assignment. check: rejects other values,
-    which synchronises with a GPU. Raises ValueError or TypeError.
+    which synchronizes with a GPU. Raises ValueError or TypeError.
     """
     checks.dtype_in("x", x, (*checks.FLOATS, torch.float64))
     checks.dims("x", x, 2)
@@ -61,7 +61,7 @@ def moe_permute(
     order = flat.argsort(stable=True)
     position = torch.empty_like(order, dtype=torch.int32)
     position[order] = torch.arange(len(flat), dtype=torch.int32, device=x.device)
-    # not bincount, which synchronises with a GPU to determine its size
+    # not bincount, which synchronizes with a GPU to determine its size
     counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=x.device)
     counts.scatter_add_(0, flat.long(), torch.ones_like(flat, dtype=torch.int64))
     token = (order // max(1, top_k)).int()

@@ -1,7 +1,7 @@
 """`FusedAdamW`: unscaling, global norm, clipping, skipping and the step over all parameters in two
 launches.
 
-Never synchronises with the GPU: an overflow skips the update, and its step count, on the device.
+Never synchronizes with the GPU: an overflow skips the update, and its step count, on the device.
 Does not depend on sharding; the caller passes the norm over all ranks to `step`.
 """
 

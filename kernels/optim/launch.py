@@ -41,7 +41,7 @@ class _Measurement:
 
 
 def get_ticket(device: torch.device, current: torch.Tensor | None) -> torch.Tensor:
-    """The counter by which a launch's last program recognises itself; zero before and after.
+    """The counter by which a launch's last program recognizes itself; zero before and after.
 
     The caller stores it.
     """

@@ -63,7 +63,7 @@ def to_device(
     device: torch.device,
 ) -> torch.Tensor:
     """The numbers as a tensor on the device, sent once while they stay the same; never
-    synchronises.
+    synchronizes.
     """
     # copies of a capture run at replays only: calls outside must not find them in a cache
     make = _to_device.__wrapped__ if runtime.is_capturing(device) else _to_device

@@ -53,7 +53,7 @@ def step_by_torch(work: list[ParameterUpdate], options: StepOptions) -> Result:
 
 
 def step_by_reference(work: list[ParameterUpdate], options: StepOptions) -> Result:
-    """The reference, parameter by parameter; synchronises with the device to decide whether to
+    """The reference, parameter by parameter; synchronizes with the device to decide whether to
     skip.
     """
     device = work[0].param.device

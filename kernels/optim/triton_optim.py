@@ -2,7 +2,7 @@
 time.
 
 `adamw_kernel` reads the results of `gradient_norm_kernel`, so clipping and skipping need no host
-synchronisation.
+synchronization.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def unscale_(
     infinity or NaN.
 
     grads: tensors of any shapes on one device, fp32, fp16 or bf16. inv_scale and found_inf: fp32,
-    one element, on that device; found_inf is never reset to 0. Never synchronises with the GPU.
+    one element, on that device; found_inf is never reset to 0. Never synchronizes with the GPU.
     Raises TypeError or ValueError.
     """
     grads = list(grads)

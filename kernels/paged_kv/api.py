@@ -50,7 +50,7 @@ def paged_attention(
     e4m3 cache, two `[blocks, block_size, kv_heads]` fp32, as written by `write_kv`. num_programs:
     programs that share the work on a GPU, chosen if None. return_lse: also returns the natural
     log-sum-exp `[…, H]` fp32. plan: from `plan_pages` of the same table and lengths; without it
-    every call checks the addresses, which synchronises with a GPU. Raises ValueError or TypeError.
+    every call checks the addresses, which synchronizes with a GPU. Raises ValueError or TypeError.
     """
     key = None
     if plan is not None and backend is None:

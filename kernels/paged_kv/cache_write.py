@@ -36,7 +36,7 @@ def write_kv(
     Caches `[blocks, block_size, G, D]`; slots `[T]` int, negative for tokens to skip (padding). An
     int8 or e4m3 cache also needs `scales` `[blocks, block_size, G]` fp32, one per token and head:
     amax / 127 or / 448. If two tokens share a slot, one of them is stored. `check=False` trusts the
-    slots and never synchronises with a GPU; a slot beyond the cache then writes wrong memory.
+    slots and never synchronizes with a GPU; a slot beyond the cache then writes wrong memory.
     Raises ValueError or TypeError.
     """
     key = None

@@ -220,7 +220,7 @@ def shipped(arch: str) -> list[ShippedKernel]:
         config = _rule(
             arch, {"dtype": None, "head_dim": width, "rows": tuning.round_up(group * queries)}
         )
-        quantised = kind == "*i8"
+        quantized = kind == "*i8"
         signature = {"Q": "*bf16", "K": kind, "V": kind, "OUT": "*bf16"}
         signature |= dict.fromkeys(("PARTS", "PART_LSES"), "*fp32")
         signature |= dict.fromkeys(("SEQUENCES", "TILES", "ENDS", "TABLE", "LENS", "CU"), "*i32")
@@ -240,13 +240,13 @@ def shipped(arch: str) -> list[ShippedKernel]:
             "RAGGED": queries > 1,
             "WINDOWED": False,
             "CAPPED": False,
-            "QUANTIZED": quantised,
+            "QUANTIZED": quantized,
             "RETURN_LSE": False,
             "UPCAST": False,
             "BLOCK_M": config["BLOCK_M"],
             "BLOCK_N": config["BLOCK_N"],
         }
-        if quantised:
+        if quantized:
             signature |= {"K_SCALES": "*fp32", "V_SCALES": "*fp32"}
         else:
             constants |= {"K_SCALES": None, "V_SCALES": None}

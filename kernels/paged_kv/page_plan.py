@@ -113,7 +113,7 @@ class PagePlan:
         )
 
     def scratch(self, role: str, like: Tensor, rows: int, columns: int) -> Tensor:
-        """Uninitialised `[rows, columns]`, the same memory for every layer.
+        """Uninitialized `[rows, columns]`, the same memory for every layer.
 
         Fresh megabytes cost a CPU more in page faults than their copying (4.1 against 1.1 ms for 32
         sequences of 130 tokens).
@@ -124,7 +124,7 @@ class PagePlan:
         return self._scratch[key][:size].view(rows, columns)
 
     def groups(self, window: int | None) -> tuple[Group, ...]:
-        """How to gather pages if no kernel reads them in place, cached per window. Synchronises
+        """How to gather pages if no kernel reads them in place, cached per window. Synchronizes
         with a GPU.
         """
         if window not in self._groups:
@@ -151,7 +151,7 @@ def plan_pages(
     are ignored. `seq_lens` [B] int: tokens in the cache, including this step's. Each sequence has
     `queries` query tokens, the last ones of its length. For ragged batches, `cu_q` [B + 1] int
     contains the start of each sequence's tokens and their total, and `max_q` bounds the longest.
-    `check=False` trusts the values and never synchronises with the GPU, as graph capture requires;
+    `check=False` trusts the values and never synchronizes with the GPU, as graph capture requires;
     a wrong table then reads wrong memory. `longest`, the greatest length, and `tokens`, the total
     of query tokens, are then needed for the best split of work, if the caller knows them. Raises
     ValueError or TypeError.

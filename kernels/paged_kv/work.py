@@ -68,7 +68,7 @@ def work_table(
 ) -> WorkTable:
     """The table for tiles of `block_m` query rows and blocks of `block_n` keys.
 
-    Does not synchronise: a captured graph computes it again at each replay. Cached in the plan for
+    Does not synchronize: a captured graph computes it again at each replay. Cached in the plan for
     the step's layers, apart for calls inside and outside of a capture.
     """
     key = (rows, block_m, block_n, window, runtime.is_capturing(plan.lens))

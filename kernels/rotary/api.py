@@ -39,7 +39,7 @@ def apply_rope(
     the others stay. positions: int [B, S], [S] or [T]; None: 0, 1, … along S. Returns (q', k') in
     their shapes and dtype. With cache = (v, k_cache, v_cache, slots), as for `write_kv`, returns q'
     only: k' and v are written to the cache, and nothing has a gradient. `check=False` trusts
-    positions and slots and never synchronises with a GPU. Raises TypeError or ValueError before any
+    positions and slots and never synchronizes with a GPU. Raises TypeError or ValueError before any
     launch. Source: RoFormer, arXiv 2104.09864, eq. 34.
     """
     key = None

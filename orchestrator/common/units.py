@@ -1,4 +1,4 @@
-"""Formats counts for people and times for JSON, and recognises ids."""
+"""Formats counts for people and times for JSON, and recognizes ids."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.inference.speculate.setup import Drafting
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.weights.locations import models_home
 
 THREADS = int(os.environ.get("OMP_NUM_THREADS") or 2)
@@ -166,7 +166,7 @@ def engine(loaded: LoadedModel, drafting: Drafting | None) -> Engine:
 
 def deep() -> Decoder:
     decoder = Decoder(DEEP).requires_grad_(False)
-    initialise(decoder, layers=DEEP.layers, seed=1)
+    initialize(decoder, layers=DEEP.layers, seed=1)
     for layer, block in decoder.blocks.items():
         if int(layer) >= EARLY:
             for name, parameter in block.named_parameters():

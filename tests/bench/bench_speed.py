@@ -30,7 +30,7 @@ from tests.bench.turns import Contender, run_in_turns
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.training.data.run_samples import open_samples
 from workers.training.setup.spec_loading import accept
 
@@ -199,7 +199,7 @@ class InitialWeights:
     def __init__(self, spec: ModelSpec, *, seed: int) -> None:
         self.spec = spec
         decoder = Decoder(spec)
-        initialise(decoder, layers=spec.layers, seed=seed)
+        initialize(decoder, layers=spec.layers, seed=seed)
         self._parameters = {name: value.detach() for name, value in decoder.named_parameters()}
 
     def read(self, name: str) -> Tensor:

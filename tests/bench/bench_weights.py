@@ -71,7 +71,7 @@ def reading(file: Path) -> None:
         unit="s",
         package_gguf_s=round(theirs["open_s"], 3),
     )
-    record_row(what="SmolLM2's GGUF dequantised into an fp32 model", value=ours["fill_s"], unit="s")
+    record_row(what="SmolLM2's GGUF dequantized into an fp32 model", value=ours["fill_s"], unit="s")
     record_row(
         what="peak memory of reading above the model's own bytes, of these",
         value=ours["above"],

@@ -162,7 +162,7 @@ def test_every_window_is_drawn(owner: User, window: str) -> None:
     assert 'class="gantt-bar' in page and "active" in page
 
 
-def test_bars_of_a_gang_on_neighbouring_devices_are_joined() -> None:
+def test_bars_of_a_gang_on_neighboring_devices_are_joined() -> None:
     def bar(attempt: int) -> Bar:
         return Bar(Held(0, attempt, "a", "running", NOON, None, attempt), 0, 50, 60)
 

@@ -92,7 +92,7 @@ def gantt(
 def lanes(rows: Sequence[Sequence[Bar]]) -> list[tuple[Bar, Lane]]:
     """The bars of several devices in one row, a lane per device.
 
-    Bars of one attempt on neighbouring devices are joined: it gets and releases them together.
+    Bars of one attempt on neighboring devices are joined: it gets and releases them together.
     """
     height = 100 / len(rows) if rows else 100.0
     joined: list[tuple[Bar, int, int]] = []  # first bar, first lane, lanes

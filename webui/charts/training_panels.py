@@ -234,7 +234,7 @@ REWARD_MARGIN = Panel(
 )
 REWARD_ACCURACY = Panel(
     "reward_accuracy",
-    _("Pairs ranked as labelled"),
+    _("Pairs ranked as labeled"),
     "fraction",
     (
         Line("reward/accuracy", _("training"), "loss"),

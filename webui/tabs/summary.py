@@ -22,7 +22,7 @@ TILES: Final = (
     ("dpo/accuracy", gettext_noop("Positive margins"), "", "loss-2"),
     ("reward/mean", gettext_noop("Reward"), "", "loss"),
     ("response_tokens", gettext_noop("Length of answers"), "tokens", "throughput"),
-    ("reward/accuracy", gettext_noop("Pairs ranked as labelled"), "", "loss-2"),
+    ("reward/accuracy", gettext_noop("Pairs ranked as labeled"), "", "loss-2"),
     ("tokens_per_s", gettext_noop("Throughput"), "tokens/s", "throughput"),
     ("mfu", gettext_noop("MFU"), "", "mfu"),
     ("grad_norm", gettext_noop("Gradient norm"), "", "grad"),

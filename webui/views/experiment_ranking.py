@@ -16,8 +16,8 @@ _TITLES: Final = {
     "loss": gettext_noop("loss"),
     "reward/mean": gettext_noop("reward"),
     "dpo/accuracy": gettext_noop("positive margins"),
-    "val_reward/accuracy": gettext_noop("pairs ranked as labelled in validation"),
-    "reward/accuracy": gettext_noop("pairs ranked as labelled"),
+    "val_reward/accuracy": gettext_noop("pairs ranked as labeled in validation"),
+    "reward/accuracy": gettext_noop("pairs ranked as labeled"),
 }
 _HIGHEST: Final = frozenset(_TITLES) - {"val_loss", "loss"}
 # runs are compared within a group only: its metrics, the preferred one first

@@ -157,7 +157,7 @@ def _gradients(random: Random) -> HeatCard:
     ]
     chart = heat(strips, format=norm, summary=gradients_summary(strips), scale="orders")
     return HeatCard(
-        "gradients", "Gradient norm by layer", "vanishing towards the embedding", chart, ""
+        "gradients", "Gradient norm by layer", "vanishing toward the embedding", chart, ""
     )
 
 

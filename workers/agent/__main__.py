@@ -113,7 +113,7 @@ def _arguments() -> argparse.Namespace:
         help="data directory",
     )
     parser.add_argument(
-        "--address", help="where other nodes reach this one (default: the address towards Redis)"
+        "--address", help="where other nodes reach this one (default: the address toward Redis)"
     )
     parser.add_argument(
         "--stop-runs",

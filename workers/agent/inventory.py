@@ -200,7 +200,7 @@ class Machine:
 
 
 def _nvml() -> Any:
-    """The initialised NVML binding; None on a machine without an NVIDIA driver."""
+    """The initialized NVML binding; None on a machine without an NVIDIA driver."""
     try:
         import pynvml
     except ImportError:

@@ -19,7 +19,7 @@ from workers.inference.parallel.sharding import ShardedWeights, shard_decoder, s
 from workers.inference.quantize.on_load import remove_linears
 from workers.inference.text.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
@@ -117,7 +117,7 @@ def load_model(
         linears = remove_linears(decoder, weights, quantize)
         decoder = decoder.to_empty(device=device).requires_grad_(False)
         if weights is None:
-            initialise(decoder, layers=spec.layers, seed=seed)
+            initialize(decoder, layers=spec.layers, seed=seed)
         else:
             fill_model(decoder, weights)
         if path is None:

@@ -62,18 +62,18 @@ def measured_peak(device: torch.device, precision: str, *, budget_s: float) -> f
     left = torch.randn(size, size, device=device).to(dtype)
     right = torch.randn(size, size, device=device).to(dtype)
     left @ right
-    _synchronise(device)
+    _synchronize(device)
     times: list[float] = []
     end = time.perf_counter() + budget_s
     while not times or time.perf_counter() < end:
         started = time.perf_counter()
         left @ right
-        _synchronise(device)
+        _synchronize(device)
         times.append(time.perf_counter() - started)
     fastest = sorted(times)[: -(-len(times) // 10)]
     return 2.0 * size**3 * len(fastest) / sum(fastest)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

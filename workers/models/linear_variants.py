@@ -1,6 +1,6 @@
 """Replaces the linear layers inside blocks by variants that compute differently.
 
-A variant is a subclass that keeps the parameters under their names: plain, fp8, quantisation-aware.
+A variant is a subclass that keeps the parameters under their names: plain, fp8, quantization-aware.
 Does not depend on what a variant computes.
 """
 

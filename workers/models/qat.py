@@ -1,4 +1,4 @@
-"""Quantisation-aware training: linear layers that compute with rounded weights and train full ones.
+"""Quantization-aware training: linear layers that compute with rounded weights and train full ones.
 
 Rounding has no gradient; the rounded weight's gradient is used for the full one (straight-through
 estimator, arXiv 1308.3432, section 4; arXiv 1712.05877). Does not depend on plans or on how weights
@@ -17,7 +17,7 @@ from workers.models.linear_variants import replace_linears, variant_of
 from workers.models.moe.experts import StackedLinear
 
 
-def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -> None:
+def fake_quantize(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -> None:
     """Make every linear layer inside blocks multiply by weights rounded to `kind`.
 
     int8: one scale per output; int4: one scale and one zero per group of inputs. Weights are
@@ -25,7 +25,7 @@ def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
     shard under tensor parallelism. Raises ValueError for another kind.
     """
     if kind not in ("int8", "int4"):
-        raise ValueError(f"quantisation-aware training has no kind {kind!r}; try int8 or int4")
+        raise ValueError(f"quantization-aware training has no kind {kind!r}; try int8 or int4")
     replace_linears(
         decoder,
         lambda linear: variant_of(linear, QuantizationAwareLinear, kind=kind, group=group),
@@ -34,7 +34,7 @@ def fake_quantise(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
 
 
 class QuantizationAwareLinear(nn.Linear):
-    """A linear layer with fake-quantised weights."""
+    """A linear layer with fake-quantized weights."""
 
     kind: str
     group: int
@@ -46,7 +46,7 @@ class QuantizationAwareLinear(nn.Linear):
 
 
 class QuantizationAwareStackedLinear(StackedLinear):
-    """One linear layer per expert, with fake-quantised weights."""
+    """One linear layer per expert, with fake-quantized weights."""
 
     kind: str
     group: int
@@ -58,7 +58,7 @@ class QuantizationAwareStackedLinear(StackedLinear):
         return [_Rounded.apply(*each, self.kind, self.group) for each in triples]  # type: ignore[no-untyped-call]
 
 
-def fake_quantised(weight: Tensor, kind: str, group: int) -> Tensor:
+def fake_quantized(weight: Tensor, kind: str, group: int) -> Tensor:
     """The weight `[..., K]` rounded to `kind` as by `workers.inference.quantize`, in its dtype."""
     wide, least = weight.float(), torch.finfo(torch.float32).tiny
     if kind == "int8":
@@ -87,7 +87,7 @@ class _Rounded(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.rounding = kind, group
-        return functional.linear(x, fake_quantised(weight, kind, group), bias)
+        return functional.linear(x, fake_quantized(weight, kind, group), bias)
 
     @staticmethod
     def backward(
@@ -97,7 +97,7 @@ class _Rounded(torch.autograd.Function):
         flat = gradient.reshape(-1, gradient.shape[-1])
         for_x = for_weight = for_bias = None
         if ctx.needs_input_grad[0]:
-            for_x = (flat @ fake_quantised(weight, *ctx.rounding)).view_as(x)
+            for_x = (flat @ fake_quantized(weight, *ctx.rounding)).view_as(x)
         if ctx.needs_input_grad[1]:
             for_weight = flat.T @ x.reshape(-1, x.shape[-1])
         if ctx.needs_input_grad[2]:

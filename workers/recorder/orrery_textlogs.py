@@ -19,7 +19,7 @@ class Numbers(NamedTuple):
     values: dict[str, float]
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)")
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf)"
 
@@ -78,7 +78,7 @@ def megatron(line: str, seq_len: int = 0) -> Numbers | None:
 
 def torchtitan(line: str, seq_len: int = 0) -> Numbers | None:
     """Numbers of a `step:` or `validate step:` line, without tokens; None for any other line."""
-    plain = _COLOUR.sub("", line)
+    plain = _COLOR.sub("", line)
     match = _TITAN.search(plain)
     if not match:
         return None

@@ -77,7 +77,7 @@ def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
 
 @tuning.rule("attention_forward_tma")
 def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
-    """facts as in the forward kernel; four warps, or the compiler does not specialise."""
+    """facts as in the forward kernel; four warps, or the compiler does not specialize."""
     if arch == "interpret":
         return _config(16, 16, 4, 1, warp_specialize=False)
     width_class = _width_class(max(facts["d"], facts["dv"]))

@@ -75,7 +75,7 @@ def attention_forward_tma_kernel(
     if CAUSAL:
         high = tl.minimum(high, tl.maximum(row + len_k - len_q + BM, 0))
     # One loop, masked throughout: one comparison per element costs less than a second loop, which
-    # the compiler would specialise again with its own barriers and registers.
+    # the compiler would specialize again with its own barriers and registers.
     for start in tl.range(0, high, BN, warp_specialize=WARP_SPECIALIZE):
         k_a = K_A.load([k_row + start, kv_head * k_col])
         raw = dot(q_a, tl.trans(k_a), tl.zeros([BM, BN], tl.float32), UPCAST)

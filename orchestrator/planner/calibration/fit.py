@@ -163,7 +163,7 @@ def _narrowing(residuals: Floats, prior_runs: Published | None) -> float:
 def _widening(kriging: Kriging, solution: Solution) -> float:
     """The factor by which kriging intervals must widen to hold 80% of the left-out runs.
 
-    Few runs are pulled towards the usual error. The uncertainty of the parameters counts
+    Few runs are pulled toward the usual error. The uncertainty of the parameters counts
     separately, as in `intervals`.
     """
     n, scale = kriging.left_out.size, kriging.scale

@@ -47,7 +47,7 @@ def solve(
     rounds: int = 40,
     step: float = 1e-3,
 ) -> Solution:
-    """Minimises sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
+    """Minimizes sum rho(r(x) / s) + sum ((x - start) / sigma)^2 within bounds.
 
     rho is Student's t with 4 degrees of freedom, as iterated weights 5 / (4 + (r/s)^2): an outlier
     of 10 s weighs 1/20. s is estimated during the iteration, starting at `spread`, never below

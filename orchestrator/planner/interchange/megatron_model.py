@@ -30,7 +30,7 @@ def model_args(job: ExportJob) -> Args:
 def _block(job: ExportJob) -> Args:
     model = job.model
     if model.attention == "mfa":
-        raise _refuse(model, "multi-matrix factorisation attention")
+        raise _refuse(model, "multi-matrix factorization attention")
     if model.logit_softcap is not None:
         raise _refuse(model, "a logit softcap")
     args: Args = [
@@ -183,7 +183,7 @@ def _moe(job: ExportJob) -> Args:
         # softmax over all experts; otherwise the scores of the selected experts sum to one
         args.append(("--moe-router-pre-softmax",))
     elif moe.scoring == "sigmoid" and not moe.renormalise and moe.top_k > 1:
-        job.note("Megatron normalises sigmoid scores of the selected experts, the model does not")
+        job.note("Megatron normalizes sigmoid scores of the selected experts, the model does not")
     if moe.routed_scale != 1.0:
         args.append(("--moe-router-topk-scaling-factor", f"{moe.routed_scale:g}"))
     if moe.groups:

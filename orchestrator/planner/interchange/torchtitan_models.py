@@ -81,7 +81,7 @@ def _nearest(model: ModelSpec, *, cp: int) -> TitanModel:
 
 def _check_block(model: ModelSpec) -> None:
     for wrong, message in (
-        (model.attention == "mfa", "has no multi-matrix factorisation attention"),
+        (model.attention == "mfa", "has no multi-matrix factorization attention"),
         (
             model.norm != "rmsnorm" or not model.gated_mlp or model.activation != "silu",
             "has only RMSNorm and SwiGLU blocks",

@@ -1,6 +1,6 @@
 """Floating-point operations per step: those of the model, and those executed with recomputation.
 
-Does not depend on time or devices, except for the derived utilisation.
+Does not depend on time or devices, except for the derived utilization.
 """
 
 from __future__ import annotations
@@ -179,17 +179,17 @@ def hardware_tflops_per_device(
     "", "tflops_per_device x 10^12 / peak_flops", "model FLOPs over the dense peak of the datasheet"
 )
 def mfu(tflops_per_device: Column, peak_flops: Column) -> Column:
-    """Model FLOPs utilisation."""
+    """Model FLOPs utilization."""
     return np.asarray(tflops_per_device * 1e12 / peak_flops)
 
 
 @term("", "hardware_tflops_per_device x 10^12 / peak_flops", "recomputation counted")
 def hfu(hardware_tflops_per_device: Column, peak_flops: Column) -> Column:
-    """Hardware FLOPs utilisation as publications count it."""
+    """Hardware FLOPs utilization as publications count it."""
     return np.asarray(hardware_tflops_per_device * 1e12 / peak_flops)
 
 
 @term("", "mfu x executed_flops / model_flops", "recomputation counted as executed")
 def hfu_executed(mfu: Column, executed_flops: Column, model_flops: Column) -> Column:
-    """Hardware FLOPs utilisation as executed."""
+    """Hardware FLOPs utilization as executed."""
     return np.asarray(mfu * executed_flops / model_flops)

@@ -22,10 +22,10 @@ Floats = NDArray[np.float64]
 LENGTHS = {"tp": 0.5, "rank_tokens": 1.5, "hidden": 0.8, "dp": 5.0, "pp": 5.0, "seq_len": 4.0}
 # share of the residuals' variance that a second run at the same point does not repeat
 NUGGET = 0.08
-LIMIT = 0.4  # of a residual, in log: limits the effect of an outlier on its neighbours
+LIMIT = 0.4  # of a residual, in log: limits the effect of an outlier on its neighbors
 _OUTLIER = 8.0  # times the expected error: from there on a run is an outlier and counts less
 _OUTLIER_NUGGET = 0.3
-_MIN_EXPLAINED = 0.2  # share of a run's variance that neighbours must explain to call it an outlier
+_MIN_EXPLAINED = 0.2  # share of a run's variance that neighbors must explain to call it an outlier
 _USUAL = 0.03  # residual scale below which well-fitting runs do not make others outliers
 _PRIOR_RUNS = 3  # of that scale, because a few runs do not determine it
 _GROUP_DISTANCE = 1e3  # in coordinates: runs of other groups have no effect
@@ -95,7 +95,7 @@ def krige(points: Floats, residuals: Floats, leverage: Floats) -> Kriging:
     """From the runs' points (n, k), and their log residuals and leverages (n,) in the fit.
 
     Runs at one point count once, with their mean residual. Without its run in the fit, a residual
-    is r / (1 - leverage). Runs far from their neighbours' prediction count less (robust kriging).
+    is r / (1 - leverage). Runs far from their neighbors' prediction count less (robust kriging).
     """
     alone = residuals / (1 - np.minimum(leverage, 0.7))
     usual = np.full(_PRIOR_RUNS, _USUAL / 1.4826)

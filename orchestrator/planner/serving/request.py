@@ -1,4 +1,4 @@
-"""A serving request: model, devices, lengths, quantisation; its problems and input columns.
+"""A serving request: model, devices, lengths, quantization; its problems and input columns.
 
 Does not compute a prediction.
 """

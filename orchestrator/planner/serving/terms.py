@@ -52,7 +52,7 @@ declare_inputs(
     "", "request", "tp", "pp", "replicas", "batch", "prompt_len", "output_len", "block_size"
 )
 declare_inputs(
-    "B", "request: quantisation", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each"
+    "B", "request: quantization", "weight_bytes_each", "kv_bytes_each", "activation_bytes_each"
 )
 declare_inputs("B", "device catalogue", "capacity_bytes")
 declare_inputs("FLOP/s", "device catalogue", "peak_flops")
@@ -73,7 +73,7 @@ declare_inputs("", "request: speculative decoding", "acceptance", "draft_tokens"
 @term(
     "B",
     "each · (all parameters - tables) + 2 · tables",
-    "weight-only quantisation leaves embedding and head in 16 bit",
+    "weight-only quantization leaves embedding and head in 16 bit",
 )
 def weights_bytes(params_total: Any, params_table: Any, weight_bytes_each: Any) -> Any:
     """Bytes of all weights."""

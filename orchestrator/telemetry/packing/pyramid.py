@@ -35,9 +35,9 @@ def place(axis: int, what: int) -> int:
     return _PLACES + 6 * axis + what
 
 
-def summarise(curve: Curve) -> Floats:
+def summarize(curve: Curve) -> Floats:
     """`[WIDTH]` summary of an ordered curve of at least one point."""
-    summary: Floats = summarise_rows(curve_axes(curve), curve.y[None, :])[0]
+    summary: Floats = summarize_rows(curve_axes(curve), curve.y[None, :])[0]
     return summary
 
 
@@ -49,7 +49,7 @@ def curve_axes(curve: Curve) -> Floats:
     return axes
 
 
-def summarise_rows(axes: Floats, values: Floats) -> Floats:
+def summarize_rows(axes: Floats, values: Floats) -> Floats:
     """`[m, WIDTH]` of m curves with shared places: `axes` [4, n], `values` [m, n], n at least 1."""
     rows = np.arange(len(values))
     good = np.isfinite(values)

@@ -1,7 +1,7 @@
 """Reduces a chart's points and preserves every spike and non-finite marker. Pure NumPy.
 
 Each bucket of equal width on the axis keeps its minimum and maximum. Two spikes in one bucket would
-lose one, so an eighth of the points goes to those farthest from the line between their neighbours.
+lose one, so an eighth of the points goes to those farthest from the line between their neighbors.
 (Every-k-th-point methods lose spikes; largest-triangle methods take 20 times as long.)
 """
 
@@ -100,7 +100,7 @@ def _first_hits(hit: Mask, ids: Ints) -> Ints:
 
 
 def _farthest_jumps(y: Floats, count: int) -> Ints:
-    """Indices of the points farthest from the mean of their two neighbours."""
+    """Indices of the points farthest from the mean of their two neighbors."""
     if len(y) < count + 3:
         return np.arange(0)
     jump = np.abs(y[1:-1] - (y[:-2] + y[2:]) / 2)

@@ -190,11 +190,11 @@ def load(source: Source, window: Window, *, enough: int) -> Part:
         nodes = []
         for node, inside, touched in overlaps:
             opened = touched if open_all else touched & (~inside | _widest(node))
-            summarised = touched & ~opened
-            if summarised.any():
+            summarized = touched & ~opened
+            if summarized.any():
                 exact = False
-                represented += int(node.rows[summarised, pyramid.COUNT].sum())
-                marks.append(pyramid.marks(node.rows[summarised]))
+                represented += int(node.rows[summarized, pyramid.COUNT].sum())
+                marks.append(pyramid.marks(node.rows[summarized]))
             if not opened.any():
                 continue
             if node.level == 0:

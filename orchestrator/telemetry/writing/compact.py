@@ -99,7 +99,7 @@ def _fill(pending: _PendingRows, block: Block, aligned: list[tuple[int, Series]]
         axes, time = block.axes[:, part], np.ascontiguousarray(block.time[part])
         packed = pack_axes(axes, time)
         last_time = float(time.max())
-        summaries = pyramid.summarise_rows(
+        summaries = pyramid.summarize_rows(
             np.concatenate([axes.astype(np.float64), time[None]]), values[:, part]
         )
         for number, (_, series) in enumerate(aligned):
@@ -130,7 +130,7 @@ def _extend(pending: _PendingRows, series: Series, last: Chunk | None, curve: Cu
         series.chunks -= 1
     for start in range(0, len(curve), CHUNK):
         part = curve.take(np.arange(start, min(start + CHUNK, len(curve))))
-        row = (float(part.time.max()), pyramid.summarise(part).tobytes(), pack_curve(part))
+        row = (float(part.time.max()), pyramid.summarize(part).tobytes(), pack_curve(part))
         if last is not None and start == 0:
             pending.extended.append((*row, last.id))
         else:

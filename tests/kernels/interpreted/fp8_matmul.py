@@ -18,13 +18,13 @@ from tests.matrix import select
 def test_quantization_matches_the_reference(dtype: torch.dtype) -> None:
     x = nan_padded(140, 200, dtype=dtype)
     x[3], x[0, 0] = 0.0, 3e4
-    for quantise, rows, columns in (
+    for quantize, rows, columns in (
         (quantize_1x128, 1, 128),
         (quantize_128x128, 128, 128),
         (quantize_128x1, 128, 1),
     ):
-        q, scale = quantise(x, backend="own")
-        expected, wanted_scale = quantise(x, backend="reference")
+        q, scale = quantize(x, backend="own")
+        expected, wanted_scale = quantize(x, backend="reference")
         torch.testing.assert_close(scale, wanted_scale, rtol=1e-6, atol=0)
         pairs = ((q, scale), (expected, wanted_scale))
         decoded, plain = (reference.dequantize(*pair, rows, columns=columns) for pair in pairs)
@@ -39,10 +39,10 @@ def test_quantization_matches_the_reference(dtype: torch.dtype) -> None:
 def test_a_nan_affects_its_tile_only() -> None:
     x = torch.randn(3, 300)
     x[1, 130] = torch.nan
-    for quantise in (quantize_1x128, quantize_128x1, quantize_128x128):
-        scale = quantise(x, backend="own")[1]
+    for quantize in (quantize_1x128, quantize_128x1, quantize_128x128):
+        scale = quantize(x, backend="own")[1]
         assert (
-            torch.equal(scale.isnan(), quantise(x, backend="reference")[1].isnan())
+            torch.equal(scale.isnan(), quantize(x, backend="reference")[1].isnan())
             and scale.isnan().sum() == 1
         )
 

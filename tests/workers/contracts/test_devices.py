@@ -30,7 +30,7 @@ MIB = 2**20
         ("Tesla T4", 15360, None),
     ],
 )
-def test_drivers_names_are_recognised(product: str, mib: int, name: str | None) -> None:
+def test_drivers_names_are_recognized(product: str, mib: int, name: str | None) -> None:
     assert identify(product, mib * MIB) == name
 
 

@@ -66,7 +66,7 @@ def test_the_nonce_cache_forgets_what_expired_and_stays_bounded() -> None:
     assert seen.first_time("4", expires=30.0, now=20.0)
 
 
-def test_a_join_gives_both_sides_one_secret_that_never_travelled() -> None:
+def test_a_join_gives_both_sides_one_secret_that_never_traveled() -> None:
     token_id, token = join_token_new()
     key = join_token_parts(token)[1]
     request = join_request(token, name="n1")

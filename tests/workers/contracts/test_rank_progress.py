@@ -58,7 +58,7 @@ def test_the_rank_that_the_others_wait_for(
     assert message in describe_culprits(diagnosis)
     again = [RankProgress.from_dict(rank.to_dict()) for rank in ranks(*differ)]
     assert [rank.rank for rank in diagnose_stall(again).behind] == behind, (
-        "the same after serialisation"
+        "the same after serialization"
     )
 
 

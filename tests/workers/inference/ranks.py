@@ -5,13 +5,13 @@ trained but whose layers all matter."""
 from __future__ import annotations
 
 from workers.inference.main import main
-from workers.models import initialise
+from workers.models import initialize
 
 
 def command(spec: str, directory: str) -> int:
     """The exit code. The test's own process calls it too: it is left as it was."""
-    usual, initialise.STD = initialise.STD, 0.3
+    usual, initialize.STD = initialize.STD, 0.3
     try:
         return main(["--spec", spec, "--dir", directory])
     finally:
-        initialise.STD = usual
+        initialize.STD = usual

@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "gated_mlp": False,
     },
     "latent": {**ODD, **SHAPES["mla"]},
-    "factorised": {**ODD, **SHAPES["mfa"]},
+    "factorized": {**ODD, **SHAPES["mfa"]},
     "even": {**ODD, "ffn": 64},
     "tiles": {**ODD, "head_dim": 64, "kv_heads": 4, "ffn": 256},
     "experts": {**ODD, "moe": {"experts": 5, "top_k": 2, "expert_ffn": 16, "shared_experts": 1}},
@@ -129,7 +129,7 @@ class Room:
 
 @pytest.fixture
 def untrained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.models.initialise.STD", 0.3)
+    monkeypatch.setattr("workers.models.initialize.STD", 0.3)
 
 
 @pytest.mark.parametrize(("model", "plan", "body"), CASES)
@@ -425,7 +425,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
         ({"plan": {"pp": 4}}, "3 layers are too few"),
         (
             {"plan": TP, "generate": {"quantize": "int4"}},
-            "int4 quantises 16 inputs of a weight together, and 50",
+            "int4 quantizes 16 inputs of a weight together, and 50",
         ),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
         (

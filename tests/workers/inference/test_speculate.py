@@ -223,7 +223,7 @@ def _draft(
         draft_probs[request].append(share)
 
 
-def test_drawn_answers_depend_on_their_seed_and_not_on_their_neighbours():
+def test_drawn_answers_depend_on_their_seed_and_not_on_their_neighbors():
     decoder = model_of()
     given = [(prompt, MIXED[1 + number % 4]) for number, prompt in enumerate(prompts(10))]
     together = speculating(decoder, near(decoder, 0.02), sequences=6)

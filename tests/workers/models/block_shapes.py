@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers.documents import Documents
 
 SIZES = {
@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "tie_embeddings": True,
     },
     "latent": {"attention": "mla", "mla": MLA, "rope": {"interleaved": True}},
-    "factorised, qk norms": {
+    "factorized, qk norms": {
         "attention": "mfa",
         "mfa": {"qk_rank": 12, "head_dim": 8, "heads": 6},
         "qk_norm": True,
@@ -52,7 +52,7 @@ TOKENS = torch.arange(60).reshape(2, 30) % 45
 def built(name: str, **more: Any) -> Decoder:
     spec = ModelSpec.from_dict({**SIZES, **SHAPES[name], **more})
     decoder = Decoder(spec)
-    initialise(decoder, layers=spec.layers, seed=1)
+    initialize(decoder, layers=spec.layers, seed=1)
     return decoder
 
 

@@ -15,7 +15,7 @@ from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.presets import PRESETS
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.moe.balance_control import Balancer, routing_layers
 
 SIZES = {
@@ -33,7 +33,7 @@ TOKENS = torch.arange(40).reshape(2, 20) % 61
 def build(**more) -> Decoder:
     spec = ModelSpec.from_dict({**SIZES, **more})
     decoder = Decoder(spec)
-    initialise(decoder, layers=spec.layers, seed=1)
+    initialize(decoder, layers=spec.layers, seed=1)
     return decoder.eval()
 
 
@@ -59,14 +59,14 @@ def test_biases_are_counted_as_they_are_built(shape, bias):
         assert sum(p.numel() for p in decoder.parameters()) == parameter_count(decoder.spec).total
 
 
-def test_factorised_attention_is_attention_with_one_shared_head():
+def test_factorized_attention_is_attention_with_one_shared_head():
     """MFA's product of two query matrices as one, without the norm between, is multi-query
     attention.
     """
-    factorised, plain = build(**MFA), build(heads=6, kv_heads=1, head_dim=8)
-    for block in factorised.blocks.values():
+    factorized, plain = build(**MFA), build(heads=6, kv_heads=1, head_dim=8)
+    for block in factorized.blocks.values():
         block.attn.q_latent_norm = torch.nn.Identity()
-    own = dict(factorised.named_parameters())
+    own = dict(factorized.named_parameters())
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             if name.endswith("attn.q.weight"):
@@ -74,7 +74,7 @@ def test_factorised_attention_is_attention_with_one_shared_head():
                 parameter.copy_(own[f"{before}q_up.weight"] @ own[f"{before}q_down.weight"])
             else:
                 parameter.copy_(own[name])
-    torch.testing.assert_close(factorised(TOKENS), plain(TOKENS), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(factorized(TOKENS), plain(TOKENS), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [MFA, {"attention": "mla", "mla": MLA}], ids=["mfa", "mla"])

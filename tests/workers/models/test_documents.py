@@ -7,7 +7,7 @@ import torch
 
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers import documents as pieces
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
@@ -131,7 +131,7 @@ MODELS = {
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_a_decoder_sees_each_document_alone(changes):
     decoder = Decoder(ModelSpec(name="tiny", **{**TINY, **changes}))
-    initialise(decoder, layers=2, seed=1)
+    initialize(decoder, layers=2, seed=1)
     torch.manual_seed(2)
     tokens = torch.randint(64, (4, 150))
     logits = decoder(tokens, RAGGED)

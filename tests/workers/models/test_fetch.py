@@ -49,8 +49,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
         wheel_bytes=wheel.stat().st_size,
         file="orrery_probe/probe.gguf",
         file_sha256=hashlib.sha256(gguf.read_bytes()).hexdigest(),
-        licence="MIT",
-        licence_file=f"{DIST}/LICENSE",
+        license="MIT",
+        license_file=f"{DIST}/LICENSE",
         source="here",
         shape="llama-tiny",
     )
@@ -68,7 +68,7 @@ def test_fetched_once_and_located_by_its_package(
     assert fetch.main(["probe"]) == 0
     output = capsys.readouterr().out
     assert (
-        "verified" in output and "licence MIT" in output and '{"package": "orrery-probe"}' in output
+        "verified" in output and "license MIT" in output and '{"package": "orrery-probe"}' in output
     )
     names = {
         "probe.gguf",
@@ -79,7 +79,7 @@ def test_fetched_once_and_located_by_its_package(
         "generation_config.json",
     }
     assert {path.name for path in folder.iterdir()} == names
-    assert json.loads((folder / "origin.json").read_text())["licence"] == "MIT"
+    assert json.loads((folder / "origin.json").read_text())["license"] == "MIT"
     for source in (
         ModelSource(package="orrery-probe"),
         ModelSource(path="probe-1m"),

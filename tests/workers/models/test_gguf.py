@@ -1,4 +1,4 @@
-"""GGUF files written as llama.cpp's converter writes them, read back: the same model, quantised or
+"""GGUF files written as llama.cpp's converter writes them, read back: the same model, quantized or
 not.
 """
 
@@ -18,7 +18,7 @@ from workers.models.weights.open import open_weights
 
 gguf = pytest.importorskip("gguf")
 
-# rows of 256, the block of the K quantisations
+# rows of 256, the block of the K quantizations
 WIDE = {
     "hidden_size": 256,
     "num_attention_heads": 4,
@@ -74,7 +74,7 @@ def test_logits_of_the_model_it_was_written_from(family, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "error"), [("F16", 1e-3), ("BF16", 8e-3), ("Q8_0", 1e-2), ("Q4_0", 0.12)]
 )
-def test_quantised_weights_are_near(kind, error, tmp_path):
+def test_quantized_weights_are_near(kind, error, tmp_path):
     model = their_model(*FAMILIES["llama"])
     read = open_weights(write(model, tmp_path / "model.gguf", gguf.GGMLQuantizationType[kind]))
     wanted = model.state_dict()["model.layers.1.mlp.up_proj.weight"]
@@ -93,7 +93,7 @@ def test_quantised_weights_are_near(kind, error, tmp_path):
         ("Q6_K", b"\x11" * 128 + b"\xaa" * 64 + b"\x02" * 16 + b"\x00\x3c", 2.0 * (1 + 32 - 32)),
     ],
 )
-def test_k_quantisations_are_undone(kind, block_bytes, value, tmp_path):
+def test_k_quantizations_are_undone(kind, block_bytes, value, tmp_path):
     """The package cannot write them: all blocks of one tensor are equal, with known numbers."""
     import numpy as np
 
@@ -110,7 +110,7 @@ def test_k_quantisations_are_undone(kind, block_bytes, value, tmp_path):
     assert read.unique().tolist() == [value]
 
 
-def test_llama3_frequencies_are_recognised(tmp_path):
+def test_llama3_frequencies_are_recognized(tmp_path):
     model = their_model(*FAMILIES["llama"])
     wavelength = 2 * torch.pi * 1e4 ** (torch.arange(0, 64, 2) / 64)
     ramp = ((8192 / wavelength - 1) / 3).clamp(0, 1)

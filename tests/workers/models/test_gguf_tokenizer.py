@@ -211,7 +211,7 @@ def pieces_file() -> GgufHeader:
 
 
 def sentence_pieces(text: str) -> list[str]:
-    """SentencePiece's way: of all neighbours join those that make the best piece, leftmost first,
+    """SentencePiece's way: of all neighbors join those that make the best piece, leftmost first,
     until none do.
     """
     symbols = list("▁" + text.replace(" ", "▁"))

@@ -10,7 +10,7 @@ import torch
 from kernels import explain
 from kernels.dispatch import clear_records
 from workers.contracts.specs.model import ModelSpec
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers.documents import Documents
 from workers.models.moe.balance_control import Balancer
 from workers.models.moe.experts import drop_beyond_capacity
@@ -25,7 +25,7 @@ def routed(**moe) -> RoutedMlp:
     )
     assert spec.moe is not None
     layer = RoutedMlp(spec, spec.moe)
-    initialise(layer, layers=1, seed=1)
+    initialize(layer, layers=1, seed=1)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(parameter.numel()))
@@ -156,7 +156,7 @@ def test_the_bias_evens_the_load(scoring, x):
 
 
 def test_the_auxiliary_loss_evens_the_load_and_is_one_when_even(x):
-    # a direction that all tokens share favours a few experts
+    # a direction that all tokens share favors a few experts
     layer, x = routed(aux_loss=1.0).train(), x + 1
     balancer = Balancer([layer], layer.moe)
     balancer.scale_gradients(1 / 3)

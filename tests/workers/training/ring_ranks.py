@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers.attention_math import attend
 from workers.models.layers.documents import Documents
 from workers.models.moe.load_balance import LoadBalance
@@ -157,7 +157,7 @@ def decoder_errors(model: dict[str, Any], length: int, recompute: bool = False) 
 def _passes(
     decoder: Decoder, inputs: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    initialise(decoder, layers=decoder.spec.layers, seed=1)
+    initialize(decoder, layers=decoder.spec.layers, seed=1)
     layers = [module for module in decoder.modules() if isinstance(module, LoadBalance)]
     for layer in layers:
         layer.gradient_scale = 10.0

@@ -20,7 +20,7 @@ from tests.orchestrator.planner.model.communication.collective_program import co
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise, local_part
+from workers.models.initialize import initialize, local_part
 from workers.models.layers.head import vocab_rows
 from workers.models.moe.load_balance import LoadBalance
 from workers.training.objectives.token_losses import token_losses
@@ -44,7 +44,7 @@ def build_decoder(spec: ModelSpec, **plan: Any) -> Decoder:
     if plan:
         apply_tensor(decoder, ParallelPlan.from_dict({"tp": dist.get_world_size(), **plan}), axis())
     decoder.to_empty(device="cpu")
-    initialise(decoder, layers=spec.layers, seed=3)
+    initialize(decoder, layers=spec.layers, seed=3)
     for name, tensor in [*decoder.named_parameters(), *decoder.named_buffers()]:
         generator = torch.Generator().manual_seed(sum(name.encode()))
         local, position = local_part(tensor)
@@ -141,7 +141,7 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
         Part(range(2, 2), first=False),
     ):
         decoder = Decoder(spec, part)
-        initialise(decoder, layers=spec.layers, seed=3)
+        initialize(decoder, layers=spec.layers, seed=3)
         apply_tensor(
             decoder,
             ParallelPlan.from_dict({"tp": axis().size(), "sequence_parallel": True}),
@@ -150,7 +150,7 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
         x = decoder(x)
         shapes.append(list(x.shape))
     full = Decoder(spec)
-    initialise(full, layers=spec.layers, seed=3)
+    initialize(full, layers=spec.layers, seed=3)
     logits: Any = x
     torch.testing.assert_close(logits.full_tensor(), full(tokens), rtol=1e-5, atol=1e-5)
     return shapes

@@ -52,7 +52,7 @@ def alone(train, tmp_path_factory):
     return train(spec({}), tmp_path_factory.mktemp("alone"))
 
 
-def test_validation_is_that_of_the_quantised_model(alone):
+def test_validation_is_that_of_the_quantized_model(alone):
     """The checkpoint has full weights; in four bits they give the run's validation loss."""
     [plan] = [each["data"] for each in alone.events() if each["type"] == "plan_resolved"]
     assert (plan["quantize_aware"], plan["group"]) == ("int4", 32)

@@ -1,4 +1,4 @@
-"""Runs on the user's data: mixed, tokenised, resumed, and ended by a sentence where it cannot be
+"""Runs on the user's data: mixed, tokenized, resumed, and ended by a sentence where it cannot be
 used.
 """
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.moe.experts import StackedLinear
 from workers.training.fp8 import apply_fp8, hopper
 from workers.training.fp8.linear import Fp8Linear, Fp8StackedLinear, multiply
@@ -191,7 +191,7 @@ MODELS = {
 @pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
 def test_every_linear_layer_of_blocks_and_no_other(model):
     decoder = Decoder(ModelSpec.from_dict({**model, "tie_embeddings": False}))
-    initialise(decoder, layers=2, seed=0)
+    initialize(decoder, layers=2, seed=0)
     tokens = torch.arange(40).view(2, 20)
 
     def gradients() -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional
 from tests.workers.training.conftest import TINY, make_spec
 from workers.contracts.specs.model import ModelSpec
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.training.numerics.nan_locator import NonFiniteSource, find_non_finite
 from workers.training.parallel.mesh import World
 
@@ -58,7 +58,7 @@ def overflow_gradient(decoder: Decoder) -> None:
 )
 def test_locates_the_first_module(inject, module, what):
     decoder = Decoder(ModelSpec.from_dict({**TINY, "tie_embeddings": False}))
-    initialise(decoder, layers=2, seed=0)
+    initialize(decoder, layers=2, seed=0)
     inject(decoder)
 
     def rerun() -> None:
@@ -75,7 +75,7 @@ def test_locates_the_first_module(inject, module, what):
 
 def test_finite_numbers_have_no_source():
     decoder = Decoder(ModelSpec.from_dict(TINY))
-    initialise(decoder, layers=2, seed=0)
+    initialize(decoder, layers=2, seed=0)
     world = World(0, 1, torch.device("cpu"))
     assert find_non_finite([decoder], world, lambda: decoder(TOKENS).sum().backward()) is None
 

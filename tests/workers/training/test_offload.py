@@ -270,9 +270,9 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
     monkeypatch.setattr(copies, "_on_device", lambda tensor: True)
     monkeypatch.setattr(torch, "Stream", Stream)
     monkeypatch.setattr(torch.accelerator, "current_stream", Stream)
-    travelled = []
+    traveled = []
     monkeypatch.setattr(
-        copies, "_to_host", lambda tensor: travelled.append(tensor.shape) or tensor.clone()
+        copies, "_to_host", lambda tensor: traveled.append(tensor.shape) or tensor.clone()
     )
     spec = OptimizerSpec.from_dict(RULES[rule])
     ours, theirs = (
@@ -301,14 +301,14 @@ def test_a_device_gets_the_same_weights_back(rule, offload, tmp_path, monkeypatc
         (True, 5, True, 1.0),
         (False, 0, False, 0.25),
     ):
-        travelled.clear()
+        traveled.clear()
         for given, rule_of in ((ours, optimizer), (theirs, plain)):
             getattr(rule_of, "set_gradients_final", lambda final: None)(final)
             sum(
                 (each * (index + turn)).square().sum() for index, each in enumerate(given.values())
             ).backward()
             if rule_of is optimizer:
-                assert len(travelled) == (made if offload == "optimizer" else 0), (
+                assert len(traveled) == (made if offload == "optimizer" else 0), (
                     "during the backward pass"
                 )
             if not skipped:

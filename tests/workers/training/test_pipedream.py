@@ -8,7 +8,7 @@ import torch
 from tests.matrix import FULL
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.training.data.run_samples import open_samples
 from workers.training.objectives.token_losses import token_loss
 from workers.training.optim import build_optimizer
@@ -50,7 +50,7 @@ def simulate(directory, *, layers, stashing, vertical_sync, tied, clip):
     run = accept(spec({}))
     samples, _ = open_samples(run, cache=directory, checkpoints=directory)
     decoder = Decoder(run.model)
-    initialise(decoder, layers=run.model.layers, seed=run.train.seed)
+    initialize(decoder, layers=run.model.layers, seed=run.train.seed)
     parameters = dict(decoder.named_parameters())
     if tied:
         with torch.no_grad():

@@ -28,7 +28,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.adapters.apply import apply_adapter, freeze, trained_names
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.training.recompute import apply_recompute, hardware_factor, memory_budget
 from workers.training.recompute.knapsack import best_sets, choose_sets
 from workers.training.setup import loop_builder
@@ -81,7 +81,7 @@ def forward(
     if adapter is not None:
         apply_adapter(decoder, adapter)
         freeze(decoder, trained_names(decoder, adapter), dtype)
-    initialise(decoder, layers=2, seed=1)
+    initialize(decoder, layers=2, seed=1)
     decoder.to(dtype)
     apply_recompute(decoder, kind)
     torch.manual_seed(0)

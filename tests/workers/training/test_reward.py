@@ -156,8 +156,8 @@ def test_the_optimum_of_bradley_terry_has_the_rewards_that_made_the_labels():
             optimizer.step(closure)
 
     fit(rewards, lambda: rewards[:, None] - rewards[None, :], losses.bradley_terry)
-    centred = (rewards - rewards.mean()).detach()
-    assert (centred - (true - true.mean())).abs().max() <= 1e-8
+    centered = (rewards - rewards.mean()).detach()
+    assert (centered - (true - true.mean())).abs().max() <= 1e-8
 
     def ratio():
         each = policy.log_softmax(0) - reference

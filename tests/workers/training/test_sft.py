@@ -11,7 +11,7 @@ from tests.workers.training.conftest import TINY, final_weights, make_spec, rela
 from tests.workers.training.row_ranks import HandMade, run_rows
 from tests.workers.training.test_combined_parallelism import MOE
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers.documents import Documents
 from workers.training.data.rows import Row
 from workers.training.parallel.batch_sharding import IGNORED, Microbatch, load_microbatch
@@ -120,7 +120,7 @@ def test_the_loss_is_the_mean_over_trained_tokens(alone):
     """The first step's loss, computed from the formula."""
     parsed = alone(TINY)
     decoder = Decoder(_model())
-    initialise(decoder, layers=TINY["layers"], seed=3)
+    initialize(decoder, layers=TINY["layers"], seed=3)
     batch = load_microbatch(HandMade(padded(MADE)), Microbatch(0, 8), torch.device("cpu"))
     logits = decoder(batch.inputs, batch.documents).log_softmax(-1)
     weights = torch.from_numpy(np.stack([row.weights for row in batch.rows]))

@@ -26,7 +26,7 @@ from workers.training.setup.spec_loading import accept
 from workers.training.teach import main, teach
 
 
-def test_all_tokens_are_the_full_distribution_and_few_are_renormalised():
+def test_all_tokens_are_the_full_distribution_and_few_are_renormalized():
     student, logits = torch.randn(2, 5, 7, requires_grad=True), torch.randn(2, 5, 7)
     full = divergence(student, logits, options("forward_kl", temperature=2.0))
     every = top_divergence(student, top_tokens(logits, 9), 2.0)

@@ -37,7 +37,7 @@ def key_matches(key: str, stored: str) -> bool:
 
 
 def key_checker(stored: str) -> Callable[[str], bool]:
-    """`key_matches` for frequent calls: it recognises the last right key by one fast hash."""
+    """`key_matches` for frequent calls: it recognizes the last right key by one fast hash."""
     last: list[bytes] = []
 
     def check(key: str, *, secret: bytes) -> bool:

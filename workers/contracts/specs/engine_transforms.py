@@ -50,7 +50,7 @@ TRANSFORMS = (
     TransformRule("cast", after=("compile", "quantize_frozen")),
     TransformRule("recompute", after=("compile", "cast")),
     TransformRule("fully_shard", after=("tensor_parallel", "expert_parallel", "recompute")),
-    TransformRule("initialise", after=("tensor_parallel", "expert_parallel", "fully_shard")),
+    TransformRule("initialize", after=("tensor_parallel", "expert_parallel", "fully_shard")),
     TransformRule("context_parallel"),
     TransformRule("uncompiled_attention", after=("context_parallel",)),
 )
@@ -217,7 +217,7 @@ EXCLUSIONS = (
         ("pipedream", "fp8"),
         "plan.precision",
         "pipedream in fp8",
-        "fp8 weights are quantised at each use, without their versions",
+        "fp8 weights are quantized at each use, without their versions",
         "fp32 or bf16, or schedule 1f1b",
     ),
     Exclusion(
@@ -262,7 +262,7 @@ EXCLUSIONS = (
         ("compile", "fp8"),
         "train.compile",
         "fp8 compiled",
-        "fp8 products share quantised tensors, which a compiled block does not support",
+        "fp8 products share quantized tensors, which a compiled block does not support",
         "compile false, or precision bf16",
     ),
     Exclusion(
@@ -272,26 +272,26 @@ EXCLUSIONS = (
         "recompute auto measures a block's operators one by one, a compiled block fuses them",
         "compile false, or recompute full or selective",
     ),
-    # other linear layers are used, or weights cannot be quantised as they will be stored
+    # other linear layers are used, or weights cannot be quantized as they will be stored
     Exclusion(
         ("quantize_aware", "fp8"),
         "train.quantize_aware",
         "fp8 aware of {train.quantize_aware}",
-        "fp8 products quantise weights by their own tiles",
+        "fp8 products quantize weights by their own tiles",
         "leave it out, or precision bf16",
     ),
     Exclusion(
         ("quantize_aware", "compile"),
         "train.quantize_aware",
         "{train.quantize_aware} aware compiled",
-        "a compiled block cannot quantise weights again for its backward pass",
+        "a compiled block cannot quantize weights again for its backward pass",
         "compile false, or leave it out",
     ),
     Exclusion(
         ("quantize_aware", "pipedream"),
         "train.quantize_aware",
         "{train.quantize_aware} aware pipedream",
-        "pipedream computes with versions of weights, which are not quantised",
+        "pipedream computes with versions of weights, which are not quantized",
         "leave it out, or schedule 1f1b",
     ),
     Exclusion(

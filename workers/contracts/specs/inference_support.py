@@ -173,7 +173,7 @@ def _baseline(body: EvaluateBody, plan: ParallelPlan | str) -> Iterator[Problem]
 
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:
     if body.quantize is not None and body.quantize not in QUANTIZED:
-        message = f"this engine version does not quantise weights to {body.quantize}"
+        message = f"this engine version does not quantize weights to {body.quantize}"
         yield problem(f"{kind}.quantize", message, " or ".join((*QUANTIZED, "leaving it out")))
     if not isinstance(body, EvaluateBody) and body.draft is not None and not DRAFTS:
         yield problem(
@@ -200,7 +200,7 @@ def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> 
     )
     if wrong:
         message = (
-            f"{quantize} quantises {together} inputs of a weight together, and {wrong[0]} do not "
+            f"{quantize} quantizes {together} inputs of a weight together, and {wrong[0]} do not "
             "divide by that times"
         )
         yield problem(field, f"{message} tp {plan.tp}", "int8, or pp in place of tp")

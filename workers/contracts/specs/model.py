@@ -88,7 +88,7 @@ class Mla(Contract):
 
 
 class Mfa(Contract):
-    """Multi-matrix factorisation attention (arXiv 2412.19255).
+    """Multi-matrix factorization attention (arXiv 2412.19255).
 
     Low-rank queries share one key and value head.
     """

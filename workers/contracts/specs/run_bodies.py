@@ -28,7 +28,7 @@ from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positiv
 
 Rate = Annotated[float, Field(ge=0)]
 Quantize = Literal["int8", "int4", "fp8"]
-RoundingFormat = Literal["int8", "int4"]  # of quantisation-aware training
+RoundingFormat = Literal["int8", "int4"]  # of quantization-aware training
 CacheDtype = Literal["int8"]  # of keys and values; default: the weights' dtype
 OptimizerName = Literal["adamw", "adafactor", "lion", "muon", "sgd", "adamw8bit"]
 

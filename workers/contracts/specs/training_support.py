@@ -119,7 +119,7 @@ def _combined(spec: RunSpec) -> Refusals:
 
 def _model(model: ModelSpec) -> Refusals:
     if model.attention == "mla" and model.qk_norm:
-        message = f"latent attention normalises its latents, {model.name} has qk_norm as well"
+        message = f"latent attention normalizes its latents, {model.name} has qk_norm as well"
         yield "qk_norm with mla", problem("model.qk_norm", message, "qk_norm false")
 
 

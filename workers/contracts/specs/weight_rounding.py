@@ -1,6 +1,6 @@
-"""Which weights are quantised to few bits, and how many inputs share a scale.
+"""Which weights are quantized to few bits, and how many inputs share a scale.
 
-Training, inference and the lists of supported features use it. Does not quantise.
+Training, inference and the lists of supported features use it. Does not quantize.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ DRAINING = "draining"  # event: it takes no new requests
 SERVED = "served"  # event: the end of a serve run, with its Summary
 GENERATED = "generated"  # event: a generate run has answered its lines
 EVALUATED = "evaluated"  # event: an evaluate run's results
-QUANTIZED = "quantized"  # event: weights were quantised, with the change in perplexity
+QUANTIZED = "quantized"  # event: weights were quantized, with the change in perplexity
 # load and unload adapters, of the server and of the proxy, as in vLLM
 LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 STATE_PATH = "/internal/state"  # of the server: EngineState as JSON
@@ -194,7 +194,7 @@ class ComparedMetric(WireContract):
 
 
 class Wins(WireContract):
-    """Judgements of answers with and without training.
+    """Judgments of answers with and without training.
 
     `rate` is the share of wins, a tie counting half, with its 95% interval.
     """

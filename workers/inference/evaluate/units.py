@@ -40,7 +40,7 @@ class Unit:
             nll = [0.0] * len(choices)
             for window, loss in zip(self.windows, sums, strict=True):
                 nll[window.text] += loss
-            # per byte, so that a longer choice is not penalised for its length
+            # per byte, so that a longer choice is not penalized for its length
             per_byte = [loss / len(text.encode()) for loss, text in zip(nll, choices, strict=True)]
             chosen, chosen_norm = nll.index(min(nll)), per_byte.index(min(per_byte))
             scores |= {

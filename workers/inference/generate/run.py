@@ -40,7 +40,7 @@ from workers.inference.text.stop_strings import truncate_at_stop
 from workers.inference.text.tokenizer import Tokenizer
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 from workers.runtime.environment import Environment
 from workers.runtime.exits import Outcome, UserError
 

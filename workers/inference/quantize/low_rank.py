@@ -1,6 +1,6 @@
 """Low-rank factors of a linear, by a singular value decomposition weighted by its inputs.
 
-Truncating W · L, with L · Lᵀ the inputs' Gram matrix, minimises the output error among all matrices
+Truncating W · L, with L · Lᵀ the inputs' Gram matrix, minimizes the output error among all matrices
 of that rank (SVD-LLM, arXiv 2403.07378, section 3.1). Shapes: N outputs, K inputs, R rank.
 """
 

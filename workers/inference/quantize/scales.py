@@ -55,7 +55,7 @@ def awq_scales(
     """Scales `[K]`, their power, and the error with and without them (arXiv 2306.00978, equations 4
     and 5).
 
-    scales = mean|x| ^ power, normalised around 1; of `grid` powers from 0 to 1, the one with the
+    scales = mean|x| ^ power, normalized around 1; of `grid` powers from 0 to 1, the one with the
     least output error.
     """
     mean = inputs.mean.clamp_min(1e-8)

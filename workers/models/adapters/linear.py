@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from workers.models.adapters import low_rank
 from workers.models.adapters.nf4 import Nf4, Place, quantize_nf4
-from workers.models.initialise import local_part
+from workers.models.initialize import local_part
 from workers.models.linear_variants import variant_of
 
 

@@ -85,10 +85,10 @@ def quantize_nf4(weight: Tensor, *, double: bool) -> Nf4:
     if not double:
         return Nf4(packed, absmax, columns=columns)
     mean = absmax.mean()
-    centred = absmax.flatten() - mean
-    count = -(-centred.numel() // DOUBLE_BLOCK)
-    padded = centred.new_zeros(count * DOUBLE_BLOCK)
-    padded[: centred.numel()] = centred
+    centered = absmax.flatten() - mean
+    count = -(-centered.numel() // DOUBLE_BLOCK)
+    padded = centered.new_zeros(count * DOUBLE_BLOCK)
+    padded[: centered.numel()] = centered
     groups = padded.view(count, DOUBLE_BLOCK).abs().amax(-1)
     shares = padded.view(count, DOUBLE_BLOCK) / torch.where(groups == 0, 1.0, groups).unsqueeze(-1)
     scales = torch.bucketize(shares, _midpoints(_dynamic(weight.device))).to(torch.uint8)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.contracts.specs.finetuning.adapters import AdapterSpec
-from workers.models.initialise import local_part
+from workers.models.initialize import local_part
 
 ENCODER = ("0", "2", "4")  # the linear layers; ReLU in between
 

@@ -1,6 +1,6 @@
-"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any known quantisation.
+"""A GGUF file as weights: Llama, Mistral, Mixtral, Qwen2 and Qwen3 in any known quantization.
 
-Tensors are dequantised to fp32 from the mapped file by the package `gguf`. `tokenizer` reads the
+Tensors are dequantized to fp32 from the mapped file by the package `gguf`. `tokenizer` reads the
 file's tokenizer. Format: ggml-org/ggml, docs/gguf.md.
 """
 
@@ -84,9 +84,9 @@ class GgufFile:
         try:
             values = self._gguf.dequantize(np.ascontiguousarray(raw), kind)
         except NotImplementedError:
-            message = f"{stored.name} is quantised as {kind.name}, which gguf cannot dequantise"
+            message = f"{stored.name} is quantized as {kind.name}, which gguf cannot dequantize"
             raise WeightsError(
-                f"{self.where}: {message}; give the file in another quantisation"
+                f"{self.where}: {message}; give the file in another quantization"
             ) from None
         return torch.from_numpy(np.array(values, dtype=np.float32).reshape(stored.shape))
 

@@ -16,7 +16,7 @@ def bpe_merges(
 ) -> list[list[str]]:
     """Merges `[left, right]` in order of precedence.
 
-    SentencePiece joins the neighbours that form the piece with the highest score, so every split of
+    SentencePiece joins the neighbors that form the piece with the highest score, so every split of
     a piece is a merge with the rank of that piece. Among splits of one piece the longest left part
     comes first, as in the tokenizer.json of Llama and Mistral.
     """

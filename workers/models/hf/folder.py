@@ -50,25 +50,25 @@ class HuggingFaceFolder:
         self._check_names(entries)
 
     def read(self, name: str) -> Tensor:
-        """The tensor `name`, dequantised. Raises WeightsError."""
+        """The tensor `name`, dequantized. Raises WeightsError."""
         entry = self._entries[name]
         if self._last is None or self._last[0] is not entry:
             self._last = (entry, entry.to_ours([self._read(theirs) for theirs in entry.theirs]))
         return checked(self._last[1][entry.ours.index(name)], name, self._shapes[name], self.where)
 
     def packed(self, name: str) -> list[Packed] | None:
-        """The quantised weight, one per expert; None if not quantised or joined with others."""
+        """The quantized weight, one per expert; None if not quantized or joined with others."""
         entry = self._entries[name]
         stored = [theirs.removeprefix(self._prefix) for theirs in entry.theirs]
         if entry.layout not in ("same", "stacked") or not all(
-            self._quantised(item) for item in stored
+            self._quantized(item) for item in stored
         ):
             return None
         return [self._unpacked(item) for item in stored]
 
     def _read(self, theirs: str) -> Tensor:
         stored = theirs.removeprefix(self._prefix)
-        if self._quantised(stored):
+        if self._quantized(stored):
             return self._unpacked(stored).weight()
         tensor = self._tensor(stored)
         if tensor.dtype == torch.float8_e4m3fn:
@@ -76,7 +76,7 @@ class HuggingFaceFolder:
             raise WeightsError(f"{self.where}: {message}; fetch the folder again")
         return tensor
 
-    def _quantised(self, stored: str) -> bool:
+    def _quantized(self, stored: str) -> bool:
         scheme, prefix = self.quantization, stored.removesuffix(".weight")
         return scheme is not None and prefix != stored and f"{prefix}.{scheme.mark}" in self._files
 
@@ -100,7 +100,7 @@ class HuggingFaceFolder:
         for stored in (
             theirs.removeprefix(self._prefix) for entry in entries for theirs in entry.theirs
         ):
-            scheme = self.quantization if self._quantised(stored) else None
+            scheme = self.quantization if self._quantized(stored) else None
             expected |= (
                 {stored} if scheme is None else set(scheme.parts(stored.removesuffix(".weight")))
             )

@@ -1,4 +1,4 @@
-"""Storage formats of quantised linear layers: AWQ, GPTQ, compressed-tensors, FP8 in tiles.
+"""Storage formats of quantized linear layers: AWQ, GPTQ, compressed-tensors, FP8 in tiles.
 
 Unpacking is exact. Shapes: N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM;
 AutoGPTQ's QuantLinear (format v1) and GPTQModel's v2; compressed-tensors' pack_quantized and
@@ -44,13 +44,13 @@ class Quantization:
 
     @property
     def mark(self) -> str:
-        """The tensor whose presence marks a linear layer as quantised."""
+        """The tensor whose presence marks a linear layer as quantized."""
         return _PARTS[self.form][-1] if self.form != "gptq" else "qweight"
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A quantised weight.
+    """A quantized weight.
 
     int4: codes `[K, N]` uint8 in stored order, scales and zeros `[G, N]`, `order [K]` the input at
     each position; int8 and w8a8: codes `[N, K]`, scales `[N]`; fp8: codes `[N, K]` e4m3, one scale
@@ -87,7 +87,7 @@ class Packed:
 
 
 def read_quantization(config: Mapping[str, Any], where: str) -> Quantization | None:
-    """The scheme, None if weights are not quantised. Raises WeightsError if unknown."""
+    """The scheme, None if weights are not quantized. Raises WeightsError if unknown."""
     settings = config.get("quantization_config")
     if settings is None:
         return None
@@ -104,7 +104,7 @@ def read_quantization(config: Mapping[str, Any], where: str) -> Quantization | N
         return _four_bits(str(method), settings, where)
     if method == "compressed-tensors":
         return _compressed(settings, where)
-    message = f"its weights are quantised by {method!r}"
+    message = f"its weights are quantized by {method!r}"
     raise WeightsError(
         f"{where}: {message}; give the original weights, or awq, gptq, compressed-tensors or fp8 "
         "by 128 x 128"

@@ -30,7 +30,7 @@ def save_hugging_face(
 ) -> None:
     """Write into an existing, empty folder, with one file's tensors in memory. Raises WeightsError.
 
-    `packed`: quantised tensors that replace a tensor, by its name in the file; `more` is added to
+    `packed`: quantized tensors that replace a tensor, by its name in the file; `more` is added to
     config.json.
     """
     spec = weights.spec

@@ -156,7 +156,7 @@ def _deepseek(spec: ModelSpec) -> str:
         return "deepseek_v3"
     if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
         message = (
-            "softmax scores with latent attention that are renormalised or biased, or rotation "
+            "softmax scores with latent attention that are renormalized or biased, or rotation "
             "by halves"
         )
         raise _no_family(spec, message, "scoring sigmoid")

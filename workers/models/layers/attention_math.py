@@ -93,7 +93,7 @@ def _by_torch(
         "window": window is not None,
     }
     if torch.compiler.is_compiling():
-        record_choice("attention", facts, "torch", "torch.compile optimises torch's operators")
+        record_choice("attention", facts, "torch", "torch.compile optimizes torch's operators")
     else:
         choose("attention", facts, [Candidate("own", "no kernel has dropout"), Candidate("torch")])
     heads = q_BSHD.transpose(1, 2), k_BSHD.transpose(1, 2), v_BSHD.transpose(1, 2)

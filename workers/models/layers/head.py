@@ -41,7 +41,7 @@ def losses(
     """
     from kernels import linear_cross_entropy  # imports triton
 
-    # checking the targets would synchronise a GPU
+    # checking the targets would synchronize a GPU
     options: dict[str, Any] = {
         "reduction": "none" if each else "sum",
         "softcap": softcap or 0.0,

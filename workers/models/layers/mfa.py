@@ -1,4 +1,4 @@
-"""Multi-matrix factorisation attention (arXiv 2412.19255): low-rank queries, one key-value head.
+"""Multi-matrix factorization attention (arXiv 2412.19255): low-rank queries, one key-value head.
 
 Does not depend on caches or parallelism. Shapes: B batch, S sequence, H heads, D head_dim.
 """

@@ -17,7 +17,7 @@ class RmsNorm(nn.RMSNorm):
         self.epsilon = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` normalised."""
+        """`x` normalized."""
         return self.operations.rms_norm(x, self.weight, self.epsilon)
 
 
@@ -30,5 +30,5 @@ class LayerNorm(nn.LayerNorm):
         super().__init__(width, eps=eps, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` normalised."""
+        """`x` normalized."""
         return self.operations.layer_norm(x, self.weight, self.bias, self.eps)

@@ -139,8 +139,8 @@ class PlainOperations(KernelOperations):
     def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """See `KernelOperations.layer_norm`."""
         wide = x.float()
-        centred = wide - wide.mean(-1, keepdim=True)
-        normed = (centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)).to(
+        centered = wide - wide.mean(-1, keepdim=True)
+        normed = (centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)).to(
             x.dtype
         ) * weight
         return normed if bias is None else normed + bias

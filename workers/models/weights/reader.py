@@ -14,7 +14,7 @@ from workers.contracts.specs.model import ModelSpec
 from workers.models.adapters.linear import AdaptedLinear
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.initialise import local_part
+from workers.models.initialize import local_part
 from workers.models.weights.parameter_shapes import named_weights, weight_shapes
 
 

@@ -17,7 +17,7 @@ from workers.posttraining.produce.client import ChatClient, Sampling
 from workers.runtime.exits import UserError
 
 _JUDGE_TRIES = 3
-_MOST_UNCLEAR = 10  # judgements in a row
+_MOST_UNCLEAR = 10  # judgments in a row
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 

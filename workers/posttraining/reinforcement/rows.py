@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 from workers.posttraining.reinforcement.rollouts import Rollout
 from workers.posttraining.reinforcement.value.objective import RETURN, VALUE
 from workers.training.data.rows import Row

@@ -49,7 +49,7 @@ def apply_fp8(decoder: nn.Module, *, fuse_quantization: bool = True) -> None:
 
 
 class Fp8Linear(nn.Linear):
-    """A linear layer that multiplies in fp8; `inputs` caches quantised inputs across layers."""
+    """A linear layer that multiplies in fp8; `inputs` caches quantized inputs across layers."""
 
     inputs: _Inputs
 

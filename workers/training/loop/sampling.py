@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 
 
 def draw_token(logits_V: Tensor, temperature: float, seed: tuple[int | str, ...]) -> int:

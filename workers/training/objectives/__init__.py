@@ -1,1 +1,1 @@
-"""What a run minimises: one module per objective, from a model's outputs to losses and metrics."""
+"""What a run minimizes: one module per objective, from a model's outputs to losses and metrics."""

@@ -1,4 +1,4 @@
-"""An optimizer that updates on the host, part by part, while neighbouring parts are transferred.
+"""An optimizer that updates on the host, part by part, while neighboring parts are transferred.
 
 ZeRO-Offload (arXiv 2101.06840): states and update on the CPU. ZeRO-Infinity (arXiv 2104.07857):
 states on a disk. Works with any rule that updates one parameter at a time.

@@ -74,7 +74,7 @@ def apply_compile(decoder: Decoder, plan: ParallelPlan) -> None:
 
     for kernel in KERNELS:
         skip(kernel)
-    # earlier attempts in this process count towards the recompilation limit
+    # earlier attempts in this process count toward the recompilation limit
     torch._dynamo.reset()
     # a block's gradients come together: DDP's buckets need no graph breaks
     torch._dynamo.config.optimize_ddp = False

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from workers.models.decoder import Decoder
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 
 
 class Dropout:

@@ -17,9 +17,9 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
 from workers.models.adapters.apply import apply_adapter, freeze, quantize_frozen, trained_names
 from workers.models.decoder import Decoder
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.layers.operations import make_plain
-from workers.models.qat import fake_quantise
+from workers.models.qat import fake_quantize
 from workers.training.fp8 import apply_fp8
 from workers.training.numerics.precision import DTYPES, cast_copies
 from workers.training.parallel.context.apply import apply_context
@@ -111,7 +111,7 @@ def _fully_shard(part: Decoder, context: BuildContext) -> Decoder:
     return part
 
 
-def _initialise(part: Decoder, context: BuildContext) -> Decoder:
+def _initialize(part: Decoder, context: BuildContext) -> Decoder:
     """Allocate what a meta-built part holds, on the device or offloaded, and draw its weights."""
     device = context.world.device
     if not context.plan.offloads_weights:
@@ -121,13 +121,13 @@ def _initialise(part: Decoder, context: BuildContext) -> Decoder:
         for module in part.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(device)
-    initialise(part, layers=context.model.layers, seed=context.seed)
+    initialize(part, layers=context.model.layers, seed=context.seed)
     return part
 
 
-def _fake_quantise(part: Decoder, context: BuildContext) -> Decoder:
+def _fake_quantize(part: Decoder, context: BuildContext) -> Decoder:
     assert context.quantize_aware is not None
-    fake_quantise(part, context.quantize_aware, group=group_for(linear_widths(context.model)))
+    fake_quantize(part, context.quantize_aware, group=group_for(linear_widths(context.model)))
     return part
 
 
@@ -178,7 +178,7 @@ TRANSFORMS: dict[str, Transform] = {
     "plain_operations": Transform(lambda c: not c.fused, _plain_operations),
     "freeze": Transform(lambda c: c.adapter is not None or bool(c.frozen), _freeze),
     "fp8": Transform(lambda c: c.plan.precision == "fp8", _fp8),
-    "quantize_aware": Transform(lambda c: c.quantize_aware is not None, _fake_quantise),
+    "quantize_aware": Transform(lambda c: c.quantize_aware is not None, _fake_quantize),
     "compile": Transform(lambda c: c.compile, _compile),
     "tensor_parallel": Transform(lambda c: c.world.axis("tp").mesh is not None, _tensor_parallel),
     "expert_parallel": Transform(lambda c: c.world.experts is not None, _expert_parallel),
@@ -192,7 +192,7 @@ TRANSFORMS: dict[str, Transform] = {
         lambda c: not (c.compile and c.plan.recompute == "selective"), _recompute
     ),
     "fully_shard": Transform(lambda c: c.world.fsdp is not None, _fully_shard),
-    "initialise": Transform(lambda c: True, _initialise),
+    "initialize": Transform(lambda c: True, _initialize),
     "context_parallel": Transform(lambda c: c.plan.cp > 1, _context_parallel),
     "uncompiled_attention": Transform(lambda c: c.compile, _uncompiled_attention),
 }

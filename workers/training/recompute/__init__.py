@@ -1,6 +1,6 @@
 """Recomputation of activations in the backward pass: none, full, selective or auto (measured).
 
-`auto` is imported by its module name, because it measures a parallelised model, which is built from
+`auto` is imported by its module name, because it measures a parallelized model, which is built from
 this package.
 """
 

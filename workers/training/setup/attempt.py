@@ -203,7 +203,7 @@ class Attempt:
         )
 
     def open_samples(self, world: World) -> tuple[RowSource, RowSource | None]:
-        """Training and held-out samples; one rank per node tokenises, once."""
+        """Training and held-out samples; one rank per node tokenizes, once."""
         environment = self.environment
 
         def open_both() -> tuple[RowSource, RowSource | None]:
@@ -232,7 +232,7 @@ class Attempt:
             )
 
     def open_prompts(self) -> Prompts | None:
-        """The prompts of text samples; every rank reads them from the tokenised data."""
+        """The prompts of text samples; every rank reads them from the tokenized data."""
         spec, environment = self.run.train.writes, self.environment
         if spec is None:
             return None
@@ -293,7 +293,7 @@ class Attempt:
         self.recorder.event(TRAINING_ROWS, **describe_rows(samples, chat).to_dict())
 
     def _rounding(self) -> dict[str, Any]:
-        """The rounding of weights in quantisation-aware training, if any."""
+        """The rounding of weights in quantization-aware training, if any."""
         kind = self.run.train.quantize_aware
         if kind is None:
             return {}

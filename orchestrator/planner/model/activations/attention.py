@@ -1,6 +1,6 @@
 """Saved activations of attention per micro-batch and device.
 
-One set of terms for MHA, GQA, MQA, multi-head latent attention (MLA) and multi-matrix factorisation
+One set of terms for MHA, GQA, MQA, multi-head latent attention (MLA) and multi-matrix factorization
 attention (MFA), which differ in widths only. Does not depend on the norms of the residual stream or
 the MLP.
 """
@@ -17,7 +17,7 @@ FLASH = (
     "algorithm 1)"
 )
 MLA = "DeepSeek-V2, arXiv 2405.04434, section 2.1, keys and values expanded as in training"
-MFA = "multi-matrix factorisation attention, arXiv 2412.19255"
+MFA = "multi-matrix factorization attention, arXiv 2412.19255"
 
 
 @term("", "qk_nope + qk_rope (MLA), else head_dim")
@@ -54,7 +54,7 @@ def kv_rows(
 def qkv_input_bytes(
     input_tokens: Column, hidden: Column, compute_bytes: Column, keeps_qkv_input: Column
 ) -> Column:
-    """The normalised input, shared by all projections of attention."""
+    """The normalized input, shared by all projections of attention."""
     return np.asarray(input_tokens * (hidden * compute_bytes * keeps_qkv_input))
 
 
@@ -91,7 +91,7 @@ def latent_bytes(
     "B",
     "(split_tokens x heads + kv heads on the device) x (head_dim x rms_element_bytes + 4) with "
     "qk_norm, else 0",
-    "Qwen3 normalises each head of queries and keys",
+    "Qwen3 normalizes each head of queries and keys",
 )
 def qk_norm_bytes(
     split_tokens: Column,

@@ -39,7 +39,7 @@ def residual_mask_bytes(
 def mlp_input_bytes(
     input_tokens: Column, hidden: Column, compute_bytes: Column, keeps_mlp_input: Column
 ) -> Column:
-    """The normalised input of the MLP, of the router and of the shared experts."""
+    """The normalized input of the MLP, of the router and of the shared experts."""
     return np.asarray(input_tokens * (hidden * compute_bytes * keeps_mlp_input))
 
 

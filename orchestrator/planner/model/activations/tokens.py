@@ -54,14 +54,14 @@ def one_norm_kernel(fused_norm: Column, fused_norm_on_cpu: Column, is_cpu: Colum
 @term(
     "B",
     "4 + (4 if the weight is applied in fp32, else compute_bytes) x keeps_norm_products",
-    "an fp32 copy of the input, and for the weight's gradient the normalised input",
+    "an fp32 copy of the input, and for the weight's gradient the normalized input",
 )
 def decomposed_norm_element_bytes(
     norm_weight_in_fp32: Column, compute_bytes: Column, keeps_norm_products: Column
 ) -> Column:
     """What an RMSNorm without a kernel saves per element."""
-    normalised = np.where(norm_weight_in_fp32 == 1, 4.0, compute_bytes)
-    return np.asarray(4.0 + normalised * keeps_norm_products)
+    normalized = np.where(norm_weight_in_fp32 == 1, 4.0, compute_bytes)
+    return np.asarray(4.0 + normalized * keeps_norm_products)
 
 
 @term(
@@ -82,7 +82,7 @@ def rms_element_bytes(
     "Korthikanti et al. omit these",
 )
 def norm_statistics_bytes(layernorm: Column) -> Column:
-    """Statistics per normalised row."""
+    """Statistics per normalized row."""
     return np.asarray(np.where(layernorm == 1, 8.0, 4.0))
 
 

@@ -114,7 +114,7 @@ def head_params(
 ) -> Column:
     """Final norm and output head, (S, n).
 
-    A tied head on a stage without the token table is a copy, synchronised by an all-reduce of its
+    A tied head on a stage without the token table is a copy, synchronized by an all-reduce of its
     gradient.
     """
     own = np.where((tied == 1) & (stage_first == 1), 0.0, head_rows * hidden)

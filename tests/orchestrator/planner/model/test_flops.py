@@ -88,7 +88,7 @@ def test_auto_recomputation_lies_between_none_and_full():
     assert none < executed(recompute="auto", recompute_budget_bytes=20 * 2**30) < full
 
 
-def test_utilisation_is_flops_over_time_and_peak():
+def test_utilization_is_flops_over_time_and_peak():
     table = predicted("llama3-8b", {"dp": 8, "zero": 3, "precision": "bf16"})
     rate = table["model_flops"][0] / table["step_time_s"][0] / 8
     assert table["tflops_per_device"][0] == pytest.approx(rate / 1e12)

@@ -24,16 +24,16 @@ def values(seed: int, bad: float) -> np.ndarray:  # type: ignore[type-arg]
 @pytest.mark.parametrize("bad", [0.0, 0.02, 1.0])
 def test_summaries_of_summaries_are_summaries_of_points(bad: float) -> None:
     full = curve(values(1, bad))
-    parts = [pyramid.summarise(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
+    parts = [pyramid.summarize(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
     merged = pyramid.unpack(pyramid.pack(pyramid.merge(np.array(parts))[None, :]))[0]
-    assert np.allclose(merged, pyramid.summarise(full), rtol=1e-12, equal_nan=True)
+    assert np.allclose(merged, pyramid.summarize(full), rtol=1e-12, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [0.0, 0.02, 1.0])
 def test_marks_are_points_of_the_curve_and_hold_its_extremes(bad: float) -> None:
     full = curve(values(2, bad))
     rows = np.array(
-        [pyramid.summarise(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
+        [pyramid.summarize(full.take(np.arange(at, at + 256))) for at in range(0, 1024, 256)]
     )
     marks = pyramid.marks(rows)
     at = marks.seq - 1

@@ -21,7 +21,7 @@ from workers.inference.quantize.methods import compress, scale_block
 from workers.inference.quantize.replace_linears import quantize_decoder
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.qat import fake_quantise
+from workers.models.qat import fake_quantize
 from workers.models.weights.open import open_weights
 
 SPEC = {
@@ -193,7 +193,7 @@ def test_training_that_knows_of_rounding_loses_less_by_it():
                 decoder.get_parameter(f"blocks.0.attn.{name}.weight")[:, 3] *= 20
             decoder.get_parameter("blocks.0.attn_norm.weight")[3] /= 20
         if aware:
-            fake_quantise(decoder, "int4", group=32)
+            fake_quantize(decoder, "int4", group=32)
         train(decoder, 40, lr=1e-3, first=60)
         assert all(
             each.grad is not None and each.grad.abs().sum() > 0 for each in decoder.parameters()

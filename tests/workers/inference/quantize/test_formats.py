@@ -216,7 +216,7 @@ def test_corrupt_tensors_are_refused(spoil, message):
         ({**GPTQ, "bits": 3}, "have 3 bits; only 4"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'"),
         ({**GPTQ, "group_size": "x"}, "group_size is 'x'"),
-        ({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes'"),
+        ({"quant_method": "bitsandbytes"}, "quantized by 'bitsandbytes'"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4"}, "format is 'nvfp4'"),
         ([], "is not an object"),
     ],

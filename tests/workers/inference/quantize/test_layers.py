@@ -14,7 +14,7 @@ from workers.inference.quantize.linears import Int4Linear, quantize_linear, roun
 from workers.inference.quantize.replace_linears import quantize_decoder, weight_bytes
 from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
-from workers.models.qat import fake_quantised
+from workers.models.qat import fake_quantized
 from workers.models.weights.parameter_shapes import named_weights
 from workers.runtime.exits import UserError
 
@@ -85,14 +85,14 @@ def test_four_bits_are_read_back_exactly_and_as_training_rounds_them(outputs):
     assert torch.equal(layer.codes(), codes)
     whole = ((codes.float() - zeros.repeat_interleave(32, 0)) * scales.repeat_interleave(32, 0)).T
     torch.testing.assert_close(layer.weight, whole, atol=0, rtol=4e-3)
-    torch.testing.assert_close(fake_quantised(weight, "int4", 32), whole, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(fake_quantized(weight, "int4", 32), whole, atol=1e-6, rtol=1e-6)
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     turned = Int4Linear(codes, scales, zeros, 32, order=order)
     x = torch.randn(5, 64)
     torch.testing.assert_close(turned(x), layer(x[:, order]))
     torch.testing.assert_close(turned.weight[:, order], layer.weight)
     torch.testing.assert_close(
-        fake_quantised(weight, "int8", 32), quantize_linear(weight, "int8").weight
+        fake_quantized(weight, "int8", 32), quantize_linear(weight, "int8").weight
     )
 
 

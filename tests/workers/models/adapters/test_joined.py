@@ -16,7 +16,7 @@ from workers.models.adapters.peft_files import fingerprint, read_adapter, write_
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.hf.saving import save_hugging_face
-from workers.models.initialise import initialise
+from workers.models.initialize import initialize
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 
@@ -63,7 +63,7 @@ class Stored:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     folder, decoder = tmp_path_factory.mktemp("base"), Decoder(GPT2)
-    initialise(decoder, layers=2, seed=1)
+    initialize(decoder, layers=2, seed=1)
     save_hugging_face(Stored(decoder), folder)
     return open_weights(folder)
 
@@ -74,7 +74,7 @@ def adapted(base, adapter):
         decoder = Decoder(base.spec)
     apply_adapter(decoder, adapter)
     decoder.to_empty(device="cpu")
-    initialise(decoder, layers=2, seed=2)
+    initialize(decoder, layers=2, seed=2)
     fill_model(decoder, base)
     generator = torch.Generator().manual_seed(3)
     added = {
@@ -135,7 +135,7 @@ def test_magnitudes_of_some_parts_only_cannot_be_written(base, tmp_path):
 
 def test_a_model_without_a_hugging_face_family_has_our_names(tmp_path):
     decoder = Decoder(ModelSpec.from_dict({**GPT2.to_dict(), "logit_softcap": 30.0}))
-    initialise(decoder, layers=2, seed=1)
+    initialize(decoder, layers=2, seed=1)
     stored, adapter = Stored(decoder), AdapterSpec(method="lora", rank=2)
     _, added, expected = adapted(stored, adapter)
     write_adapter(

@@ -146,7 +146,7 @@ def test_nf4_is_bitsandbytes():
         single.dequantize(torch.float32)[0], torch.tensor(NF4["dequantized"])
     )
     more = NF4["double"]
-    # bitsandbytes' kernel for CPUs takes the neighbour of one code that lies near a midpoint
+    # bitsandbytes' kernel for CPUs takes the neighbor of one code that lies near a midpoint
     steps = (double.scales.flatten().int() - torch.tensor(more["codes"])).abs()
     assert int(steps.max()) <= 1 and int(steps.sum()) <= 1
     assert double.groups.tolist() == pytest.approx(more["scales"])

@@ -58,7 +58,7 @@ def test_a_long_text_has_the_tokens_of_the_whole(
     assert ids(opened(tmp_path / "cut", 400, **{**data, "tokenizer": tokenizer})) == whole
 
 
-def test_tokenised_once_and_made_again_when_unfinished(tmp_path: Path) -> None:
+def test_tokenized_once_and_made_again_when_unfinished(tmp_path: Path) -> None:
     path = words(tmp_path / "t" / "tokenizer.json", {"a": 0, "b": 1, "<unk>": 2, "</s>": 3})
     (tmp_path / "a.jsonl").write_text('{"text": "a b"}\n{"text": "b c"}\n')
     data = {"path": str(tmp_path / "a.jsonl"), "format": "jsonl", "tokenizer": str(path.parent)}

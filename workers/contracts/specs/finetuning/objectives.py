@@ -118,7 +118,7 @@ TEACHER_MANIFEST = "teacher.json"  # in a folder of a teacher's stored tokens, w
 class DistillBody(Contract):
     """Distillation from a teacher with the same tokenizer.
 
-    `forward_kl` is KL(teacher, student), `reverse_kl` is KL(student, teacher), `jsd` generalised
+    `forward_kl` is KL(teacher, student), `reverse_kl` is KL(student, teacher), `jsd` generalized
     Jensen-Shannon divergence with weight `beta` of the teacher (arXiv 2306.13649). `teacher` is a
     model, or a folder with its `top_k` log-probabilities per token (`workers.training.teach`);
     with `top_k` the teacher's distribution is over so many tokens. `on_policy` is the share of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody, policy_field
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 from workers.models.text.chat_format import ChatFormat
 from workers.posttraining.reinforcement.advantages.groups import overlong_penalty
 from workers.posttraining.reinforcement.rewards.build import score_rollouts

@@ -15,7 +15,7 @@ from workers.contracts.examples.example import LineError
 from workers.contracts.examples.prompts import PromptLine, parse_prompt
 from workers.contracts.specs.data import DataSpec
 from workers.models.errors import WeightsError
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 from workers.models.text.chat_format import ChatFormat
 from workers.runtime.exits import UserError
 from workers.training.data.examples.reading import LineProblems

@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from workers.contracts.specs.finetuning.objectives import DistillBody
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 from workers.training.data.rows import Row, RowSource
 from workers.training.objectives.distill.divergences import divergence, top_divergence, top_tokens
 from workers.training.objectives.distill.on_policy import OnPolicyRows, answered_row, prompt_of

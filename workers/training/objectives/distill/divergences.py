@@ -21,7 +21,7 @@ from workers.training.parallel.batch_sharding import TopTokens
 def divergence(student: Tensor, teacher: Tensor, options: DistillBody) -> Tensor:
     """The divergence per token, fp32, of logits `[…, V]`: full tensors, or both sharded DTensors.
 
-    forward_kl is KL(teacher, student), reverse_kl is KL(student, teacher), jsd the generalised
+    forward_kl is KL(teacher, student), reverse_kl is KL(student, teacher), jsd the generalized
     Jensen-Shannon divergence beta KL(t, m) + (1 - beta) KL(s, m) with m = beta t + (1 - beta) s
     (GKD, arXiv 2306.13649, equation 1); its ends beta 0 and 1 are the two KLs.
     """

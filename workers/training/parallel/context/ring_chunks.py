@@ -158,7 +158,7 @@ def _between(
 
 
 def _merged(tiles: list[AttentionTile]) -> list[AttentionTile]:
-    """Merge neighbouring full tiles: one kernel call instead of two and a merge."""
+    """Merge neighboring full tiles: one kernel call instead of two and a merge."""
     merged: list[AttentionTile] = []
     for tile in tiles:
         last = merged[-1] if merged else None

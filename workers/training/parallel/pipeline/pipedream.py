@@ -1,6 +1,6 @@
 """PipeDream (arXiv 1806.03377, section 3.3): 1F1B without flushes; every batch updates the weights.
 
-Handles one stage's batches, weight versions and neighbours. Does not depend on optimizer steps or
+Handles one stage's batches, weight versions and neighbors. Does not depend on optimizer steps or
 metrics (`pipedream_loop`).
 
 Staleness: with S stages s = 0 … S - 1 and version v the weights after v updates, stage s computes

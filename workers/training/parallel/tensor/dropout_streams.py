@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 from torch import Tensor, nn
 
-from workers.models.initialise import derived_seed
+from workers.models.initialize import derived_seed
 
 
 def rank_stream(rank: int) -> Callable[[nn.Module, Tensor], AbstractContextManager[None]]:

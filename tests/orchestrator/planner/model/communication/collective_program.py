@@ -190,7 +190,7 @@ def expert_parallel(model: ModelSpec, plan: ParallelPlan, seq_len: int) -> Step:
 
 
 def groups_of(size: int) -> DeviceMesh:
-    """This rank's group of `size` neighbours."""
+    """This rank's group of `size` neighbors."""
     return init_device_mesh(
         "cpu", (dist.get_world_size() // size, size), mesh_dim_names=("copies", "group")
     )["group"]

@@ -1,7 +1,7 @@
 """Initial weights that depend only on the seed and the parameter's name, not on sharding.
 
 Every parameter is drawn in chunks of rows, each with its own generator on the CPU; a rank draws
-only the chunks of its shard. Torch's own DTensor initialisation repeats one shard's numbers on
+only the chunks of its shard. Torch's own DTensor initialization repeats one shard's numbers on
 every rank on a CPU (pytorch#138329).
 """
 
@@ -25,7 +25,7 @@ _RESIDUAL = (
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, *, layers: int, seed: int) -> None:
+def initialize(model: nn.Module, *, layers: int, seed: int) -> None:
     """Fill every parameter of `model`: plain tensors or sharded DTensors, on any device.
 
     Normal(0, 0.02); projections to the residual stream are scaled by 1 / sqrt(2 · layers) (GPT-2,

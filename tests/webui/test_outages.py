@@ -61,9 +61,11 @@ def test_pages_share_a_reading_of_few_queries(
         assert "the scheduler has not run yet" in outages.troubles()[0]
 
 
-def test_a_stopped_scheduler_is_named(owner: User) -> None:
+def test_a_stopped_scheduler_is_named(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lease.hold("a-host-1-x", beat=True)
-    Lease.objects.update(beat=clock.now() - timedelta(seconds=90))
+    now = clock.now()
+    monkeypatch.setattr(clock, "now", lambda: now)
+    Lease.objects.update(beat=now - timedelta(seconds=90))
     text = factories.client_for(owner).get("/outages/").content.decode()
     assert "The scheduler last ran 90 s ago; no run starts until it works again." in text
 

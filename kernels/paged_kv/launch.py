@@ -12,7 +12,7 @@ from kernels import runtime, tuning
 from kernels.jit import UPCAST, cdiv, next_power_of_2
 from kernels.paged_kv.kernel import paged_attention_kernel, paged_attention_merge_kernel
 from kernels.paged_kv.page_plan import PagePlan
-from kernels.paged_kv.work import MIN_KEYS, Rows, launches, work_table
+from kernels.paged_kv.work_partition import MIN_KEYS, Rows, launches, work_table
 from kernels.shipped import ShippedKernel
 
 FEW_ROWS = 16

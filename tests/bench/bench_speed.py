@@ -6,7 +6,7 @@ loss of the last steps must agree, or the training is not the same. All take tur
 
 Each peer is set up as its users run it on a CPU: Trainer with its defaults; plain PyTorch in
 nanoGPT's style with the fused AdamW (nanoGPT itself takes torch's default, which is slower on a
-CPU). Part of the difference is how the engine configures torch (`cpu_products`, huge pages): a
+CPU). Part of the difference is how the engine configures torch (`cpu_matmul`, huge pages): a
 fourth contender is plain PyTorch with this configuration, which shows the remaining difference.
 """
 

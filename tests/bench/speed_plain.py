@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.bench.turns import Turns
-from workers.training.numerics.cpu_products import prefer_onednn
+from workers.training.numerics.cpu_matmul import prefer_onednn
 
 
 class SelfAttention(nn.Module):

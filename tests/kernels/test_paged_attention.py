@@ -13,7 +13,7 @@ from kernels import dispatch, explain, paged_attention, write_kv
 from kernels.gpu.paged_attention import random_case
 from kernels.paged_kv import plan_pages
 from kernels.paged_kv.launch import FEW_ROWS
-from kernels.paged_kv.work import launches, work_table
+from kernels.paged_kv.work_partition import launches, work_table
 from tests.kernels.compare import assert_close
 
 

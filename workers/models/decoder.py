@@ -33,7 +33,7 @@ ATTENTION = {"softmax": Attention, "mla": LatentAttention, "mfa": FactorisedAtte
 class Block(nn.Module):
     """One pre-norm layer: attention and MLP, dense or routed, each added to the residual stream."""
 
-    adapter_off = False  # compute without bottlenecks (`adapters.switch`)
+    adapter_off = False  # compute without bottlenecks (`adapters.disable_adapter`)
 
     def __init__(self, spec: ModelSpec, layer: int = 0) -> None:
         super().__init__()

@@ -27,7 +27,11 @@ from workers.runtime.exits import CODES, UserError
 from workers.training.data.examples.opening import open_examples
 from workers.training.data.examples.run_examples import open_run_chat_format
 from workers.training.data.examples.store import Store
-from workers.training.data.inherited import check_teacher_tokenizer, copy_tokenizer, resolve_data
+from workers.training.data.pretrained_tokenizer import (
+    check_teacher_tokenizer,
+    copy_tokenizer,
+    resolve_data,
+)
 from workers.training.numerics.precision import DTYPES
 from workers.training.objectives.distill.divergences import top_tokens
 from workers.training.objectives.distill.teacher_files import write_manifest, write_tokens

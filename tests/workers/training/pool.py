@@ -40,7 +40,7 @@ LOADED = [
     "workers.training.parallel.expert",
     "workers.training.parallel.pipeline.pipedream_loop",
     "workers.training.optim.scaled_adamw",
-    "workers.training.trace.traffic",
+    "workers.training.trace.communication_bytes",
 ]
 
 

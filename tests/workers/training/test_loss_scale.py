@@ -12,7 +12,7 @@ from tests.workers.training.conftest import make_spec
 from webui.presentation.event_messages import describe
 from workers.contracts.specs.plan import LossScale
 from workers.training.loop.step_context import StepContext
-from workers.training.numerics.fp16_products import HalfProducts
+from workers.training.numerics.fp16_matmul import Fp16MatmulMode
 from workers.training.numerics.loss_scale import LossScaler
 
 BATCH = {"micro_batch_size": 2, "global_batch_size": 8}
@@ -163,7 +163,7 @@ def test_fp16_products_are_rounded_once():
     left, right = (
         torch.randn(64, 512, generator=generator).half().requires_grad_() for _ in range(2)
     )
-    with HalfProducts():
+    with Fp16MatmulMode():
         actual = torch.nn.functional.linear(left, right)
         actual.square().sum().backward()
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_fp16_attention_follows_fp32():
         torch.randn(2, 4, 33, 16, generator=generator).half().requires_grad_() for _ in range(3)
     ]
     fp32_inputs = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    with HalfProducts():
+    with Fp16MatmulMode():
         actual = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
         actual.float().square().sum().backward()
     expected = torch.nn.functional.scaled_dot_product_attention(*fp32_inputs, is_causal=True)

@@ -20,7 +20,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.inference.parallel.groups import RankGroup, connection_errors
 from workers.inference.quantize.tensor_parallel import check_shape, inputs, outputs
 from workers.models.decoder import Decoder, Part
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 from workers.models.initialize import fill_parameter
 from workers.models.tensor_parallel_plan import ParameterShard, block_plan
 from workers.models.weights.parameter_shapes import weight_shapes

@@ -16,7 +16,7 @@ from workers.inference.quantize.methods import CompressedModel
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.hf.names import tensor_entries
-from workers.models.hf.packed import Quantization, pack, read_quantization
+from workers.models.hf.quantized_formats import Quantization, pack, read_quantization
 from workers.models.hf.saving import save_hugging_face
 from workers.models.hf.writing import family_for
 from workers.models.text.assets import write_files

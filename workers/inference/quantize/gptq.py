@@ -11,7 +11,7 @@ from torch import Tensor
 
 from workers.inference.quantize.calibrate import damped
 from workers.inference.quantize.linears import round_groups
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 
 BLOCK = 128
 

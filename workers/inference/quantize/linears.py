@@ -14,7 +14,7 @@ from kernels import fp8_matmul, int4_matmul, quantize_1x128, quantize_128x128
 from kernels.int4.pack import check_group, pack_codes, unpack
 from kernels.int8 import int8_matmul, quantize_int8
 from workers.contracts.specs.weight_rounding import GROUPS
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 
 GROUP = 128
 # from this many rows on a CPU decodes the weight and multiplies in bf16: 64 rows of 1536 x 576 take

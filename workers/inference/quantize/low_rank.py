@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from workers.inference.quantize.calibrate import damped
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 
 
 def low_rank(weight_NK: Tensor, gram_KK: Tensor, *, rank: int) -> Packed:

@@ -21,7 +21,7 @@ from workers.inference.quantize.prune import prune_block
 from workers.inference.quantize.replace_linears import replace_with_packed
 from workers.inference.quantize.scales import awq_scales, find_folds, fold, smooth_scales
 from workers.models.decoder import Block, Decoder
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 from workers.models.moe.experts import StackedLinear
 
 BITS = {"awq": 4.0, "gptq": 4.0, "int4": 4.0, "int8": 8.0, "smoothquant": 8.0, "fp8": 8.0}

@@ -23,7 +23,7 @@ from workers.inference.quantize.replace_linears import (
 from workers.inference.quantize.tensor_parallel import check_shape
 from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 from workers.models.initialize import fill_parameter
 from workers.models.moe.experts import StackedLinear
 from workers.models.weights.reader import Weights, checked

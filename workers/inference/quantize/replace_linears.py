@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from workers.contracts.specs.weight_rounding import group_for as group_for
 from workers.inference.quantize.linears import QuantizedLinear, build_layer, pack_weight
 from workers.models.decoder import Decoder
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 from workers.models.moe.experts import StackedLinear
 
 KINDS = ("int8", "int4", "fp8")

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.fp8.reference import SIDE
 from workers.contracts.specs.weight_rounding import GROUPS
 from workers.models.errors import WeightsError
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 
 
 def check_shape(packed: Packed, name: str, expected: Sequence[int], where: str) -> None:

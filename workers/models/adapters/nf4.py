@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from workers.contracts.catalog.adapter_shapes import DOUBLE_BLOCK, NF4_BLOCK
-from workers.models.adapters.levels import dynamic_levels, nf4_levels
+from workers.models.adapters.codebooks import dynamic_levels, nf4_levels
 
 _NUMBERS = 1 << 22
 Place = tuple[slice, slice]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from workers.contracts.specs.finetuning.adapters import AdapterSpec
 from workers.contracts.specs.model import ModelSpec
-from workers.models.adapters.joined import join
+from workers.models.adapters.fused_projections import join
 from workers.models.adapters.peft_config import (
     CONFIG,
     TENSORS,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workers.models.errors import WeightsError
 from workers.models.hf.names import Entry, tensor_entries
-from workers.models.hf.packed import Packed, read_quantization, unpack
+from workers.models.hf.quantized_formats import Packed, read_quantization, unpack
 from workers.models.hf.weights_config import read_json, read_shape
 from workers.models.weights.parameter_shapes import weight_shapes
 from workers.models.weights.reader import checked

@@ -29,7 +29,7 @@ class AttentionBase(nn.Module):
     # trained keys and values before the text's, `[kv width, n]`
     prefix_k: nn.Parameter | None
     prefix_v: nn.Parameter | None
-    adapter_off = False  # attend to the text alone (`adapters.switch`)
+    adapter_off = False  # attend to the text alone (`adapters.disable_adapter`)
     attend = staticmethod(attend)  # replaceable by another implementation
     operations: type[KernelOperations] = KernelOperations
 

@@ -27,7 +27,7 @@ from workers.runtime.environment import Environment
 from workers.runtime.exits import Outcome, classify, write_atomically
 from workers.training.benchmark.accept import BenchmarkRun
 from workers.training.benchmark.collectives import measure_collectives
-from workers.training.benchmark.products import measure_products
+from workers.training.benchmark.matmul import measure_products
 from workers.training.benchmark.repeat import Repeat, Requests, free_memory
 from workers.training.benchmark.results import Results, load_earlier, merge_ranks, row
 from workers.training.data.run_samples import open_samples

@@ -14,7 +14,7 @@ from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.run_bodies import SamplesSpec
 from workers.runtime.exits import UserError
 from workers.training.data.examples.run_examples import example_prompts
-from workers.training.data.inherited import resolve_data
+from workers.training.data.pretrained_tokenizer import resolve_data
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream
 from workers.training.data.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.runtime.exits import UserError
 from workers.training.data.examples.run_examples import open_example_samples
-from workers.training.data.inherited import check_inherited, copy_tokenizer, resolve_data
+from workers.training.data.pretrained_tokenizer import check_inherited, copy_tokenizer, resolve_data
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source, open_sources, open_tokenizer
 from workers.training.setup.spec_loading import TrainingRun

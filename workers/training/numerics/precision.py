@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from workers.models.decoder import Decoder
 from workers.models.wrapped import Inner, wrapped, wrapper_of
-from workers.training.numerics.fp16_products import HalfProducts
+from workers.training.numerics.fp16_matmul import Fp16MatmulMode
 
 # the compute dtype; for fp8, of everything but the linear layers inside blocks
 DTYPES = {
@@ -30,7 +30,7 @@ DTYPES = {
 def matmul_context(precision: str, device: torch.device) -> AbstractContextManager[Any]:
     """Around forward and backward passes: fp16 matrix products on a CPU run in fp32."""
     if precision == "fp16" and device.type == "cpu":
-        return HalfProducts()  # type: ignore[no-untyped-call]
+        return Fp16MatmulMode()  # type: ignore[no-untyped-call]
     return nullcontext()
 
 

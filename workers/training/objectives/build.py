@@ -21,12 +21,12 @@ from workers.training.objectives.distill.distillation import Distillation
 from workers.training.objectives.distill.on_policy import OnPolicyRows
 from workers.training.objectives.distill.teacher_files import TaughtRows, is_teacher_file
 from workers.training.objectives.frozen_module import AdapterOff, FrozenModule
+from workers.training.objectives.kto import KtoObjective
 from workers.training.objectives.next_token import NextToken
 from workers.training.objectives.objective import Objective
 from workers.training.objectives.policy import Policy, TokenPolicy
 from workers.training.objectives.preference import Preference
 from workers.training.objectives.reward import Reward
-from workers.training.objectives.unpaired import Unpaired
 from workers.training.parallel.mesh import World
 from workers.training.parallel.parallelize import Parallel, build_frozen
 from workers.training.setup.spec_loading import TrainingRun
@@ -36,7 +36,7 @@ def build_objective(run: TrainingRun, world: World) -> Objective:
     """The objective of `train.objective` with its options."""
     train = run.train
     if train.dpo is not None and train.dpo.loss == "kto":
-        return Unpaired(train.dpo, world.axis("cp"), fused=train.fused_kernels)
+        return KtoObjective(train.dpo, world.axis("cp"), fused=train.fused_kernels)
     if train.dpo is not None:
         return Preference(train.dpo, world.axis("cp"), fused=train.fused_kernels)
     if train.reward is not None:

@@ -15,7 +15,7 @@ import torch
 
 from workers.contracts.specs.model import ModelSource
 from workers.metrics.memory import held_bytes, local_tensor
-from workers.models.adapters.switch import without_adapter
+from workers.models.adapters.disable_adapter import disable_adapter
 from workers.models.decoder import Decoder
 from workers.models.weights.parameter_shapes import named_weights
 from workers.training.setup.initial_weights import fill_from, open_initial
@@ -87,7 +87,7 @@ class AdapterOff(FrozenModule):
         training = [part.training for part in self.parts]
         for part in self.parts:
             part.eval()
-        with torch.no_grad(), without_adapter(self.parts):
+        with torch.no_grad(), disable_adapter(self.parts):
             yield
         for part, was in zip(self.parts, training, strict=True):
             part.train(was)

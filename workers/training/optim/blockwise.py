@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.models.adapters.levels import dynamic_levels
+from workers.models.adapters.codebooks import dynamic_levels
 
 BLOCK = 256
 

@@ -23,7 +23,7 @@ from workers.metrics.memory import local_tensor
 from workers.models.decoder import Decoder
 from workers.models.layers import cpu_operations
 from workers.models.weights.parameter_shapes import named_weights
-from workers.training.numerics.cpu_products import prefer_onednn
+from workers.training.numerics.cpu_matmul import prefer_onednn
 from workers.training.numerics.precision import DTYPES, CastCopies, casts_of
 from workers.training.optim.parameter_layout import has_mesh_axis, shard_count
 from workers.training.parallel.dropout_seeds import Dropout

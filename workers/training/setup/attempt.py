@@ -32,7 +32,7 @@ from workers.training.checkpoint import load_training
 from workers.training.data.examples.run_examples import open_run_chat_format
 from workers.training.data.examples.samples import ExampleSamples
 from workers.training.data.examples.training_rows import describe_rows
-from workers.training.data.inherited import check_teacher_tokenizer, describe_tokenizer
+from workers.training.data.pretrained_tokenizer import check_teacher_tokenizer, describe_tokenizer
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.rows import RowSource
 from workers.training.data.run_samples import open_samples

@@ -108,7 +108,7 @@ class Trace:
                 yield
             else:
                 # imports DTensor, which takes a second
-                from workers.training.trace.traffic import ByteCounter
+                from workers.training.trace.communication_bytes import ByteCounter
 
                 with ByteCounter() as byte_counter:
                     yield

@@ -16,7 +16,7 @@ from workers.contracts.specs.model import ModelSource
 from workers.inference.model_loading import load_model
 from workers.inference.quantize.linears import Int4Linear
 from workers.models.errors import WeightsError
-from workers.models.hf.packed import pack, read_quantization, unpack
+from workers.models.hf.quantized_formats import pack, read_quantization, unpack
 from workers.models.hf.saving import save_hugging_face
 from workers.models.weights.open import open_weights
 from workers.runtime.exits import UserError
@@ -159,7 +159,7 @@ def test_what_is_written_is_what_is_read(form):
     )
     how = read_quantization({"quantization_config": config}, "here")
     assert how is not None
-    from workers.models.hf.packed import Packed
+    from workers.models.hf.quantized_formats import Packed
 
     if how.kind == "int4":
         codes, zeros, scales = numbers(64, 16, least_zero=1)

@@ -10,7 +10,7 @@ import torch
 
 from workers.inference.quantize.linears import QuantizedLinear, build_layer, pack_weight
 from workers.inference.quantize.tensor_parallel import inputs, outputs
-from workers.models.hf.packed import Packed
+from workers.models.hf.quantized_formats import Packed
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from workers.models.text.assets import read_assets, write_files
 from workers.models.text.chat_format import ChatFormat
 from workers.posttraining.reinforcement.sampling.prompts import Prompts, read_prompts
 from workers.training.data.examples.run_examples import open_run_chat_format
-from workers.training.data.inherited import resolve_data
+from workers.training.data.pretrained_tokenizer import resolve_data
 from workers.training.setup.spec_loading import TrainingRun
 
 

@@ -12,7 +12,7 @@ from tests.workers.training.data.examples.templates import CHATML, write_tokeniz
 from tests.workers.training.data.examples.test_run_examples import make_run, open_both, write
 from workers.contracts.specs.model import ModelSource
 from workers.runtime.exits import UserError
-from workers.training.data.inherited import check_teacher_tokenizer
+from workers.training.data.pretrained_tokenizer import check_teacher_tokenizer
 
 
 def chat(question: str, answer: str) -> dict[str, Any]:

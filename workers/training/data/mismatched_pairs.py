@@ -10,7 +10,7 @@ import numpy as np
 from workers.training.data.rows import Row, RowSource, Segment
 
 
-class ShiftedAnswers:
+class MismatchedPairs:
     """A `RowSource` of the batch of `count` samples from `first` on: one row per answer."""
 
     uniform = False

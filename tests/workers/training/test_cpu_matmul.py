@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from workers.training.numerics import cpu_products
+from workers.training.numerics import cpu_matmul
 
 
 @pytest.fixture
@@ -16,9 +16,9 @@ def onednn(monkeypatch):
     """
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(cpu_products, "MIN_MULTIPLICATIONS", 1)
-    monkeypatch.setattr(cpu_products, "onednn_pays", lambda operator: True)
-    cpu_products.prefer_onednn()
+    monkeypatch.setattr(cpu_matmul, "MIN_MULTIPLICATIONS", 1)
+    monkeypatch.setattr(cpu_matmul, "onednn_pays", lambda operator: True)
+    cpu_matmul.prefer_onednn()
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -44,7 +44,7 @@ def test_a_linear_layer_and_its_gradients(onednn, bias):
 def test_pieces_of_wider_matrices_are_left_as_they_are(onednn, monkeypatch):
     """As fp8 tiles of ragged widths are: oneDNN has only its slow reference for them."""
     went = []
-    monkeypatch.setattr(cpu_products, "_linear", lambda *given: went.append(given))
+    monkeypatch.setattr(cpu_matmul, "_linear", lambda *given: went.append(given))
     x, wide = torch.randn(7, 32)[:, :19], torch.randn(23, 32)[:, :19]
     for left, right in (
         (x, wide.t()),

@@ -31,7 +31,7 @@ _PRODUCTS = frozenset(
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-class HalfProducts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Fp16MatmulMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes matrix products of fp16 CPU tensors in fp32 and rounds once, forward and backward.
 
     Runs below autograd: tensors saved for the backward pass stay fp16. Products of DTensors arrive

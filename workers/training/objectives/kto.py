@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from workers.contracts.specs.finetuning.objectives import DpoBody
+from workers.training.data.mismatched_pairs import MismatchedPairs
 from workers.training.data.rows import Row, RowSource
-from workers.training.data.shifted import ShiftedAnswers
 from workers.training.objectives import preference_losses as losses
 from workers.training.objectives.objective import Passes, TokenObjective
 from workers.training.objectives.segments import answers_of, sum_by_answer
@@ -18,7 +18,7 @@ from workers.training.parallel.batch_sharding import Batch
 from workers.training.parallel.mesh import Axis
 
 
-class Unpaired(TokenObjective):
+class KtoObjective(TokenObjective):
     """An answer's log-ratio to the reference is compared with the point z of its batch.
 
     z is the mean log-ratio of the batch's prompts with each other's answers, over all ranks, at
@@ -47,7 +47,7 @@ class Unpaired(TokenObjective):
 
     def prepare(self, passes: Passes, samples: RowSource, first: int, count: int) -> None:
         """Compute z of a batch by forward passes of both models over shifted answers."""
-        shifted = ShiftedAnswers(samples, first=first, count=count)
+        shifted = MismatchedPairs(samples, first=first, count=count)
         self._measures = True
         try:
             total, *_ = passes.measure(shifted, shifted.windows)

@@ -17,7 +17,7 @@ _SWITCHED = (AdaptedLinear, AttentionBase, Block)
 
 
 @contextmanager
-def without_adapter(parts: Sequence[Decoder]) -> Iterator[None]:
+def disable_adapter(parts: Sequence[Decoder]) -> Iterator[None]:
     """Within it, the parts compute what their frozen weights alone give.
 
     Of weights that are trained in place (BitFit, saved modules) the current values are used.

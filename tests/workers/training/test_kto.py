@@ -9,8 +9,8 @@ from tests.matrix import select
 from tests.workers.training.conftest import TINY
 from tests.workers.training.row_ranks import HandMade, run_rows
 from tests.workers.training.test_preference import DEEP, LENGTH, ROUTED, STEPS, assert_equal, spec
+from workers.training.data.mismatched_pairs import MismatchedPairs
 from workers.training.data.rows import Row, Segment
-from workers.training.data.shifted import ShiftedAnswers
 
 
 def answer_rows(count: int, per_row: int) -> list[Row]:
@@ -87,7 +87,7 @@ def test_policy_and_reference_are_equal_in_the_first_step(alone):
 
 
 def test_every_prompt_has_the_answer_before_it():
-    shifted = ShiftedAnswers(HandMade(ONE), first=4, count=4)
+    shifted = MismatchedPairs(HandMade(ONE), first=4, count=4)
     assert shifted.windows == 4
     for index in range(4):
         prompt, answer = ONE[4 + index], ONE[4 + (index - 1) % 4]
@@ -98,7 +98,7 @@ def test_every_prompt_has_the_answer_before_it():
         assert row.weights.tolist() == answer.weights.tolist()
         assert row.segments == (Segment(0, size, index, prompt.segments[0].role),)
     # two answers a row are the same batch
-    packed = ShiftedAnswers(HandMade(TWO), first=2, count=2)
+    packed = MismatchedPairs(HandMade(TWO), first=2, count=2)
     assert [packed.row(i).ids.tolist() for i in range(4)] == [
         shifted.row(i).ids.tolist() for i in range(4)
     ]

@@ -28,6 +28,8 @@ _TEXT = (".py", ".pyi", ".pyx", ".ipynb", ".sh", ".md", ".txt", ".jinja")
 _SETTINGS = (".json", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".lock")
 _NATIVE = (".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh")
 PROGRAM_SUFFIXES: Final = frozenset((*_TEXT, *_SETTINGS, *_NATIVE))
+# settings with such words in their names are secrets rather than code: they are linked, not stored
+_SECRET_WORDS: Final = ("secret", "credential", "password", "token", "apikey", "api_key", "api-key")
 _CACHES = ("__pycache__", ".mypy_cache", ".pytest_cache")
 _NEVER: Final = frozenset((".git", ".hg", ".svn", ".venv", "venv", "node_modules", *_CACHES))
 _NOT_LINKED: Final = frozenset({".git", "__pycache__"})
@@ -50,8 +52,14 @@ class Selection:
 
 
 def is_program(name: str) -> bool:
-    """Whether a file is part of a program by its name."""
-    return PurePosixPath(name).suffix in PROGRAM_SUFFIXES
+    """Whether a file is part of a program by its name; settings that may hold secrets are not."""
+    path = PurePosixPath(name)
+    if path.suffix in (*_SETTINGS, ".txt"):
+        stem = path.stem.lower()
+        tokenizer = "tokeniz" in stem or stem in ("special_tokens_map", "added_tokens")
+        if not tokenizer and any(word in stem for word in _SECRET_WORDS):
+            return False
+    return path.suffix in PROGRAM_SUFFIXES
 
 
 def program_names(folder: Path, below: str = "") -> Iterator[str]:

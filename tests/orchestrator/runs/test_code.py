@@ -152,6 +152,22 @@ def test_a_repository_elsewhere_is_not_read(data: Path, tmp_path: Path) -> None:
     assert capture(str(tmp_path), [data]) is None and capture(str(data), [data]) is None
 
 
+def test_settings_that_may_hold_secrets_are_linked_and_not_stored(data: Path) -> None:
+    top, plain = repository(data), data / "plain"
+    plain.mkdir()
+    secrets = ("credentials.json", "HF_TOKEN.txt", "my-secrets.yaml", ".env")
+    for folder in (top, plain):
+        for name in (*secrets, "tokenizer.json", "config.json", "read_token.py"):
+            (folder / name).write_text("hush-4711")
+        code = captured(folder, data)
+        assert set(secrets).isdisjoint(code.files.files)
+        assert {"tokenizer.json", "config.json", "read_token.py"} <= set(code.files.files)
+        assert set(secrets) <= set(code.originals), "attempts on this machine still find them"
+    in_git(top, "add", "--force", "credentials.json")
+    in_git(top, "commit", "-qm", "second")
+    assert "credentials.json" in captured(top, data).files.files, "the commit has it anyway"
+
+
 def test_odd_files(data: Path) -> None:
     top = repository(data)
     (top / "latin.py").write_bytes("# ä".encode("latin-1"))

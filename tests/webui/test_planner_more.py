@@ -174,7 +174,7 @@ def test_run_page_shows_predicted_vs_measured(people: factories.People) -> None:
     speed = text_of(client.get(f"/runs/{run.pk}/comparison/?part=performance").content.decode())
     assert "within 10%" in speed and "+4.0%" in speed
     held = text_of(client.get(f"/runs/{run.pk}/comparison/?part=memory").content.decode())
-    assert "not activations +50.0%" in held
+    assert "Outside: activations +50.0%" in held
     assert client.get(f"/runs/{run.pk}/?tab=memory").status_code == 200
     outside = factories.client_for(factories.user("outside"))
     assert outside.get(f"/runs/{run.pk}/comparison/").status_code == 404

@@ -58,7 +58,7 @@ def test_a_review_is_begun_written_and_deleted(people: factories.People, data_ro
     viewer = factories.user("viewer", Role.VIEWER)
     factories.Team.objects.get(name="lab").members.add(viewer)
     seen = factories.client_for(viewer).get(begun["Location"]).content.decode()
-    assert "requires the role submitter" in seen and 'data-key="k"' not in seen
+    assert "require the role submitter" in seen and 'data-key="k"' not in seen
     client.post(f"/data/reviews/{row.pk}/delete/")
     assert not Review.objects.exists() and DataSet.objects.get().review is None
 

@@ -228,7 +228,10 @@ def test_the_queue_shows_each_user_only_visible_runs(
     ]
     seen = selectors.overview(user=owner, runs_shown=9, waiting_shown=9)
     assert (seen.devices, seen.busy, seen.queue.devices) == (2, 2, 2)
-    assert [run.pk for run in seen.own_running] == [run.pk for run in seen.running] == [holder.pk]
+    own, count = selectors.own_active(user=owner, runs_shown=9)
+    assert [run.pk for run in own] == [run.pk for run in seen.running] == [holder.pk]
+    assert count == seen.active == 1
+    assert selectors.own_active(user=teammate, runs_shown=9) == ([], 0)
     assert selectors.overview(user=stranger, runs_shown=9, waiting_shown=9).active == 0
     runs.run_cancel(run=waiting, by=owner)
     assert selectors.queue_visible_to(user=owner) == []

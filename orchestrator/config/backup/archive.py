@@ -123,6 +123,7 @@ def read(source: Path, *, artifacts: bool) -> dict[str, Any]:
                     key = _text(archive, member)
                 elif member.name.startswith(_OBJECTS) and artifacts and member.isfile():
                     objects.put(archive, member, member.name.removeprefix(_OBJECTS))
+            _require_end(archive, source)
         try:
             databases.load(folder, migrations=about["migrations"])
         except databases.NotRestored as error:
@@ -140,6 +141,16 @@ def _restore_key(text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
+
+
+def _require_end(archive: tarfile.TarFile, source: Path) -> None:
+    """Raise BackupRefused without the zeros that end an archive: tarfile accepts a file that was
+    cut between two members.
+    """
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
+        raise BackupRefused(f"{source} is not a complete backup: its end is missing.")
 
 
 @contextmanager

@@ -152,6 +152,12 @@ def test_incomplete_and_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half.tar").write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(CommandError, match=r"half\.tar is not a complete backup"):
         call_command("restore", str(tmp_path / "half.tar"))
+    with tarfile.open(file) as archive:
+        places = [member.offset for member in archive][1:]
+    for place in places:  # a file that was cut between two members
+        (tmp_path / "half.tar").write_bytes(file.read_bytes()[:place])
+        with pytest.raises(CommandError, match=r"half\.tar is not a complete backup"):
+            call_command("restore", str(tmp_path / "half.tar"))
     (tmp_path / "text").write_text("hello")
     with pytest.raises(CommandError, match="is not a complete backup"):
         call_command("restore", str(tmp_path / "text"))

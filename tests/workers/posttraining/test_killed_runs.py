@@ -9,7 +9,9 @@ import signal
 import socket
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,11 +64,15 @@ class Attempts:
             each.start()
         return processes
 
-    def killed(self, given: dict, *, at: int, rank: int) -> None:
-        """An attempt whose `rank` is killed after step `at`; torchrun ends the others."""
+    def killed(
+        self, given: dict, *, at: int, rank: int, ready: Callable[[], Any] = lambda: True
+    ) -> None:
+        """An attempt whose `rank` is killed after step `at`, when it is `ready`; torchrun ends the
+        others.
+        """
         processes = self.start(given)
         end = time.monotonic() + HANG_S
-        while self.steps()[-1:] < [at]:
+        while self.steps()[-1:] < [at] or not ready():
             assert time.monotonic() < end and processes[0].is_alive(), self.steps()
             time.sleep(0.002)
         os.kill(processes[rank].pid, signal.SIGKILL)
@@ -129,8 +135,9 @@ def test_a_synchronous_run_continues_as_if_it_had_not_been_killed(pools, prompts
 def test_an_asynchronous_run_loses_no_rollout_whichever_process_dies(pools, prompts, tmp_path):
     attempts = Attempts(tmp_path / "killed", ranks=2)
     given = spec(prompts, grpo=ASYNCHRONOUS, steps=MANY, checkpoint=CHECKPOINT)
-    attempts.killed(given, at=4, rank=1)
-    groups = list((tmp_path / "killed/checkpoints/rollouts/groups").glob("group-*.json"))
+    groups = tmp_path / "killed/checkpoints/rollouts/groups"
+    # finished groups wait on disk, which the next attempt learns from
+    attempts.killed(given, at=4, rank=1, ready=lambda: list(groups.glob("group-*.json")))
     attempts.killed(given, at=8, rank=0)
     last = attempts.steps()[-1] + 4
     attempts.finished(spec(prompts, grpo=ASYNCHRONOUS, steps=last, checkpoint=CHECKPOINT))
@@ -142,4 +149,3 @@ def test_an_asynchronous_run_loses_no_rollout_whichever_process_dies(pools, prom
     for each in attempts.rollouts():
         oldest = min(each.get("token_versions") or [each["weight_version"]])
         assert 0 <= each["step"] - 1 - oldest <= 2
-    assert groups, "finished groups wait on disk"

@@ -86,13 +86,20 @@ class Api:
             trust_env=False,
         )
 
-    def close(self) -> None:
-        """End all connections; watches in other threads end with NoAnswer."""
+    def end_watches(self) -> None:
+        """Watches in other threads end with NoAnswer, and new ones do not begin."""
         with self._lock:
             self._closed = True
             for stream in self._streams:
                 with contextlib.suppress(OSError):  # wakes the thread that reads from it
                     stream.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all connections.
+
+        Call it when no other thread sends requests: a connection that one opens meanwhile would
+        stay open.
+        """
         self._client.close()
 
     def path(self, template: str, name: str = "") -> str:
@@ -152,7 +159,7 @@ class Api:
 
     @contextmanager
     def _watched(self, response: httpx.Response) -> Iterator[None]:
-        """Keep the response's socket, so that `close` can end a read that waits."""
+        """Keep the response's socket, so that `end_watches` can end a read that waits."""
         connected = response.extensions["network_stream"].get_extra_info("socket")
         with self._lock:
             if self._closed:

@@ -64,9 +64,10 @@ class Kubernetes:
         """End connections and threads."""
         for mirror in self._mirrors.values():
             mirror.close()
-        self._api.close()
+        self._api.end_watches()
         for mirror in self._mirrors.values():
             mirror.join()
+        self._api.close()
 
     def submit(self, order: Order) -> str:
         """The JobSet's name. Raises the port's Submission errors."""

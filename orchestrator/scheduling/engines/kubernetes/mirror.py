@@ -53,7 +53,7 @@ class Mirror:
             return list(self._objects.values()), list(self._removed.values())
 
     def close(self) -> None:
-        """Stop the thread; `Api.close` ends its stream."""
+        """Stop the thread; `Api.end_watches` ends its stream."""
         self._stopping.set()
 
     def join(self) -> None:

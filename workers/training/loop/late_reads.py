@@ -67,9 +67,7 @@ class LateReadLoop(Loop):
         set_lr(self.optimizer, pending.values["lr"])
         limit, scale = self.run.train.clip_norm, self.checks.gradient_scale
         update_unread(self.optimizer, norm=norm, limit=limit, scale=scale, skip=skip)
-        self.parallel.finish_update()
-        self.memory.count_state(gradients, self.optimizer)
-        self._has_state = True
+        self._finish_update(gradients)
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step = number
         self._pending = pending

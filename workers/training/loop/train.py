@@ -195,9 +195,7 @@ class Loop:
             set_lr(self.optimizer, values["lr"])
             limit, scale = self.run.train.clip_norm, self.checks.gradient_scale
             update(self.optimizer, gradients, norm=norm, limit=limit, scale=scale)
-            self.parallel.finish_update()
-            self.memory.count_state(gradients, self.optimizer)
-            self._has_state = True
+            self._finish_update(gradients)
             if self.balancer and self.run.train.adapter is None:
                 self.balancer.update(sums["balance"])
             self.checks.updated(number)
@@ -213,6 +211,12 @@ class Loop:
         self.progress.step = number
         self._after_step(number, self.tokens, values)
         return strongest(sums["requests"])
+
+    def _finish_update(self, gradients: list[Tensor]) -> None:
+        """After the optimizer's step: copies of weights, memory of the state."""
+        self.parallel.finish_update()
+        self.memory.count_state(gradients, self.optimizer)
+        self._has_state = True
 
     def _send(
         self,

@@ -87,6 +87,11 @@ def clip_factor(*, norm: float, limit: float | None) -> float:
     return 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
 
 
+def clip_factor_on_device(*, norm: Tensor, limit: float | None) -> Tensor:
+    """`clip_factor` of a norm that only the device knows, of the norm's shape and dtype."""
+    return torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
+
+
 @torch.no_grad()
 def scale_(
     gradients: list[Tensor], *, norm: float, limit: float | None, loss_scale: float = 1.0

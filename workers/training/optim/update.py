@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from kernels import runtime
 from kernels.dispatch import Candidate, choose
 from workers.metrics.memory import local_tensor
-from workers.training.optim.norm import clip_factor, scale_
+from workers.training.optim.norm import clip_factor, clip_factor_on_device, scale_
 
 
 def fused_adamw(parameters: Iterable[Tensor]) -> type[Optimizer] | None:
@@ -82,9 +81,8 @@ def update_unread(
     `norm`: fp64, no dimension. `skip`: fp32, one element; the update is skipped unless it is zero.
     The optimizer must `skips_on_device`.
     """
-    factor = torch.ones_like(norm) if limit is None else (limit / (norm + 1e-6)).clamp(max=1.0)
     accepting: Any = optimizer
-    accepting.step(factor=factor / scale, skip=skip)
+    accepting.step(factor=clip_factor_on_device(norm=norm, limit=limit) / scale, skip=skip)
 
 
 def skips_on_device(optimizer: Optimizer) -> bool:

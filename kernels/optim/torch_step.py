@@ -72,7 +72,7 @@ def step_by_reference(work: list[ParameterUpdate], options: StepOptions) -> Resu
     scale = torch.ones(1, device=device) if options.inv_scale is None else options.inv_scale.view(1)
     if options.clip_norm is not None and norm is not None:
         scale = scale * (options.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    for item in work:
+    for index, item in enumerate(work):
         param, grad, mean, square, step = item.row
         step += 1
         rates = {"lr": item.lr, "eps": item.eps, "weight_decay": item.weight_decay}
@@ -80,5 +80,11 @@ def step_by_reference(work: list[ParameterUpdate], options: StepOptions) -> Resu
             param, grad.float() * scale, mean, square, int(step), betas=item.betas, **rates
         )
         stochastic = options.stochastic and param.dtype == torch.bfloat16
-        param.copy_(reference.round_stochastically(new) if stochastic else new)
+        if stochastic:
+            # as in the kernel, random numbers depend on seed, step and place only
+            generator = torch.Generator(device).manual_seed(
+                hash((options.seed, int(step), index)) & (1 << 63) - 1
+            )
+            new = reference.round_stochastically(new, generator)
+        param.copy_(new)
     return norm, skipped

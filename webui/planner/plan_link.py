@@ -27,6 +27,7 @@ _NAMES: Final = {
     "off": "offload",
     "rd": "reduce_dtype",
     "gd": "grad_dtype",
+    "pd": "params_dtype",
 }
 _PRECISIONS: Final = ("fp32", "bf16", "fp16", "fp8")
 _DEFAULTS: Final[dict[str, Any]] = {

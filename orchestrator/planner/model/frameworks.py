@@ -25,6 +25,7 @@ class Framework:
     gathered or cast copies compute.
     `grad_dtype`: gradients (None: the dtype of stored weights).
     `master_weights`: fp32 copies in addition to 16-bit weights.
+    `wide_moments`: moments of 16-bit weights are fp32 also without such copies.
     `fully_shard`: ZeRO 2 and 3 store shards and gather full copies to compute; shards are "rows" of
     each tensor (FSDP2) or ranges of all parameters ("flat", FSDP1).
     `greedy_optimizer`: ZeRO 1 assigns full tensors to ranks (torch's ZeroRedundancyOptimizer).
@@ -70,6 +71,7 @@ class Framework:
     grad_dtype: str | None = None
     ring_grad_dtype: str | None = None
     master_weights: bool = True
+    wide_moments: bool = False
     optimizer: str = "adamw"
     fully_shard: str | None = None
     greedy_optimizer: bool = False
@@ -124,7 +126,8 @@ class Framework:
             "ring_grad_bytes": _BYTES[self.ring_grad_dtype] if self.ring_grad_dtype else compute,
             "master_bytes": 4.0 if mixed and self.master_weights else 0.0,
             "moment_bytes": _moment_bytes(
-                self.optimizer, 4.0 if self.master_weights or not mixed else stored
+                self.optimizer,
+                stored if mixed and not (self.master_weights or self.wide_moments) else 4.0,
             ),
             "reduce_bytes": _BYTES[plan.reduce_dtype] if plan.reduce_dtype else compute,
             # fully_shard reduces in fp32 by default
@@ -187,6 +190,8 @@ FRAMEWORKS = {
         Framework(
             "orrery",
             params_dtype="fp32",
+            master_weights=False,
+            wide_moments=True,
             ring_grad_dtype="fp32",
             fully_shard="rows",
             greedy_optimizer=True,

@@ -110,5 +110,26 @@ PLAN = Section(
             kinds=TRAINS,
         ),
         F("plan.sequence_parallel", _("Sequence parallel"), "flag", kinds=TRAINS),
+        F(
+            "plan.params_dtype",
+            _("Stored weights"),
+            "choice",
+            _(
+                "The precision's 16-bit type stores weights and gradients without fp32 copies: "
+                "12 instead of 16 bytes per parameter. bf16 updates are rounded stochastically."
+            ),
+            choices=same("fp32", "bf16", "fp16"),
+            default="fp32",
+            kinds=TRAINS,
+        ),
+        F(
+            "plan.grad_dtype",
+            _("Stored gradients"),
+            "choice",
+            _("The same type as stored weights."),
+            choices=same("fp32", "bf16", "fp16"),
+            default=_("as stored weights"),
+            kinds=TRAINS,
+        ),
     ),
 )

@@ -39,6 +39,7 @@ TRANSFORMS = (
     TransformRule("plain_operations"),
     # modules of adapters are sharded and cast with the rest
     TransformRule("freeze"),
+    TransformRule("narrow_weights"),
     # modules are replaced and wrapped before `fully_shard`, which holds on to them
     TransformRule("fp8", after=("plain_operations", "freeze")),
     TransformRule("quantize_aware"),
@@ -95,6 +96,10 @@ TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "fp8": lambda c: c.plan.precision == "fp8",
     "not_fp16": lambda c: c.plan.precision != "fp16",
     "loss_scale": lambda c: c.plan.loss_scale is not None,
+    "narrow_weights": lambda c: c.plan.narrow_weights,
+    "rounded_weights": lambda c: c.plan.params_dtype == "bf16",
+    "not_adamw": lambda c: c.train is not None and c.train.optimizer.name != "adamw",
+    "tied_embeddings": lambda c: c.model is not None and c.model.tie_embeddings,
     "offload": lambda c: c.plan.offload != "none",
     "offload_all": lambda c: c.plan.offload == "all",
     "replicated_weights": lambda c: c.plan.zero < 3 and c.plan.dp * c.plan.cp > 1,
@@ -176,6 +181,14 @@ EXCLUSIONS = (
         scope="plan",
     ),
     Exclusion(
+        ("offload", "narrow_weights"),
+        "plan.params_dtype",
+        "{plan.params_dtype} weights with offload {plan.offload}",
+        "an update on the host keeps fp32 weights there, params_dtype {plan.params_dtype} has none",
+        "fp32, or offload none",
+        scope="plan",
+    ),
+    Exclusion(
         ("loss_scale", "not_fp16"),
         "plan.loss_scale",
         "loss scaling of {plan.precision}",
@@ -235,6 +248,13 @@ EXCLUSIONS = (
         "without stashing recompute {plan.recompute} would run a forward pass again with newer "
         "weights",
         "none, or weight_stashing true",
+    ),
+    Exclusion(
+        ("pipedream", "narrow_weights"),
+        "plan.params_dtype",
+        "pipedream with {plan.params_dtype} weights",
+        "pipedream's stages update copies of fp32 weights",
+        "fp32, or schedule 1f1b",
     ),
     Exclusion(
         ("pipedream", "experts"),
@@ -322,6 +342,29 @@ EXCLUSIONS = (
         "{train.objective} aware of {train.quantize_aware}",
         "the reference has weights that are not rounded",
         "leave it out",
+    ),
+    # weights of 16 bits without an fp32 copy
+    Exclusion(
+        ("narrow_weights", "not_adamw"),
+        "train.optimizer.name",
+        "{train.optimizer.name} with {plan.params_dtype} weights",
+        "this engine version updates {plan.params_dtype} weights by AdamW only, which computes in "
+        "fp32 and rounds once",
+        "adamw, or params_dtype fp32",
+    ),
+    Exclusion(
+        ("narrow_weights", "frozen"),
+        "plan.params_dtype",
+        "{plan.params_dtype} weights with frozen ones",
+        "frozen weights are already stored in the compute type, and the few trained ones in fp32",
+        "leave it out",
+    ),
+    Exclusion(
+        ("rounded_weights", "pipeline", "tied_embeddings"),
+        "plan.params_dtype",
+        "bf16 weights with a tied embedding in a pipeline",
+        "both ends of the pipeline hold the tied embedding, and would round it differently",
+        "fp32, tie_embeddings false, or pp 1",
     ),
     # frozen weights have no gradient, and adapters compute next to a layer's own product
     Exclusion(

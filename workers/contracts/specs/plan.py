@@ -44,7 +44,8 @@ class ParallelPlan(Contract):
 
     `global_batch_size` counts sequences (default: one micro-batch per data-parallel rank).
     `virtual_stages` defaults to 1, and to 2 for schedules that need several stages per device.
-    `dp_replicate` is the number of replicas within `dp`.
+    `dp_replicate` is the number of replicas within `dp`. `params_dtype` and `grad_dtype` are those
+    of stored weights and gradients (default fp32, gradients as weights).
     """
 
     dp: Degree = 1
@@ -107,6 +108,16 @@ class ParallelPlan(Contract):
     def offloads_weights(self) -> bool:
         """Whether weights are stored on the host (nvme: if sharded) and loaded block by block."""
         return self.offload == "all" or (self.offload == "nvme" and self.zero == 3)
+
+    @property
+    def weights_dtype(self) -> Dtype:
+        """The dtype in which the engine stores trained weights and their gradients."""
+        return self.params_dtype or "fp32"
+
+    @property
+    def narrow_weights(self) -> bool:
+        """Whether trained weights are stored in 16 bits, without an fp32 copy."""
+        return self.weights_dtype != "fp32"
 
     @property
     def fully_shards(self) -> bool:

@@ -29,8 +29,6 @@ ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all", "nvme"),
     "recompute": ("none", "selective", "full", "auto"),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
-    "params_dtype": (None, "fp32"),
-    "grad_dtype": (None, "fp32"),
     "max_live_params": (None,),
 }
 
@@ -106,7 +104,16 @@ def _combined(spec: RunSpec) -> Refusals:
         yield from _compiled_selective(plan, model)
     for row in exclusions_of(combination, scope="run", first="reference"):
         yield row.problem(combination)
-    for first in ("frozen", "adapter", "nf4", "paged", "virtual_embeddings", "prefix"):
+    for first in (
+        "narrow_weights",
+        "rounded_weights",
+        "frozen",
+        "adapter",
+        "nf4",
+        "paged",
+        "virtual_embeddings",
+        "prefix",
+    ):
         for row in exclusions_of(combination, scope="run", first=first):
             yield row.problem(combination)
     for row in exclusions_of(combination, scope="run", first="quantize_aware"):
@@ -129,13 +136,16 @@ def _plan(plan: ParallelPlan) -> Refusals:
 
 
 def _values(plan: ParallelPlan) -> Refusals:
-    gathered = (
-        {"bf16": "bf16", "fp16": "fp16", "fp8": "bf16"}.get(plan.precision)
-        if plan.zero >= 2
-        else None
-    )
-    reduced = (None, "fp32", gathered) if gathered else (None, "fp32")
-    for field, known in {**ENGINE_VALUES, "reduce_dtype": reduced}.items():
+    half = plan.precision if plan.precision in ("bf16", "fp16") else None
+    gathered = {"fp8": "bf16"}.get(plan.precision, half) if plan.zero >= 2 else None
+    stored = plan.weights_dtype
+    dtypes = {
+        "reduce_dtype": dict.fromkeys((None, "fp32" if gathered else stored, gathered or stored)),
+        "params_dtype": dict.fromkeys((None, "fp32", half)),
+        # a gradient has its weights' dtype, as autograd stores it
+        "grad_dtype": (None, stored),
+    }
+    for field, known in {**ENGINE_VALUES, **dtypes}.items():
         value = getattr(plan, field)
         if value in known:
             continue

@@ -1,4 +1,5 @@
-"""bf16 and fp16 computation over fp32 weights, for ZeRO stages with unsharded parameters.
+"""Dtypes of weights: stored ones, and bf16 and fp16 copies of fp32 ones that ZeRO 0 and 1 compute
+with.
 
 The same arithmetic as `fully_shard` with that param_dtype: weights are cast before use, gradients
 return through the cast in fp32. Does not depend on sharding or loss scales.
@@ -32,6 +33,12 @@ def matmul_context(precision: str, device: torch.device) -> AbstractContextManag
     if precision == "fp16" and device.type == "cpu":
         return Fp16MatmulMode()  # type: ignore[no-untyped-call]
     return nullcontext()
+
+
+def store_weights(module: nn.Module, dtype: torch.dtype) -> None:
+    """Store the parameters of a meta-built module in `dtype`; buffers keep theirs."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def cast_copies(decoder: Decoder, dtype: torch.dtype) -> Decoder:

@@ -37,6 +37,7 @@ def build_optimizer(
     scratch: Path | None = None,
     host_threads: int | None = None,
     fused: bool = True,
+    seed: int = 0,
 ) -> Optimizer:
     """Build the optimizer of `spec`; weight decay applies to all parameters, as in torch.optim.
 
@@ -47,9 +48,15 @@ def build_optimizer(
 
     Muon's rule applies to the matrices of blocks; embeddings, head, norms and biases use AdamW with
     `scalar_lr`. `fused` false: AdamW updates one tensor at a time.
+
+    16-bit parameters are updated in fp32 by AdamW, with fp32 moments, and rounded: bf16 ones
+    stochastically, by `seed`, the step and the place in this rank's shard, so that copies of a
+    shard stay equal.
     """
     cls, options = _options(spec)
-    if cls is AdamW:
+    if any(each.dtype in (torch.bfloat16, torch.float16) for each in parameters.values()):
+        cls, options = _narrow_adamw(spec, options, fused=fused, seed=seed)
+    elif cls is AdamW:
         fused_class = fused_adamw(parameters.values()) if fused and offload == "none" else None
         cls = fused_class or cls
         if fused_class is None:
@@ -143,6 +150,16 @@ def fill_state(optimizer: Optimizer, parameters: Iterable[Tensor]) -> None:
             entry["step"].zero_()
     for group, lr in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = lr
+
+
+def _narrow_adamw(
+    spec: OptimizerSpec, options: dict[str, Any], *, fused: bool, seed: int
+) -> tuple[type[Optimizer], dict[str, Any]]:
+    assert spec.name == "adamw", f"{spec.name} has no rule for 16-bit weights"
+    from workers.training.optim.scaled_adamw import ScaledAdamW  # loads triton
+
+    rounding = {"stochastic_rounding": True, "seed": seed}
+    return ScaledAdamW, options | rounding | ({} if fused else {"backend": "reference"})
 
 
 def _options(spec: OptimizerSpec) -> tuple[type[Optimizer], dict[str, Any]]:

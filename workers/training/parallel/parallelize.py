@@ -24,7 +24,7 @@ from workers.models.decoder import Decoder
 from workers.models.layers import cpu_operations
 from workers.models.weights.parameter_shapes import named_weights
 from workers.training.numerics.cpu_matmul import prefer_onednn
-from workers.training.numerics.precision import DTYPES, CastCopies, casts_of
+from workers.training.numerics.precision import DTYPES, CastCopies, casts_of, store_weights
 from workers.training.optim.parameter_layout import has_mesh_axis, shard_count
 from workers.training.parallel.dropout_seeds import Dropout
 from workers.training.parallel.gradient_reduction import GradientReducer
@@ -228,12 +228,13 @@ def build_frozen(
     Weights are stored in the plan's compute dtype on the device, without gradients. With `adapter`
     it has the modules and the storage of a model with that adapter.
     """
-    resident = plan.model_copy(update={"recompute": "none", "offload": "none"})
+    resident = plan.model_copy(
+        update={"recompute": "none", "offload": "none", "params_dtype": None}
+    )
     with torch.device("meta"):
         parts = build_parts(model, resident, world.axis("pp"))
     for part in parts:
-        for parameter in part.parameters():
-            parameter.data = parameter.data.to(DTYPES[plan.precision])
+        store_weights(part, DTYPES[plan.precision])
     context = BuildContext(
         model, resident, world, seed, fused=fused, adapter=adapter, frozen=("*",) if adapter else ()
     )

@@ -21,7 +21,7 @@ from workers.models.initialize import initialize
 from workers.models.layers.operations import make_plain
 from workers.models.qat import fake_quantize
 from workers.training.fp8 import apply_fp8
-from workers.training.numerics.precision import DTYPES, cast_copies
+from workers.training.numerics.precision import DTYPES, cast_copies, store_weights
 from workers.training.parallel.context.apply import apply_context
 from workers.training.parallel.mesh import World
 from workers.training.recompute import apply_recompute
@@ -145,6 +145,11 @@ def _freeze(part: Decoder, context: BuildContext) -> Decoder:
     return part
 
 
+def _narrow_weights(part: Decoder, context: BuildContext) -> Decoder:
+    store_weights(part, DTYPES[context.plan.weights_dtype])
+    return part
+
+
 def _quantize_frozen(part: Decoder, context: BuildContext) -> Decoder:
     quantize_frozen(part)
     return part
@@ -177,6 +182,7 @@ def _recompute(part: Decoder, context: BuildContext) -> Decoder:
 TRANSFORMS: dict[str, Transform] = {
     "plain_operations": Transform(lambda c: not c.fused, _plain_operations),
     "freeze": Transform(lambda c: c.adapter is not None or bool(c.frozen), _freeze),
+    "narrow_weights": Transform(lambda c: c.plan.narrow_weights, _narrow_weights),
     "fp8": Transform(lambda c: c.plan.precision == "fp8", _fp8),
     "quantize_aware": Transform(lambda c: c.quantize_aware is not None, _fake_quantize),
     "compile": Transform(lambda c: c.compile, _compile),
@@ -186,7 +192,9 @@ TRANSFORMS: dict[str, Transform] = {
         lambda c: c.adapter is not None and c.adapter.storage == "nf4", _quantize_frozen
     ),
     # `fully_shard` casts by itself
-    "cast": Transform(lambda c: c.plan.precision != "fp32" and c.world.fsdp is None, _cast),
+    "cast": Transform(
+        lambda c: c.plan.precision != c.plan.weights_dtype and c.world.fsdp is None, _cast
+    ),
     # compiled blocks contain selective recomputation
     "recompute": Transform(
         lambda c: not (c.compile and c.plan.recompute == "selective"), _recompute

@@ -131,6 +131,7 @@ class LoopBuilder:
             scratch=environment.scratch,
             host_threads=_host_threads(world.device, environment.local_world_size),
             fused=run.train.fused_kernels,
+            seed=run.train.seed,
         )
         if run.train.optimizer.paged:
             # every rank takes part in the updates of the others' states

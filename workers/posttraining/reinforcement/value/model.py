@@ -62,6 +62,7 @@ class ValueModel:
             shard_state=run.plan.zero == 1 and world.axis("data").size > 1,
             process_group=lambda parameter: self.parallel.replica_axis(parameter).group,
             fused=run.train.fused_kernels,
+            seed=run.train.seed,
         )
         objective = Value(options)
         self.context = replace(

@@ -23,6 +23,8 @@ COMPOSE = """
 # Read by agents and supervisors on the nodes
 # ORRERY_JOIN=
 # ORRERY_PG_TIMEOUT_S=600
+# After how many days without use the packages of script runs are deleted; 0: never
+# ORRERY_ENVIRONMENT_DAYS=30
 # Fast local folder for optimizer states offloaded to disk (offload nvme);
 # default: the attempt's folder
 # ORRERY_SCRATCH=

@@ -1,5 +1,5 @@
 """Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, gettext,
-iproute2, redis-server, munge, Slurm and systemd-analyze.
+iproute2, redis-server, munge, Slurm, systemd-analyze and environment modules.
 
 Requires root on Debian or Ubuntu. Elsewhere it prints one sentence that lists what the tests leave
 out.
@@ -38,6 +38,10 @@ NEEDS = {
         lambda: Path("/usr/sbin/slurmctld").exists() and Path("/usr/sbin/slurmd").exists(),
     ),
     "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),
+    "environment-modules": (
+        "scripts that load modules",
+        lambda: Path("/usr/share/modules/init/bash").exists(),
+    ),
 }
 
 

@@ -29,6 +29,7 @@ from orchestrator.api.schemas import (
 )
 from orchestrator.runs import selectors
 from orchestrator.runs.code import record
+from orchestrator.runs.code.environment import environment_of
 from orchestrator.runs.outputs.text_samples import samples_of
 from orchestrator.runs.store import copies
 from orchestrator.scheduling import selectors as scheduling
@@ -120,8 +121,10 @@ def checkpoints(request: HttpRequest, id: int) -> Any:
 )
 def code_detail(request: HttpRequest, id: int) -> Any:
     """Commit, diff and files of the program at the submit; `fingerprint` is null without code."""
-    code = record.code_of(get_run(request, id))
-    return record.document(code) if code is not None else {}
+    run = get_run(request, id)
+    code, environment = record.code_of(run), environment_of(run)
+    document = record.document(code) if code is not None else {}
+    return {**document, "environment": environment.to_dict() if environment else None}
 
 
 @router.get(

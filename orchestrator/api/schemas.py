@@ -154,6 +154,20 @@ class CodeFileOut(Schema):
     link: str | None = Field(description="target of a link within the folder")
 
 
+class EnvironmentOut(Schema):
+    """The packages of a script run; below `node_packages` what the newest attempt reported."""
+
+    lock: str | None = Field(description="a file of the work folder")
+    modules: list[str]
+    python: str | None = Field(description="a program on the PATH of the modules")
+    node_packages: bool = Field(description="what the lock does not name comes from the node")
+    fingerprint: str | None = Field(description="of the lock, Python and modules")
+    python_version: str
+    packages: list[str] = Field(description="installed, as name==version; at most 1,000")
+    seconds: float | None = Field(description="time to prepare the packages")
+    built: bool | None = Field(description="false: the node had installed them before")
+
+
 class CodeOut(Schema):
     """The code of a script run at its submit."""
 
@@ -169,6 +183,7 @@ class CodeOut(Schema):
     originals: list[str] = Field([], description="read from the original folder, such as data")
     notes: list[str] = Field([], description="what is not captured, and why")
     diff: str = Field("", description="changes since the commit, new program files included")
+    environment: EnvironmentOut | None = Field(None, description="null: the node's packages")
 
 
 class ArtifactOut(Schema):

@@ -19,8 +19,8 @@ from webui.presentation import formatting
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.model_flops import training_flops_per_token
-from workers.contracts.specs.benchmark import repeat_count
-from workers.contracts.specs.benchmark_variants import expand, total_steps
+from workers.contracts.specs.benchmarks.techniques import repeat_count
+from workers.contracts.specs.benchmarks.variants import expand, total_steps
 from workers.contracts.specs.training_support import ENGINE_RUNS, unsupported_features
 
 _KNOWN = {field.path for field in FIELDS} | {"name", "experiment", "spec", KIND.path}

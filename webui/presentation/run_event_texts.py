@@ -91,6 +91,20 @@ def _fetched(data: Mapping[str, Any], rank: int | None) -> str:
     }
 
 
+def _environment(data: Mapping[str, Any], rank: int | None) -> str:
+    packages = len(data.get("packages") or [])
+    values = {
+        "packages": packages,
+        "modules": ", ".join(str(each) for each in data.get("modules") or []),
+        "time": formatting.duration(data.get("seconds") or 0),
+    }
+    if not data.get("fingerprint"):
+        return _("Loaded modules %(modules)s in %(time)s") % values
+    if data.get("built"):
+        return _("Installed %(packages)d packages in %(time)s") % values
+    return _("Uses %(packages)d packages that this node had installed before") % values
+
+
 def _store_problem(data: Mapping[str, Any], rank: int | None) -> str:
     text = _("Copies to the store wait, training continues: %(message)s %(hint)s")
     return text % {"message": data.get("message", "?"), "hint": data.get("hint", "")}
@@ -245,6 +259,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "artifact_stored": _stored,
     "copy_dropped": with_reason(gettext_noop("A checkpoint is not copied to the store")),
     "checkpoint_fetched": _fetched,
+    "environment_prepared": _environment,
     "store_problem": _store_problem,
     "disk_full": with_reason(gettext_noop("Log lines are not stored")),
     "telemetry_dropped": with_reason(gettext_noop("Points or events are missing")),

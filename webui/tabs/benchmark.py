@@ -15,7 +15,7 @@ from webui.charts import links
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
-from workers.contracts.specs.benchmark_variants import BASE
+from workers.contracts.specs.benchmarks.variants import BASE
 
 _NOISY = 0.3  # on an idle machine, quartiles of step times lie within a tenth
 _EXACT = 1e-5  # relative loss difference that exact variants stay within

@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.runs.code import record
+from orchestrator.runs.code.environment import environment_of
 from webui.presentation.run_facts import Facts
 
 MOST_LINES: Final = 4000  # of the diff, and of a file, on the page
@@ -32,14 +33,15 @@ class ChangedFile:
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
-    code = record.code_of(facts.run)
+    code, environment = record.code_of(facts.run), environment_of(facts.run)
     if code is None:
-        return {"code": None, "source": facts.source()}
+        return {"code": None, "environment": environment, "source": facts.source()}
     files = record.files_of(code).files
     changed, cut = changes(record.diff_text(code))
     name = request.GET.get("file", "")
     return {
         "code": code,
+        "environment": environment,
         "source": facts.source(),
         "command": _command(facts),
         "remote_page": code.remote if _REMOTE_PAGE.fullmatch(code.remote) else "",

@@ -74,7 +74,7 @@ def program(
 
 
 def _script(order: LaunchOrder, run_dir: RunDir, python: str) -> tuple[list[str], Path]:
-    in_image = python != sys.executable
+    in_image = bool((order.spec.get("resources") or {}).get("image"))
     body = order.spec.get("script") or {}
     command = [str(part) for part in body.get("command") or []]
     if not command:
@@ -102,7 +102,7 @@ def _script(order: LaunchOrder, run_dir: RunDir, python: str) -> tuple[list[str]
                 "and workdir."
             )
         return [python, "-u", *command], folder
-    if in_image:
+    if in_image or body.get("environment"):  # programs of the image, or of packages to install
         return command, folder
     if shutil.which(first, path=os.environ.get("PATH")) is None and not (folder / first).is_file():
         raise Unlaunchable(

@@ -29,6 +29,7 @@ from workers.launcher.isolation import containers, start
 from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.lease import Lease
+from workers.launcher.programs import environment
 from workers.launcher.rundir import (
     SHIPPING,
     RunDir,
@@ -92,6 +93,8 @@ class Supervisor:
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
         self._state_stored = False  # "running", in supervisor.json
+        # whether the packages of a script are still being prepared
+        self._preparing = environment.environment_of(order) is not None
         # verdict of the supervisor itself: a limit, a hang, an unwritable folder
         self._own_verdict: Verdict | None = None
         self._oom_kills = processes.oom_kill_count()
@@ -292,6 +295,7 @@ class Supervisor:
         self.link.flush()
         self.sender.pump()
         self.store.poll()
+        self._report_environment()
         if self._running_since is None:
             if all((self.run_dir.rank(rank) / "process.json").exists() for rank in self.ranks):
                 self._running_since = time.monotonic()
@@ -306,6 +310,17 @@ class Supervisor:
             self._check_limits(time.monotonic(), self._running_since)
         self._count_oom_kills()
         processes.reap(spare=self.torchrun.pid if self.torchrun else None)
+
+    def _report_environment(self) -> None:
+        """Report once with which packages the program starts."""
+        if not self._preparing:
+            return
+        report = environment.read_report(self.run_dir)
+        if report:
+            self._preparing = False
+        if report.get("state") == "ready":
+            data = environment.event_of(report)
+            self.link.report("event", {"type": "environment_prepared", "data": data})
 
     def _check_limits(self, now: float, since: float) -> None:
         limit = self.order.max_seconds
@@ -376,8 +391,11 @@ class Supervisor:
         oom_killed = processes.oom_kill_count() > self._oom_kills or self._group_oom_kills > 0
         code = self.torchrun.returncode if self.torchrun else None
         output = _tail(self.run_dir.path / "torchrun.log")
-        verdict = self._own_verdict or judge(
-            ends, torchrun_code=code, torchrun_output=output, oom_killed=oom_killed
+        self._report_environment()  # of a program that has ended at once
+        verdict = (
+            self._own_verdict
+            or environment.failure(self.run_dir, self.order)
+            or judge(ends, torchrun_code=code, torchrun_output=output, oom_killed=oom_killed)
         )
         # why a server stopped, and after how many requests
         if self.order.kind == "serve" and verdict.exit_class == "ok":

@@ -8,7 +8,7 @@ from typing import Any
 from orchestrator.planner.request_parsing import parse_line
 from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import RunSpec
-from workers.contracts.specs.benchmark_variants import BASE
+from workers.contracts.specs.benchmarks.variants import BASE
 
 _TYPES = ("benchmark_began", "benchmark_result", "benchmark_collectives", "benchmark_products")
 _OF_TRAINING = ("compile", "fused_kernels")  # differ from the base in settings outside the plan

@@ -22,6 +22,7 @@ from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.data import EXAMPLE_FORMATS, SUFFIXES, DataSpec
 from workers.contracts.specs.finetuning.reinforcement import policy_field
 from workers.contracts.specs.finetuning.rewards import ModelReward, PythonReward
+from workers.contracts.specs.script import UV_LOCK, ScriptBody
 
 _CHECKED_BYTES = 2**20
 _CHECKED_FILES = 20  # per folder
@@ -69,7 +70,26 @@ def path_problems(
         if resolved is not None and not resolved.is_dir():
             message = f"{spec.script.workdir} is not a folder"
             problems.append(_problem("script.workdir", message, "the folder of the program"))
+        elif resolved is not None:
+            problems += _lock_problems(spec.script, resolved)
     return problems
+
+
+def _lock_problems(script: ScriptBody, folder: Path) -> list[Problem]:
+    """Whether the lock file that a script names is in its work folder."""
+    lock = script.environment.lock if script.environment else None
+    if lock is None:
+        return []
+    field, file = "script.environment.lock", folder / lock
+    try:
+        if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
+            return [_problem(field, f"there is no file {lock} in the work folder", "uv.lock")]
+        if file.name == UV_LOCK and not file.with_name("pyproject.toml").is_file():
+            message = f"there is no pyproject.toml next to {lock}"
+            return [_problem(field, message, "the project's folder as script.workdir")]
+    except OSError as error:
+        return [_problem(field, f"{lock} cannot be read: {error.strerror}", "another file")]
+    return []
 
 
 def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:

@@ -50,8 +50,8 @@ from orchestrator.runs.submission.weights import (
 )
 from workers.contracts import ModelSpec, Problem, RunSpec, spec_problems, validation_problems
 from workers.contracts.specs.api_key_hash import hash_key
-from workers.contracts.specs.benchmark import as_training, technique_problems
-from workers.contracts.specs.benchmark_variants import total_steps
+from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
+from workers.contracts.specs.benchmarks.variants import total_steps
 from workers.contracts.specs.inference_support import (
     INFERENCE_KINDS,
     inference_problems,

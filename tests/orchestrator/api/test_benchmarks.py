@@ -15,7 +15,7 @@ from tests import factories
 from tests.orchestrator.api.test_middleware import problem
 from tests.orchestrator.api.test_runs import RUNS, post
 from workers.contracts import RunSpec
-from workers.contracts.specs.benchmark_variants import expand
+from workers.contracts.specs.benchmarks.variants import expand
 
 pytestmark = pytest.mark.django_db
 BODY: dict[str, Any] = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from workers.contracts.specs.benchmark import (
+from workers.contracts.specs.benchmarks.techniques import (
     TECHNIQUES,
     as_training,
     steps_per_repeat,
     technique_problems,
 )
-from workers.contracts.specs.benchmark_variants import Expansion, expand, total_steps
+from workers.contracts.specs.benchmarks.variants import Expansion, expand, total_steps
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.training_support import engine_problems
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.workers.training.conftest import TINY
 from tests.workers.training.pool import Pool, read_lines
-from workers.contracts.specs.benchmark_variants import BASE
+from workers.contracts.specs.benchmarks.variants import BASE
 
 SPEC: dict[str, Any] = {
     "kind": "benchmark",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.utils.translation import gettext_noop as _
 
 from webui.forms.spec_fields.field import F, Section
-from workers.contracts.specs.benchmark import TECHNIQUES
+from workers.contracts.specs.benchmarks.techniques import TECHNIQUES
 
 BENCHMARK = Section(
     "benchmark",

@@ -32,10 +32,10 @@ from workers.contracts.specs.run_bodies import (
     ExternalBody,
     GenerateBody,
     ModelRef,
-    ScriptBody,
     ServeBody,
     TrainBody,
 )
+from workers.contracts.specs.script import ScriptBody
 
 Kind = Literal[
     "train", "generate", "serve", "evaluate", "script", "external", "benchmark", "produce"
@@ -254,7 +254,7 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
     if spec.benchmark and spec.shape is not None:
         problems += data_problems(spec.data, vocab=spec.shape.vocab)
     if spec.script:
-        problems += _script_problems(spec.script)
+        problems += _script_problems(spec.script, spec.resources)
     return problems
 
 
@@ -266,10 +266,11 @@ def _needless(field: str) -> Problem:
     )
 
 
-def _script_problems(script: ScriptBody) -> list[Problem]:
-    problems = []
+def _script_problems(script: ScriptBody, resources: Resources) -> list[Problem]:
+    problems: list[Problem] = []
     if not script.command:
         problems.append(problem("script.command", "there is no program to run", '["train.py"]'))
+    problems += _environment_problems(script, resources)
     for field, variables in (("env", script.env), ("secrets", script.secrets)):
         for name, text in variables.items():
             if not name or len(name) > 200 or "=" in name or "\0" in name + text:
@@ -280,6 +281,20 @@ def _script_problems(script: ScriptBody) -> list[Problem]:
                 message = f"the value of {name} has {len(text)} characters"
                 problems.append(problem(f"script.{field}", message, "at most 100,000 characters"))
     return problems
+
+
+def _environment_problems(script: ScriptBody, resources: Resources) -> list[Problem]:
+    environment = script.environment
+    if environment is None:
+        return []
+    field = "script.environment"
+    if resources.image is not None and (environment.lock or environment.modules):
+        message = f"the image {resources.image} has its own packages"
+        return [problem(field, message, "either resources.image or script.environment")]
+    if environment.lock is not None and script.workdir is None:
+        message = f"{environment.lock} is a file of the work folder, but script.workdir is not set"
+        return [problem(f"{field}.lock", message, "script.workdir, the folder with the lock")]
+    return []
 
 
 def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:

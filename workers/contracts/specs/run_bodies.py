@@ -1,4 +1,4 @@
-"""The body of each kind of run: train, generate, serve, evaluate, script, benchmark, external.
+"""The body of each kind of run: train, generate, serve, evaluate, benchmark, external.
 
 Fields and defaults only; `run` checks how bodies, model, plan and resources fit together.
 """
@@ -392,19 +392,6 @@ class ServeBody(Contract):
         if self.adapter_slots is not None:
             return self.adapter_slots
         return DEFAULT_ADAPTER_SLOTS if self.adapters else 0
-
-
-class ScriptBody(Contract):
-    """A user's torchrun program: `command` follows torchrun's own arguments.
-
-    `secrets` are variables whose values are not shown after the submit; the spec then says in
-    which run each is stored, and the owner of that run can submit this text again.
-    """
-
-    command: list[str] = []
-    workdir: str | None = None
-    env: dict[str, str] = {}
-    secrets: dict[str, str] = {}
 
 
 class BenchmarkBody(Contract):

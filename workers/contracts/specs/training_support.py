@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from workers.contracts.base import Problem, problem
-from workers.contracts.specs.benchmark import as_training, technique_problems
+from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
 from workers.contracts.specs.engine_transforms import Combination, exclusions_of
 from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.contracts.specs.model import ModelSpec

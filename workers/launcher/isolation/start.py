@@ -17,6 +17,12 @@ from workers.launcher import command
 from workers.launcher.isolation import containers, wrap
 from workers.launcher.isolation.limits import Limits, in_scope
 from workers.launcher.isolation.run_user import RunUser
+from workers.launcher.programs.environment import (
+    MissingLock,
+    PreparedEnvironment,
+    environment_of,
+    plan_environment,
+)
 from workers.launcher.programs.unpack import unpack_program
 from workers.launcher.rundir import RunDir
 
@@ -87,9 +93,17 @@ def prepare(
     image = containers.image_of(order)
     python = sys.executable if image is None else containers.PYTHON
     _, folder = command.program(order, run_dir, python=python)
+    environment = _environment(order, run_dir, user, folder)
     arguments = command.torchrun(
-        order, run_dir, host=host, port=port, local_address=local_address, python=python
+        order,
+        run_dir,
+        host=host,
+        port=port,
+        local_address=local_address,
+        python=python if environment is None else environment.python,
     )
+    if environment is not None:
+        arguments = environment.wrapped(arguments)
     base = os.environ if image is None else containers.inherited(os.environ)
     env = command.environment(
         order, run_dir, host=host, address=address, secrets=secrets, base=base
@@ -115,6 +129,20 @@ def prepare(
         return start
     scoped = in_scope(start.arguments, limits, name=containers.container_name(order))
     return Start(scoped, start.env, start.folder, start.stdin, group=True)
+
+
+def _environment(
+    order: LaunchOrder, run_dir: RunDir, user: RunUser | None, folder: Path
+) -> PreparedEnvironment | None:
+    """The packages of a script that brings its own. Raises Unlaunchable."""
+    wanted = environment_of(order)
+    if wanted is None or containers.image_of(order) is not None:
+        return None
+    home = command.node_home(run_dir, order)
+    try:
+        return plan_environment(wanted, run_dir, work_folder=folder, home=home, user=user)
+    except MissingLock as error:
+        raise command.Unlaunchable(f"script.environment.lock: {error}.") from None
 
 
 def _in_container(

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.specs.benchmark import as_training, repeat_count, steps_per_repeat
-from workers.contracts.specs.benchmark_variants import Expansion, Variant, expand
+from workers.contracts.specs.benchmarks.techniques import (
+    as_training,
+    repeat_count,
+    steps_per_repeat,
+)
+from workers.contracts.specs.benchmarks.variants import Expansion, Variant, expand
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.run_bodies import BenchmarkBody

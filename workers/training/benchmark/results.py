@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from workers.contracts.specs.benchmark_variants import BASE, Variant
+from workers.contracts.specs.benchmarks.variants import BASE, Variant
 from workers.runtime.exits import write_atomically
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from workers.contracts.specs.benchmark import repeat_count, steps_per_repeat
-from workers.contracts.specs.benchmark_variants import Variant
+from workers.contracts.specs.benchmarks.techniques import repeat_count, steps_per_repeat
+from workers.contracts.specs.benchmarks.variants import Variant
 from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder

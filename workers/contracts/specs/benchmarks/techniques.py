@@ -1,6 +1,6 @@
 """What a benchmark run trains: its base plan as a training run, and the techniques it compares.
 
-`benchmark_variants` expands techniques to variants.
+`variants` expands techniques to variants.
 """
 
 from __future__ import annotations

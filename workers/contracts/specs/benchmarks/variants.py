@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from workers.contracts.base import validation_problems
-from workers.contracts.specs.benchmark import (
+from workers.contracts.specs.benchmarks.techniques import (
     DEVICE_TECHNIQUES,
     as_training,
     repeat_count,

@@ -1,0 +1,1 @@
+"""What a benchmark run trains and the variants that it compares."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from orchestrator.scheduling.placement import reasons
@@ -19,7 +18,14 @@ from orchestrator.scheduling.placement.capacity import (
     NodeView,
     Slot,
     could_fit,
-    groups_by_pool,
+)
+from orchestrator.scheduling.placement.gangs import Gangs, Reservation
+from orchestrator.scheduling.placement.requests import (
+    Decision,
+    Placement,
+    QueuedRun,
+    Share,
+    Wait,
 )
 
 __all__ = ["Decision", "NodeView", "Placement", "QueuedRun", "Share", "Slot", "Wait", "place"]
@@ -31,64 +37,6 @@ RESERVATION_DEPTH = 8
 # runs per pool that are tried, after those in back-off or over their quota
 QUEUE_LIMIT = 2000
 ESTIMATE_LIMIT = 50  # waiting runs per pool whose start is estimated
-
-
-@dataclass(frozen=True)
-class QueuedRun:
-    """A queued run; only `checkpoint_nodes`, if any, store its checkpoint.
-
-    Its last attempt failed on the nodes of `avoid`: until `avoid_until` (Unix seconds) it uses
-    them only if no others can ever fit it, or if they store its checkpoint.
-    """
-
-    run: int
-    devices: int
-    pool: str
-    queued_at: float  # Unix seconds
-    priority: int = 0
-    owner: str = ""
-    device: str | None = None
-    needs: tuple[str, ...] = ()  # what its nodes must support, of `NodeView.supports`
-    not_before: float | None = None
-    max_seconds: float | None = None
-    checkpoint_nodes: tuple[str, ...] = ()
-    avoid: tuple[str, ...] = ()
-    avoid_until: float | None = None
-    server: str = ""  # why it waits for a server, if it does
-
-
-@dataclass(frozen=True)
-class Share:
-    """Devices of one node, by index."""
-
-    node: str
-    devices: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A run that starts now."""
-
-    run: int
-    shares: tuple[Share, ...]
-
-
-@dataclass(frozen=True)
-class Wait:
-    """A run that waits; `may_start` (Unix seconds) is its latest start, None if unknown."""
-
-    run: int
-    position: int
-    reason: str
-    may_start: float | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Result of one pass: each queued run is placed or waits."""
-
-    placements: tuple[Placement, ...] = ()
-    waits: tuple[Wait, ...] = ()
 
 
 def place(
@@ -118,14 +66,6 @@ def place(
     return Decision(tuple(current.placements), tuple(current.waits))
 
 
-@dataclass
-class _Reservation:
-    """The run that gets the next devices of its pool, and the earliest time it may start."""
-
-    run: int
-    start: float
-
-
 class _Pass:
     """State of one pass, in memory."""
 
@@ -134,16 +74,13 @@ class _Pass:
     ) -> None:
         self.placements: list[Placement] = []
         self.waits: list[Wait] = []
-        self._nodes, self._now, self._quotas, self._estimated = nodes, now, quotas, estimated
-        self._by_name = {node.name: node for node in nodes}
-        self._groups = groups_by_pool(nodes, now)
-        self._reservations: dict[str, _Reservation] = {}
+        self._now, self._quotas, self._estimated = now, quotas, estimated
+        self._gangs = Gangs(nodes, now)
         self._waiting: dict[str, int] = {}  # pool → waiting runs so far
         self._tried: dict[str, int] = {}  # pool → runs that were tried
         self._contending: dict[str, int] = {}  # pool → those that lack only devices
         self._held: dict[tuple[str, str], int] = {}  # (pool, owner) → devices
         self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
-        self._special: dict[tuple[str, tuple[str, ...]], list[DeviceGroup]] = {}  # `_supporting`
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
@@ -151,23 +88,20 @@ class _Pass:
 
     def consider(self, run: QueuedRun) -> None:
         """Place the run, or record why it waits."""
+        gangs = self._gangs
         if run.not_before is not None and run.not_before > self._now:
-            return self._wait(run, reasons.back_off(run.not_before), self._candidates(run))
+            return self._wait(run, reasons.back_off(run.not_before), gangs.candidates(run))
         if blocked := self._blocked(run):
             return self._wait(run, blocked, [])
         self._tried[run.pool] = tried = self._tried.get(run.pool, 0) + 1
         if tried > QUEUE_LIMIT:
             return self._wait(run, reasons.behind(run, QUEUE_LIMIT), [])
-        groups, reservation = self._candidates(run), self._reservations.get(run.pool)
-        # a run that ends before the reserved gang can start may use its devices
-        backfill = (
-            reservation is not None
-            and run.max_seconds is not None
-            and self._now + run.max_seconds <= reservation.start
-        )
-        for group in groups:
-            if nodes := group.fit(run.devices, run.checkpoint_nodes, backfill=backfill):
-                return self._place(run, nodes)
+        groups = gangs.candidates(run)
+        if shares := gangs.start(run, groups, backfill=gangs.may_backfill(run)):
+            self.placements.append(Placement(run.run, shares))
+            self._hold(run.pool, run.owner, run.devices)
+            return self._changed(run.pool)
+        reservation = gangs.reservations.get(run.pool)
         return self._wait(run, self._explain(run, groups, reservation), groups)
 
     def _blocked(self, run: QueuedRun) -> str:
@@ -177,46 +111,15 @@ class _Pass:
         used, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
         if quota is not None and used + run.devices > quota:
             return reasons.over_quota(run.devices, run.pool, run.owner, quota, used)
-        holders = [self._by_name[name] for name in run.checkpoint_nodes if name in self._by_name]
+        holders = [
+            self._gangs.by_name[name]
+            for name in run.checkpoint_nodes
+            if name in self._gangs.by_name
+        ]
         silent = [node.name for node in holders if node.unusable_reason == "silent"]
         if not could_fit(holders, run.devices, run.device):
             return ""
         return reasons.checkpoint_unavailable(run, silent) if silent else ""
-
-    def _candidates(self, run: QueuedRun) -> list[DeviceGroup]:
-        """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run."""
-        groups = [group for group in self._supporting(run) if run.device in (None, group.kind)]
-        if run.checkpoint_nodes and all(
-            name in self._by_name and self._by_name[name].usable for name in run.checkpoint_nodes
-        ):
-            restricted = [group.on_nodes(run.checkpoint_nodes) for group in groups]
-            if fitting := [group for group in restricted if group.can_ever_fit(run.devices)]:
-                return fitting
-        if run.avoid and run.avoid_until is not None and self._now < run.avoid_until:
-            others = [group.without(run.avoid) for group in groups]
-            return [group for group in others if group.can_ever_fit(run.devices)] or groups
-        return groups
-
-    def _supporting(self, run: QueuedRun) -> list[DeviceGroup]:
-        """The pool's groups, or their nodes that support what the run needs."""
-        groups = self._groups.get(run.pool, [])
-        if not run.needs:
-            return groups
-        key = run.pool, run.needs
-        if key not in self._special:
-            needs = set(run.needs)
-            able = {node.name for node in self._nodes if needs <= node.supports}
-            parts = [group.on_nodes(able) for group in groups]
-            self._special[key] = [part for part in parts if part.nodes]
-        return self._special[key]
-
-    def _place(self, run: QueuedRun, nodes: list[NodeDevices]) -> None:
-        per_node = run.devices // len(nodes)
-        until = self._now + run.max_seconds if run.max_seconds is not None else math.inf
-        shares = tuple(Share(node.node, node.take(run.run, per_node, until)) for node in nodes)
-        self.placements.append(Placement(run.run, shares))
-        self._hold(run.pool, run.owner, run.devices)
-        self._changed(run.pool, nodes)
 
     def _hold(self, pool: str, owner: str, devices: int) -> None:
         self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
@@ -224,7 +127,8 @@ class _Pass:
     def _wait(self, run: QueuedRun, reason: str, groups: list[DeviceGroup]) -> None:
         self._waiting[run.pool] = position = self._waiting.get(run.pool, 0) + 1
         start = None
-        undecided = run.pool not in self._reservations and (run.not_before or 0.0) <= self._now
+        reserved = run.pool in self._gangs.reservations
+        undecided = not reserved and (run.not_before or 0.0) <= self._now
         if position <= self._estimated or (
             undecided and self._contending.get(run.pool, 0) < RESERVATION_DEPTH
         ):
@@ -236,54 +140,45 @@ class _Pass:
 
         Reserves them if the run is the first of its pool that lacks only devices and is late.
         """
-        options = [best for group in groups if (best := group.earliest(run.devices)) is not None]
-        if not options:
+        best = self._gangs.earliest(run, groups)
+        if best is None:
             return None
-        free_at, nodes = min(options, key=lambda item: item[0])
+        free_at, nodes = best
         ready = run.not_before or 0.0
         start, per_node = max(self._now, free_at, ready), run.devices // len(nodes)
         if ready <= self._now:
-            self._reserve(run, groups, nodes, per_node)
+            self._reserve(run, groups, nodes)
         end = start + run.max_seconds if run.max_seconds is not None else math.inf
         for node in nodes:
             node.book(per_node, end)
         return start if math.isfinite(start) else None
 
-    def _reserve(
-        self, run: QueuedRun, groups: list[DeviceGroup], nodes: list[NodeDevices], per_node: int
-    ) -> None:
+    def _reserve(self, run: QueuedRun, groups: list[DeviceGroup], nodes: list[NodeDevices]) -> None:
         self._contending[run.pool] = number = self._contending.get(run.pool, 0) + 1
         if (
             number > RESERVATION_DEPTH
             or self._now - run.queued_at < RESERVE_AFTER_S
-            or run.pool in self._reservations
+            or run.pool in self._gangs.reservations
         ):
             return
-        start = min(group.may_start(run.devices) for group in groups)
-        self._reservations[run.pool] = _Reservation(run.run, start)
-        for node in nodes:
-            node.reserved = per_node
-        self._changed(run.pool, nodes)
+        self._gangs.reserve(run, groups, nodes)
+        self._changed(run.pool)
 
-    def _changed(self, pool: str, nodes: list[NodeDevices]) -> None:
-        special = [groups for key, groups in self._special.items() if key[0] == pool]
-        for groups in (self._groups[pool], *special):
-            for group in groups:
-                group.changed(nodes)
+    def _changed(self, pool: str) -> None:
         self._usage = {key: usage for key, usage in self._usage.items() if key[0] != pool}
 
     def _explain(
-        self, run: QueuedRun, groups: list[DeviceGroup], reservation: _Reservation | None
+        self, run: QueuedRun, groups: list[DeviceGroup], reservation: Reservation | None
     ) -> str:
         """Why no group fits the run."""
         if run.needs and not groups and (lacking := self._lacking(run)):
             return reasons.unsupported(run, lacking)
         if not groups:
-            return reasons.no_devices(run, self._nodes)
+            return reasons.no_devices(run, self._gangs.nodes)
         group = max(groups, key=lambda group: group.total)
         if group.total < run.devices:
-            return reasons.too_few_devices(run, group.total, self._nodes)
-        if not group.can_ever_fit(run.devices):
+            return reasons.too_few_devices(run, group.total, self._gangs.nodes)
+        if not group.can_ever_fit(run.devices, run.together):
             return reasons.uneven(run, group.sizes, ever=True)
         free, holders = self._get_usage(run, group)
         if run.checkpoint_nodes:
@@ -303,7 +198,7 @@ class _Pass:
         kind = run.device
         usable = [
             node
-            for node in self._nodes
+            for node in self._gangs.nodes
             if node.pool == run.pool
             and node.usable
             and any(kind in (None, slot.kind) for slot in node.slots)
@@ -316,7 +211,7 @@ class _Pass:
         if not run.avoid or run.avoid_until is None or self._now >= run.avoid_until:
             return []
         used = {node.node for group in groups for node in group.nodes}
-        pool = {node.node for group in self._groups.get(run.pool, []) for node in group.nodes}
+        pool = {node.node for group in self._gangs.groups.get(run.pool, []) for node in group.nodes}
         return sorted((set(run.avoid) & pool) - used)
 
     def _get_usage(self, run: QueuedRun, group: DeviceGroup) -> tuple[int, str]:

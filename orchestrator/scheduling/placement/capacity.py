@@ -79,12 +79,24 @@ class NodeDevices:
         """Assume that the devices that become free first are held until `until`."""
         self.free_at = sorted([until] * devices + self.free_at[devices:])
 
-    def take(self, run: int, devices: int, until: float) -> tuple[int, ...]:
-        """Give the run the lowest free indices."""
+    def take(
+        self, run: int, devices: int, until: float, early: float = -math.inf
+    ) -> tuple[int, ...]:
+        """Give the run the lowest free indices; it ends between `early` and `until`."""
         taken, self.free = self.free[:devices], self.free[devices:]
         self.holders[run] = self.holders.get(run, 0) + devices
         self.book(devices, until)
+        self.early = sorted([early] * devices + self.early[devices:])
         return tuple(taken)
+
+    def give_back(self, run: int, devices: Sequence[int], until: float, early: float) -> None:
+        """Free what the run took with these limits."""
+        self.free = sorted([*self.free, *devices])
+        del self.holders[run]
+        for _ in devices:
+            self.free_at.remove(until)
+            self.early.remove(early)
+        self.free_at[:0] = self.early[:0] = [-math.inf] * len(devices)
 
 
 class DeviceGroup:
@@ -132,25 +144,27 @@ class DeviceGroup:
         """Devices available now on all nodes."""
         return sum(level * len(names) for level, names in self._by_level(backfill).names.items())
 
-    def can_ever_fit(self, devices: int) -> bool:
+    def can_ever_fit(self, devices: int, together: int = 1) -> bool:
         """Whether the gang would fit evenly if all devices were free."""
         return any(
             _enough(self._sizes, devices // count, count)
-            for count in node_counts(devices, len(self.nodes))
+            for count in node_counts(devices, len(self.nodes), together)
         )
 
-    def fit(self, devices: int, prefer: Collection[str], *, backfill: bool) -> list[NodeDevices]:
+    def fit(
+        self, devices: int, prefer: Collection[str], *, backfill: bool, together: int = 1
+    ) -> list[NodeDevices]:
         """The fewest nodes that fit the gang evenly, preferring the fullest; empty if none do."""
         levels = self._by_level(backfill)
-        for count in node_counts(devices, len(self.nodes)):
+        for count in node_counts(devices, len(self.nodes), together):
             if nodes := levels.fullest(devices // count, count, prefer):
                 return sorted(nodes, key=lambda node: node.node)
         return []
 
-    def earliest(self, devices: int) -> tuple[float, list[NodeDevices]] | None:
+    def earliest(self, devices: int, together: int = 1) -> tuple[float, list[NodeDevices]] | None:
         """The latest time at which the gang fits, and where; inf if unknown, None if never."""
         best: tuple[float, list[NodeDevices]] | None = None
-        for count in node_counts(devices, len(self.nodes)):
+        for count in node_counts(devices, len(self.nodes), together):
             per_node = devices // count
             if not _enough(self._sizes, per_node, count):
                 continue
@@ -164,10 +178,10 @@ class DeviceGroup:
                 best = (fitting[count - 1][0], [item[3] for item in fitting[:count]])
         return best
 
-    def may_start(self, devices: int) -> float:
+    def may_start(self, devices: int, together: int = 1) -> float:
         """The earliest time at which the gang may fit if holders end early; inf if never."""
         times = [math.inf]
-        for count in node_counts(devices, len(self.nodes)):
+        for count in node_counts(devices, len(self.nodes), together):
             per_node = devices // count
             ends = sorted(node.early[per_node - 1] for node in self.nodes if node.size >= per_node)
             times += ends[count - 1 : count]
@@ -215,9 +229,13 @@ class _Levels:
         return [self._nodes[name] for name in names[:count]]
 
 
-def node_counts(devices: int, nodes: int) -> Iterator[int]:
-    """Numbers of nodes that divide the gang evenly, fewest first."""
-    return (count for count in range(1, min(devices, nodes) + 1) if devices % count == 0)
+def node_counts(devices: int, nodes: int, together: int = 1) -> Iterator[int]:
+    """Numbers of nodes that divide the gang evenly, fewest first.
+
+    Each node gets a multiple of `together` devices; a gang that this does not divide ignores it.
+    """
+    parts = devices // together if devices % together == 0 else devices
+    return (count for count in range(1, min(parts, nodes) + 1) if parts % count == 0)
 
 
 def could_fit(nodes: Sequence[NodeView], devices: int, kind: str | None) -> bool:

@@ -1,0 +1,178 @@
+"""Starts gangs on free devices and reserves the next devices for the run that waits first.
+
+The same object serves one pass of the scheduler, or many passes of a simulation. Does not depend on
+the order of the runs, on quotas or on wait reasons.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.scheduling.placement.capacity import (
+    DeviceGroup,
+    NodeDevices,
+    NodeView,
+    groups_by_pool,
+)
+from orchestrator.scheduling.placement.requests import QueuedRun, Share
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The run that gets the next devices of its pool, and the earliest time it may start."""
+
+    run: int
+    start: float
+    nodes: list[NodeDevices]
+    per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a started run holds, and between when it ends."""
+
+    nodes: list[NodeDevices]
+    shares: tuple[Share, ...]
+    until: float
+    early: float
+
+
+class Gangs:
+    """Devices of a fleet: which gangs fit now, and which devices are reserved."""
+
+    def __init__(self, nodes: Sequence[NodeView], now: float) -> None:
+        self.now = now
+        self.nodes = sorted(nodes, key=lambda node: node.name)
+        self.by_name = {node.name: node for node in self.nodes}
+        self.groups = groups_by_pool(self.nodes, now)
+        self.reservations: dict[str, Reservation] = {}
+        self._special: dict[tuple[str, tuple[str, ...]], list[DeviceGroup]] = {}  # `_supporting`
+        self._held: dict[int, _Held] = {}
+        self._known: dict[str, Reservation] = {}  # pool → reservation of the previous pass
+
+    def next_pass(self, now: float) -> None:
+        """Begin another pass at a later time: reservations are decided again."""
+        self.now = now
+        if self.reservations:
+            for pool, reservation in self.reservations.items():
+                for node in reservation.nodes:
+                    node.reserved = 0
+                self._changed(pool, reservation.nodes)
+            self._known, self.reservations = self.reservations, {}
+
+    def candidates(self, run: QueuedRun) -> list[DeviceGroup]:
+        """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run."""
+        groups = self._supporting(run)
+        if run.device is not None:
+            groups = [group for group in groups if run.device == group.kind]
+        if run.checkpoint_nodes and all(
+            name in self.by_name and self.by_name[name].usable for name in run.checkpoint_nodes
+        ):
+            restricted = [group.on_nodes(run.checkpoint_nodes) for group in groups]
+            if fitting := [
+                group for group in restricted if group.can_ever_fit(run.devices, run.together)
+            ]:
+                return fitting
+        if run.avoid and run.avoid_until is not None and self.now < run.avoid_until:
+            others = [group.without(run.avoid) for group in groups]
+            return [
+                group for group in others if group.can_ever_fit(run.devices, run.together)
+            ] or groups
+        return groups
+
+    def may_backfill(self, run: QueuedRun) -> bool:
+        """Whether the run ends before the reserved gang can start, so it may use its devices."""
+        reservation = self.reservations.get(run.pool)
+        return (
+            reservation is not None
+            and run.max_seconds is not None
+            and self.now + run.max_seconds <= reservation.start
+        )
+
+    def start(
+        self, run: QueuedRun, groups: Sequence[DeviceGroup], *, backfill: bool
+    ) -> tuple[Share, ...] | None:
+        """Give the run its devices now; None if no group fits it."""
+        for group in groups:
+            nodes = group.fit(
+                run.devices, run.checkpoint_nodes, backfill=backfill, together=run.together
+            )
+            if nodes:
+                return self._take(run, nodes)
+        return None
+
+    def release(self, run: QueuedRun) -> None:
+        """Free the devices of a run that this object started."""
+        held = self._held.pop(run.run)
+        for node, share in zip(held.nodes, held.shares, strict=True):
+            node.give_back(run.run, share.devices, held.until, held.early)
+        self._changed(run.pool, held.nodes)
+
+    def earliest(
+        self, run: QueuedRun, groups: Sequence[DeviceGroup]
+    ) -> tuple[float, list[NodeDevices]] | None:
+        """The latest time at which the run starts, and where; None if never."""
+        options = [
+            best
+            for group in groups
+            if (best := group.earliest(run.devices, run.together)) is not None
+        ]
+        return min(options, key=lambda item: item[0]) if options else None
+
+    def reserve(
+        self, run: QueuedRun, groups: Sequence[DeviceGroup], nodes: list[NodeDevices] | None = None
+    ) -> bool:
+        """Reserve the devices that become free first for the run; False if it never fits.
+
+        `nodes` are those of `earliest`. While the same run is first, the choice stays.
+        """
+        known = self._known.get(run.pool)
+        if known is not None and known.run == run.run and known.start > self.now:
+            reservation = known
+        else:
+            if nodes is None:
+                best = self.earliest(run, groups)
+                if best is None:
+                    return False
+                nodes = best[1]
+            start = min(group.may_start(run.devices, run.together) for group in groups)
+            reservation = Reservation(run.run, start, nodes, run.devices // len(nodes))
+        self.reservations[run.pool] = reservation
+        for node in reservation.nodes:
+            node.reserved = reservation.per_node
+        self._changed(run.pool, reservation.nodes)
+        return True
+
+    def _supporting(self, run: QueuedRun) -> list[DeviceGroup]:
+        """The pool's groups, or their nodes that support what the run needs."""
+        groups = self.groups.get(run.pool, [])
+        if not run.needs:
+            return groups
+        key = run.pool, run.needs
+        if key not in self._special:
+            needs = set(run.needs)
+            able = {node.name for node in self.nodes if needs <= node.supports}
+            parts = [group.on_nodes(able) for group in groups]
+            self._special[key] = [part for part in parts if part.nodes]
+        return self._special[key]
+
+    def _take(self, run: QueuedRun, nodes: list[NodeDevices]) -> tuple[Share, ...]:
+        per_node = run.devices // len(nodes)
+        until = self.now + run.max_seconds if run.max_seconds is not None else math.inf
+        early = self.now + run.min_seconds
+        shares = tuple(
+            Share(node.node, node.take(run.run, per_node, until, early)) for node in nodes
+        )
+        self._held[run.run] = _Held(nodes, shares, until, early)
+        self._changed(run.pool, nodes)
+        return shares
+
+    def _changed(self, pool: str, nodes: list[NodeDevices]) -> None:
+        for group in self.groups[pool]:
+            group.changed(nodes)
+        for key, groups in self._special.items():
+            if key[0] == pool:
+                for group in groups:
+                    group.changed(nodes)

@@ -1,0 +1,67 @@
+"""Input and result of the scheduling policy as frozen data. Does not depend on a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRun:
+    """A queued run; only `checkpoint_nodes`, if any, store its checkpoint.
+
+    Its last attempt failed on the nodes of `avoid`: until `avoid_until` (Unix seconds) it uses
+    them only if no others can ever fit it, or if they store its checkpoint.
+    """
+
+    run: int
+    devices: int
+    pool: str
+    queued_at: float  # Unix seconds
+    priority: int = 0
+    owner: str = ""
+    device: str | None = None
+    needs: tuple[str, ...] = ()  # what its nodes must support, of `NodeView.supports`
+    not_before: float | None = None
+    max_seconds: float | None = None
+    checkpoint_nodes: tuple[str, ...] = ()
+    avoid: tuple[str, ...] = ()
+    avoid_until: float | None = None
+    server: str = ""  # why it waits for a server, if it does
+    team: str = ""
+    expected_s: float | None = None  # predicted duration, None if unknown
+    min_seconds: float = 0.0  # it holds its devices for at least this long
+    together: int = 1  # each node gets a multiple of this many devices: a tensor-parallel group
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Devices of one node, by index."""
+
+    node: str
+    devices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A run that starts now."""
+
+    run: int
+    shares: tuple[Share, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A run that waits; `may_start` (Unix seconds) is its latest start, None if unknown."""
+
+    run: int
+    position: int
+    reason: str
+    may_start: float | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Result of one pass: each queued run is placed or waits."""
+
+    placements: tuple[Placement, ...] = ()
+    waits: tuple[Wait, ...] = ()

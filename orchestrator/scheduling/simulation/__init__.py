@@ -1,0 +1,1 @@
+"""Runs scheduling policies on traces of runs, with the scheduler's own placement code."""

@@ -1,0 +1,105 @@
+"""What a policy achieved on a trace: waiting, completion, utilization, fairness. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.scheduling.simulation.simulate import Outcome
+from orchestrator.scheduling.simulation.traces import Trace
+
+STARVED_S: Final = 24 * 3600.0
+STARVED_TIMES: Final = 10.0  # times the mean waiting time of `fifo`
+
+_Array = NDArray[np.float64]
+
+
+def waits(trace: Trace, outcome: Outcome) -> _Array:
+    """Waiting time of each run in seconds."""
+    return outcome.start_s - trace.submit_s
+
+
+def measure(trace: Trace, outcome: Outcome, *, devices: int) -> dict[str, float | int]:
+    """The figures of one policy except `starved`; utilization until the last submission."""
+    waited, window = waits(trace, outcome), float(trace.submit_s[-1])
+    used = _used(trace, outcome, window)
+    available = devices * window
+    return {
+        "mean_wait_s": float(waited.mean()),
+        "p95_wait_s": float(np.percentile(waited, 95)),
+        "mean_completion_s": float((outcome.end_s - trace.submit_s).mean()),
+        "utilization": float(used.sum()) / available if available > 0 else 0.0,
+        "fragmentation": outcome.blocked_idle_s / available if available > 0 else 0.0,
+        "fairness": _fairness(trace, used, available),
+    }
+
+
+def starved(trace: Trace, outcome: Outcome, *, fifo_mean_wait_s: float) -> int:
+    """Runs that wait longer than a day and longer than ten times fifo's mean waiting time."""
+    limit = max(STARVED_S, STARVED_TIMES * fifo_mean_wait_s)
+    return int((waits(trace, outcome) > limit).sum())
+
+
+def may_starve(trace: Trace, outcome: Outcome) -> bool:
+    """Whether any run waits longer than a day, so that fifo's mean waiting time matters."""
+    return bool((waits(trace, outcome) > STARVED_S).any())
+
+
+def utilization_over_time(
+    trace: Trace, outcome: Outcome, *, devices: int, bins: int = 120
+) -> tuple[_Array, _Array]:
+    """Bin ends in seconds and the utilization in each, until the last submission."""
+    window = float(trace.submit_s[-1])
+    if window <= 0:
+        return np.array([]), np.array([])
+    edges = np.linspace(0.0, window, bins + 1)
+    # devices in use integrated up to each edge
+    passed = np.zeros(bins + 1)
+    for sign, times in ((1.0, outcome.start_s), (-1.0, outcome.end_s)):
+        order = np.argsort(times)
+        at, count = times[order], trace.devices[order].astype(np.float64)
+        weight = np.concatenate([[0.0], np.cumsum(count)])
+        moment = np.concatenate([[0.0], np.cumsum(count * at)])
+        place = np.searchsorted(at, edges, side="right")
+        passed += sign * (weight[place] * edges - moment[place])
+    return edges[1:], np.diff(passed) / (devices * np.diff(edges))
+
+
+def _used(trace: Trace, outcome: Outcome, window: float) -> _Array:
+    """Device-seconds of each run until the last submission."""
+    ends, starts = np.minimum(outcome.end_s, window), np.minimum(outcome.start_s, window)
+    used: _Array = (ends - starts) * trace.devices
+    return used
+
+
+def _fairness(trace: Trace, used: _Array, available: float) -> float:
+    """Jain's index over teams of received over entitled device-seconds; 1 is equal.
+
+    Jain, Chiu, Hawe, "A Quantitative Measure of Fairness", DEC TR-301, 1984. A team is entitled to
+    its max-min fair share: an equal part of the available device time, or what it submitted in time
+    to be served if that is less; the others share the rest.
+    """
+    names, teams = np.unique(np.array(trace.team), return_inverse=True)
+    received = np.bincount(teams, weights=used, minlength=len(names))
+    window = float(trace.submit_s[-1])
+    wanted_s = np.minimum(trace.duration_s, window - trace.submit_s) * trace.devices
+    wanted = np.bincount(teams, weights=wanted_s, minlength=len(names)).astype(np.float64)
+    entitled = max_min_share(wanted, available)
+    some = entitled > 0
+    if not some.any():
+        return 1.0
+    ratio = received[some] / entitled[some]
+    squares = float((ratio**2).sum())
+    return float(ratio.sum()) ** 2 / (len(ratio) * squares) if squares > 0 else 1.0
+
+
+def max_min_share(wanted: _Array, available: float) -> _Array:
+    """Divide `available`: no share exceeds what is wanted, and the smallest share is largest."""
+    shares = np.zeros_like(wanted)
+    left = available
+    for rank, place in enumerate(np.argsort(wanted)):
+        shares[place] = min(wanted[place], left / (len(wanted) - rank))
+        left -= shares[place]
+    return shares

@@ -30,6 +30,7 @@ def main() -> int:
     args = parser.parse_args()
     lock = ROOT / "requirements" / ("test.lock" if args.test else "run.lock")
     if is_done(lock):
+        install_command_line()
         return 0
     say(
         f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (takes a few minutes, the "
@@ -46,6 +47,7 @@ def main() -> int:
     if args.test:  # test.lock contains run.lock
         run_lock = ROOT / "requirements" / "run.lock"
         stamp(run_lock.name).write_text(digest(run_lock))
+    install_command_line()
     install_page_assets()
     return 0
 
@@ -100,6 +102,15 @@ def install_torch_with_dependencies() -> None:
 def install_triton() -> None:
     if sys.platform == "linux":  # kernels compile without a GPU
         pip("install", "--no-deps", f"triton=={TRITON}", check=False)
+
+
+def install_command_line() -> None:
+    """Installs `orrery`, the client in deploy/cli, from this checkout; once, as it is a link."""
+    mark, source = stamp("orrery-cli"), ROOT / "deploy" / "cli"
+    if mark.exists() and mark.read_text() == str(source):
+        return
+    if pip("install", "--no-deps", "--no-build-isolation", "-e", str(source), check=False):
+        mark.write_text(str(source))
 
 
 def install_page_assets() -> None:

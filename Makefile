@@ -6,7 +6,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --durations 50
 
-.PHONY: help install install-test up test test-quick test-all test-mutation chaos fuzz check lint format messages bench gpu lock clean
+.PHONY: help install install-test up test test-quick test-all test-mutation chaos fuzz check lint format messages bench gpu lock sdk clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -72,6 +72,9 @@ gpu: ## check and measure kernels on this machine's GPU with its own torch (PYTH
 
 lock: install-test ## resolve the dependencies into requirements/
 	@$(BIN)/python tools/lock.py
+
+sdk: install-test ## generate the typed Python SDK into sdk/: ARGS="--url http://127.0.0.1:8000 --out DIR"
+	@exec $(BIN)/python tools/sdk.py $(ARGS)
 
 clean: ## remove the virtual environment and caches; keeps the data directory
 	rm -rf .venv .venv-mutation node_modules .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

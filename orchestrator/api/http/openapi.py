@@ -26,6 +26,7 @@ def complete_schema(schema: dict[str, Any]) -> dict[str, Any]:
         model_schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
         components.update(model_schema.pop("$defs", {}))
         components[name] = model_schema
+    _drop_object_defaults(components)
     _name_contracts(schema)
     for path, operations in schema["paths"].items():
         for method, operation in operations.items():
@@ -38,6 +39,14 @@ def complete_schema(schema: dict[str, Any]) -> dict[str, Any]:
                 "content": {MEDIA_TYPE: {"schema": _PROBLEM}},
             }
     return schema
+
+
+def _drop_object_defaults(components: dict[str, Any]) -> None:
+    """Remove defaults that are objects: client generators refuse them and drop the schema."""
+    for schema in components.values():
+        for field in schema.get("properties", {}).values():
+            if isinstance(field, dict) and isinstance(field.get("default"), dict):
+                del field["default"]
 
 
 def _name_headers(path: str, method: str, operation: dict[str, Any]) -> None:

@@ -31,6 +31,7 @@ from webui.views import (
     runs,
     solved_problems,
     storage,
+    teams,
     usage,
 )
 
@@ -102,6 +103,16 @@ urlpatterns: list[URLPattern] = [
     path("account/audit/", account.audit, name="audit"),
     path("account/people/", account.people, name="people"),
     path("account/people/<str:username>/role/", account.role_set, name="role"),
+    path("account/teams/", teams.teams, name="teams"),
+    path("account/teams/<int:id>/", teams.team, name="team"),
+    path("account/teams/<int:id>/change/", teams.team_change, name="team-change"),
+    path("account/teams/<int:id>/delete/", teams.team_delete, name="team-delete"),
+    path("account/teams/<int:id>/members/", teams.member_set, name="member-set"),
+    path(
+        "account/teams/<int:id>/members/<str:username>/remove/",
+        teams.member_remove,
+        name="member-remove",
+    ),
     path("account/notifications/", notifications.notifications, name="notifications"),
     path(
         "account/notifications/<int:id>/delete/", notifications.delete, name="notification-delete"

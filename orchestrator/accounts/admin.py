@@ -9,7 +9,14 @@ from django.contrib import admin
 from django.contrib.auth.admin import UserAdmin
 from django.http import HttpRequest
 
-from orchestrator.accounts.models import ApiToken, AuditEntry, IdempotencyKey, Team, User
+from orchestrator.accounts.models import (
+    ApiToken,
+    AuditEntry,
+    IdempotencyKey,
+    Team,
+    TeamMembership,
+    User,
+)
 
 
 @admin.register(User)
@@ -25,13 +32,21 @@ class PersonAdmin(UserAdmin):
     add_fieldsets = (*UserAdmin.add_fieldsets, ("Orrery", {"fields": ("role",)}))
 
 
+class MemberInline(admin.TabularInline):
+    """Members of a team with their roles."""
+
+    model = TeamMembership
+    extra = 1
+    autocomplete_fields = ("user",)
+
+
 @admin.register(Team)
 class TeamAdmin(admin.ModelAdmin):
     """Teams and their members."""
 
-    list_display = ("name",)
+    list_display = ("name", "budget_device_hours")
     search_fields = ("name",)
-    filter_horizontal = ("members",)
+    inlines = (MemberInline,)
 
 
 class ReadOnly(admin.ModelAdmin):

@@ -25,10 +25,35 @@ class Team(models.Model):
     """Users who see each other's runs and experiments."""
 
     name = models.CharField(max_length=80, unique=True)
-    members = models.ManyToManyField(User, related_name="teams", blank=True)
+    members = models.ManyToManyField(
+        User, related_name="teams", blank=True, through="TeamMembership"
+    )
+    # per calendar month (UTC); null: no budget
+    budget_device_hours = models.FloatField(null=True, blank=True)
 
     def __str__(self) -> str:
         return self.name
+
+
+class TeamMembership(models.Model):
+    """A user in a team; the role is what the user may do with the team's runs and members."""
+
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="memberships")
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(
+        max_length=16,
+        choices=Role.choices,
+        default=Role.SUBMITTER,
+        # the previous release inserts members without a role
+        db_default=Role.SUBMITTER,
+    )
+
+    class Meta:
+        db_table = "accounts_team_members"
+        unique_together = [("team", "user")]
+
+    def __str__(self) -> str:
+        return f"{self.user_id} in {self.team_id}: {self.role}"
 
 
 class ApiToken(models.Model):

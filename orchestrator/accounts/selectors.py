@@ -119,6 +119,11 @@ def people_visible_to(*, user: User) -> QuerySet[User]:
     return users if owners is None else users.filter(Q(pk__in=owners))
 
 
+def people_all() -> QuerySet[User]:
+    """All active users, by name; for admins of teams, who add members."""
+    return User.objects.filter(is_active=True).order_by("username")
+
+
 def _unauthorized(type: str, detail: str) -> Refusal:
     return Refusal(type, "Not authenticated", 401, detail)
 

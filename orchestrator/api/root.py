@@ -37,6 +37,7 @@ from orchestrator.api import (
     runs,
     series,
     storage,
+    teams,
     tokens,
     usage,
 )
@@ -127,6 +128,7 @@ for _prefix, _router in (
     ("/v1/device-types", calibrations.devices),
     ("/v1/me", me.router),
     ("/v1/tokens", tokens.router),
+    ("/v1/teams", teams.router),
     ("/v1/audit", audit.router),
     ("/v1/exports", exports.router),
     ("/v1/jobs", jobs.router),

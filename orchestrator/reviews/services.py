@@ -15,8 +15,9 @@ from django.conf import settings
 from django.db import IntegrityError, transaction
 
 from orchestrator.accounts import services as accounts
+from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
-from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
 from orchestrator.common.checked_files import open_resolved
 from orchestrator.common.errors import Refusal, forbidden, invalid
@@ -139,9 +140,14 @@ def line_claim(*, review: Review, line: int, by: User) -> None:
     )
 
 
+def may_delete(review: Review, user: User) -> bool:
+    """Whether the user may delete it: its owner, operators, and those of a shared team."""
+    return review.owner_id == user.pk or teams.manages(user, review.owner_id)
+
+
 def review_delete(*, review: Review, by: User) -> None:
     """Delete a review with its copy and decisions; data sets stay. Raises 403."""
-    if review.owner_id != by.pk and not at_least(by.role, Role.OPERATOR):
+    if not may_delete(review, by):
         raise forbidden("Only the owner of a review and operators delete it.")
     path = source.path_of(review)
     data = {"name": review.name, "lines": review.lines}

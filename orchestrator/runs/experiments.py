@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from django.db import IntegrityError, transaction
 
 from orchestrator.accounts import services as accounts
+from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
-from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.roles import Role
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.runs.models import Experiment
@@ -41,6 +42,11 @@ def experiment_create(
         raise _taken(name) from None
 
 
+def may_edit_experiment(experiment: Experiment, user: User) -> bool:
+    """Whether the user may edit it: its owner, operators, and those of a shared team."""
+    return experiment.owner_id == user.pk or teams.manages(user, experiment.owner_id)
+
+
 def experiment_update(
     *,
     experiment: Experiment,
@@ -54,10 +60,10 @@ def experiment_update(
 
     `pinned` lists the series charted on its page.
     """
-    if experiment.owner_id != by.pk and not at_least(by.role, Role.OPERATOR):
+    if not may_edit_experiment(experiment, by):
         raise forbidden(
-            f"{experiment.name!r} belongs to {experiment.owner.username}; its owner and operators "
-            "can edit it."
+            f"{experiment.name!r} belongs to {experiment.owner.username}; its owner, operators "
+            "and those of a shared team can edit it."
         )
     fields = {
         "name": None if name is None else checked_name(name),

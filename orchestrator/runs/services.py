@@ -16,7 +16,11 @@ from django.db.models import Q
 from orchestrator.common import clock, conditional, live
 from orchestrator.runs import events
 from orchestrator.runs.events import NewEvent
-from orchestrator.runs.experiments import experiment_create, experiment_update
+from orchestrator.runs.experiments import (
+    experiment_create,
+    experiment_update,
+    may_edit_experiment,
+)
 from orchestrator.runs.lifecycle.actions import (
     external_finish,
     may_manage,
@@ -86,6 +90,7 @@ __all__ = [
     "external_finish",
     "fork_problems",
     "in_run_folder",
+    "may_edit_experiment",
     "may_manage",
     "run_cancel",
     "run_checkpoint",

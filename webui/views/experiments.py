@@ -71,7 +71,7 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
         "best_ids": [each.run.pk for each in best],
         "sentence": sentence(runs, next(iter(best), None)),
         "notes": render_markdown(item.notes),
-        "may_edit": item.owner_id == request.user.pk or has_role(request.user, Role.OPERATOR),
+        "may_edit": services.may_edit_experiment(item, request.user),
         "more": len(runs) == RUNS,
         "may_create": _may_create(request),
     }
@@ -103,9 +103,12 @@ def create(request: PageRequest) -> HttpResponse:
 def edit(request: PageRequest, id: int) -> HttpResponse:
     """Edit the hypothesis and notes of an experiment."""
     item = selectors.experiment_get(user=request.user, id=id)
-    if item.owner_id != request.user.pk and not has_role(request.user, Role.OPERATOR):
+    if not services.may_edit_experiment(item, request.user):
         raise forbidden(
-            _("%(name)s belongs to %(owner)s; only its owner and operators can edit it.")
+            _(
+                "%(name)s belongs to %(owner)s; only its owner, operators and those of a shared "
+                "team can edit it."
+            )
             % {"name": item.name, "owner": item.owner.username}
         )
     if request.method == "POST":

@@ -74,7 +74,7 @@ def review(request: PageRequest, id: int) -> HttpResponse:
         "pairs": pairs,
         "ratings": RATINGS,
         "may_review": has_role(request.user, Role.SUBMITTER),
-        "may_delete": row.owner_id == request.user.pk or has_role(request.user, Role.OPERATOR),
+        "may_delete": services.may_delete(row, request.user),
         "reviewers": selectors.reviewers(review=row),
         "data_sets": list(selectors.data_sets_of(review=row)[:20]),
         "as_pairs": row.format in ("messages", "prompt_completion"),

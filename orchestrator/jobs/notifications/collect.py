@@ -13,7 +13,7 @@ from orchestrator.common import clock
 from orchestrator.common.units import iso
 from orchestrator.fleet.models import Cordon, Node
 from orchestrator.jobs.models import Delivery, Position, Subscription
-from orchestrator.jobs.usage import messages
+from orchestrator.jobs.usage import budgets, messages
 from orchestrator.runs.models import Attempt, RunEvent
 
 OVERLAP: Final = timedelta(seconds=60)  # read again, because a transaction may commit late
@@ -58,6 +58,7 @@ def collect() -> int:
             and _concerns(row, cause, visible[row.owner_id])
         ]
         rows += messages.deliveries(subscriptions, now=now)
+        rows += budgets.deliveries(subscriptions, now=now)
         known = set(
             Delivery.objects.filter(key__in={row.key for row in rows}).values_list(
                 "subscription_id", "key"

@@ -29,6 +29,7 @@ EVENTS: Final = (
     "run_hang",
     "node_lost",
     "node_cordoned",
+    "budget",
     "usage_weekly",
     "usage_monthly",
 )

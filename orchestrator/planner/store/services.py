@@ -13,8 +13,9 @@ from django.db import IntegrityError, transaction
 from pydantic import ValidationError
 
 from orchestrator.accounts import services as accounts
+from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
-from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.planner.calibration.fit import fit
@@ -261,5 +262,5 @@ def _most_frequent(names: Sequence[str]) -> str:
 
 
 def _require_owner(by: User, owner_id: int, what: str, name: str) -> None:
-    if by.pk != owner_id and not at_least(by.role, Role.OPERATOR):
+    if by.pk != owner_id and not teams.manages(by, owner_id):
         raise forbidden(f"Only its owner or an operator may change the {what} {name!r}.")

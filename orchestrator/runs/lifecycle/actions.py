@@ -13,8 +13,8 @@ from django.db import transaction
 from django.db.models import F
 
 from orchestrator.accounts import services as accounts
+from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
-from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock, conditional, live
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.common.redis import wake_scheduler
@@ -237,10 +237,8 @@ def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
 
 
 def may_manage(run: Run, user: User) -> bool:
-    """Whether the user may manage the run: its owner as a submitter, and operators."""
-    return at_least(user.role, Role.OPERATOR) or (
-        run.owner_id == user.pk and at_least(user.role, Role.SUBMITTER)
-    )
+    """Whether the user may manage the run: its owner, operators, and those of a shared team."""
+    return teams.manages(user, run.owner_id)
 
 
 def _request(run: Run, by: User, what: str, *, does: str, audited: str) -> Run:
@@ -270,7 +268,8 @@ def require_manage(run: Run, by: User) -> None:
     """Raises 403 unless the user may manage the run."""
     if not may_manage(run, by):
         raise forbidden(
-            f"Run {run.pk} belongs to {run.owner.username}; its owner and operators can manage it."
+            f"Run {run.pk} belongs to {run.owner.username}; its owner, operators, and operators of "
+            "a shared team can manage it."
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 #   decide  as see; 403 for viewers
 #   manage  as see; 403 for those who may see it but are neither its owner nor operator
 #   change  everybody sees it; 403 for all but its owner and operators
+#   team    as see; 403 for all but admins of the owner's team and administrators
 #   own     404 for all but its owner and administrators
 #   private 404 for all but its owner
 REST = """
@@ -139,6 +140,13 @@ GET    v1/me                                          read
 GET    v1/tokens                                      read
 POST   v1/tokens                                      tokens
 DELETE v1/tokens/{int:id}                             tokens  own
+GET    v1/teams                                       read
+POST   v1/teams                                       admin
+GET    v1/teams/{int:id}                              read    see
+PATCH  v1/teams/{int:id}                              runs    team
+DELETE v1/teams/{int:id}                              admin   see
+PUT    v1/teams/{int:id}/members/{username}           runs    team
+DELETE v1/teams/{int:id}/members/{username}           runs    team
 GET    v1/audit                                       admin
 GET    v1/notifications                               read
 POST   v1/notifications                               runs
@@ -227,6 +235,12 @@ tokens             GET
 token-revoke       POST  own
 audit              GET
 people             GET   admin
+teams              GET
+team               GET   see
+team-change        POST  team
+team-delete        POST  team-admin
+member-set         POST  team
+member-remove      POST  team
 role               POST  admin
 settings           GET   operator
 notifications      GET

@@ -18,7 +18,7 @@ from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
 
 from orchestrator.accounts import services as accounts
-from orchestrator.accounts.models import Team, User
+from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.api.root import api
 from orchestrator.dead_letters.services import dead_letter_add
@@ -97,6 +97,12 @@ class World:
         assert user is not None
         if rule in ("see", "decide", "manage") and name in TEAMLESS:
             return 404
+        if rule in ("team", "team-admin") and name in TEAMLESS:
+            return 404
+        if rule == "team" and name not in ("owner", "admin"):
+            return 403
+        if rule == "team-admin" and name != "admin":
+            return 403
         if rule == "decide" and name == "viewer":
             return 403
         if rule == "manage" and name in ("viewer", "teammate"):
@@ -128,6 +134,7 @@ def world(live_redis: str, settings: Any) -> World:
     owner = people["owner"]
     for team, members in {"lab": ("owner", "teammate", "viewer"), "rivals": ("other",)}.items():
         Team.objects.create(name=team).members.add(*(people[name] for name in members))
+    TeamMembership.objects.filter(user=owner).update(role=Role.ADMIN)
     run = factories.external_run(owner)
     factories.node("n1")
     engine = engines.engine_add(by=None, name="hpc")
@@ -143,6 +150,7 @@ def world(live_redis: str, settings: Any) -> World:
         "device": DeviceType.objects.create(owner=owner, name="d", entry=DEVICE).pk,
         "token": accounts.token_create(user=owner, name="t", by=owner)[0].pk,
     }
+    ids["team"] = Team.objects.get(name="lab").pk
     saved = runs.checkpoint_record(run=run, attempt=1, step=1, path=f"runs/{run.pk}/step_1")
     assert saved is not None
     ids["step"] = saved.step
@@ -301,6 +309,7 @@ OBJECTS = {
     r"(v1/)?experiments": "experiment",
     r"v1/plans|planner/saved": "plan",
     r"v1/tokens|account/tokens": "token",
+    r"(v1|account)/teams": "team",
     r"(v1|account)/notifications": "subscription",
     r"v1/calibrations": "calibration",
     r"(v1/)?dead-letters": "letter",

@@ -34,6 +34,7 @@ from orchestrator.api import (
     produced,
     queue,
     reviews,
+    run_table,
     runs,
     series,
     storage,
@@ -107,6 +108,8 @@ api = Api(
 problems.install(api)
 for _prefix, _router in (
     ("/v1/runs", runs.router),
+    ("/v1/runs", run_table.router),
+    ("/v1/run-views", run_table.views),
     ("/v1/runs", ingest.router),
     ("/v1/runs", series.router),
     ("/v1/runs", benchmarks.router),

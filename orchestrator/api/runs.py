@@ -12,8 +12,10 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.etags import check_version, etag_response, if_match_version
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_experiment, get_run
-from orchestrator.api.http.pagination import last_key, paginated
-from orchestrator.api.schemas import CheckpointOut, RunOut
+from orchestrator.api.http.pagination import Page, encode_cursor, last_key, last_text
+from orchestrator.api.http.responses import json_response
+from orchestrator.api.schemas import CheckpointOut, PageOf, RunOut
+from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import bundles, selectors, services, storage
 from orchestrator.scheduling import selectors as scheduling
 from workers.contracts.base import Contract
@@ -44,6 +46,19 @@ class Filters(Contract):
     tag: str | None = None
     owner: Annotated[str | None, Field(description="a username; `me` is the caller")] = None
     q: Annotated[str | None, Field(description="text in name, notes, model or tags")] = None
+    query: Annotated[
+        str | None,
+        Field(max_length=2000, description="for example `lr > 1e-4 and min(val_loss) < 2`"),
+    ] = None
+    sort: Annotated[
+        str | None, Field(max_length=200, description="a column; `-val_loss` for descending")
+    ] = None
+
+    def chosen(self, by: Any) -> dict[str, Any]:
+        """The filters for `run_table.selectors.table_runs`, without those not given."""
+        names = ("state", "kind", "experiment", "tag", "owner", "q", "query")
+        values = {name: value for name in names if (value := getattr(self, name))}
+        return values | ({"owner": by.get_username()} if self.owner == "me" else {})
 
 
 class RunChange(Contract):
@@ -150,22 +165,36 @@ def run_bundle(request: HttpRequest, id: int) -> Any:
     return bundles.bundle_of(get_run(request, id))
 
 
-@router.get("", response=list[RunOut], auth=require_scope("read"), summary="List runs")
-@paginated(
-    name="runs",
-    serialize=lambda run: run | {"device_time": None},
-    key=lambda run: int(run["id"]),
-    as_json=True,
-    newest_first=True,
-    pass_parameter="page",
-)
-def run_list(request: HttpRequest, filters: Query[Filters], **paging: Any) -> Any:
-    """Runs that you may see, newest first."""
-    page, wanted = paging["page"], dict(filters)
-    if filters.owner == "me":
-        wanted["owner"] = user(request).get_username()
-    return selectors.run_rows(
-        user=user(request), before_id=last_key(page, "runs"), limit=page.limit + 1, **wanted
+@router.get("", response=PageOf[RunOut], auth=require_scope("read"), summary="List runs")
+def run_list(request: HttpRequest, filters: Query[Filters], page: Page) -> HttpResponse:
+    """Runs that you may see, newest first, or in the order of `sort`; runs without it come last.
+
+    `query` filters by columns of runs, values of specs and metrics; its grammar is in the
+    documentation of the runs table. 422 says where a query cannot be read.
+    """
+    by, wanted = user(request), filters.chosen(user(request))
+    if not filters.query and not filters.sort:
+        rows = selectors.run_rows(
+            user=by, before_id=last_key(page, "runs"), limit=page.limit + 1, **wanted
+        )
+        more, rows = len(rows) > page.limit, rows[: page.limit]
+        last: int | str = int(rows[-1]["id"]) if more else 0
+    else:
+        names = run_table.known_names(user=by)
+        found = run_table.table_ids(
+            user=by,
+            runs=run_table.table_runs(user=by, names=names, **wanted),
+            sort=run_table.read_sort(filters.sort or "", names),
+            after=last_text(page, "runs"),
+            limit=page.limit + 1,
+            filtered=bool(wanted),
+        )
+        more, found = len(found) > page.limit, found[: page.limit]
+        rows = run_table.serialize_page([id for id, _ in found])
+        last = found[-1][1] if more else ""
+    items = [row | {"device_time": None} for row in rows]
+    return json_response(
+        {"items": items, "next_cursor": encode_cursor("runs", last) if more else None}
     )
 
 

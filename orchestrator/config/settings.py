@@ -28,6 +28,7 @@ INSTALLED_APPS = [
     "orchestrator.runs",
     "orchestrator.telemetry",
     "orchestrator.reviews",
+    "orchestrator.run_table",
     "orchestrator.scheduling",
     "orchestrator.jobs",
     "webui",

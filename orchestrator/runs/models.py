@@ -356,3 +356,41 @@ class NodeStore(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node}: {self.reason}"
+
+
+class RunParameter(models.Model):
+    """One value of a run's spec or plan, for filters, order and groups of the runs table."""
+
+    run = models.ForeignKey(
+        Run, on_delete=models.CASCADE, related_name="parameters", db_index=False
+    )
+    name = models.CharField(max_length=200)  # its path: train.optimizer.lr
+    number = models.FloatField(null=True)  # of numbers
+    text = models.CharField(max_length=200)  # of every value; "true" and "false"
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "name"], name="run_parameter_once")]
+        indexes = [
+            models.Index(fields=["name", "number", "run"], name="run_parameter_number"),
+            models.Index(fields=["name", "text", "run"], name="run_parameter_text"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.name}={self.text}"
+
+
+class ParameterName(models.Model):
+    """A name that parameters of an owner's runs have, for completion without reading them all."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+", db_index=False
+    )
+    name = models.CharField(max_length=200)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["owner", "name"], name="parameter_name_once")
+        ]
+
+    def __str__(self) -> str:
+        return self.name

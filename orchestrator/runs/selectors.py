@@ -65,6 +65,7 @@ __all__ = [
     "run_get",
     "run_list",
     "run_rows",
+    "runs_matching",
     "runs_read_by",
     "runs_seen_since",
     "runs_visible_to",
@@ -148,6 +149,13 @@ def run_rows(**filters: Unpack[RunFilters]) -> list[dict[str, Any]]:
     return serialize_runs(_listed(**filters))
 
 
+def runs_matching(**filters: Unpack[RunFilters]) -> QuerySet[Run]:
+    """All runs that pass the filters of `run_list`, newest first; ignores `limit`."""
+    chosen = dict(filters)
+    chosen.pop("limit", None)
+    return _listed(**chosen, limit=None)  # type: ignore[arg-type]
+
+
 def _listed(
     *,
     user: User,
@@ -158,7 +166,7 @@ def _listed(
     owner: str | Iterable[str] | None = None,
     q: str | None = None,
     before_id: int | None = None,
-    limit: int = 50,
+    limit: int | None = 50,
     within: QuerySet[Run] | None = None,
 ) -> QuerySet[Run]:
     runs = runs_visible_to(user=user) if within is None else within
@@ -182,7 +190,8 @@ def _listed(
         runs = runs.filter(text | tagged)
     if before_id is not None:
         runs = runs.filter(pk__lt=before_id)
-    return runs.order_by("-id")[:limit]
+    runs = runs.order_by("-id")
+    return runs if limit is None else runs[:limit]
 
 
 def waiting_runs(*, ids: Collection[int]) -> dict[int, Run]:

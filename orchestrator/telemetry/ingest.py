@@ -32,6 +32,7 @@ from orchestrator.telemetry.services import (
     StoreResult,
     incoming_store,
     progress_publish,
+    summaries_refresh,
 )
 from orchestrator.telemetry.writing.cursors import Writer
 from orchestrator.telemetry.writing.decoding import Entry, EntryDecoder
@@ -46,6 +47,8 @@ _TICK_BYTES: Final = 2_000_000  # of envelopes per tick: about 60,000 points, 15
 _AHEAD_BYTES: Final = 8_000_000  # read per tick to find other runs' entries behind a flood
 _PROGRESS_S: Final = 1.0
 _CLEAN_S: Final = 60.0
+_SUMMARY_S: Final = 1.0  # between looks for runs without current metric summaries
+_SUMMARY_BUSY_S: Final = 5.0  # while points wait for this process
 _BACKOFF_S: Final = (0.1, 0.5, 1.0, 2.0)  # while Redis or the database is unavailable
 
 
@@ -66,6 +69,7 @@ class Ingest:
     _first_claim: bool = True
     _failed: list[Entry] = field(default_factory=list)  # stored again with the next claim
     _clean_due: float = 0.0
+    _summary_due: float = 0.0
     _streams: list[str] = field(default_factory=list)
     # entries that failed, or ended the process: each is stored alone, with a count of failures
     _suspects: set[bytes] = field(default_factory=set)
@@ -118,8 +122,17 @@ class Ingest:
             for result in results:
                 self._checks.update(result.summaries)
         self._publish_deferred()
+        self._summarize()
         self._clean()
         return len(entries)
+
+    def _summarize(self) -> None:
+        """Compute the metric summaries of one run; seldom while points wait."""
+        now = time.monotonic()
+        if now < self._summary_due:
+            return
+        busy, found = self._backlog.waiting_bytes > 0, summaries_refresh()
+        self._summary_due = now + (_SUMMARY_BUSY_S if busy else 0.0 if found else _SUMMARY_S)
 
     def _clean(self) -> None:
         """Delete entries that were acknowledged, but not deleted because a connection broke."""

@@ -7,6 +7,7 @@ costs rows per rank, not per metric: 64 ranks × 30 metrics are 64 small rows in
 
 from __future__ import annotations
 
+from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
@@ -100,6 +101,64 @@ class Tail(models.Model):
 
     def __str__(self) -> str:
         return f"{self.cursor_id}+{self.count}"
+
+
+class MetricSummary(models.Model):
+    """One metric of a run in a few numbers, over the points that a chart without `rank` shows.
+
+    Numbers that are not finite are left out; a metric without a finite number has nulls.
+    """
+
+    run = models.ForeignKey(
+        Run, on_delete=models.CASCADE, related_name="metric_summaries", db_index=False
+    )
+    name = models.CharField(max_length=120)
+    last = models.FloatField(null=True)
+    min = models.FloatField(null=True)
+    max = models.FloatField(null=True)
+    mean = models.FloatField(null=True)
+    points = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "name"], name="metric_summary_once")]
+        indexes = [
+            models.Index(fields=["name", "last", "run"], name="metric_summary_last"),
+            models.Index(fields=["name", "min", "run"], name="metric_summary_min"),
+            models.Index(fields=["name", "max", "run"], name="metric_summary_max"),
+            models.Index(fields=["name", "mean", "run"], name="metric_summary_mean"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.run_id} {self.name}={self.last}"
+
+
+class MetricName(models.Model):
+    """A metric that an owner's runs have, for completion without reading all summaries."""
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+", db_index=False
+    )
+    name = models.CharField(max_length=120)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["owner", "name"], name="metric_name_once")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class StaleSummary(models.Model):
+    """A run with points that its metric summaries lack; `taken` while they are computed."""
+
+    run = models.OneToOneField(Run, on_delete=models.CASCADE, related_name="+")
+    since = models.DateTimeField(default=timezone.now)
+    taken = models.DateTimeField(null=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["since"], name="stale_summary_since")]
+
+    def __str__(self) -> str:
+        return str(self.run_id)
 
 
 class LogChunk(models.Model):

@@ -24,6 +24,8 @@ from orchestrator.telemetry.writing.incoming import Incoming
 from orchestrator.telemetry.writing.lines import Lines, StoredLines, lines_write, log_frames
 from orchestrator.telemetry.writing.name_limits import known_names
 from orchestrator.telemetry.writing.points import Stored, points_write
+from orchestrator.telemetry.writing.summaries import mark_stale
+from orchestrator.telemetry.writing.summaries import refresh as summaries_refresh
 from workers.contracts.wire.points import MAX_NAMES_PER_RUN, PointBatch
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "names_after",
     "points_store",
     "progress_publish",
+    "summaries_refresh",
 ]
 
 _owners = MetricOwners()
@@ -103,6 +106,7 @@ def incoming_store(incoming: Incoming, *, publish_progress: set[int] | None = No
             (item for item in incoming.points if item[0].run_id in locked), incoming.lost_points
         )
         _record_dropped_names(locked, points)
+        mark_stale(item.writer.run_id for item in points if len(item.new))
         lines = lines_write(item for item in incoming.lines if item[0].run_id in locked)
         summaries = _update_summaries(locked, points)
         frames = [*points_frames(points, _owners), *log_frames(lines)]

@@ -121,21 +121,40 @@ def last_key(page: Paging, name: str) -> int | None:
     """The key that the cursor holds; None on the first page. 422 for another list's cursor."""
     if not page.cursor:
         return None
+    key = _decoded(page.cursor, name)
+    if isinstance(key, int) and not isinstance(key, bool) and abs(key) < 2**63:
+        return key
+    raise _not_a_cursor(page.cursor)
+
+
+def last_text(page: Paging, name: str) -> str:
+    """The text that the cursor holds; empty on the first page. 422 for another list's cursor."""
+    if not page.cursor:
+        return ""
+    key = _decoded(page.cursor, name)
+    if isinstance(key, str):
+        return key
+    raise _not_a_cursor(page.cursor)
+
+
+def _decoded(cursor: str, name: str) -> Any:
+    """The key of a cursor of this list; None for another list's and for other texts."""
     try:
-        padded = page.cursor + "=" * (-len(page.cursor) % 4)
+        padded = cursor + "=" * (-len(cursor) % 4)
         list_name, key = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
     except (binascii.Error, ValueError, TypeError):
-        list_name, key = None, None
-    valid = isinstance(key, int) and not isinstance(key, bool) and abs(key) < 2**63
-    if list_name != name or not valid:
-        raise invalid(
-            "cursor",
-            f"{page.cursor[:40]!r} is not a cursor of this list",
-            "use the next_cursor of the previous page",
-        )
-    return int(key)
+        return None
+    return key if list_name == name else None
 
 
-def encode_cursor(name: str, key: int) -> str:
+def _not_a_cursor(cursor: str) -> Exception:
+    return invalid(
+        "cursor",
+        f"{cursor[:40]!r} is not a cursor of this list",
+        "use the next_cursor of the previous page",
+    )
+
+
+def encode_cursor(name: str, key: int | str) -> str:
     """The cursor after the row with this key."""
     return base64.urlsafe_b64encode(json.dumps([name, key]).encode()).rstrip(b"=").decode()

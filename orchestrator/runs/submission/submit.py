@@ -18,7 +18,7 @@ from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
 from orchestrator.common.redis import wake_scheduler
-from orchestrator.runs import events, states
+from orchestrator.runs import events, parameters, states
 from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import Captured, capture, workdir_of
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
@@ -162,6 +162,7 @@ def run_submit(
             summary=_first_summary(checked, resolved),
             forked_from=forked_from,
         )
+        parameters.store(run)
         script_secrets.store(run, secrets)
         record.store(run, code)
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))

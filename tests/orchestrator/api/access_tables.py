@@ -13,6 +13,12 @@ from __future__ import annotations
 REST = """
 POST   v1/runs                                        runs
 GET    v1/runs                                        read
+GET    v1/runs/columns                                read
+GET    v1/runs/csv                                    read
+GET    v1/runs/groups                                 read
+GET    v1/run-views                                   read
+POST   v1/run-views                                   runs
+DELETE v1/run-views/{int:id}                          runs    private
 GET    v1/runs/{int:id}                               read    see
 PATCH  v1/runs/{int:id}                               runs    manage
 POST   v1/runs/from-bundle                            runs

@@ -28,6 +28,7 @@ from orchestrator.jobs.notifications import subscriptions
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.reviews.models import DataSet, ModelComparison, Review
 from orchestrator.reviews.source import pack
+from orchestrator.run_table import services as run_table
 from orchestrator.runs import services as runs
 from tests import factories
 from tests.matrix import FULL
@@ -59,6 +60,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/model-comparisons": {"runs": [1]},
     "POST v1/model-comparisons/{int:id}/turns": {"text": "hello"},
     "POST v1/model-comparisons/{int:id}/turns/{int:turn}/vote": {"choice": "tie"},
+    "POST v1/run-views": {"name": "best", "query": "sort=loss"},
     "POST v1/runs/{int:id}/answer-votes": {"example": 0, "choice": "tie"},
 }
 DEVICE = device("h100-80g").to_dict() | {"name": "d"}
@@ -70,6 +72,7 @@ LINE = {
 }
 QUERIES = {
     "GET v1/runs/{int:id}/series": "?name=loss",
+    "GET v1/runs/groups": "?by=model",
     "planner-export": "?to=torchtitan",
 }
 # refused by the row's owner rather than by the scope of its role
@@ -155,6 +158,7 @@ def world(live_redis: str, settings: Any) -> World:
     assert saved is not None
     ids["step"] = saved.step
     ids["export"] = requests.export_request(by=owner, run=run.pk).pk
+    ids["view"] = run_table.view_save(owner=owner, name="v", query="sort=loss").pk
     row, _ = subscriptions.subscription_create(by=owner, **SUBSCRIPTION)
     ids["subscription"] = row.pk
     index = pack(array("Q", [0]))
@@ -306,6 +310,7 @@ def filled(route: str, world: World) -> str:
 
 
 OBJECTS = {
+    r"v1/run-views|runs/views": "view",
     r"(v1/)?experiments": "experiment",
     r"v1/plans|planner/saved": "plan",
     r"v1/tokens|account/tokens": "token",

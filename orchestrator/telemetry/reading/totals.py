@@ -1,0 +1,122 @@
+"""Last, minimum, maximum and mean of every metric of a run, from summaries and newest points.
+
+A run with one attempt is read in a few queries; one with several is merged metric by metric.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from django.db.models import Case, F, When
+
+from orchestrator.runs.models import Run
+from orchestrator.telemetry.models import Chunk, Cursor, Series, Tail
+from orchestrator.telemetry.packing import pyramid
+from orchestrator.telemetry.packing.chunks import CHUNK, Floats, missing, unpack_block
+from orchestrator.telemetry.reading.levels import Window, sources
+from orchestrator.telemetry.reading.merge import merge
+from workers.contracts.catalog.metrics import METRICS
+
+MOST_NAMES: Final = 200  # metrics of a run in the runs table; known metrics first
+_EXACT_CHUNKS: Final = 256
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of the finite numbers of one metric; `last` is the value at the highest step."""
+
+    last: float | None = None
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    points: int = 0
+
+    def add(self, low: float, high: float, mean: float, count: int) -> None:
+        """Add `count` finite points; nothing if there are none."""
+        if count <= 0:
+            return
+        self.min = low if self.min is None else min(self.min, low)
+        self.max = high if self.max is None else max(self.max, high)
+        total = (self.mean or 0.0) * self.points + mean * count
+        self.points += count
+        self.mean = total / self.points
+
+
+def metric_totals(*, run: Run) -> dict[str, Totals]:
+    """`{metric: Totals}` of at most `MOST_NAMES` metrics, of the lowest rank that has each."""
+    rows = Cursor.objects.filter(run=run, stream="points").order_by("-attempt", "rank")
+    owner: dict[str, tuple[int, int]] = {}  # metric → attempt and rank
+    last: dict[str, float] = {}
+    cursors: dict[tuple[int, int], int] = {}
+    for id, attempt, rank, text in rows.values_list("id", "attempt", "rank", "latest"):
+        cursors[attempt, rank] = id
+        for name, (_, value) in json.loads(text).items():
+            if name not in owner:
+                owner[name], last[name] = (attempt, rank), float(value)
+    names = sorted(owner, key=lambda name: (name not in METRICS, name.count("/"), name))
+    names = names[:MOST_NAMES]
+    if len({attempt for attempt, _ in cursors}) > 1 or run.rewinds:
+        totals = {name: _merged(run, name) for name in names}
+    else:
+        totals = {name: Totals() for name in names}
+        _add_chunks(run, totals, owner)
+        _add_tails(totals, owner, cursors)
+    for name, value in totals.items():
+        value.last = last[name] if np.isfinite(last[name]) else None
+    return totals
+
+
+def _merged(run: Run, name: str) -> Totals:
+    merged = merge(sources(run.pk, name), Window(), enough=_EXACT_CHUNKS, rewinds=run.rewinds)
+    totals = Totals()
+    _add_values(totals, merged.points.y)
+    return totals
+
+
+def _add_values(totals: Totals, values: Floats) -> None:
+    values = values[np.isfinite(values)]
+    if len(values):
+        totals.add(float(values.min()), float(values.max()), float(values.mean()), len(values))
+
+
+def _add_chunks(run: Run, totals: dict[str, Totals], owner: dict[str, tuple[int, int]]) -> None:
+    rows = Series.objects.filter(run=run, name__in=totals).values_list(
+        "id", "name", "attempt", "rank"
+    )
+    names = {id: name for id, name, attempt, rank in rows if owner[name] == (attempt, rank)}
+    # a level-1 row holds the summaries of 256 full chunks; later chunks are read one by one
+    full = F("series__chunks") - Case(When(series__open__gt=0, then=1), default=0)
+    full -= full % CHUNK
+    later = Chunk.objects.filter(series_id__in=names, level=0, index__gte=full)
+    for id, summary in later.values_list("series_id", "summary"):
+        _add_rows(totals[names[id]], np.frombuffer(summary)[None, :])
+    packed = Chunk.objects.filter(series_id__in=names, level=1)
+    for id, data in packed.values_list("series_id", "data"):
+        _add_rows(totals[names[id]], pyramid.unpack(data))
+
+
+def _add_rows(totals: Totals, rows: Floats) -> None:
+    good = rows[:, pyramid.COUNT] - rows[:, pyramid.BAD]
+    rows, good = rows[good > 0], good[good > 0]
+    if len(rows):
+        mean = float((rows[:, pyramid.MEAN] * good).sum() / good.sum())
+        low, high = float(rows[:, pyramid.LOW].min()), float(rows[:, pyramid.HIGH].max())
+        totals.add(low, high, mean, int(good.sum()))
+
+
+def _add_tails(
+    totals: dict[str, Totals],
+    owner: dict[str, tuple[int, int]],
+    cursors: dict[tuple[int, int], int],
+) -> None:
+    writer = {id: key for key, id in cursors.items()}
+    wanted = {cursors[owner[name]] for name in totals}
+    for cursor, data in Tail.objects.filter(cursor_id__in=wanted).values_list("cursor_id", "data"):
+        block = unpack_block(data)
+        absent = missing(block.values)
+        for row, name in enumerate(block.names):
+            if name in totals and owner[name] == writer[cursor]:
+                _add_values(totals[name], block.values[row][~absent[row]])

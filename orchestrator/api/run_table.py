@@ -113,8 +113,8 @@ def table(request: HttpRequest, wanted: Query[Table]) -> HttpResponseBase:
     names = selectors.known_names(user=by)
     columns, _ = selectors.read_columns(wanted.columns, names)
     sort = selectors.read_sort(wanted.sort or "", names)
-    runs = selectors.table_runs(user=by, names=names, **wanted.chosen(by))
-    parts = table_csv(runs, sort=sort, columns=columns, unfiltered=False)
+    runs = selectors.matching(user=by, names=names, **wanted.chosen(by))
+    parts = table_csv(runs, sort=sort, columns=columns)
     response = stream_response(request, parts, "text/csv; charset=utf-8")
     response["Content-Disposition"] = 'attachment; filename="runs.csv"'
     return response

@@ -181,17 +181,15 @@ def run_list(request: HttpRequest, filters: Query[Filters], page: Page) -> HttpR
         last: int | str = int(rows[-1]["id"]) if more else 0
     else:
         names = run_table.known_names(user=by)
-        found = run_table.table_ids(
-            user=by,
-            runs=run_table.table_runs(user=by, names=names, **wanted),
+        places = run_table.table_ids(
+            runs=run_table.matching(user=by, names=names, **wanted),
             sort=run_table.read_sort(filters.sort or "", names),
             after=last_text(page, "runs"),
             limit=page.limit + 1,
-            filtered=bool(wanted),
         )
-        more, found = len(found) > page.limit, found[: page.limit]
-        rows = run_table.serialize_page([id for id, _ in found])
-        last = found[-1][1] if more else ""
+        more, places = len(places) > page.limit, places[: page.limit]
+        rows = run_table.serialize_page([id for id, _ in places])
+        last = places[-1][1] if more else ""
     items = [row | {"device_time": None} for row in rows]
     return json_response(
         {"items": items, "next_cursor": encode_cursor("runs", last) if more else None}

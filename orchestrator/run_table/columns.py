@@ -84,7 +84,7 @@ class Names:
         )
 
     def path(self, name: str, at: int) -> str:
-        """The path of a spec value by its full or last name; empty if there is none."""
+        """The path of a spec value by its full or last name; empty without one."""
         if name in self.config:
             return name
         ends = sorted(path for path in self.config if path.endswith(f".{name}"))
@@ -95,7 +95,7 @@ class Names:
         return ends[0] if ends else ""
 
     def nearest(self, name: str) -> str:
-        """The known name that is most like this one; empty if none is."""
+        """The known name that is most like this one; or empty."""
         short = {path.rpartition(".")[2] for path in self.config}
         known = sorted({*RUN_COLUMNS, *self.metrics, *self.config, *short})
         return next(iter(difflib.get_close_matches(name, known, 1, 0.6)), "")

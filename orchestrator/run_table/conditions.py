@@ -1,22 +1,22 @@
 """Translates a query's tree to a filter of runs.
 
-Conditions on metrics and spec values are subqueries that an index answers alone.
+A condition on a metric or spec value has two forms. As a set, an index answers it alone, which is
+fast if few runs match. Correlated, it is one lookup per run, which is fast for few runs.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
 from orchestrator.common import clock
 from orchestrator.run_table.columns import Column, Names
-from orchestrator.run_table.language import Comparison, Group, Node, QueryError, Value, parse
+from orchestrator.run_table.language import Comparison, Node, QueryError, Value, parse
 from orchestrator.runs.models import RunParameter, RunTag
 from orchestrator.telemetry.models import MetricSummary
 
@@ -45,97 +45,100 @@ _DURATION: Final = re.compile(r"(-?[\d.]+(?:e-?\d+)?)\s*([a-z]*)", re.IGNORECASE
 _NOTHING: Final = "none"
 
 
-def conditions(text: str, names: Names) -> Q:
+def conditions(text: str, names: Names, *, correlated: bool = False) -> Q:
     """The filter of a query; empty for an empty query. Raises QueryError."""
     tree = parse(text)
-    return Q() if tree is None else _condition(tree, names)
+    return Q() if tree is None else _Filter(names, correlated).condition(tree)
 
 
-def _condition(node: Node, names: Names) -> Q:
-    if isinstance(node, Comparison):
-        return _comparison(node, names)
-    parts = [_condition(part, names) for part in node.parts]
-    return ~parts[0] if node.word == "not" else _joined(node, parts)
+class _Filter:
+    """Builds the filter of one query in one of its forms."""
 
+    def __init__(self, names: Names, correlated: bool) -> None:
+        self.names, self.correlated = names, correlated
 
-def _joined(node: Group, parts: Sequence[Q]) -> Q:
-    result = parts[0]
-    for part in parts[1:]:
-        result = result & part if node.word == "and" else result | part
-    return result
+    def condition(self, node: Node) -> Q:
+        if isinstance(node, Comparison):
+            return self.comparison(node)
+        parts = [self.condition(part) for part in node.parts]
+        if node.word == "not":
+            return ~parts[0]
+        result = parts[0]
+        for part in parts[1:]:
+            result = result & part if node.word == "and" else result | part
+        return result
 
+    def comparison(self, node: Comparison) -> Q:
+        column = self.names.column(node.name, node.aggregate, node.at)
+        if node.operator == "in":
+            result = Q()
+            for value in node.values:
+                result |= self.one(column, "=", value)
+            return result
+        value = node.values[0]
+        if not value.quoted and value.text.lower() == _NOTHING and node.operator in ("=", "!="):
+            present = self.present(column)
+            return ~present if node.operator == "=" else present
+        if node.operator == "!=":
+            return self.present(column) & ~self.one(column, "=", value)
+        return self.one(column, node.operator, value)
 
-def _comparison(node: Comparison, names: Names) -> Q:
-    column = names.column(node.name, node.aggregate, node.at)
-    values = node.values
-    if node.operator == "in":
-        return _any([_one(column, "=", value) for value in values])
-    value = values[0]
-    if not value.quoted and value.text.lower() == _NOTHING and node.operator in ("=", "!="):
-        present = _present(column)
-        return ~present if node.operator == "=" else present
-    if node.operator == "!=":
-        return _present(column) & ~_one(column, "=", value)
-    return _one(column, node.operator, value)
+    def present(self, column: Column) -> Q:
+        """Runs that have a value."""
+        if column.source == "metric":
+            return self.metric(column.name, {f"{column.aggregate}__isnull": False})
+        if column.source == "config":
+            return self.with_row(RunParameter.objects.filter(name=column.name))
+        if column.name == "tag":
+            return self.with_row(RunTag.objects.all())
+        if column.type == "duration":
+            return Q(started__isnull=False) if column.name == "duration" else Q()
+        field = FIELDS[column.name]
+        if column.name in ("experiment", "started", "ended", "exit"):
+            return Q(**{f"{field}__isnull": False})
+        return ~Q(**{field: ""}) if column.type == "text" else Q()
 
+    def one(self, column: Column, operator: str, value: Value) -> Q:
+        """Runs whose value compares to this one."""
+        if column.source == "metric":
+            number = _number(value, operator)
+            lookup = {f"{column.aggregate}{_LOOKUPS[operator]}": number}
+            return self.metric(column.name, lookup)
+        if column.source == "config":
+            return self.parameter(column.name, operator, value)
+        if column.name == "tag":
+            rows = RunTag.objects.filter(**_text_lookup("name", operator, value))
+            return self.with_row(rows)
+        field = FIELDS.get(column.name, "")
+        match column.type:
+            case "text":
+                return Q(**_text_lookup(field, operator, value))
+            case "time":
+                return Q(**{f"{field}{_lookup(operator, value)}": _time(value)})
+            case "duration":
+                return _duration(column.name, operator, value)
+        return Q(**{f"{field}{_lookup(operator, value)}": _number(value, operator)})
 
-def _any(parts: Sequence[Q]) -> Q:
-    result = Q()
-    for part in parts:
-        result |= part
-    return result
+    def metric(self, name: str, lookup: dict[str, Any]) -> Q:
+        return self.with_row(MetricSummary.objects.filter(name=name, **lookup))
 
+    def parameter(self, name: str, operator: str, value: Value) -> Q:
+        rows = RunParameter.objects.filter(name=name)
+        number = None if value.quoted else _parsed(value.text)
+        if number is not None and operator != "~":
+            rows = rows.filter(**{f"number{_LOOKUPS[operator]}": number})
+        elif operator in ("=", "~"):
+            rows = rows.filter(**_text_lookup("text", operator, value))
+        else:
+            message = f"{value.text!r} is not a number"
+            raise QueryError(message, value.at, f"for example {name} {operator} 0.001")
+        return self.with_row(rows)
 
-def _present(column: Column) -> Q:
-    """Runs that have a value."""
-    if column.source == "metric":
-        return _metric(column.name, {f"{column.aggregate}__isnull": False})
-    if column.source == "config":
-        return Q(pk__in=RunParameter.objects.filter(name=column.name).values("run_id"))
-    if column.name == "tag":
-        return Q(pk__in=RunTag.objects.values("run_id"))
-    if column.type == "duration":
-        return Q(started__isnull=False) if column.name == "duration" else Q()
-    field = FIELDS[column.name]
-    if column.name in ("experiment", "started", "ended", "exit"):
-        return Q(**{f"{field}__isnull": False})
-    return ~Q(**{field: ""}) if column.type == "text" else Q()
-
-
-def _one(column: Column, operator: str, value: Value) -> Q:
-    if column.source == "metric":
-        number = _number(value, operator)
-        return _metric(column.name, {f"{column.aggregate}{_LOOKUPS[operator]}": number})
-    if column.source == "config":
-        return _parameter(column.name, operator, value)
-    if column.name == "tag":
-        rows = RunTag.objects.filter(**_text_lookup("name", operator, value))
+    def with_row(self, rows: QuerySet[Any]) -> Q:
+        """Runs that have one of these rows."""
+        if self.correlated:
+            return Q(Exists(rows.filter(run_id=OuterRef("pk"))))
         return Q(pk__in=rows.values("run_id"))
-    field = FIELDS.get(column.name, "")
-    match column.type:
-        case "text":
-            return Q(**_text_lookup(field, operator, value))
-        case "time":
-            return Q(**{f"{field}{_lookup(operator, value)}": _time(value)})
-        case "duration":
-            return _duration(column.name, operator, value)
-    return Q(**{f"{field}{_lookup(operator, value)}": _number(value, operator)})
-
-
-def _metric(name: str, lookup: dict[str, Any]) -> Q:
-    return Q(pk__in=MetricSummary.objects.filter(name=name, **lookup).values("run_id"))
-
-
-def _parameter(name: str, operator: str, value: Value) -> Q:
-    rows = RunParameter.objects.filter(name=name)
-    number = None if value.quoted else _parsed(value.text)
-    if number is not None and operator != "~":
-        rows = rows.filter(**{f"number{_LOOKUPS[operator]}": number})
-    elif operator in ("=", "~"):
-        rows = rows.filter(**_text_lookup("text", operator, value))
-    else:
-        raise QueryError(f"{value.text!r} is not a number", value.at, f"{name} {operator} 0.001")
-    return Q(pk__in=rows.values("run_id"))
 
 
 def _text_lookup(field: str, operator: str, value: Value) -> dict[str, Any]:

@@ -11,11 +11,9 @@ import io
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from django.db.models import QuerySet
-
 from orchestrator.common.units import csv_text, iso
 from orchestrator.run_table.columns import Column
-from orchestrator.run_table.order import Place, Sort, sorted_ids
+from orchestrator.run_table.order import Matching, Place, Sort, sorted_ids
 from orchestrator.run_table.selectors import column_values, run_page
 from orchestrator.runs.models import Run
 
@@ -23,20 +21,18 @@ _BATCH: Final = 500
 _FIRST: Final = ("id", "name", "state", "kind", "model", "owner", "experiment", "tags", "created")
 
 
-def table_csv(
-    runs: QuerySet[Run], *, sort: Sort | None, columns: Sequence[Column], unfiltered: bool
-) -> Iterator[bytes]:
+def table_csv(runs: Matching, *, sort: Sort | None, columns: Sequence[Column]) -> Iterator[bytes]:
     """Lines of UTF-8 text, some hundred at a time; the first line names the columns."""
     more = [column for column in columns if column.key not in _FIRST and column.name != "tag"]
     yield _lines([[*_FIRST, *(column.key for column in more)]])
     after: Place | None = None
-    while found := sorted_ids(runs, sort, after=after, limit=_BATCH, unfiltered=unfiltered):
-        ids = [id for id, _ in found]
+    while rows := sorted_ids(runs, sort, after=after, limit=_BATCH):
+        ids = [id for id, _ in rows]
         values = column_values(ids, more)
         yield _lines([_row(run, more, values[run.pk]) for run in run_page(ids)])
-        if len(found) < _BATCH:
+        if len(rows) < _BATCH:
             return
-        after = found[-1][1]
+        after = rows[-1][1]
 
 
 def run_value(run: Run, name: str) -> Any:

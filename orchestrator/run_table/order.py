@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, Max, OuterRef, Q, QuerySet
 
 from orchestrator.common.errors import invalid
 from orchestrator.run_table.columns import UNSORTABLE, Column
@@ -16,6 +16,9 @@ from orchestrator.runs.models import Run, RunParameter
 from orchestrator.telemetry.models import MetricSummary
 
 _NUMBER, _TEXT, _NONE = "number", "text", "none"  # phases of an order
+_WINDOW: Final = 4000  # ids below the last one of a page that are tested one by one
+_WALK: Final = (1000, 4000)  # rows of an index that are tested, after twice those of a page
+_INDEXED: Final = frozenset(("id", "name", "model", "created", "age", "started", "ended"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +62,54 @@ def write_place(place: Place) -> str:
     return json.dumps([place.phase, place.value, place.id], separators=(",", ":"))
 
 
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Runs that pass filters and a query, in both forms of conditions."""
+
+    runs: QuerySet[Run]  # fast if few match
+    near: QuerySet[Run]  # fast for few runs
+
+
 def sorted_ids(
-    runs: QuerySet[Run], sort: Sort | None, *, after: Place | None, limit: int, unfiltered: bool
+    matching: Matching, sort: Sort | None, *, after: Place | None, limit: int
 ) -> list[tuple[int, Place]]:
     """At most `limit` ids with their places, after a place.
 
-    `unfiltered`: `runs` are all runs, so their ids need no test. Raises Refusal for a column
-    without an order.
+    Raises Refusal for a column without an order.
     """
     if sort is None:
-        rows = runs.order_by("-pk")
-        if after is not None:
-            rows = rows.filter(pk__lt=after.id)
-        return [(pk, Place(_NONE, None, pk)) for pk in rows.values_list("pk", flat=True)[:limit]]
+        return _newest(matching, after, limit)
     column = sort.column
     if column.source == "run" and column.name in UNSORTABLE:
         hint = "for example created, name or val_loss"
         raise invalid("sort", f"runs cannot be sorted by {column.name}", hint)
     phases = (*_value_phases(column), _NONE)
     first = phases.index(after.phase) if after is not None and after.phase in phases else 0
-    found: list[tuple[int, Place]] = []
+    rows: list[tuple[int, Place]] = []
     for phase in phases[first:]:
         start = after if after is not None and after.phase == phase else None
-        room = limit - len(found)
+        room = limit - len(rows)
         if room <= 0:
             break
         if phase == _NONE:
-            found += _without_value(runs, column, start, room)
+            rows += _newest(_without_value(matching, column), start, room)
         else:
-            found += _with_value(runs, sort, phase, start, room, unfiltered)
-    return found
+            rows += _with_value(matching, sort, phase, start, room)
+    return rows
+
+
+def _newest(matching: Matching, after: Place | None, limit: int) -> list[tuple[int, Place]]:
+    """By descending id: first among the next ids, then among all."""
+    last = after.id if after is not None else _highest_id() + 1
+    for runs in (matching.near.filter(pk__gte=last - _WINDOW), matching.runs):
+        ids = list(runs.filter(pk__lt=last).order_by("-pk").values_list("pk", flat=True)[:limit])
+        if len(ids) == limit:
+            break
+    return [(pk, Place(_NONE, None, pk)) for pk in ids]
+
+
+def _highest_id() -> int:
+    return Run.objects.aggregate(highest=Max("pk"))["highest"] or 0
 
 
 def _value_phases(column: Column) -> tuple[str, ...]:
@@ -99,60 +120,81 @@ def _value_phases(column: Column) -> tuple[str, ...]:
 
 
 def _with_value(
-    runs: QuerySet[Run], sort: Sort, phase: str, after: Place | None, limit: int, unfiltered: bool
+    matching: Matching, sort: Sort, phase: str, after: Place | None, limit: int
 ) -> list[tuple[int, Place]]:
-    rows, field, id, descending = _rows(runs, sort, phase)
-    if sort.column.source != "run" and not unfiltered:
-        rows = rows.filter(run_id__in=runs.order_by().values("pk"))
+    """Walks along the index and tests its first thousands of runs; if too few match, sorts all."""
+    ordered, field, id = _ordered(sort, phase, after)
+    if _has_index(sort.column):
+        rows: list[tuple[int, Place]] = []
+        start = 0
+        for size in (2 * limit, *_WALK):
+            batch = list(ordered.values_list(id, field)[start : start + size])
+            start += size
+            passing = set(
+                matching.near.order_by()
+                .filter(pk__in=[pk for pk, _ in batch])
+                .values_list("pk", flat=True)
+            )
+            rows += [(pk, Place(phase, _plain(value), pk)) for pk, value in batch if pk in passing]
+            if len(rows) >= limit or len(batch) < size:
+                return rows[:limit]
+    chosen = ordered.filter(**{f"{id}__in": matching.runs.order_by().values("pk")})
+    return [
+        (pk, Place(phase, _plain(value), pk)) for pk, value in chosen.values_list(id, field)[:limit]
+    ]
+
+
+def _has_index(column: Column) -> bool:
+    return column.source != "run" or column.name in _INDEXED
+
+
+def _ordered(sort: Sort, phase: str, after: Place | None) -> tuple[QuerySet[Any], str, str]:
+    """All rows with a value in order, after a place; their fields of value and run."""
+    column, descending = sort.column, sort.descending
+    rows: QuerySet[Any]
+    if column.source == "metric":
+        field, id = column.aggregate, "run_id"
+        rows = MetricSummary.objects.filter(name=column.name, **{f"{field}__isnull": False})
+    elif column.source == "config":
+        field, id = phase, "run_id"
+        rows = RunParameter.objects.filter(name=column.name, number__isnull=phase == _TEXT)
+    elif column.name == "age":  # the youngest was created last
+        field, id, descending, rows = "created", "pk", not descending, Run.objects.all()
+    else:
+        field, id = FIELDS[column.name], "pk"
+        rows = Run.objects.filter(**{f"{field}__isnull": False})
     if after is not None:
-        value = after.value
-        if sort.column.type in ("time", "duration"):
-            value = _moment(str(value))  # type: ignore[assignment]
+        value: Any = after.value
+        if column.type in ("time", "duration"):
+            value = _moment(str(value))
         beyond = "lt" if descending else "gt"
-        # a row comparison, which an index answers: `field >= value` and not before its id
+        # a range of the index, without its first runs
         rows = rows.filter(
             Q(**{f"{field}__{beyond}e": value})
             & ~(Q(**{field: value}) & ~Q(**{f"{id}__{beyond}": after.id}))
         )
     sign = "-" if descending else ""
-    ordered = rows.order_by(f"{sign}{field}", f"{sign}{id}").values_list(id, field)[:limit]
-    return [(pk, Place(phase, _plain(value), pk)) for pk, value in ordered]
+    return rows.order_by(f"{sign}{field}", f"{sign}{id}"), field, id
 
 
-def _rows(runs: QuerySet[Run], sort: Sort, phase: str) -> tuple[QuerySet[Any], str, str, bool]:
-    """Rows with a value, the fields of value and run, and whether they descend."""
-    column = sort.column
+def _without_value(matching: Matching, column: Column) -> Matching:
     if column.source == "metric":
-        rows: QuerySet[Any] = MetricSummary.objects.filter(name=column.name)
-        field = column.aggregate
-        return rows.filter(**{f"{field}__isnull": False}), field, "run_id", sort.descending
+        rows = MetricSummary.objects.filter(name=column.name)
+        valued = rows.filter(**{f"{column.aggregate}__isnull": False})
+        return _without_rows(matching, valued)
     if column.source == "config":
-        parameters = RunParameter.objects.filter(name=column.name, number__isnull=phase == _TEXT)
-        return parameters, phase, "run_id", sort.descending
-    if column.name == "age":  # the youngest was created last
-        return runs, "created", "pk", not sort.descending
-    field = FIELDS[column.name]
-    return runs.filter(**{f"{field}__isnull": False}), field, "pk", sort.descending
+        return _without_rows(matching, RunParameter.objects.filter(name=column.name))
+    if column.name in ("started", "ended", "experiment"):
+        empty = {f"{FIELDS[column.name]}__isnull": True}
+        return Matching(matching.runs.filter(**empty), matching.near.filter(**empty))
+    return Matching(matching.runs.none(), matching.near.none())
 
 
-def _without_value(
-    runs: QuerySet[Run], column: Column, after: Place | None, limit: int
-) -> list[tuple[int, Place]]:
-    if column.source == "metric":
-        valued = MetricSummary.objects.filter(name=column.name)
-        rest = runs.exclude(
-            pk__in=valued.filter(**{f"{column.aggregate}__isnull": False}).values("run_id")
-        )
-    elif column.source == "config":
-        rest = runs.exclude(pk__in=RunParameter.objects.filter(name=column.name).values("run_id"))
-    elif column.name in ("started", "ended", "experiment"):
-        rest = runs.filter(**{f"{FIELDS[column.name]}__isnull": True})
-    else:
-        return []
-    if after is not None:
-        rest = rest.filter(pk__lt=after.id)
-    ids = rest.order_by("-pk").values_list("pk", flat=True)[:limit]
-    return [(pk, Place(_NONE, None, pk)) for pk in ids]
+def _without_rows(matching: Matching, rows: QuerySet[Any]) -> Matching:
+    correlated = Exists(rows.filter(run_id=OuterRef("pk")))
+    return Matching(
+        matching.runs.exclude(pk__in=rows.values("run_id")), matching.near.filter(~correlated)
+    )
 
 
 def _plain(value: Any) -> float | str | None:

@@ -22,7 +22,14 @@ from orchestrator.run_table.conditions import conditions
 from orchestrator.run_table.groups import RunGroup, Spread, run_groups
 from orchestrator.run_table.language import QueryError
 from orchestrator.run_table.models import SavedView
-from orchestrator.run_table.order import Place, Sort, read_place, sorted_ids, write_place
+from orchestrator.run_table.order import (
+    Matching,
+    Place,
+    Sort,
+    read_place,
+    sorted_ids,
+    write_place,
+)
 from orchestrator.runs import selectors as runs_selectors
 from orchestrator.runs.models import ParameterName, Run, RunParameter
 from orchestrator.runs.serializers import serialize_runs
@@ -30,6 +37,7 @@ from orchestrator.telemetry.models import MetricName, MetricSummary
 
 __all__ = [
     "Column",
+    "Matching",
     "Names",
     "Place",
     "QueryError",
@@ -39,6 +47,7 @@ __all__ = [
     "column_values",
     "completions",
     "known_names",
+    "matching",
     "query_refusal",
     "read_columns",
     "read_sort",
@@ -93,31 +102,30 @@ def table_runs(
 
     Raises Refusal with the position of the error for a query that cannot be read.
     """
+    return matching(user=user, query=query, names=names, **filters).runs
+
+
+def matching(
+    *, user: User, query: str = "", names: Names | None = None, **filters: Any
+) -> Matching:
+    """As `table_runs`, for pages in an order."""
     runs = runs_selectors.runs_matching(user=user, **filters)
     if not query.strip():
-        return runs
+        return Matching(runs, runs)
     try:
-        return runs.filter(conditions(query, names or known_names(user=user)))
+        names = names or known_names(user=user)
+        near = runs.filter(conditions(query, names, correlated=True))
+        return Matching(runs.filter(conditions(query, names)), near)
     except QueryError as error:
         raise query_refusal(query, error) from None
 
 
 def table_ids(
-    *,
-    user: User,
-    runs: QuerySet[Run],
-    sort: Sort | None,
-    after: str = "",
-    limit: int = 50,
-    filtered: bool = True,
+    *, runs: Matching, sort: Sort | None, after: str = "", limit: int = 50
 ) -> list[tuple[int, str]]:
-    """`(id, cursor)` of at most `limit` rows of `runs` in an order, after a cursor.
-
-    `filtered`: whether `runs` are fewer than all runs that the user may see.
-    """
-    unfiltered = not filtered and people.sees_everyone(user)
-    found = sorted_ids(runs, sort, after=read_place(after), limit=limit, unfiltered=unfiltered)
-    return [(id, write_place(place)) for id, place in found]
+    """`(id, cursor)` of at most `limit` rows in an order, after a cursor."""
+    rows = sorted_ids(runs, sort, after=read_place(after), limit=limit)
+    return [(id, write_place(place)) for id, place in rows]
 
 
 def run_page(ids: Sequence[int]) -> list[Run]:

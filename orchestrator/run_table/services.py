@@ -25,8 +25,8 @@ def view_save(*, owner: User, name: str, query: str, team: str = "") -> SavedVie
     if not 1 <= len(name) <= 80 or not name.isprintable():
         raise invalid("name", "a view's name has 1 to 80 characters", "what it shows")
     pairs = parse_qsl(query.lstrip("?"))
-    kept = urlencode([(key, value) for key, value in pairs if key in _KEYS])
-    if len(kept) > 4000:
+    stored = urlencode([(key, value) for key, value in pairs if key in _KEYS])
+    if len(stored) > 4000:
         raise invalid("query", "the view is too long", "remove columns or a part of the query")
     shared = Team.objects.filter(name=team, members=owner).first() if team else None
     if team and shared is None:
@@ -36,7 +36,7 @@ def view_save(*, owner: User, name: str, query: str, team: str = "") -> SavedVie
     view, _ = SavedView.objects.update_or_create(
         owner=owner,
         name=name,
-        defaults={"query": kept, "team": shared, "created": clock.now()},
+        defaults={"query": stored, "team": shared, "created": clock.now()},
     )
     return view
 

@@ -83,6 +83,12 @@ class Run(models.Model):
             models.Index(fields=["owner", "state", "-id"], name="run_owner_state"),
             models.Index(fields=["experiment", "-id"], name="run_experiment"),
             models.Index(fields=["kind", "-id"], name="run_kind"),
+            # orders of the runs table
+            models.Index(fields=["name", "id"], name="run_name"),
+            models.Index(fields=["model_name", "id"], name="run_model"),
+            models.Index(fields=["created", "id"], name="run_created"),
+            models.Index(fields=["started", "id"], name="run_started"),
+            models.Index(fields=["ended", "id"], name="run_ended"),
         ]
 
     def __str__(self) -> str:

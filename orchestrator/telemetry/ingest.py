@@ -131,8 +131,8 @@ class Ingest:
         now = time.monotonic()
         if now < self._summary_due:
             return
-        busy, found = self._backlog.waiting_bytes > 0, summaries_refresh()
-        self._summary_due = now + (_SUMMARY_BUSY_S if busy else 0.0 if found else _SUMMARY_S)
+        busy, refreshed = self._backlog.waiting_bytes > 0, summaries_refresh()
+        self._summary_due = now + (_SUMMARY_BUSY_S if busy else 0.0 if refreshed else _SUMMARY_S)
 
     def _clean(self) -> None:
         """Delete entries that were acknowledged, but not deleted because a connection broke."""

@@ -68,7 +68,7 @@ def test_an_empty_query_selects_everything() -> None:
     assert parse("  ") is None
 
 
-def test_names_are_found_by_their_last_part() -> None:
+def test_a_name_may_be_the_last_part_of_a_path() -> None:
     assert NAMES.column("lr").key == "train.optimizer.lr"
     assert NAMES.column("val_loss", "min").key == "min(val_loss)"
     assert NAMES.column("loss").key == "loss"

@@ -36,14 +36,14 @@ def runs(owner: User) -> list[Run]:
 
 def numbers(client: Client, runs: list[Run], **query: object) -> list[int]:
     """The runs of a list, by their place in `runs`, over all its pages."""
-    ids, found, cursor = [run.pk for run in runs], list[int](), ""
+    ids, shown, cursor = [run.pk for run in runs], list[int](), ""
     while True:
         answer = client.get("/api/v1/runs", {**query, "cursor": cursor, "limit": 2})
         assert answer.status_code == 200, answer.content
-        found += [ids.index(int(item["id"])) for item in answer.json()["items"]]
+        shown += [ids.index(int(item["id"])) for item in answer.json()["items"]]
         cursor = answer.json()["next_cursor"]
         if cursor is None:
-            return found
+            return shown
 
 
 @pytest.mark.parametrize(

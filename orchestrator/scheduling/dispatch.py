@@ -54,8 +54,10 @@ def launch_many(attempts: Sequence[Attempt], *, nodes: Iterable[str] | None = No
     known = {node.name: node for node in Node.objects.filter(name__in=names_).defer("inventory")}
     devices = Device.objects.filter(node__name__in=names_)
     kinds = {
-        (node, index): kind
-        for node, index, kind in devices.values_list("node__name", "index", "kind")
+        (node, index): (kind, memory)
+        for node, index, kind, memory in devices.values_list(
+            "node__name", "index", "kind", "memory_bytes"
+        )
     }
     only = None if nodes is None else set(nodes)
     prefetch_related_objects([attempt.run for attempt in attempts], "owner")
@@ -83,11 +85,12 @@ def launch_many(attempts: Sequence[Attempt], *, nodes: Iterable[str] | None = No
             node = known.get(share["node"])
             if node is None or (only is not None and share["node"] not in only):
                 continue  # removed from the fleet: the reaper ends the attempt
-            gpu = kinds.get((shares[0]["node"], share["devices"][0])) == "gpu"
+            kind, memory = kinds.get((shares[0]["node"], share["devices"][0]), ("", 0))
             order = launch_order(
                 attempt,
                 share,
-                gpu=gpu,
+                gpu=kind == "gpu",
+                memory_bytes=memory,
                 preflight=probes.get(attempt.pk),
                 older=attempt.pk in older,
             )
@@ -184,12 +187,14 @@ def launch_order(
     share: dict[str, Any],
     *,
     gpu: bool,
+    memory_bytes: int = 0,
     preflight: dict[str, list[dict[str, Any]]] | None = None,
     older: bool = False,
 ) -> LaunchOrder:
     """The launch order for one node's share of an attempt.
 
-    `preflight` has the record of each node; None: no probe. `older`: a node of the attempt is of
+    `memory_bytes` of its smallest device, 0 if unknown. `preflight` has the record of each node;
+    None: no probe. `older`: a node of the attempt is of
     release 0.1.
     """
     run, shares = attempt.run, sorted(attempt.placement, key=lambda item: item["node_rank"])
@@ -221,6 +226,7 @@ def launch_order(
             "program": record.program_order(run),
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",
+            "device_memory_bytes": memory_bytes or None,
             "max_seconds": (run.spec.get("resources") or {}).get("max_seconds"),
             "hang_s": (run.spec.get("resources") or {}).get("hang_s") or settings.ENV.hang_s,
             "grace_s": settings.ENV.cancel_grace_s,

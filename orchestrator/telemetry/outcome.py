@@ -186,7 +186,7 @@ def measurement_line(*, run: Run) -> dict[str, Any] | str:
     if actual is None:
         return f"run {run.pk} logged fewer than {WARM_UP + ENOUGH} steps"
     numbers: dict[str, Any] = {"step_time_s": actual.step_time_s}
-    if prediction["device"] != "cpu" and "memory/allocated_bytes" in actual.memory:
+    if "memory/allocated_bytes" in actual.memory:
         numbers["peak_bytes"] = actual.memory["memory/allocated_bytes"]
     return {**line, "measured": numbers}
 
@@ -203,10 +203,11 @@ def _compare(prediction: dict[str, Any], actual: Measured) -> Iterator[Compariso
     # predicted and measured are both the largest of all ranks
     for part, size in (prediction.get("largest_bytes") or {}).items():
         pairs.append((f"memory/{part}_bytes", size, actual.memory.get(f"memory/{part}_bytes")))
-    if prediction.get("device") != "cpu":  # a process on a CPU also holds Python and its libraries
+    memory = prediction.get("memory") or {}
+    # predictions for a CPU of version 0.1 leave out the process, which the measured number holds
+    if prediction.get("device") != "cpu" or memory.get("unattributed_bytes"):
         allocated = "memory/allocated_bytes"
-        total = (prediction.get("memory") or {}).get("total_bytes")
-        pairs.append((allocated, total, actual.memory.get(allocated)))
+        pairs.append((allocated, memory.get("total_bytes"), actual.memory.get(allocated)))
     for metric, predicted, value in pairs:
         if predicted and value:
             yield Comparison(metric, float(predicted), float(value))

@@ -230,6 +230,8 @@ def environment(
         # out
         "ORRERY_PG_TIMEOUT_S": inherited.get("ORRERY_PG_TIMEOUT_S", str(round(order.hang_s) + 60)),
     }
+    if not gpu and order.device_memory_bytes is not None:
+        variables["ORRERY_SLOT_BYTES"] = str(order.device_memory_bytes)
     if order.program is not None and order.program.commit:
         variables["ORRERY_COMMIT"] = order.program.commit
     if order.resume_from is not None:

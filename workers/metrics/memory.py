@@ -14,7 +14,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+SLOT_BYTES = "ORRERY_SLOT_BYTES"  # in the environment of a rank on a CPU slot
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_largest_resident = 0  # of all calls of `process_memory` so far
 
 
 def held_bytes(
@@ -82,21 +84,52 @@ class SavedForBackward:
 
 
 def process_memory(device: torch.device) -> tuple[int, int]:
-    """`(allocated, reserved)`: peaks since the last call; on a CPU resident memory and its peak."""
+    """`(allocated, reserved)`: peaks since the last call.
+
+    On a CPU the peak of resident memory since the last call, Python and libraries included, and
+    the largest such peak so far. Without the right to reset the peak, the memory now.
+    """
+    global _largest_resident
     if device.type == "cuda":
         peaks = torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
         torch.cuda.reset_peak_memory_stats(device)
         return peaks
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    _largest_resident = max(_largest_resident, peak, resident_bytes())
+    try:
+        peak = _resident_peak()
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): resets the peak
+    except (OSError, ValueError):
+        peak = resident_bytes()
+    return peak, _largest_resident
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process now."""
     with open("/proc/self/statm") as file:
-        resident = int(file.read().split()[1]) * _PAGE
-    return resident, max(resident, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return int(file.read().split()[1]) * _PAGE
+
+
+def _resident_peak() -> int:
+    """`VmHWM`. Raises ValueError if the kernel does not report it."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    raise ValueError("no VmHWM in /proc/self/status")
 
 
 def capacity_bytes(device: torch.device, *, local_world_size: int) -> int:
-    """The GPU's memory, or this rank's share of the host's memory or cgroup limit."""
+    """The memory of this rank's device, as the node reports it.
+
+    The GPU's. On a CPU that of its slot (`SLOT_BYTES` in the environment), else this rank's share
+    of the host's memory; at most its share of the cgroup's limit.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return min([_PAGE * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]) // local_world_size
+    host = [_PAGE * os.sysconf("SC_PHYS_PAGES"), *_cgroup_limits()]
+    share, slot = min(host) // local_world_size, os.environ.get(SLOT_BYTES, "")
+    return min(share, int(slot)) if slot.isdigit() and int(slot) else share
 
 
 def _cgroup_limits() -> list[int]:

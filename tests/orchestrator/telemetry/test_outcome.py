@@ -44,7 +44,7 @@ def log(
             **{
                 "memory/params_bytes": lambda step, size=weights: size,
                 "memory/activations_bytes": lambda step: prediction["largest_bytes"]["activations"],
-                "memory/allocated_bytes": lambda step: 7e8,
+                "memory/allocated_bytes": lambda step: memory["total_bytes"] * params,
             },
         )
         points_store(run=run, attempt=1, batches=[points])
@@ -66,9 +66,9 @@ def test_a_run_as_predicted_records_no_miss(run: Run) -> None:
     assert (
         by_metric["memory/params_bytes"].ratio == by_metric["memory/activations_bytes"].ratio == 1
     )
-    assert "memory/allocated_bytes" not in by_metric, (
-        "a process on a CPU also holds Python and its libraries"
-    )
+    total = by_metric["memory/allocated_bytes"]
+    assert total.predicted == run.prediction["memory"]["total_bytes"] == total.measured
+    assert total.predicted > 3e8, "a process on a CPU also holds Python and its libraries"
     assert misses_record(run=run, attempt=1) == 0 and not missed(run)
 
 
@@ -79,13 +79,24 @@ def test_a_miss_is_recorded_once_per_attempt(run: Run) -> None:
         attempt, node="n1", report={"class": "ok", "reason": "done", "time": 1.0}
     )
     misses = missed(run)
-    assert set(misses) == {"step_time_s", "tokens_per_s", "memory/params_bytes"}
+    assert set(misses) == {
+        "step_time_s",
+        "tokens_per_s",
+        "memory/params_bytes",
+        "memory/allocated_bytes",
+    }
     step = misses["step_time_s"]
     assert set(step) == {"metric", "predicted", "measured", "ratio", "calibration"}
     assert (
         step["ratio"] == pytest.approx(1.5) == pytest.approx(step["measured"] / step["predicted"])
     )
-    assert misses_record(run=run, attempt=1) == 0 and len(missed(run)) == 3
+    assert misses_record(run=run, attempt=1) == 0 and len(missed(run)) == 4
+
+
+def test_a_prediction_without_the_process_is_not_compared_in_total(run: Run) -> None:
+    log(run)
+    run.prediction["memory"] |= {"unattributed_bytes": 0, "total_bytes": 4e7}
+    assert "memory/allocated_bytes" not in {item.metric for item in comparisons(run=run)}
 
 
 def test_running_out_of_memory_against_the_prediction_is_a_miss(run: Run) -> None:

@@ -112,6 +112,7 @@ def ours() -> list[Contract]:
         "lease_s": 30.0,
         "secrets": {"KEY": "encrypted"},
         "preflight": {"least_share": 0.5},
+        "device_memory_bytes": 2**30,
         "rendezvous": {"host": "10.0.0.1", "node": "n1"},
         "store": {"url": "s3://bucket/runs"},
         "program": {"packed": "", "fingerprint": "0" * 64, "folder": "/data/code"},

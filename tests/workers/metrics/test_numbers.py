@@ -44,6 +44,23 @@ def test_a_process_holds_what_it_allocates():
     )
 
 
+def test_a_peak_counts_since_the_last_call():
+    process_memory(CPU)
+    torch.ones(20_000_000).sum()  # freed again
+    peak, largest = process_memory(CPU)
+    now, still = process_memory(CPU)
+    assert peak - now == pytest.approx(80_000_000, rel=0.2)
+    assert still >= largest >= peak
+
+
+def test_a_slot_limits_the_capacity(monkeypatch):
+    whole = capacity_bytes(CPU, local_world_size=1)
+    monkeypatch.setenv("ORRERY_SLOT_BYTES", str(2**20))
+    assert capacity_bytes(CPU, local_world_size=2) == 2**20
+    monkeypatch.setenv("ORRERY_SLOT_BYTES", str(4 * whole))
+    assert capacity_bytes(CPU, local_world_size=1) == whole
+
+
 def test_throughput_of_the_logged_window():
     speed = Throughput(flops_per_token=6e6, peak_flops=1e10, devices=2, hardware_factor=4 / 3)
     speed.step(seconds=0.5, tokens=1000)

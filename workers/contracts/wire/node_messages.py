@@ -224,6 +224,8 @@ class LaunchOrder(WireContract):
     resume_from: ResumeFrom | None = None
     shared_dir: str | None = None
     device_kind: Literal["gpu", "cpu"] = "cpu"
+    # of the smallest granted device; null: unknown
+    device_memory_bytes: Annotated[Count | None, Since(1, 1)] = None
     env: dict[str, str] = {}
     owner: Annotated[RunOwner | None, Since(1, 1)] = None
     # runs whose folders the spec names; the submitter had the right to see them

@@ -57,8 +57,8 @@ class MemoryMetrics:
     `params`, `grads`, `optimizer`, `reference` (a frozen second module): this rank's shards.
     `activations`: tensors that autograd saves of a micro-batch by the end of its forward pass,
     times the micro-batches in flight on a pipeline rank. `buffers`: buffers, and gathered or cast
-    copies of weights at that time. `other`: the rest of what the process has allocated (on a CPU
-    its resident memory, Python and libraries included). What the plan offloads counts as
+    copies of weights at that time. `other`: the rest of the peak that the process has allocated (on
+    a CPU its resident memory, Python and libraries included). What the plan offloads counts as
     `offloaded` only, in the host's memory, which is also the CPU device's, or on disk.
     """
 

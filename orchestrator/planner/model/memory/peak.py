@@ -28,14 +28,16 @@ def explained_bytes(
 
 @term(
     "B",
-    "unattributed_fraction x explained",
-    "what measured runs hold beyond all terms",
+    "unattributed_fraction x explained; on a CPU process_bytes",
+    "what measured runs hold beyond all terms; on a CPU the process is in the device's memory too",
 )
 def unattributed_bytes(
-    explained_bytes: Column, unattributed_fraction: Column, is_cpu: Column
+    explained_bytes: Column, unattributed_fraction: Column, process_bytes: Column, is_cpu: Column
 ) -> Column:
-    """Bytes that no term explains, (S, n); 0 on a CPU."""
-    return np.asarray(explained_bytes * np.where(is_cpu == 1, 0.0, unattributed_fraction))
+    """Bytes that no term explains, (S, n); on a CPU the process itself."""
+    on_cpu = is_cpu == 1
+    beyond = explained_bytes * np.where(on_cpu, 0.0, unattributed_fraction)
+    return np.asarray(beyond + np.where(on_cpu, process_bytes, 0.0))
 
 
 @term("B", "explained + unattributed")

@@ -156,9 +156,7 @@ def test_peak_of_a_fully_sharded_step(dp, tied, zero, precision):
     measured = peak_of_a_sharded_step(spec, ParallelPlan.model_validate(plan), 256)
     table = predicted(spec, plan, seq_len=256, device="cpu")
     held = table["explained_bytes"] - table["grads_bytes"]
-    assert float(held.max()) == pytest.approx(
-        measured, rel=5e-3
-    )
+    assert float(held.max()) == pytest.approx(measured, rel=5e-3)
 
 
 @pytest.mark.parametrize(

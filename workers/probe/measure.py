@@ -23,7 +23,7 @@ def matmul_flops(device: torch.device, *, side: int | None = None) -> float:
     n = side or (_GPU_SIDE if gpu else _CPU_SIDE)
     a = torch.randn(n, n, device=device, dtype=torch.bfloat16 if gpu else torch.float32)
     out = torch.empty_like(a)
-    return 2.0 * n**3 / _best_s(lambda: torch.mm(a, a, out=out), device, calls=10 if gpu else 2)
+    return 2.0 * n**3 / best_s(lambda: torch.mm(a, a, out=out), device, calls=10 if gpu else 2)
 
 
 def memory_bytes_per_s(device: torch.device, *, size: int | None = None) -> float:
@@ -32,7 +32,7 @@ def memory_bytes_per_s(device: torch.device, *, size: int | None = None) -> floa
     size = size or (_GPU_COPY_BYTES if gpu else _CPU_COPY_BYTES)
     source = torch.ones(size // 4, device=device, dtype=torch.float32)
     target = torch.empty_like(source)
-    seconds = _best_s(lambda: target.copy_(source), device, calls=5 if gpu else 1)
+    seconds = best_s(lambda: target.copy_(source), device, calls=5 if gpu else 1)
     return 2.0 * source.nbytes / seconds
 
 
@@ -46,13 +46,13 @@ def all_reduce_bytes_per_s(
     ranks = dist.get_world_size(group)
     size = size or (_GPU_REDUCE_BYTES if device.type == "cuda" else _CPU_REDUCE_BYTES)
     values = torch.ones(size // 4, device=device, dtype=torch.float32)
-    seconds = _best_s(lambda: dist.all_reduce(values, group=group), device, calls=1)
+    seconds = best_s(lambda: dist.all_reduce(values, group=group), device, calls=1)
     slowest = torch.tensor([seconds], device=device, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     return 2.0 * (ranks - 1) / ranks * values.nbytes / float(slowest.item())
 
 
-def _best_s(work: Callable[[], object], device: torch.device, *, calls: int) -> float:
+def best_s(work: Callable[[], object], device: torch.device, *, calls: int) -> float:
     """The least seconds per call over repetitions of `calls` calls."""
     best = float("inf")
     for repetition in range(_REPETITIONS + 1):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -25,16 +25,23 @@ _LEAST_S, _MOST_CALLS = 0.05, 30  # per size: minimum time and maximum calls
 
 
 def measure_collectives(
-    world: World, *, local_world_size: int, mark_progress: Callable[[], None]
+    world: World,
+    *,
+    local_world_size: int,
+    mark_progress: Callable[[], None],
+    sizes: Sequence[int] | None = None,
+    kinds: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """`{ranks, rows, link}`, collective over the world; calls `mark_progress` at every size.
+
+    `sizes` and `kinds` select some; `link` needs a gather or a scatter.
 
     Rows: `{kind, bytes, seconds, bus_bytes_per_s}`; `bytes` is the full message (gathered, or to be
     scattered), `seconds` the slowest rank's median. `link` is the planner's input.
     """
-    sizes = _GPU_SIZES if world.device.type == "cuda" else _CPU_SIZES
+    sizes = sizes or (_GPU_SIZES if world.device.type == "cuda" else _CPU_SIZES)
     rows = []
-    for kind in _CALLS:
+    for kind in kinds or _CALLS:
         for size in sizes:
             mark_progress()
             seconds = _seconds(world, _CALLS[kind](world, size // 4 // world.size * world.size))

@@ -70,6 +70,7 @@ urlpatterns: list[URLPattern] = [
     path("engines/<str:name>/", engines.change, name="engine-change"),
     path("fleet/<str:name>/", fleet.node, name="node"),
     path("fleet/<str:name>/drain/", node_actions.drain, name="node-drain"),
+    path("fleet/<str:name>/probe/", node_actions.probe, name="node-probe"),
     path("fleet/<str:name>/cordon/", node_actions.cordon, name="node-cordon"),
     path("fleet/<str:name>/uncordon/", node_actions.uncordon, name="node-uncordon"),
     path("fleet/<str:name>/confirm-lost/", node_actions.confirm_lost, name="node-confirm-lost"),

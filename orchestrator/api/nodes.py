@@ -6,19 +6,28 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.http import HttpRequest, HttpResponse
-from ninja import Query, Router, Schema
+from ninja import Query, Router, Schema, Status
 from pydantic import Field
 
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_node
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import CordonOut, DeviceOut, NodeOut, PoolOut, ProbeOut, aware
+from orchestrator.api.schemas import (
+    CordonOut,
+    DeviceOut,
+    NodeOut,
+    NodeProbeOut,
+    PoolOut,
+    ProbeOut,
+    aware,
+)
 from orchestrator.fleet import (
     broker_users,
     cordoning,
     cordons,
     health,
+    node_probes,
     probe_history,
     selectors,
     services,
@@ -26,6 +35,7 @@ from orchestrator.fleet import (
 )
 from orchestrator.scheduling import services as scheduling
 from workers.contracts.base import Contract
+from workers.contracts.wire.maintenance.node_probe import FULL_S, MOST_S
 
 router = Router(tags=["fleet"])
 
@@ -40,6 +50,12 @@ class Uncordon(Contract):
     """What to return to service."""
 
     device: Annotated[int, Field(ge=0, description="index; null: the node itself")] | None = None
+
+
+class NewProbe(Contract):
+    """A probe to start."""
+
+    seconds: Annotated[float, Field(ge=1, le=MOST_S, description="time to measure")] = FULL_S
 
 
 class NewCordon(Uncordon):
@@ -179,12 +195,44 @@ def node_cordons(request: HttpRequest, id: str) -> Any:
 
 @router.get(
     "/nodes/{id}/probes",
+    response=list[NodeProbeOut],
+    auth=require_scope("read"),
+    summary="List a node's probes",
+)
+@paginated(name="probes", newest_first=True, serialize=node_probes.serialize)
+def probes(request: HttpRequest, id: str) -> Any:
+    """What probes of the idle node measured for the planner: the newest of each day."""
+    node = get_node(request, id)
+    node_probes.overdue_fail()
+    return node_probes.probes_of(node=node)
+
+
+@router.post(
+    "/nodes/{id}/probe",
+    response={202: NodeProbeOut},
+    auth=require_scope("fleet"),
+    summary="Probe a node",
+)
+def probe(request: HttpRequest, id: str, body: NewProbe | None = None) -> Any:
+    """Measures the idle node's devices for predictions, for a minute by default.
+
+    A busy node is refused (409). A run that starts meanwhile ends the probe.
+    """
+    wanted = body or NewProbe()
+    row = scheduling.node_probe(
+        node=get_node(request, id), by=user(request), seconds=wanted.seconds
+    )
+    return Status(202, node_probes.serialize(row))
+
+
+@router.get(
+    "/nodes/{id}/preflight-rates",
     response=list[ProbeOut],
     auth=require_scope("read"),
-    summary="List a node's probe results",
+    summary="List the rates of a node's preflight probes",
 )
-@paginated(name="probes", newest_first=True)
-def node_probes(request: HttpRequest, id: str) -> Any:
+@paginated(name="preflight rates", newest_first=True)
+def preflight_rates(request: HttpRequest, id: str) -> Any:
     """Rates that preflight probes measured on the node before gangs, newest first."""
     return probe_history.probes_of(node=get_node(request, id))
 

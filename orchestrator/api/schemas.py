@@ -288,6 +288,31 @@ class ProbeOut(Schema):
     ok: bool = Field(description="false: below the node's record")
 
 
+class NodeProbeOut(Schema):
+    """What a probe of an idle node measured for the planner; the newest of a day."""
+
+    id: Id
+    day: str
+    state: str = Field(description="requested, done or failed")
+    requested: Time
+    requested_by: str | None = Field(description="null: the control plane")
+    time: Time | None = Field(description="of the result; null: there is none")
+    message: str | None = Field(description="why the newest request of the day failed")
+    version: int | None
+    short: bool | None = Field(description="the probe before the first run")
+    seconds: float | None
+    ranks: int | None
+    cores: int | None
+    load: float | None = Field(description="share of the cores that other programs used before")
+    versions: dict[str, str] | None
+    link: dict[str, Any] | None
+    rates: list[dict[str, Any]] = Field(
+        description="{measure, setting, ranks, value, unit, seconds}"
+    )
+    steps: list[dict[str, Any]] = Field(description="training runs of a few steps")
+    problems: list[str]
+
+
 class SuspectOut(Schema):
     """Nodes to which the link is suspected: preflight probes of gangs with both were slow."""
 

@@ -67,6 +67,12 @@ class Env(BaseSettings):
     host: str = Field("127.0.0.1", description="address that `up` listens on")
     port: int = Field(8000, description="port that `up` listens on")
     demo: bool = Field(True, description="submit the demo run at the first start")
+    first_probe_s: float = Field(
+        7.0,
+        ge=0,
+        le=60,
+        description="seconds of the probe of this machine before the demo run; 0: none",
+    )
     debug: bool = Field(False, description="Django's debug pages; never on a shared server")
     secret_key: str = Field(
         "",

@@ -199,6 +199,34 @@ class ProbeResult(models.Model):
         return f"{self.node_id} {self.measure} {self.value:.3g}"
 
 
+class NodeProbe(models.Model):
+    """What a probe of an idle node measured for the planner: the newest of a day, or a refusal."""
+
+    class State(models.TextChoices):
+        """Of the request."""
+
+        REQUESTED = "requested", "requested"
+        DONE = "done", "done"
+        FAILED = "failed", "failed"  # refused, interrupted, or the node did not answer
+
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="node_probes")
+    day = models.DateField()
+    state = models.CharField(max_length=10, choices=State.choices)
+    requested = models.DateTimeField(default=timezone.now)
+    requested_by = models.CharField(max_length=150, blank=True)  # empty: the control plane
+    time = models.DateTimeField(null=True, blank=True)  # of the result in `report`
+    message = models.CharField(max_length=500, blank=True)  # why the newest request failed
+    report = models.JSONField(default=dict)  # contract NodeProbeReport; {}: no result
+    # the planner's parameters: {device: Device as data, calibration: document}
+    parameters = models.JSONField(default=dict)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["node", "day"], name="node_probe_day")]
+
+    def __str__(self) -> str:
+        return f"{self.node_id} {self.day}: {self.state}"
+
+
 class EngineMember(models.Model):
     """The identity of a supervisor in a job of an engine; its secret is derived as a node's is."""
 

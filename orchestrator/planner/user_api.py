@@ -14,8 +14,10 @@ from orchestrator.planner.explain import parse_explain_options
 from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptions
 from orchestrator.planner.search.search_request import MAX_EXPLAINED
-from orchestrator.planner.store import selectors
+from orchestrator.planner.store import node_probes, selectors
+from orchestrator.planner.store.node_probes import ProbedDevice
 from workers.contracts.base import problem
+from workers.contracts.catalog.devices import DEVICES
 
 _NO_CALIBRATION = "none"
 
@@ -98,8 +100,15 @@ def serving(*, user: User, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_options_for(user: User) -> ParseOptions:
-    """Options that let request lines name the user's own devices."""
-    return ParseOptions(selectors.own_devices(user=user))
+    """Options that let request lines name the user's own devices.
+
+    `cpu` has the rates of the probe whose calibration predictions use, if there is one.
+    """
+    own = selectors.own_devices(user=user)
+    if "cpu" not in own and node_probes.usable_default(device="cpu")[0] is None:
+        probed = _probed("cpu")
+        own |= {} if probed is None else {"cpu": probed.entry}
+    return ParseOptions(own)
 
 
 def calibration_for(
@@ -112,10 +121,23 @@ def calibration_for(
     if named == _NO_CALIBRATION:
         return None, None
     if named is None or named == "":
-        row = selectors.calibration_default(device=device)
-    else:
-        row = selectors.calibration_get(user=user, id=named)
-    return (row.name, Calibration.from_dict(row.document)) if row is not None else (None, None)
+        fitted, name, _ = node_probes.usable_default(device=device)
+        if fitted is None and (probed := _probed(device)) is not None:
+            return probed.name, probed.calibration
+        return name, fitted
+    row = selectors.calibration_get(user=user, id=named)
+    try:
+        return row.name, Calibration.from_dict(row.document)
+    except ValueError as error:
+        raise BadRequest(
+            [problem("calibration", f"{row.name} is {error}", _NO_CALIBRATION)]
+        ) from None
+
+
+def _probed(device: str) -> ProbedDevice | None:
+    """The probe of a node with this device, if it fitted parameters."""
+    probed = node_probes.probed_device(catalogue=device) if device in DEVICES else None
+    return probed if probed is not None and probed.calibration is not None else None
 
 
 def _device_name(line: Any) -> str:

@@ -37,6 +37,7 @@ from workers.contracts.wire.node_messages import (
     ExitClass,
     KeepOrder,
     LaunchOrder,
+    ProbeOrder,
     RunOwner,
 )
 
@@ -284,6 +285,14 @@ def collect(node: Node, *, checkpoints: Sequence[str], attempts: Sequence[str]) 
         return False  # an agent of version 0.1 has no such task
     order = CollectOrder(checkpoints=list(checkpoints), attempts=list(attempts), scan=True)
     return _send_one(node, names.TASK_COLLECT, names.KIND_COLLECT, order)
+
+
+def measure(node: Node, *, seconds: float) -> bool:
+    """Order a node to measure its devices for the planner; False if not sent."""
+    if (fleet.peer(node).wire or versions.FIRST) < versions.WireVersion(1, 1):
+        return False  # an agent of version 0.1 would only send a heartbeat
+    order = ProbeOrder(request=f"measure {node.name}", measure_s=seconds)
+    return _send_one(node, names.TASK_PROBE, names.KIND_PROBE, order)
 
 
 def kill_stale_attempt(node: Node, *, attempt_id: str, fence: str) -> bool:

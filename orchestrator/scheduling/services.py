@@ -5,17 +5,49 @@ from __future__ import annotations
 from django.db import transaction
 from django.db.models import OuterRef, Subquery
 
+from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
-from orchestrator.common.errors import conflict
+from orchestrator.accounts.roles import Role
+from orchestrator.common.errors import conflict, invalid
+from orchestrator.fleet import node_probes
 from orchestrator.fleet import services as fleet
-from orchestrator.fleet.models import Device, Node
+from orchestrator.fleet.models import Device, Node, NodeProbe
 from orchestrator.runs import selectors as runs
+from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reaper import reap
 from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.tick import TickResult, tick
+from workers.contracts.wire.maintenance.node_probe import FULL_S, MOST_S
 
-__all__ = ["TickResult", "node_remove", "reap", "report", "tick"]
+__all__ = ["TickResult", "node_probe", "node_remove", "reap", "report", "tick"]
+
+
+def node_probe(*, node: Node, by: User, seconds: float = FULL_S) -> NodeProbe:
+    """Ask an idle node to measure its devices for the planner.
+
+    Raises 403, and 409 for a node that is busy, does not answer, or is being probed.
+    """
+    accounts.require_role(by, Role.OPERATOR, "probe nodes")
+    if not 1 <= seconds <= MOST_S:
+        raise invalid("seconds", f"{seconds:g} is not from 1 to {MOST_S:.0f}", f"{FULL_S:.0f}")
+    if attempts := runs.attempts_on(node=node.name):
+        listed = ", ".join(f"run {attempt.run_id}" for attempt in attempts[:5])
+        raise conflict(
+            f"{node.name} is busy: {listed}. A probe measures an idle node; wait until they end.",
+            type="node-busy",
+        )
+    if node.health != Node.Health.UP:
+        raise conflict(f"{node.name} is {node.health}; it cannot be probed.", type="node-away")
+    if node_probes.in_progress(node=node):
+        raise conflict(f"{node.name} is being probed.", type="node-busy")
+    row = node_probes.request_record(node=node, by=by.username)
+    if not dispatch.measure(node, seconds=seconds):
+        message = "The order was not sent: the broker is unreachable, or the agent is older."
+        node_probes.failure_record(node=node, message=message)
+        raise conflict(f"{node.name} was not probed. {message}", retry=True)
+    accounts.audit(actor=by, action="node.probe", target=f"node:{node.pk}", data={})
+    return row
 
 
 def node_remove(*, node: Node, by: User) -> None:

@@ -18,6 +18,7 @@ from webui.views.fleet_list import NodeFilters, select
 from webui.views.fleet_rows import holders, node_named, node_row, probe_rows
 from webui.views.fleet_state import fleet_state
 from webui.views.fleet_texts import node_sentence, sentence
+from webui.views.node_probe_rows import node_probe_card
 
 CORDONS = 20  # newest ones shown
 
@@ -70,6 +71,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "node": shown,
         "sentence": node_sentence(shown),
         "probes": probe_rows(row),
+        "probe": node_probe_card(row),
         "problem": copies.problem_of([row.name]) if access.configured() else None,
         "suspect": suspect_links.suspicions().get(row.name),
         "history": list(cordons.cordons_of(node=row)[:CORDONS]),

@@ -101,6 +101,16 @@ def _target(node: Any, device: int | None) -> str:
 
 @page
 @require_POST
+def probe(request: PageRequest, name: str) -> HttpResponse:
+    """Ask an idle node to measure its devices for the planner."""
+    row = node_named(request, name)
+    scheduling_services.node_probe(node=row, by=request.user)
+    text = _("%(node)s measures its devices for about a minute.") % {"node": row.name}
+    return redirect_with_message(request, text, "node", row.name)
+
+
+@page
+@require_POST
 def confirm_lost(request: PageRequest, name: str) -> HttpResponse:
     """Confirm that an overdue node is lost."""
     row = node_named(request, name)

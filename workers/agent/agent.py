@@ -18,10 +18,12 @@ from workers.agent.inventory import Machine
 from workers.agent.orders import OrderConsumer
 from workers.agent.reports import Reporter
 from workers.contracts.wire import names
+from workers.contracts.wire.maintenance.node_probe import NodeProbed
 from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.node_messages import ControlOrder, ProbeOrder
 from workers.launcher.isolation.run_user import RunAs
 from workers.launcher.shipping.redis_link import NodeFile
+from workers.probe.node import ProbeError, probe_node
 
 log = logging.getLogger(__name__)
 _INVENTORY_EVERY_S = 600.0
@@ -52,6 +54,7 @@ class Agent:
         self._beat_now = threading.Event()
         self._inventory_due = 0.0
         self._collecting = threading.Lock()
+        self._measuring = threading.Lock()
         self._problems: dict[int, str] = {}  # as last sent
         self._last_consumed = time.monotonic()
         self.consumer_hung = False  # whether the agent stopped for that reason
@@ -83,7 +86,11 @@ class Agent:
         self._reports.unknown(order.attempt_id, order.fence)
 
     def answer_probe(self, order: ProbeOrder) -> None:
-        """Send a heartbeat now, with the inventory if requested."""
+        """Send a heartbeat now, with the inventory if requested; measure in a thread."""
+        if order.measure_s is not None:
+            threading.Thread(
+                target=self._measure, args=(order.measure_s,), name="probe", daemon=True
+            ).start()
         if order.inventory:
             self._inventory_due = 0.0
         self._beat_now.set()
@@ -91,6 +98,33 @@ class Agent:
     def collect_garbage(self, order: CollectOrder) -> None:
         """Delete and scan in a thread of its own, because disks may be slow; one at a time."""
         threading.Thread(target=self._collect, args=(order,), name="garbage", daemon=True).start()
+
+    def _measure(self, seconds: float) -> None:
+        """Probe the devices unless attempts run; a launch meanwhile ends the probe."""
+        if not self._measuring.acquire(blocking=False):
+            return  # its result answers this request too
+        try:
+            if active := self.attempts.active():
+                raise ProbeError(f"{len(active)} attempts run on the node; wait until they end")
+            devices = self.machine.inventory().devices
+            gpu = devices[0].kind == "gpu"
+            report = probe_node(
+                seconds=seconds,
+                ranks=len(devices) if gpu else min(len(devices), os.cpu_count() or 1),
+                device=devices[0].catalogue or ("" if gpu else "cpu"),
+                gpu=gpu,
+                keeps_on=lambda: not self.attempts.active() and not self._stopping.is_set(),
+            )
+            answer = NodeProbed(report=report)
+        except ProbeError as problem:
+            answer = NodeProbed(problem=str(problem)[:500])
+        except Exception as error:
+            log.exception("The probe failed")
+            answer = NodeProbed(problem=f"the probe failed: {type(error).__name__}")
+        finally:
+            self._measuring.release()
+        if not self._reports.probed(answer):
+            log.warning("The result of a probe was not sent")
 
     def _collect(self, order: CollectOrder) -> None:
         with self._collecting:

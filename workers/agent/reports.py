@@ -18,6 +18,7 @@ from workers.contracts.wire import envelope, liveness, names, versions
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.broker.tls import tls_options
 from workers.contracts.wire.field_versions import message_for
+from workers.contracts.wire.maintenance.node_probe import NodeProbed
 from workers.contracts.wire.maintenance.storage import StorageReport
 from workers.contracts.wire.node_messages import (
     AttemptReport,
@@ -119,6 +120,11 @@ class Reporter:
     def collected(self, report: StorageReport) -> bool:
         """Report deleted paths and scanned folders; whether Redis has it."""
         text = self._sealed(names.KIND_COLLECTED, report.to_dict(), names.REPORT_TTL_S)
+        return self._try(lambda: self._redis.xadd(self._reports, {names.FIELD_MESSAGE: text}))
+
+    def probed(self, answer: NodeProbed) -> bool:
+        """Report the result of a requested probe; whether Redis has it."""
+        text = self._sealed(names.KIND_PROBED, answer.to_dict(), names.REPORT_TTL_S)
         return self._try(lambda: self._redis.xadd(self._reports, {names.FIELD_MESSAGE: text}))
 
     @property

@@ -29,8 +29,8 @@ def rates(device: torch.device, *, short: bool) -> Iterator[dict[str, Any]]:
     for precision, dtype in _precisions(gpu, short=short):
         for shape in products[:2] if short else products:
             yield _product(device, shape, precision, dtype)
-    for shape in (_GPU_ATTENTION if gpu else _CPU_ATTENTION)[: 1 if short else 2]:
-        yield _attention(device, shape, torch.bfloat16 if gpu else torch.float32)
+    for sizes in (_GPU_ATTENTION if gpu else _CPU_ATTENTION)[: 1 if short else 2]:
+        yield _attention(device, sizes, torch.bfloat16 if gpu else torch.float32)
     size = 2**30 if gpu else 2**26
     yield {
         "measure": "memory",

@@ -81,8 +81,8 @@ def busy_reason(load: float, *, gpu: bool) -> str | None:
     if load > BUSY_SHARE:
         cores = os.cpu_count() or 1
         return (
-            f"programs use {load * cores:.1f} of {cores} cores (limit {BUSY_SHARE:.0%}); wait until "
-            "the node is idle, or force the probe and its numbers count less"
+            f"programs use {load * cores:.1f} of {cores} cores (limit {BUSY_SHARE:.0%}); wait "
+            "until the node is idle, or force the probe and its numbers count less"
         )
     return None
 

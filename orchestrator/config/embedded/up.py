@@ -16,6 +16,7 @@ import psutil
 from django.conf import settings
 
 from orchestrator.config.embedded import broker, first_start, lock
+from orchestrator.config.embedded.first_probe import FirstProbe
 from orchestrator.config.embedded.processes import Child, ProcessManager
 
 ROOT = Path(settings.BASE_DIR)
@@ -42,11 +43,14 @@ def up(*, devices: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # INT may be inherited as ignored: `make up &` in a script
         signal.signal(number, _raise_stop)
+    probe: FirstProbe | None = None
     try:
-        _start(processes, home=home, devices=devices)
+        probe = _start(processes, home=home, devices=devices)
         _greet(processes, home, url)
         while True:
             processes.watch()
+            if probe is not None:
+                probe.poll()
             time.sleep(0.2)
     except Stop:
         log("stopping (active runs continue from their last checkpoint at the next start)")
@@ -54,12 +58,15 @@ def up(*, devices: int) -> int:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave orphans
+        if probe is not None:
+            probe.stop()
         processes.stop()
         _end_strays(home)
         held.close()
 
 
-def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
+def _start(processes: ProcessManager, *, home: Path, devices: int) -> FirstProbe | None:
+    """Start all processes. At a first start returns the probe that submits the demo run."""
     environ = {
         **os.environ,
         "ORRERY_HOME": str(home),
@@ -81,8 +88,18 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
     first_start.forget_isolation(_node_name())
     if token is not None:
         environ["ORRERY_JOIN"] = token
+    probe: FirstProbe | None = None
     if settings.ENV.demo and login is not None:
-        first_start.submit_demo()
+        if settings.ENV.first_probe_s:
+            probe = FirstProbe(
+                node=_node_name(),
+                seconds=settings.ENV.first_probe_s,
+                root=ROOT,
+                log=log,
+                then=first_start.submit_demo,
+            )
+        else:
+            first_start.submit_demo()
     if not settings.ENV.data_roots:
         first_start.example_prompts(settings.DATA_ROOTS[0])
         first_start.example_data(settings.DATA_ROOTS[0])
@@ -134,6 +151,7 @@ def _start(processes: ProcessManager, *, home: Path, devices: int) -> None:
     processes.start(Child("web", web, without_join, stop_order=1, stop_timeout_s=2.0))
     processes.start(Child("ingest", [python, manage, "ingest"], without_join, stop_order=2))
     processes.start(Child("jobs", [python, manage, "jobs"], without_join, stop_order=1))
+    return probe
 
 
 def _greet(processes: ProcessManager, home: Path, url: str) -> None:

@@ -47,22 +47,28 @@ _TRUSTED_RUNS = 10  # from about this many runs on, the runs outweigh the publis
 _FAR_SCALES = 1.7
 
 
-def fit(measurements: Iterable[Any]) -> Calibration:
-    """From measurement lines or `(request, measured)` pairs; `left_out` lists unusable lines."""
+def fit(measurements: Iterable[Any], *, start: Mapping[str, float] | None = None) -> Calibration:
+    """From measurement lines or `(request, measured)` pairs; `left_out` lists unusable lines.
+
+    `start` replaces values of the default profile.
+    """
     usable = read_measurements(measurements)
     groups: dict[tuple[str, str], list[Pair]] = {}
     for pair in usable.pairs:
         groups.setdefault((pair[0].entry.name, pair[0].framework.name), []).append(pair)
     return Calibration(
-        [_fit_group(*key, pairs) for key, pairs in sorted(groups.items())], usable.left_out
+        [_fit_group(*key, pairs, start or {}) for key, pairs in sorted(groups.items())],
+        usable.left_out,
     )
 
 
-def _fit_group(device: str, framework: str, pairs: Sequence[Pair]) -> Group:
+def _fit_group(
+    device: str, framework: str, pairs: Sequence[Pair], given: Mapping[str, float]
+) -> Group:
     requests = [request for request, _ in pairs]
     prior_runs = published(framework, requests[0].entry)
     measured = measured_parameters(pairs)
-    start = defaults(framework, requests[0].entry) | measured
+    start = defaults(framework, requests[0].entry) | measured | dict(given)
     columns = {**NO_CORRECTION, **{name: np.asarray(value) for name, value in start.items()}}
     group: dict[str, Any] = {
         "device": device,

@@ -63,7 +63,7 @@ def solve(
 
     x, damping = start.copy(), 1e-2
     r = residuals(x)
-    jacobian = _jacobian(residuals, x, r, step, low, high)
+    jacobian = jacobian_of(residuals, x, r, step, low, high)
     for iteration in range(rounds):
         weights = (FREEDOM + 1) / (FREEDOM + (r / spread) ** 2) / spread**2
         gradient = jacobian.T @ (weights * r) + (x - start) / sigma**2
@@ -89,7 +89,7 @@ def solve(
         x, r, damping = candidate, new_r, max(damping / 5, 1e-9)
         if iteration % 2:
             spread = spread_of(r)
-        jacobian = _jacobian(residuals, x, r, step, low, high)
+        jacobian = jacobian_of(residuals, x, r, step, low, high)
         if shift < 1e-4:
             break
     spread = spread_of(r)
@@ -118,7 +118,7 @@ def _spread(r: Floats, parameters: int) -> float:
     )
 
 
-def _jacobian(
+def jacobian_of(
     residuals: Callable[[Floats], Floats],
     x: Floats,
     r: Floats,
@@ -126,6 +126,7 @@ def _jacobian(
     low: Floats,
     high: Floats,
 ) -> Floats:
+    """`(n, k)` derivatives of the residuals `r` at `x`, by differences inside the bounds."""
     columns = []
     for index in range(x.size):
         moved = x.copy()

@@ -165,6 +165,8 @@ def predict_training(
         "calibration": hardware.calibration_name,
         "assumed": not hardware.known,
     }
+    if hardware.notes:
+        document["notes"] = [*document.get("notes", []), *hardware.notes]
     if unknown_teacher:
         document["notes"] = [*document.get("notes", []), _UNKNOWN_TEACHER]
     fits = bool(answer["fits"])

@@ -1,4 +1,4 @@
-"""The devices that a run would get: those of its pool, with peaks that earlier runs measured.
+"""The devices that a run would get: those of its pool, with rates that probes or runs measured.
 
 Also what the pool's nodes cannot do: images, and limits of runs. If the pool has no known device,
 the catalogue's nominal one is assumed.
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from orchestrator.fleet import selectors as fleet
 from orchestrator.planner.model.calibration_result import Calibration
-from orchestrator.planner.store import selectors as planner
+from orchestrator.planner.store import node_probes
+from orchestrator.planner.store.node_probes import usable_default
 from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import ClusterSpec, RunSpec
 from workers.contracts.base import Problem, problem
@@ -28,6 +29,7 @@ _INSTALL = {
     "limits of images": "install Docker, or run its agent under systemd",
 }
 _LIMITS = ("memory_gb", "cpus", "processes")
+_PROBED = {"peak_tflops", "memory_gb_per_s", "intra_node_gb_per_s"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class TargetHardware:
     cores: int | None = None  # of a node with CPU slots
     calibration: Calibration | None = None
     calibration_name: str | None = None
+    notes: tuple[str, ...] = ()  # on probes and calibrations
 
     def device(self, devices: int) -> Device:
         """One of `devices` devices; ranks beyond a node's cores share them."""
@@ -74,14 +77,19 @@ def target_hardware_for(spec: RunSpec) -> TargetHardware:
         if entry.kind == "cpu":
             changes["peak_tflops"] = entry.peak_tflops | _measured_peaks(pool)
         entry = entry.model_copy(update=changes)
-    row = planner.calibration_default(device=name)
+    cores = offer.cores if offer and entry.kind == "cpu" else None
+    calibration, called, notes = usable_default(device=name)
+    probed = None
+    if offer is not None and offer.catalogue == name and calibration is None:
+        probed = node_probes.probed_device(catalogue=name, pool=pool)
+    if probed is not None:
+        notes += probed.notes
+        if probed.name is not None:
+            # its parameters relate to the rates that it measured
+            entry = entry.model_copy(update=probed.entry.model_dump(include=_PROBED))
+            calibration, called = probed.calibration, probed.name
     return TargetHardware(
-        entry,
-        per_node,
-        offer is not None,
-        offer.cores if offer and entry.kind == "cpu" else None,
-        Calibration.from_dict(row.document) if row else None,
-        row.name if row else None,
+        entry, per_node, offer is not None, cores, calibration, called, tuple(notes)
     )
 
 

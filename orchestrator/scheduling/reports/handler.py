@@ -17,10 +17,11 @@ from pydantic import ValidationError
 from orchestrator.common import redis
 from orchestrator.common.errors import Refusal
 from orchestrator.dead_letters.services import dead_letter_add
-from orchestrator.fleet import broker_users
+from orchestrator.fleet import broker_users, node_probes
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet import services as fleet_services
 from orchestrator.fleet.models import EngineMember, Node
+from orchestrator.planner.store import node_probes as planner_probes
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs import storage
@@ -37,6 +38,7 @@ from orchestrator.scheduling.reports.presence import presence
 from workers.contracts.wire import envelope, names, versions
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.event_bodies import CheckpointSaved
+from workers.contracts.wire.maintenance.node_probe import NodeProbed
 from workers.contracts.wire.maintenance.preflight import PreflightReport
 from workers.contracts.wire.maintenance.storage import StorageReport
 from workers.contracts.wire.node_messages import (
@@ -75,6 +77,8 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
             _attempt_report(node, AttemptReport.from_dict(body))
         elif kind == names.KIND_COLLECTED:
             storage.storage_report(node=node.name, report=StorageReport.from_dict(body))
+        elif kind == names.KIND_PROBED and isinstance(node, Node):
+            _probed(node, NodeProbed.from_dict(body))
         else:
             raise envelope.EnvelopeError("kind", f"{kind!r} is not a kind of report.")
     except envelope.EnvelopeError as error:
@@ -82,6 +86,18 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
     except (ValidationError, ValueError) as error:
         return _reject("malformed", str(error), text, name, written)
     return True
+
+
+def _probed(node: Node, answer: NodeProbed) -> None:
+    """Store the result of a requested probe, or why there is none. Raises ValueError."""
+    if answer.report is None:
+        node_probes.failure_record(node=node, message=answer.problem)
+        return
+    try:
+        planner_probes.probe_record(node=node, report=answer.report)
+    except ValueError as error:
+        node_probes.failure_record(node=node, message=str(error))
+        raise
 
 
 def _reject(code: str, message: str, text: str | bytes, node: str, written: float) -> bool:

@@ -91,6 +91,8 @@ POST   v1/nodes/{id}/cordon                           fleet
 POST   v1/nodes/{id}/uncordon                         fleet
 GET    v1/nodes/{id}/cordons                          read
 GET    v1/nodes/{id}/probes                           read
+POST   v1/nodes/{id}/probe                            fleet
+GET    v1/nodes/{id}/preflight-rates                  read
 DELETE v1/nodes/{id}                                  fleet
 GET    v1/devices                                     read
 GET    v1/pools                                       read
@@ -203,6 +205,7 @@ node               GET
 node-drain         GET   operator
 node-undrain       POST  operator
 node-confirm-lost  POST  operator
+node-probe         POST  operator
 node-cordon        POST  operator
 node-uncordon      POST  operator
 node-remove        GET   operator

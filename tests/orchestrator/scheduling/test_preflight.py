@@ -109,7 +109,7 @@ def test_a_failed_probe_uses_no_retry_and_cordons_the_device(broker: Broker, own
     assert {"preflight", "node_cordoned"} <= set(kinds)
     page = factories.client_for(owner).get("/fleet/n1/").content.decode()
     assert "Preflight probes" in page and "100 GFLOP/s" in page and "Matrix products" in page
-    rows = factories.api(owner).get("/api/v1/nodes/n1/probes").json()["items"]
+    rows = factories.api(owner).get("/api/v1/nodes/n1/preflight-rates").json()["items"]
     assert len(rows) == 5 and {row["run"] for row in rows} == {str(run.pk)}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from workers.contracts.wire.maintenance.preflight import ProbeReference, ProbeValue
-from workers.probe import judge, measure, report
+from workers.probe import judge, measure, node, report, steps
 
 CPU = torch.device("cpu")
 
@@ -73,3 +75,41 @@ def test_values_of_a_node() -> None:
     ]
     on_cpu = report.values_of(results, [2, 3], world=4, gpu=False)
     assert {item.ranks for item in on_cpu if item.device is not None} == {2}
+
+
+def test_a_nodes_report_has_the_slowest_ranks_rates() -> None:
+    def rank(rate: float, host: float) -> dict[str, Any]:
+        return {
+            "stage": "done",
+            "rates": [
+                {"measure": "matmul", "setting": "512 x 512 x 512 fp32", "value": rate},
+                {"measure": "host", "setting": "operation", "value": host},
+            ],
+            "steps": [],
+        }
+
+    about: dict[str, Any] = {"kind": "cpu", "device": "cpu", "short": True, "load": 0.1}
+    report_ = node.merged([rank(2e9, 1e-6), rank(1e9, 2e-6)], [0, 0], seconds=1.0, **about)
+    assert [(rate.value, rate.unit) for rate in report_.rates] == [(1e9, "FLOP/s"), (2e-6, "s")]
+    assert not report_.problems and report_.ranks == 2
+    hung = {"stage": "steps", **{"rates": rank(1e9, 1e-6)["rates"]}}
+    late = node.merged([rank(2e9, 1e-6), hung], [0, None], seconds=1.0, **about)
+    assert late.problems == ["rank 1 ended at steps: it took too long"] and late.rates
+    with pytest.raises(node.ProbeError, match="rank 0 ended at start: exit code 1"):
+        node.merged([{}], [1], seconds=1.0, **about)
+
+
+def test_a_busy_node_is_refused() -> None:
+    assert node.busy_reason(0.1, gpu=False) is None
+    assert "of" in str(node.busy_reason(0.9, gpu=False))
+
+
+def test_a_short_probe_measures_rates_and_steps() -> None:
+    """One rank, and no time for more than the first step."""
+    found = node.probe_node(seconds=1, ranks=1, device="cpu", gpu=False, short=True, force=True)
+    assert {"matmul", "attention", "memory", "host"} <= {rate.measure for rate in found.rates}
+    with pytest.raises(node.ProbeError, match="got work"):
+        node.probe_node(
+            seconds=9, ranks=1, device="cpu", gpu=False, force=True, keeps_on=lambda: False
+        )
+    assert steps.run_of(steps.cases(gpu=False, ranks=1, short=True)[0], ranks=1, gpu=False)

@@ -36,6 +36,7 @@ KIND_PROBE: Final = "probe"
 KIND_KEEP: Final = "keep"
 KIND_COLLECT: Final = "collect"
 KIND_COLLECTED: Final = "collected"
+KIND_PROBED: Final = "probed"
 KIND_RENDEZVOUS: Final = "rendezvous"
 
 STREAM_POINTS: Final = "points"

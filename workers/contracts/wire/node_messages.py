@@ -267,14 +267,16 @@ class ControlOrder(WireContract):
 
 
 class ProbeOrder(WireContract):
-    """Request a node's inventory, or whether it still has these attempts.
+    """Request a node's inventory, whether it still has these attempts, or a measurement.
 
-    The node answers with a heartbeat and reports.
+    The node answers with a heartbeat and reports; after `measure_s` seconds of measuring its
+    devices with `NodeProbed`.
     """
 
     request: str
     fences: list[Fence] = []
     inventory: bool = False
+    measure_s: Annotated[float | None, Field(gt=0, le=600), Since(1, 1)] = None
 
 
 class KeepOrder(WireContract):

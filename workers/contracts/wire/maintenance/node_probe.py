@@ -88,3 +88,10 @@ class NodeProbeReport(WireContract):
     # seconds and bytes per second of a link between the ranks, as the planner counts them
     link: dict[str, Any] | None = None
     problems: list[str] = []
+
+
+class NodeProbed(WireContract):
+    """A node's answer to a requested probe: the report, or why there is none."""
+
+    report: NodeProbeReport | None = None
+    problem: Annotated[str, Field(max_length=500)] = ""

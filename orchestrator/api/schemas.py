@@ -296,7 +296,7 @@ class NodeProbeOut(Schema):
     state: str = Field(description="requested, done or failed")
     requested: Time
     requested_by: str | None = Field(description="null: the control plane")
-    time: Time | None = Field(description="of the result; null: there is none")
+    time: Time | None = Field(description="of the result; null: no result")
     message: str | None = Field(description="why the newest request of the day failed")
     version: int | None
     short: bool | None = Field(description="the probe before the first run")

@@ -95,7 +95,7 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
 
 
 def _recomputes(plan: dict[str, Any]) -> bool:
-    return plan.get("recompute", "none") != "none"
+    return bool(plan.get("recompute", "none") != "none")
 
 
 def _value(value: float, unit: str) -> str:

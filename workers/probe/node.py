@@ -55,11 +55,11 @@ def probe_node(
     try:
         started = _start(folder, seconds=seconds, ranks=ranks, gpu=gpu, short=short)
         exits = _wait(started, limit_s=seconds + _GRACE_S, keeps_on=keeps_on)
-        found = [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
+        results = [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return merged(
-        found,
+        results,
         exits,
         kind="gpu" if gpu else "cpu",
         device=device,
@@ -96,12 +96,12 @@ def _gpu_programs() -> int:
             pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
         ]
         return sum(len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles)
-    except Exception:  # no driver, or one that does not tell
+    except Exception:  # no driver, or one that does not report them
         return 0
 
 
 def merged(
-    found: Sequence[Mapping[str, Any]],
+    results: Sequence[Mapping[str, Any]],
     exits: Sequence[int | None],
     *,
     kind: str,
@@ -115,20 +115,20 @@ def merged(
     Raises ProbeError if a rank measured nothing.
     """
     problems = []
-    for rank, (one, code) in enumerate(zip(found, exits, strict=True)):
+    for rank, (one, code) in enumerate(zip(results, exits, strict=True)):
         if one.get("stage") != "done":
             why = one.get("error") or ("it took too long" if code is None else f"exit code {code}")
             problems.append(f"rank {rank} ended at {one.get('stage', 'start')}: {why}")
-    if not all(one.get("rates") for one in found):
+    if not all(one.get("rates") for one in results):
         raise ProbeError("; ".join(problems) or "a rank measured nothing")
     rates: dict[tuple[str, str], dict[str, Any]] = {}
-    for one in found:
+    for one in results:
         for rate in one["rates"]:
             key = (rate["measure"], rate["setting"])
             known = rates.get(key)
             worse = max if rate["measure"] == "host" else min
             if known is None or worse(rate["value"], known["value"]) != known["value"]:
-                rates[key] = {**rate, "ranks": len(found)}
+                rates[key] = {**rate, "ranks": len(results)}
     return NodeProbeReport.from_dict(
         {
             "kind": kind,
@@ -136,13 +136,13 @@ def merged(
             "short": short,
             "time": time.time(),
             "seconds": seconds,
-            "ranks": len(found),
+            "ranks": len(results),
             "cores": os.cpu_count() or 1,
             "load": load,
             "versions": {"orrery": RELEASE, "torch": _torch_version()},
             "rates": list(rates.values()),
-            "steps": found[0].get("steps", []),
-            "link": found[0].get("link"),
+            "steps": results[0].get("steps", []),
+            "link": results[0].get("link"),
             "problems": problems,
         }
     )
@@ -162,9 +162,11 @@ def _start(
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "workers.probe.suite", "--out", str(folder)]
     command += ["--seconds", str(seconds), *(["--short"] if short else [])]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ORRERY_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("ORRERY_")
+    }
     common = {
-        **kept,
+        **inherited,
         "PYTHONPATH": str(ROOT),
         "WORLD_SIZE": str(ranks),
         "LOCAL_WORLD_SIZE": str(ranks),

@@ -30,23 +30,23 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="leave out the larger shapes")
     options = parser.parse_args()
     environment = read_environment(options.out)
-    found: dict[str, Any] = {"stage": "start", "rates": [], "steps": [], "link": None}
+    results: dict[str, Any] = {"stage": "start", "rates": [], "steps": [], "link": None}
     try:
-        _measure(environment, found, seconds=options.seconds, short=options.short)
+        _measure(environment, results, seconds=options.seconds, short=options.short)
     except Exception as error:  # any error of torch or the driver is a result
-        found["error"] = f"{type(error).__name__}: {error}"[:500]
-        _write(environment, found)
-        print(found["error"], file=sys.stderr, flush=True)
+        results["error"] = f"{type(error).__name__}: {error}"[:500]
+        _write(environment, results)
+        print(results["error"], file=sys.stderr, flush=True)
         os._exit(1)  # a broken communicator may block the interpreter's exit
     sys.stdout.flush()
     os._exit(0)
 
 
 def _measure(
-    environment: Environment, found: dict[str, Any], *, seconds: float, short: bool
+    environment: Environment, results: dict[str, Any], *, seconds: float, short: bool
 ) -> None:
     end = time.monotonic() + seconds
-    _write(environment, found)
+    _write(environment, results)
     from workers.runtime.program import fast_import, set_torch_defaults
 
     set_torch_defaults()
@@ -56,8 +56,8 @@ def _measure(
         from workers.training.parallel.mesh import start_world
 
     def enter(stage: str) -> None:
-        found["stage"] = stage
-        _write(environment, found)
+        results["stage"] = stage
+        _write(environment, results)
 
     ranks = environment.world_size
     world = start_world(environment, ParallelPlan.from_dict({"dp": ranks}))
@@ -65,7 +65,7 @@ def _measure(
     enter("rates")
     world.barrier()
     for rate in kernels.rates(world.device, short=short):
-        found["rates"].append(rate)
+        results["rates"].append(rate)
     if ranks > 1:
         enter("collectives")
         measured = measure_collectives(
@@ -75,8 +75,8 @@ def _measure(
             sizes=_SHORT_SIZES if short else None,
             kinds=_SHORT_KINDS if short else None,
         )
-        found["link"] = measured["link"]
-        found["rates"] += [
+        results["link"] = measured["link"]
+        results["rates"] += [
             {
                 "measure": row["kind"],
                 "setting": _size(row["bytes"]),
@@ -96,8 +96,8 @@ def _measure(
 
     wanted = steps.cases(gpu=gpu, ranks=ranks, short=short)
     for step in steps.measure(environment, world, wanted, goes_on=goes_on):
-        found["steps"].append(step)
-        _write(environment, found)
+        results["steps"].append(step)
+        _write(environment, results)
     enter("done")
 
 
@@ -105,10 +105,10 @@ def _size(number: int) -> str:
     return f"{number >> 20} MiB" if number >= 2**20 else f"{number >> 10} KiB"
 
 
-def _write(environment: Environment, found: dict[str, Any]) -> None:
+def _write(environment: Environment, results: dict[str, Any]) -> None:
     path = environment.directory / f"rank-{environment.rank}.json"
     temporary = path.with_name("." + path.name)
-    temporary.write_text(json.dumps(found))
+    temporary.write_text(json.dumps(results))
     os.replace(temporary, path)
 
 

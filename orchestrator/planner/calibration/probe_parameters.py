@@ -187,12 +187,12 @@ def _peaks(report: NodeProbeReport) -> dict[str, float]:
 
 def _process_bytes(report: NodeProbeReport, lines: Sequence[dict[str, Any]]) -> float | None:
     """Resident memory beyond the tensors that the planner counts, of the first run."""
-    found = []
+    sizes = []
     for step, line in zip(report.steps, lines, strict=True):
         request = parse_line(line).request
         if step.peak_bytes is None or request is None:
             continue
         table = table_of([request], columns_for([request]))
-        found.append(step.peak_bytes - float(table.column("explained_bytes").max()))
+        sizes.append(step.peak_bytes - float(table.column("explained_bytes").max()))
     limits = PARAMETERS["process_bytes"]
-    return float(np.clip(median(found), limits.low, limits.high)) if found else None
+    return float(np.clip(median(sizes), limits.low, limits.high)) if sizes else None

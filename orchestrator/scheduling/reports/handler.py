@@ -89,7 +89,7 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
 
 
 def _probed(node: Node, answer: NodeProbed) -> None:
-    """Store the result of a requested probe, or why there is none. Raises ValueError."""
+    """Store the result of a requested probe, or the reason for its absence. Raises ValueError."""
     if answer.report is None:
         node_probes.failure_record(node=node, message=answer.problem)
         return

@@ -132,7 +132,7 @@ def ours() -> list[Contract]:
         ),
         launch,
         ControlOrder(attempt_id="1", fence="0b0e", action="cancel"),
-        ProbeOrder(request="q", fences=["0b0e"], inventory=True),
+        ProbeOrder(request="q", fences=["0b0e"], inventory=True, measure_s=5.0),
         KeepOrder(source="runs/1/a", target="runs/2/a", owner=owner),
         AttemptReport(attempt_id="1", fence="0b0e", node="n1", seq=1, time=1.0, type="running"),
         PointBatch.from_dict(part("telemetry/points")["batch"]),

@@ -106,8 +106,8 @@ def test_a_busy_node_is_refused() -> None:
 
 def test_a_short_probe_measures_rates_and_steps() -> None:
     """One rank, and no time for more than the first step."""
-    found = node.probe_node(seconds=1, ranks=1, device="cpu", gpu=False, short=True, force=True)
-    assert {"matmul", "attention", "memory", "host"} <= {rate.measure for rate in found.rates}
+    measured = node.probe_node(seconds=1, ranks=1, device="cpu", gpu=False, short=True, force=True)
+    assert {"matmul", "attention", "memory", "host"} <= {rate.measure for rate in measured.rates}
     with pytest.raises(node.ProbeError, match="got work"):
         node.probe_node(
             seconds=9, ranks=1, device="cpu", gpu=False, force=True, keeps_on=lambda: False

@@ -52,7 +52,7 @@ def test_a_probe_gives_the_step_time_and_memory_of_its_node(owner: User) -> None
     assert hardware.calibration_name == after["calibration"] and not hardware.notes
 
 
-def test_days_are_kept_and_a_short_probe_does_not_replace_a_full_one(owner: User) -> None:
+def test_days_are_stored_and_a_short_probe_does_not_replace_a_full_one(owner: User) -> None:
     node = factories.node("n1", devices=2)
     day = timedelta(days=1).total_seconds()
     old = node_report(gflops=50)
@@ -78,19 +78,19 @@ def test_nodes_that_differ_are_named_and_not_averaged(owner: User) -> None:
 
 def test_a_busy_node_counts_less(owner: User) -> None:
     probe_record(node=factories.node("n1", devices=2), report=node_report(load=0.9))
-    found = probed_device(catalogue="cpu")
-    assert found is not None and "counts less" in found.notes[0]
+    probed = probed_device(catalogue="cpu")
+    assert probed is not None and "counts less" in probed.notes[0]
     quiet = calibration_of(node_report(), name="x")
-    assert found.calibration is not None and quiet is not None
-    assert found.calibration.groups[0].scale > quiet.groups[0].scale
+    assert probed.calibration is not None and quiet is not None
+    assert probed.calibration.groups[0].scale > quiet.groups[0].scale
 
 
 def test_other_versions_are_named_and_not_used(owner: User) -> None:
     node = factories.node("n1", devices=2)
     row = probe_record(node=node, report=node_report())
     NodeProbe.objects.filter(pk=row.pk).update(report={**row.report, "version": 99})
-    found = probed_device(catalogue="cpu")
-    assert found is not None and found.calibration is None and "version 99" in found.notes[0]
+    probed = probed_device(catalogue="cpu")
+    assert probed is not None and probed.calibration is None and "version 99" in probed.notes[0]
     with pytest.raises(ValueError, match="version 99"):
         probe_record(node=node, report=node_report(version=99))
     Calibration.objects.create(

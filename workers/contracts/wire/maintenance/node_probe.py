@@ -91,7 +91,7 @@ class NodeProbeReport(WireContract):
 
 
 class NodeProbed(WireContract):
-    """A node's answer to a requested probe: the report, or why there is none."""
+    """A node's answer to a requested probe: the report, or the reason for its absence."""
 
     report: NodeProbeReport | None = None
     problem: Annotated[str, Field(max_length=500)] = ""

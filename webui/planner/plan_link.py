@@ -20,6 +20,8 @@ _NUMBERS: Final = {
     "v": "virtual_stages",
     "rep": "dp_replicate",
     "pre": "prefetch_layers",
+    "live": "max_live_params",
+    "keep": "param_persistence_threshold",
 }
 _NAMES: Final = {
     "rc": "recompute",
@@ -71,7 +73,7 @@ def parse_plan_key(key: str, *, global_batch_size: int) -> dict[str, Any] | None
             plan["precision"] = part
         elif match := re.fullmatch(r"l_(\d{1,4}(?:-\d{1,4})*)", part):
             plan["stage_layers"] = [int(layers) for layers in match[1].split("-")]
-        elif match := re.fullmatch(r"([a-z]+)(\d{1,7})", part):
+        elif match := re.fullmatch(r"([a-z]+)(\d{1,13})", part):
             name = match[1] if match[1] in _AXES else _NUMBERS.get(match[1])
             if name is None:
                 return None

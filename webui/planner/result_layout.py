@@ -44,6 +44,9 @@ PLAN_ROWS: Final = (
     ("offload", gettext_noop("offload")),
     ("precision", gettext_noop("precision")),
     ("prefetch_layers", gettext_noop("prefetched layers")),
+    ("max_live_params", gettext_noop("gathered parameters")),
+    ("param_persistence_threshold", gettext_noop("persistence threshold")),
+    ("params_dtype", gettext_noop("stored weights")),
 )
 
 

@@ -66,6 +66,8 @@ def _zero(job: ExportJob) -> dict[str, Any]:
     if plan.zero == 3:
         if plan.max_live_params is not None:
             values["stage3_max_live_parameters"] = plan.max_live_params
+        if plan.param_persistence_threshold is not None:
+            values["stage3_param_persistence_threshold"] = plan.param_persistence_threshold
         if plan.prefetch_layers is not None:
             # in elements of the layers that a device gathers
             values["stage3_prefetch_bucket_size"] = plan.prefetch_layers * _layer_elements(job)

@@ -91,7 +91,7 @@ def note_cpu(job: ExportJob, engine: str) -> None:
 
 def note_gathering(job: ExportJob, engine: str) -> None:
     """Notes limits on gathered ZeRO-3 weights, which most engines do not support."""
-    for name in ("prefetch_layers", "max_live_params"):
+    for name in ("prefetch_layers", "max_live_params", "param_persistence_threshold"):
         value = getattr(job.plan, name)
         if value is not None:
             job.note(f"{name} {value} has no counterpart in {engine}")

@@ -125,6 +125,7 @@ declare_inputs(
     "dp_shard",
     "prefetch_layers",
     "max_live_params",
+    "persistence_threshold",
     "recompute_budget_bytes",
     "weight_stashing",
     "vertical_sync",
@@ -369,6 +370,7 @@ def plan_columns(plan: ParallelPlan, seq_len: int) -> dict[str, float]:
         "prefetch_layers": 1 if plan.prefetch_layers is None else plan.prefetch_layers,
         "recompute_budget_bytes": plan.recompute_budget_bytes or 0,
         "max_live_params": plan.max_live_params or 0,
+        "persistence_threshold": plan.param_persistence_threshold or 0,
         "weight_stashing": float(
             plan.schedule == "pipedream" and plan.weight_stashing is not False
         ),

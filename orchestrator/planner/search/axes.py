@@ -166,7 +166,8 @@ def build_axes(fix: Mapping[str, Any] | None, cluster: ClusterSpec, entry: Devic
         fixed=fixed,
         constants=constants,
         zero=chosen("zero", (0, 1, 2, 3)),
-        prefetch=chosen("prefetch_layers", (None, 0, 2)),
+        # without prefetch a plan is slower; it is never chosen, only requested
+        prefetch=chosen("prefetch_layers", (None, 2)),
         sequence_parallel=chosen("sequence_parallel", (False, True)),
         # on a CPU, device and host share one memory: only a disk is left to offload to
         offload=chosen("offload", ("none",) if is_cpu else ("none", "optimizer", "all", "nvme")),

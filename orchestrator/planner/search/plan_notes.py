@@ -24,6 +24,7 @@ def notes_by_plan(requests: Sequence[Request], table: Table) -> list[list[str]]:
                 _precision(request),
                 _host(request, float(host_bytes)),
                 _stale(request),
+                _reduced_often(request),
                 _disk(request),
                 _rollouts(request, float(share)),
             )
@@ -109,6 +110,17 @@ def _stale(request: Request) -> str:
     return (
         "pipedream updates weights with stale gradients, so training differs from all other "
         "schedules."
+    )
+
+
+def _reduced_often(request: Request) -> str:
+    plan = request.plan
+    if plan.zero != 2 or plan.pp == 1 or plan.schedule == "pipedream" or plan.accumulation < 2:
+        return ""
+    return (
+        f"ZeRO 2 with a pipeline reduces gradients {plan.accumulation} times per step, after each "
+        "micro-batch, and keeps all weights gathered. ZeRO 1 reduces them once and stores full "
+        "gradients."
     )
 
 

@@ -54,6 +54,7 @@ def test_unsupported_fields_are_reported_by_field_and_label() -> None:
     assert {item.field for item in problems} == {"plan.params_dtype", "plan.max_live_params"}
     assert all(item.hint for item in problems)
     assert set(unsupported_features(far)) == {"params_dtype bf16", "max_live_params 9"}
+    assert not engine_problems(spec(plan={"zero": 3, "max_live_params": 9}))
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.matrix import FULL
+from tests.orchestrator.planner.predicted import predicted
 from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.specs.model import ModelSpec
@@ -126,6 +127,30 @@ def test_bytes_of_each_stage(zero, train, tmp_path):
         assert bytes_by_rank["buffers"] == [gathered_bytes[zero]] * 2
     else:
         assert 0 < bytes_by_rank["buffers"][0] < full
+
+
+@pytest.mark.parametrize(
+    ("option", "layers"),
+    [
+        ({"prefetch_layers": 0}, 0),
+        ({"prefetch_layers": 2, "max_live_params": 56_000}, 1),
+        ({"param_persistence_threshold": 20_000}, 3),
+    ],
+    ids=str,
+)
+def test_zero_3_keeps_gathered_what_its_limits_allow(option, layers, train, tmp_path):
+    """A block of 11,840 parameters, 3 of them; head and table have 8,192 each."""
+    model = {**TINY, "layers": 3, "kv_heads": 4, "tie_embeddings": False}
+    plan = {"dp": 2, "zero": 3, "micro_batch_size": 1, "global_batch_size": 4}
+    plain = train(make_spec(model, plan, steps=2), tmp_path / "plain")
+    result = train(make_spec(model, {**plan, **option}, steps=2), tmp_path / "option")
+    assert result.values("loss") == pytest.approx(plain.values("loss"), rel=1e-6)
+    more = result.values("memory/buffers_bytes")[0] - plain.values("memory/buffers_bytes")[0]
+    table = 8192 if "param_persistence_threshold" in option else 0
+    assert more == 4 * (layers * 11_840 + table)
+    tables = [predicted(ModelSpec.from_dict(model), each) for each in (plan, {**plan, **option})]
+    resident = [float(each["gathered_bytes"].max()) for each in tables]
+    assert resident[1] - resident[0] == more
 
 
 def test_sgd_with_momentum(train, tmp_path):

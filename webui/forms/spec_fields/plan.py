@@ -111,6 +111,33 @@ PLAN = Section(
         ),
         F("plan.sequence_parallel", _("Sequence parallel"), "flag", kinds=TRAINS),
         F(
+            "plan.prefetch_layers",
+            _("Layers gathered ahead"),
+            "int",
+            _("ZeRO 3 gathers this many layers before they are needed; 0 waits for each."),
+            default="1",
+            kinds=TRAINS,
+        ),
+        F(
+            "plan.max_live_params",
+            _("Gathered parameters"),
+            "int",
+            _(
+                "ZeRO 3 keeps the last layers gathered from forward to backward pass while a rank "
+                "has at most this many gathered parameters: less traffic, more memory."
+            ),
+            default=_("as few as possible"),
+            kinds=TRAINS,
+        ),
+        F(
+            "plan.param_persistence_threshold",
+            _("Persistence threshold"),
+            "int",
+            _("ZeRO 3 keeps layers and tables with fewer parameters gathered until the update."),
+            default="0",
+            kinds=TRAINS,
+        ),
+        F(
             "plan.params_dtype",
             _("Stored weights"),
             "choice",

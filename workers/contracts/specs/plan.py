@@ -46,6 +46,11 @@ class ParallelPlan(Contract):
     `virtual_stages` defaults to 1, and to 2 for schedules that need several stages per device.
     `dp_replicate` is the number of replicas within `dp`. `params_dtype` and `grad_dtype` are those
     of stored weights and gradients (default fp32, gradients as weights).
+
+    ZeRO 3: `prefetch_layers` layers are gathered ahead (default 1); the last layers stay gathered
+    from forward to backward pass as long as a rank has at most `max_live_params` gathered
+    parameters (default: none do); layers and tables with fewer than `param_persistence_threshold`
+    parameters stay gathered until the update.
     """
 
     dp: Degree = 1
@@ -69,6 +74,7 @@ class ParallelPlan(Contract):
     vertical_sync: bool | None = None
     prefetch_layers: Count | None = None
     max_live_params: Count | None = None
+    param_persistence_threshold: Count | None = None
     reduce_dtype: Dtype | None = None
     grad_dtype: Dtype | None = None
     params_dtype: Dtype | None = None

@@ -29,7 +29,6 @@ ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all", "nvme"),
     "recompute": ("none", "selective", "full", "auto"),
     "precision": ("fp32", "bf16", "fp16", "fp8"),
-    "max_live_params": (None,),
 }
 
 
@@ -165,10 +164,19 @@ def _plan_rules(plan: ParallelPlan) -> Refusals:
     combination = Combination(plan)
     rows = list(exclusions_of(combination, scope="plan"))
     yield from (row.problem(combination) for row in rows if row.techniques[0].startswith("offload"))
+    yield from _gathering(plan)
     yield from _experts(plan)
     yield from (
         row.problem(combination) for row in rows if not row.techniques[0].startswith("offload")
     )
+
+
+def _gathering(plan: ParallelPlan) -> Refusals:
+    for field in ("max_live_params", "param_persistence_threshold"):
+        value = getattr(plan, field)
+        if value is not None and plan.zero != 3:
+            message = f"{field} limits what zero 3 gathers, zero is {plan.zero}"
+            yield f"{field} {value}", problem(f"plan.{field}", message, "zero 3, or leave it out")
 
 
 def _experts(plan: ParallelPlan) -> Refusals:

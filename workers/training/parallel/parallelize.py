@@ -106,7 +106,7 @@ class Parallel:
         Unsharded gradients stay local until the last one. Sharded ones (ZeRO 2, 3) are reduced to
         shards every time: unsharded over a step, they would take the bytes that these stages save.
         Copies of shards (hybrid sharding) are added on the last one, and ZeRO 2 keeps its weights
-        gathered until then. Pipelines do both per micro-batch.
+        gathered until then, as ZeRO 3 its persistent units. Pipelines do both per micro-batch.
         """
         for reducer in self.reducers:
             reducer.syncing = last
@@ -116,6 +116,11 @@ class Parallel:
             fsdp.set_requires_all_reduce(last)
             if self.plan.zero == 2 and not self.plan.offloads_weights:
                 fsdp.set_reshard_after_backward(last)
+            elif self.plan.param_persistence_threshold:
+                from workers.training.parallel.zero import persistent_units
+
+                for unit in persistent_units(part):
+                    unit.set_reshard_after_backward(last, recurse=False)
         no_sync: Any = getattr(self.modules[0], "no_sync", None)
         return nullcontext() if no_sync is None or last else no_sync()
 

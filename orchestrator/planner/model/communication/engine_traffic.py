@@ -145,14 +145,23 @@ def all_gather_bytes(
     sequence_parallel: Any,
     tp_call_bytes: Any,
     last_only: Any,
+    live_layers: Any,
+    persistent_layers: Any,
+    embedding_params: Any,
+    persistence_threshold: Any,
 ) -> Any:
     """Output bytes of all-gathers per step."""
     passes = np.where((zero == 2) & (last_only > 0), 1.0, accumulation)
-    again = np.ceil(layers / pp) * block_padded_params + np.where(
-        tied > 0, 0.0, table_padded_params
-    )
+    live = np.max(live_layers, axis=0) if np.ndim(live_layers) > 1 else live_layers
+    table_stays = embedding_params < persistence_threshold
+    table = np.where((tied > 0) | table_stays, 0.0, table_padded_params)
+    again = (np.ceil(layers / pp) - live) * block_padded_params + table
     elements = padded_params + np.where(zero >= 3, again, 0.0)
-    return ranks_sharded * passes * elements * compute_bytes + sequence_parallel * tp_call_bytes
+    # persistent units are gathered on a step's first micro-batch only
+    once = np.where(persistent_layers > 0, np.ceil(layers / pp) * block_padded_params, 0.0)
+    once = (once + np.where((tied == 0) & table_stays, table_padded_params, 0.0)) * (pp == 1)
+    elements = passes * elements - (accumulation - 1) * once * (zero >= 3)
+    return ranks_sharded * elements * compute_bytes + sequence_parallel * tp_call_bytes
 
 
 @term(

@@ -151,7 +151,7 @@ def stage_dp_s(
 @term(
     "s",
     "dp_overlap x concurrent compute: the last backward, or all micro-batches if sharded (ZeRO 2 "
-    "and 3)",
+    "and 3; only backward passes without prefetch)",
     "gradient buckets over the backward (arXiv 2006.15704); prefetched layers over the "
     "previous layer (2304.11277)",
 )
@@ -173,12 +173,63 @@ def stage_hiding_s(
 
 @term(
     "s",
-    "stage_dp_s - hidden + overlap_slowdown x hidden; at least the share of one layer stays "
-    "exposed",
+    "stage_dp_s x share of gathers; ZeRO 3, which gathers in both passes",
+    "arXiv 2304.11277, section 3.3",
+)
+def stage_gather_s(
+    stage_dp_s: Column,
+    stage_gather_passes: Column,
+    reduce_passes: Column,
+    weight_sent_bytes: Column,
+    gradient_sent_bytes: Column,
+    zero: Column,
+) -> Column:
+    """Seconds of gathering weights per step, (S, n)."""
+    gathers = stage_gather_passes * weight_sent_bytes
+    share = gathers / np.maximum(gathers + reduce_passes * gradient_sent_bytes, 1e-9)
+    return np.asarray(stage_dp_s * share * (zero == 3))
+
+
+@term(
+    "s",
+    "gathers that no compute can hide: all without prefetch; else of the head, less the forward "
+    "passes of the layers before it that are gathered ahead",
+    "a head is larger than a layer if the vocabulary is large",
+)
+def stage_unhidden_gather_s(
+    stage_gather_s: Column,
+    stage_compute_s: Column,
+    stage_layers: Column,
+    stage_params: Column,
+    head_params: Column,
+    tied: Column,
+    accumulation: Column,
+    prefetch_layers: Column,
+    dp_overlap: Column,
+    recomputed_share: Column,
+) -> Column:
+    """Seconds of gathers per step that are exposed whatever runs at the same time, (S, n)."""
+    forward = 0.333 - recomputed_share * 0.083
+    layer = stage_compute_s * accumulation * forward / np.maximum(stage_layers, 1)
+    # of two passes, the head is gathered in the forward pass only
+    head = stage_gather_s / 2 * np.where(tied == 1, 0.0, head_params / stage_params)
+    ahead = np.maximum(head - prefetch_layers * layer * dp_overlap, 0.0)
+    return np.where(prefetch_layers > 0, ahead, stage_gather_s)
+
+
+@term(
+    "s",
+    "stage_dp_s - hidden + overlap_slowdown x hidden; stage_unhidden_gather_s and the share of one "
+    "layer stay exposed",
 )
 def stage_dp_exposed_s(
-    stage_dp_s: Column, stage_hiding_s: Column, stage_layers: Column, overlap_slowdown: Column
+    stage_dp_s: Column,
+    stage_hiding_s: Column,
+    stage_unhidden_gather_s: Column,
+    stage_layers: Column,
+    overlap_slowdown: Column,
 ) -> Column:
     """Exposed seconds of data parallel traffic per step, (S, n)."""
-    hidden = np.minimum(stage_hiding_s, stage_dp_s * (1 - 1 / np.maximum(stage_layers, 1)))
+    can_hide = (stage_dp_s - stage_unhidden_gather_s) * (1 - 1 / np.maximum(stage_layers, 1))
+    hidden = np.minimum(stage_hiding_s, can_hide)
     return np.asarray(stage_dp_s - hidden * (1 - overlap_slowdown))

@@ -58,6 +58,27 @@ def reduce_passes(zero: Column, accumulation: Column) -> Column:
 
 
 @term(
+    "passes",
+    "gather_passes, less the backward pass of live layers, and later micro-batches of persistent "
+    "ones",
+    "fully_shard: reshard_after_forward, set_reshard_after_backward",
+)
+def stage_gather_passes(
+    gather_passes: Column,
+    accumulation: Column,
+    live_layers: Column,
+    persistent_layers: Column,
+    layer_params: Column,
+    stage_params: Column,
+    pp: Column,
+) -> Column:
+    """Gathers of the full parameters per step, averaged over a stage's parameters, (S, n)."""
+    share = np.minimum(live_layers * layer_params / stage_params, 1.0)
+    once = (persistent_layers > 0) & (pp == 1)
+    return np.asarray(gather_passes - share * np.where(once, 2 * accumulation - 1, accumulation))
+
+
+@term(
     "B",
     "reduce_bytes; torch's own modules (orrery, fsdp2): sharded_reduce_bytes from ZeRO 2, else "
     "grad_bytes",
@@ -139,7 +160,7 @@ def stage_dp_sent_bytes(
     expert_stage_params: Column,
     trained_stage_params: Column,
     quantized_stage_params: Column,
-    gather_passes: Column,
+    stage_gather_passes: Column,
     reduce_passes: Column,
     copy_passes: Column,
     zero: Column,
@@ -162,7 +183,7 @@ def stage_dp_sent_bytes(
     return _sent(
         params,
         groups,
-        gathered * gather_passes * weight_sent_bytes,
+        gathered * stage_gather_passes * weight_sent_bytes,
         (
             trained * reduce_passes * gradient_sent_bytes,
             trained * copy_passes * gradient_sent_bytes,

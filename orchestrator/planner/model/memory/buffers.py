@@ -42,22 +42,66 @@ def edge_params(lookup_params: Column, head_params: Column) -> Column:
 
 
 @term(
+    "",
+    "1 if layers, and if the table, have fewer parameters than the persistence threshold",
+    "DeepSpeed stage3_param_persistence_threshold, for units of one all-gather",
+)
+def persistent_layers(
+    layer_params: Column, persistence_threshold: Column, fully_sharded: Column
+) -> Column:
+    """Whether a stage's layers stay gathered until the update, (n,)."""
+    return np.asarray((layer_params < persistence_threshold) * fully_sharded, float)
+
+
+@term(
+    "layers",
+    "the last layers of a stage that fit max_live_params besides the head and the (1 + "
+    "prefetch_layers) layers gathered at a time; all if persistent",
+    "DeepSpeed stage3_max_live_parameters; fully_shard: reshard_after_forward",
+)
+def live_layers(
+    stage_layers: Column,
+    layer_params: Column,
+    edge_params: Column,
+    head_params: Column,
+    tied: Column,
+    prefetch_layers: Column,
+    max_live_params: Column,
+    persistent_layers: Column,
+    fully_sharded: Column,
+    zero: Column,
+) -> Column:
+    """Layers that ZeRO 3 keeps gathered from forward to backward pass, (S, n)."""
+    rest = np.where(tied == 1, edge_params, head_params)
+    room = max_live_params - rest - (1 + prefetch_layers) * layer_params
+    fit = np.clip(np.floor(room / layer_params), 0, stage_layers) * (max_live_params > 0)
+    kept = np.where(persistent_layers > 0, stage_layers, fit)
+    return np.asarray(kept * fully_sharded * (zero == 3))
+
+
+@term(
     "parameters",
-    "FSDP: head, or the table it is tied to; DeepSpeed: stage3_max_live_parameters",
+    "FSDP: head, or the table it is tied to, and live_layers; DeepSpeed: "
+    "stage3_max_live_parameters",
     "parameters kept gathered",
 )
 def resident_params(
     edge_params: Column,
     head_params: Column,
+    lookup_params: Column,
     tied: Column,
     stage_params: Column,
     fully_sharded: Column,
     max_live_params: Column,
+    live_layers: Column,
+    layer_params: Column,
+    persistence_threshold: Column,
 ) -> Column:
     """Parameters that stay gathered from forward to backward if all are sharded, (S, n)."""
     live = np.where(max_live_params > 0, max_live_params, DEEPSPEED_LIVE_PARAMS)
-    whole = np.where(fully_sharded == 1, np.where(tied == 1, edge_params, head_params), live)
-    return np.asarray(np.minimum(whole, stage_params))
+    edges = (tied == 1) | (lookup_params < persistence_threshold)
+    whole = np.where(edges, edge_params, head_params) + live_layers * layer_params
+    return np.asarray(np.minimum(np.where(fully_sharded == 1, whole, live), stage_params))
 
 
 @term(
@@ -123,7 +167,10 @@ def gathered_layers_bytes(
     sharded, away = params_gathered == 1, offload >= OFFLOAD["all"]
     single = (shard == 1) & (offload < OFFLOAD["all"])  # gathers nothing ahead
     ahead = np.where(single, layer_params, (1 + prefetch_layers) * layer_params)
-    beyond = np.where(fully_sharded == 1, ahead, np.maximum(ahead - resident_params, 0.0))
+    others = np.maximum(stage_params - resident_params, 0.0)
+    beyond = np.where(
+        fully_sharded == 1, np.minimum(ahead, others), np.maximum(ahead - resident_params, 0.0)
+    )
     cast = (param_bytes > compute_bytes) & (recompute == RECOMPUTE["full"]) & (trains_all == 1)
     layers = np.where(sharded, beyond * (zero == 3), np.where(away, ahead, layer_params * cast))
     return np.asarray(layers * compute_bytes)

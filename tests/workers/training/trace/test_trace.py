@@ -63,6 +63,9 @@ DATA = [
     {"dp": 2, "zero": 1, "global_batch_size": 4},
     {"dp": 2, "zero": 2, "global_batch_size": 4},
     {"dp": 2, "zero": 3, "global_batch_size": 4, "recompute": "full"},
+    # room for the head, two layers that are gathered at a time, and one that stays
+    {"dp": 2, "zero": 3, "global_batch_size": 4, "max_live_params": 44_000},
+    {"dp": 2, "zero": 3, "global_batch_size": 4, "param_persistence_threshold": 20_000},
     {"pp": 2, "schedule": "gpipe", "global_batch_size": 6},
 ]
 

@@ -244,6 +244,21 @@ def test_slow_links_show_where_they_are_used():
     )
 
 
+def test_prefetch_depth_hides_gathers():
+    """Without prefetch all gathers are exposed; a head larger than a layer needs two layers."""
+    plan = {"dp": 8, "zero": 3, "global_batch_size": 8}
+    none, one, two = (
+        step_s("llama3-8b", {**plan, "prefetch_layers": ahead}) for ahead in (0, 1, 2)
+    )
+    assert none > 1.1 * one and one > two
+    live = {"max_live_params": 9 * 10**9}
+    tables = [predicted("llama3-8b", {**plan, **more}) for more in ({}, live)]
+    sent, held = (
+        [float(t[name].max()) for t in tables] for name in ("stage_dp_sent_bytes", "total_bytes")
+    )
+    assert sent[1] < 0.75 * sent[0] and held[1] > 1.2 * held[0]
+
+
 def test_small_shards_are_bound_by_launches():
     """tp 8 of a small model is no faster than tp 4 (measured by arXiv 2312.12391: 4 ms a layer,
     both).

@@ -64,7 +64,8 @@ def test_unsupported_fields_are_reported_by_field_and_label() -> None:
         ({"recompute": "full", "tp": 2, "cp": 2, "pp": 2, "global_batch_size": 4}, None),
         ({"recompute": "selective", "tp": 2}, "compile false, or recompute full"),
         ({"recompute": "auto"}, "compile false, or recompute full or selective"),
-        ({"precision": "fp8"}, "compile false, or precision bf16"),
+        ({"precision": "fp8"}, None),
+        ({"precision": "fp8", "fp8_recipe": "block"}, "fp8_recipe tensorwise, or compile false"),
         (
             {"pp": 2, "schedule": "zbv", "global_batch_size": 4},
             "compile false, or schedule interleaved_1f1b",
@@ -83,3 +84,20 @@ def test_what_cannot_be_compiled_is_refused_with_what_to_try(
     assert [item.hint for item in result if item.field == "train.compile"] == (
         [] if tries is None else [tries]
     )
+
+
+@pytest.mark.parametrize(
+    ("plan", "field", "tries"),
+    [
+        ({"precision": "fp8", "tp": 2}, "plan.tp", "fp8_recipe block with compile false, or tp 1"),
+        (
+            {"precision": "bf16", "fp8_recipe": "rowwise"},
+            "plan.fp8_recipe",
+            "precision fp8, or leave it out",
+        ),
+    ],
+    ids=str,
+)
+def test_fp8_recipes_name_what_they_exclude(plan: dict[str, Any], field: str, tries: str) -> None:
+    [item] = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
+    assert (item.field, item.hint) == (field, tries)

@@ -111,6 +111,18 @@ PLAN = Section(
         ),
         F("plan.sequence_parallel", _("Sequence parallel"), "flag", kinds=TRAINS),
         F(
+            "plan.fp8_recipe",
+            _("fp8 scales"),
+            "choice",
+            _(
+                "block: per 128 numbers, as DeepSeek-V3. tensorwise and rowwise: torchao's layers, "
+                "which also compile."
+            ),
+            choices=same("block", "tensorwise", "rowwise"),
+            default=_("block; tensorwise if compiled"),
+            kinds=TRAINS,
+        ),
+        F(
             "plan.prefetch_layers",
             _("Layers gathered ahead"),
             "int",

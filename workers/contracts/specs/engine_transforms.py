@@ -14,6 +14,7 @@ from workers.contracts.base import Problem, problem
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import SPLIT_BACKWARD, ParallelPlan
 from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.weight_rounding import linear_widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,10 @@ def _adapter(c: Combination) -> Any:
     return None if c.train is None else c.train.adapter
 
 
+def _recipe(c: Combination) -> str:
+    return c.plan.chosen_fp8_recipe(compiled=c.train is not None and bool(c.train.compile))
+
+
 TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "tensor_parallel": lambda c: c.plan.tp > 1,
     "context_parallel": lambda c: c.plan.cp > 1,
@@ -94,6 +99,13 @@ TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "bf16": lambda c: c.plan.precision == "bf16",
     "fp16": lambda c: c.plan.precision == "fp16",
     "fp8": lambda c: c.plan.precision == "fp8",
+    "block_fp8": lambda c: c.plan.precision == "fp8" and _recipe(c) == "block",
+    "torchao_fp8": lambda c: c.plan.precision == "fp8" and _recipe(c) != "block",
+    "fp8_recipe": lambda c: c.plan.fp8_recipe is not None,
+    "not_fp8": lambda c: c.plan.precision != "fp8",
+    "odd_widths": lambda c: (
+        c.model is not None and any(width % 16 for width in linear_widths(c.model))
+    ),
     "not_fp16": lambda c: c.plan.precision != "fp16",
     "loss_scale": lambda c: c.plan.loss_scale is not None,
     "narrow_weights": lambda c: c.plan.narrow_weights,
@@ -279,11 +291,12 @@ EXCLUSIONS = (
         "compile false, or schedule 1f1b",
     ),
     Exclusion(
-        ("compile", "fp8"),
+        ("compile", "block_fp8"),
         "train.compile",
-        "fp8 compiled",
-        "fp8 products share quantized tensors, which a compiled block does not support",
-        "compile false, or precision bf16",
+        "block fp8 compiled",
+        "products of the block recipe share quantized tensors, which a compiled block does not "
+        "support",
+        "fp8_recipe tensorwise, or compile false",
     ),
     Exclusion(
         ("compile", "recompute_auto"),
@@ -342,6 +355,42 @@ EXCLUSIONS = (
         "{train.objective} aware of {train.quantize_aware}",
         "the reference has weights that are not rounded",
         "leave it out",
+    ),
+    # fp8 layers of torchao
+    Exclusion(
+        ("fp8_recipe", "not_fp8"),
+        "plan.fp8_recipe",
+        "fp8_recipe of {plan.precision}",
+        "fp8_recipe chooses the scales of fp8, precision is {plan.precision}",
+        "precision fp8, or leave it out",
+        scope="plan",
+    ),
+    *(
+        Exclusion(
+            ("torchao_fp8", technique),
+            field,
+            f"torchao fp8 with {label}",
+            f"torchao's fp8 layers (fp8_recipe tensorwise or rowwise) {reason}",
+            f"fp8_recipe block with compile false, or {other}",
+        )
+        for technique, field, label, reason, other in (
+            ("tensor_parallel", "plan.tp", "tp", "cannot be sharded by tp {plan.tp}", "tp 1"),
+            ("experts", "plan.fp8_recipe", "experts", "do not cover routed experts", "bf16"),
+            (
+                "split_backward",
+                "plan.schedule",
+                "{plan.schedule}",
+                "compute both gradients of a layer together, which {plan.schedule} splits",
+                "schedule 1f1b",
+            ),
+            (
+                "odd_widths",
+                "plan.fp8_recipe",
+                "odd widths",
+                "need layers whose widths are multiples of 16",
+                "precision bf16",
+            ),
+        )
     ),
     # weights of 16 bits without an fp32 copy
     Exclusion(

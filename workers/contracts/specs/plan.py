@@ -19,6 +19,8 @@ Schedule = Literal[
     "naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream"
 ]
 Dtype = Literal["fp32", "bf16", "fp16"]
+# scales of fp8: per block of 128 (DeepSeek-V3), per tensor or per row (torchao)
+Fp8Recipe = Literal["block", "tensorwise", "rowwise"]
 
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(get_args(Schedule))}
 # schedules that split the backward pass into input and weight gradients
@@ -79,6 +81,7 @@ class ParallelPlan(Contract):
     grad_dtype: Dtype | None = None
     params_dtype: Dtype | None = None
     loss_scale: LossScale | None = None
+    fp8_recipe: Fp8Recipe | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -124,6 +127,10 @@ class ParallelPlan(Contract):
     def narrow_weights(self) -> bool:
         """Whether trained weights are stored in 16 bits, without an fp32 copy."""
         return self.weights_dtype != "fp32"
+
+    def chosen_fp8_recipe(self, *, compiled: bool) -> Fp8Recipe:
+        """`fp8_recipe`, by default the block recipe, and for compiled blocks one that compiles."""
+        return self.fp8_recipe or ("tensorwise" if compiled else "block")
 
     @property
     def fully_shards(self) -> bool:

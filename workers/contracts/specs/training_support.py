@@ -104,6 +104,7 @@ def _combined(spec: RunSpec) -> Refusals:
     for row in exclusions_of(combination, scope="run", first="reference"):
         yield row.problem(combination)
     for first in (
+        "torchao_fp8",
         "narrow_weights",
         "rounded_weights",
         "frozen",

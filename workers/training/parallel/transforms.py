@@ -20,7 +20,7 @@ from workers.models.decoder import Decoder
 from workers.models.initialize import initialize
 from workers.models.layers.operations import make_plain
 from workers.models.qat import fake_quantize
-from workers.training.fp8 import apply_fp8
+from workers.training.fp8 import apply_fp8, apply_torchao
 from workers.training.numerics.precision import DTYPES, cast_copies, store_weights
 from workers.training.parallel.context.apply import apply_context
 from workers.training.parallel.mesh import World
@@ -165,7 +165,11 @@ def _plain_operations(part: Decoder, context: BuildContext) -> Decoder:
 
 
 def _fp8(part: Decoder, context: BuildContext) -> Decoder:
-    apply_fp8(part, fuse_quantization=context.plan.tp == 1)
+    recipe = context.plan.chosen_fp8_recipe(compiled=context.compile)
+    if recipe != "block":
+        apply_torchao(part, recipe)
+    else:
+        apply_fp8(part, fuse_quantization=context.plan.tp == 1)
     return part
 
 

@@ -22,6 +22,8 @@ from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer, routing_layers
 from workers.runtime.environment import Environment
+from workers.runtime.exits import UserError
+from workers.training import fp8
 from workers.training.checkpoint import Checkpointer, Saved
 from workers.training.data.examples.run_examples import open_run_chat_format
 from workers.training.data.losses import SourceLosses
@@ -97,6 +99,8 @@ class LoopBuilder:
         run, environment, recorder, world = self.run, self.environment, self.recorder, self.world
         samples = objective_rows(run, samples, training=True)
         held_out = held_out and objective_rows(run, held_out, training=False)
+        if run.plan.precision == "fp8":
+            self._check_fp8()
         if run.train.compile:
             self._check_compiler()
         clear_records()  # an earlier model's choices of kernels
@@ -275,6 +279,17 @@ class LoopBuilder:
             lambda: refuse_uncompilable(self.world.device, precision),
             leads=self.environment.leads_node,
         )
+
+    def _check_fp8(self) -> None:
+        recipe = self.run.plan.chosen_fp8_recipe(compiled=self.run.train.compile)
+
+        def refuse() -> None:
+            problem = fp8.why_not(recipe, self.world.device)
+            if problem is not None:
+                message, hint = problem
+                raise UserError(f"plan.precision: fp8 ({recipe}): {message}; try {hint}")
+
+        run_on_leaders(self.world, refuse, leads=self.environment.leads_node)
 
     def _choose_recompute(
         self, parallel: Parallel, *, masked: bool, loss_from_hidden: bool

@@ -75,8 +75,8 @@ def live_layers(
     rest = np.where(tied == 1, edge_params, head_params)
     room = max_live_params - rest - (1 + prefetch_layers) * layer_params
     fit = np.clip(np.floor(room / layer_params), 0, stage_layers) * (max_live_params > 0)
-    kept = np.where(persistent_layers > 0, stage_layers, fit)
-    return np.asarray(kept * fully_sharded * (zero == 3))
+    retained = np.where(persistent_layers > 0, stage_layers, fit)
+    return np.asarray(retained * fully_sharded * (zero == 3))
 
 
 @term(

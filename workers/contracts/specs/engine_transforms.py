@@ -14,7 +14,6 @@ from workers.contracts.base import Problem, problem
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import SPLIT_BACKWARD, ParallelPlan
 from workers.contracts.specs.run_bodies import TrainBody
-from workers.contracts.specs.weight_rounding import linear_widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,7 @@ TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "torchao_fp8": lambda c: c.plan.precision == "fp8" and _recipe(c) != "block",
     "fp8_recipe": lambda c: c.plan.fp8_recipe is not None,
     "not_fp8": lambda c: c.plan.precision != "fp8",
-    "odd_widths": lambda c: (
-        c.model is not None and any(width % 16 for width in linear_widths(c.model))
-    ),
+    "odd_hidden": lambda c: c.model is not None and c.model.hidden % 16 != 0,
     "not_fp16": lambda c: c.plan.precision != "fp16",
     "loss_scale": lambda c: c.plan.loss_scale is not None,
     "narrow_weights": lambda c: c.plan.narrow_weights,
@@ -384,10 +381,10 @@ EXCLUSIONS = (
                 "schedule 1f1b",
             ),
             (
-                "odd_widths",
+                "odd_hidden",
                 "plan.fp8_recipe",
-                "odd widths",
-                "need layers whose widths are multiples of 16",
+                "an odd width",
+                "need widths that are multiples of 16, hidden is not",
                 "precision bf16",
             ),
         )

@@ -20,12 +20,14 @@ from workers.training.fp8 import hopper
 
 # products of fp8 operands: Ada and Hopper or later
 _LEAST_CAPABILITY = (8, 9)
+_MULTIPLE = 16
 
 
 def apply_torchao(decoder: nn.Module, recipe: str) -> None:
-    """Make every linear layer inside blocks multiply in fp8 with torchao's `recipe`.
+    """Make linear layers inside blocks multiply in fp8 with torchao's `recipe`.
 
-    Call it before blocks are compiled or sharded. Parameters keep their names.
+    Layers with a width that is no multiple of 16 stay: GPUs have no such fp8 products. Call it
+    before blocks are compiled or sharded. Parameters keep their names.
     """
     loggers = logging.getLogger("torchao")
     level = loggers.level
@@ -40,6 +42,8 @@ def apply_torchao(decoder: nn.Module, recipe: str) -> None:
     object.__setattr__(config, "pad_inner_dim", True)
 
     def dense(linear: nn.Linear) -> nn.Linear:
+        if linear.in_features % _MULTIPLE or linear.out_features % _MULTIPLE:
+            return linear
         return cast(nn.Linear, Float8Linear.from_float(linear, config=config))
 
     def stacked(linear: StackedLinear) -> StackedLinear:

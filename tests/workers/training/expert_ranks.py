@@ -84,3 +84,38 @@ def _unevenly_routed(model: dict[str, Any], plan: dict[str, Any]) -> dict[str, f
         "difference": (actual - expected).abs().max().item(),
         "largest_gradient": max(gradient.abs().max().item() for gradient in gradients),
     }
+
+
+def train_without_waiting(spec: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Train with the exchange of a GPU: no tensor is read by the host while tokens travel."""
+    from pathlib import Path
+
+    from tests.workers.training.pool import _run
+    from workers.training.parallel import expert
+
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    padded, tolist = expert.TokenExchange._padded, torch.Tensor.tolist
+    calls = 0
+
+    def counted_exchange(self: Any, *given: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        torch.Tensor.tolist = _refuse  # type: ignore[assignment]
+        try:
+            return padded(self, *given)
+        finally:
+            torch.Tensor.tolist = tolist  # type: ignore[method-assign]
+
+    avoids = expert._avoids_waiting
+    expert._avoids_waiting = lambda device: True
+    expert.TokenExchange._padded = counted_exchange  # type: ignore[method-assign]
+    try:
+        outcome = _run(spec, Path(directory), {name: os.environ[name] for name in names})
+    finally:
+        expert._avoids_waiting = avoids
+        expert.TokenExchange._padded = padded  # type: ignore[method-assign]
+    return {**outcome, "calls": calls}
+
+
+def _refuse(*_: Any) -> Any:
+    raise AssertionError("the host read a tensor in the exchange of tokens")

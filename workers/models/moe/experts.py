@@ -68,14 +68,19 @@ class Experts(nn.Module):
         self.up = StackedLinear(moe.experts, spec.hidden, moe.expert_ffn, bias=bias)
         self.down = StackedLinear(moe.experts, moe.expert_ffn, spec.hidden, bias=bias)
         # for experts on several ranks: runs in place of `mlp`
-        self.exchange: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.exchange: Callable[[Tensor, Tensor, int | None], Tensor] | None = None
 
-    def forward(self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor) -> Tensor:
-        """`chosen_TK` are experts 0 to E - 1, or E for a dropped assignment."""
+    def forward(
+        self, x_T: Tensor, weights_TK: Tensor, chosen_TK: Tensor, most: int | None = None
+    ) -> Tensor:
+        """`chosen_TK` are experts 0 to E - 1, or E for a dropped assignment.
+
+        `most`: assignments that no expert exceeds, if known.
+        """
         permuted = self.operations.permuted(x_T, chosen_TK, self.experts)
         if permuted is not None:
             rows, permutation = permuted
-            done = self.through(rows, permutation.counts)
+            done = self.through(rows, permutation.counts, most)
             if len(done) < len(rows):
                 done = torch.cat([done, done.new_zeros(len(rows) - len(done), done.shape[1])])
             return self.operations.unpermuted(done, permutation, weights_TK)
@@ -83,20 +88,21 @@ class Experts(nn.Module):
         order = flat.argsort(stable=True)
         counts_E = torch.bincount(flat, minlength=self.experts + 1)[:-1]
         sorted_x = x_T[order // top_k]
-        done = self.through(sorted_x, counts_E)
+        done = self.through(sorted_x, counts_E, most)
         sorted_out = torch.cat([done, done.new_zeros(len(sorted_x) - len(done), done.shape[1])])
         # gathered by the inverse order and summed, not added by index: the same sum in every run
         out_TK = sorted_out[order.argsort()].reshape(*chosen_TK.shape, -1)
         weighted: Tensor = out_TK * weights_TK.unsqueeze(-1).to(out_TK.dtype)
         return weighted.sum(1)
 
-    def through(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
+    def through(self, sorted_x: Tensor, counts_E: Tensor, most: int | None = None) -> Tensor:
         """Outputs of the first rows of `sorted_x`, `counts_E[e]` of them for expert e in order.
 
         Later rows are dropped: their outputs are zeros or missing.
         """
-        run = self.mlp if self.exchange is None else self.exchange
-        return run(sorted_x, counts_E)
+        if self.exchange is None:
+            return self.mlp(sorted_x, counts_E)
+        return self.exchange(sorted_x, counts_E, most)
 
     def mlp(self, rows: Tensor, counts_E: Tensor, counts: list[int] | None = None) -> Tensor:
         """`through` for this rank's experts; `counts` is `counts_E` if the host has it."""
@@ -135,6 +141,11 @@ class Experts(nn.Module):
             inner = [self.operations.gated(gate, up, self.activation) for gate, up in pairs]
         out: list[Tensor] = self.down(inner)
         return out
+
+
+def most_assignments(batch: int, length: int, *, top_k: int, experts: int, capacity: float) -> int:
+    """Assignments of `batch` sequences that `drop_beyond_capacity` leaves an expert at most."""
+    return batch * min(length, math.ceil(capacity * length * top_k / experts))
 
 
 def drop_beyond_capacity(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from workers.contracts.specs.model import ModelSpec, Moe
 from workers.models.layers.documents import Documents
 from workers.models.layers.mlp import Mlp
-from workers.models.moe.experts import Experts, drop_beyond_capacity
+from workers.models.moe.experts import Experts, drop_beyond_capacity, most_assignments
 from workers.models.moe.load_balance import LoadBalance
 from workers.models.moe.router import Router
 
@@ -36,15 +36,20 @@ class RoutedMlp(nn.Module):
     def forward(self, x: Tensor, documents: Documents | None = None) -> Tensor:
         """The output of `x`; a capacity counts per document."""
         weights, chosen, scores = self.router(x)
-        assigned = chosen
+        assigned, most = chosen, None
         if self.training and self.moe.capacity is not None:
             experts, capacity = self.moe.experts, self.moe.capacity
             assigned = self.drop_beyond_capacity(
                 chosen, experts=experts, capacity=capacity, documents=documents
             )
-        out = self.experts(x.flatten(0, 1), weights.flatten(0, 1), assigned.flatten(0, 1)).view_as(
-            x
-        )
+            complete = self.drop_beyond_capacity is drop_beyond_capacity
+            if complete and (documents is None or documents.whole):
+                batch, length, top_k = chosen.shape
+                most = most_assignments(
+                    batch, length, top_k=top_k, experts=experts, capacity=capacity
+                )
+        flat = (each.flatten(0, 1) for each in (x, weights, assigned))
+        out = self.experts(*flat, most).view_as(x)
         if self.shared is not None:
             out = out + self.shared(x)
         balanced: Tensor = self.balance(out, scores, chosen)

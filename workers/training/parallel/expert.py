@@ -74,13 +74,22 @@ class TokenExchange:
     Counts are exchanged first, 4 · E bytes per rank, then hidden states, and as many return
     (GShard, arXiv 2006.16668, section 3.2). Gradients take the reverse path. An expert without
     tokens computes with zero rows, and so gets a gradient of zeros.
+
+    The host must know the counts to send exactly the assigned rows, and waits for the device in
+    each layer. On a GPU it does not if a capacity bounds the rows of an expert: then each expert
+    gets that many from each rank, padded with zeros, and no counts are sent.
     """
 
     def __init__(self, experts: Experts, group: dist.ProcessGroup) -> None:
         self.experts, self.group, self.ranks = experts, group, group.size()
 
-    def __call__(self, sorted_x: Tensor, counts_E: Tensor) -> Tensor:
-        """`sorted_x` `[A, hidden]` by expert → outputs, up to the sum of `counts_E`."""
+    def __call__(self, sorted_x: Tensor, counts_E: Tensor, most: int | None = None) -> Tensor:
+        """`sorted_x` `[A, hidden]` by expert → outputs, of the first rows at least.
+
+        `most`: rows that no expert exceeds on any rank of the group, if known.
+        """
+        if most is not None and _avoids_waiting(sorted_x.device):
+            return self._padded(sorted_x, counts_E, most)
         mine_E = counts_E.int()
         received_E = all_to_all_single(mine_E, None, None, self.group)
         counts = torch.stack((mine_E, received_E)).view(2, self.ranks, -1)
@@ -95,6 +104,39 @@ class TokenExchange:
         return all_to_all_single_autograd(
             _transpose_runs(done, by_expert), send_sizes, receive_sizes, self.group
         )
+
+    def _padded(self, sorted_x: Tensor, counts_E: Tensor, most: int) -> Tensor:
+        """All assignments' outputs `[A, hidden]`, zeros for dropped ones; sizes do not depend on
+        data.
+        """
+        rows, width = sorted_x.shape
+        here = len(counts_E) // self.ranks
+        ends_E = counts_E.cumsum(0)
+        starts_E = ends_E - counts_E
+        slot_C = torch.arange(most, device=sorted_x.device)
+        place_EC = (starts_E[:, None] + slot_C).clamp(max=rows - 1)
+        filled_EC = slot_C < counts_E[:, None]
+        # an unfilled slot reads some row, whose gradient gets a zero more
+        slots = sorted_x.index_select(0, place_EC.flatten()) * filled_EC.flatten()[:, None]
+        sizes = [here * most] * self.ranks
+        arrived = all_to_all_single_autograd(slots, sizes, sizes, self.group)
+        by_expert = arrived.view(self.ranks, here, most, width).transpose(0, 1)
+        count = self.ranks * most
+        counts = torch.full((here,), count, dtype=torch.int64, device=sorted_x.device)
+        done = self.experts.mlp(by_expert.reshape(-1, width), counts, [count] * here)
+        by_rank = done.view(here, self.ranks, most, width).transpose(0, 1).reshape(-1, width)
+        returned = all_to_all_single_autograd(by_rank, sizes, sizes, self.group)
+        row_A = torch.arange(rows, device=sorted_x.device)
+        expert_A = torch.searchsorted(ends_E, row_A, right=True)
+        assigned_A = expert_A < len(counts_E)
+        expert_A = expert_A.clamp(max=len(counts_E) - 1)
+        slot_A = expert_A * most + (row_A - starts_E[expert_A]).clamp(max=most - 1)
+        return returned.index_select(0, slot_A) * assigned_A[:, None]
+
+
+def _avoids_waiting(device: torch.device) -> bool:
+    """Whether padded messages cost less than the host's wait for counts."""
+    return device.type == "cuda"
 
 
 def _transpose_runs(rows: Tensor, counts: list[list[int]]) -> Tensor:

@@ -124,12 +124,14 @@ def build_engine(
     limits: Limits,
     drafting: Drafting | None = None,
     swaps: bool = True,
+    decode_graphs: bool = True,
 ) -> Engine:
     """The engine; in a group of ranks that of the leader, which sends the cache's size to the rest.
 
     Also creates the loaded model's slots for adapters.
     With `swaps` there is swap space for as many blocks as the cache has, up to a share of CPU
-    memory. Raises UserError for a model that the paged cache does not support.
+    memory. `decode_graphs`: on one GPU, decode steps are captured as CUDA graphs. Raises UserError
+    for a model that the paged cache does not support.
     """
     rank_group, cpu = loaded.rank_group, torch.device("cpu")
     free_cpu_bytes = capacity_bytes(cpu, local_world_size=1) - process_memory(cpu)[0]
@@ -140,7 +142,7 @@ def build_engine(
     slots = create_adapter_slots(loaded, loaded.decoder)
     try:
         runner = (
-            Runner(loaded.decoder, cache, slots)
+            Runner(loaded.decoder, cache, slots, graphs=decode_graphs)
             if rank_group is None
             else DriverRunner(loaded.decoder, cache, rank_group, slots)
         )

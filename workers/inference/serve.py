@@ -163,4 +163,6 @@ def build_serve_engine(
             f"memory next to the weights, {max(0, available)} would; try fewer, or a smaller model"
         )
     limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
-    return build_engine(loaded, blocks=blocks, limits=limits, drafting=drafting)
+    return build_engine(
+        loaded, blocks=blocks, limits=limits, drafting=drafting, decode_graphs=body.decode_graphs
+    )

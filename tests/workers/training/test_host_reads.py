@@ -82,7 +82,7 @@ def test_passes_of_a_model(name: str, device_path: None) -> None:
     assert all(each.grad is not None for each in decoder.parameters())
 
 
-def test_a_read_is_found(device_path: None) -> None:
+def test_reads_raise_an_error(device_path: None) -> None:
     """The same with the exchange of a CPU: one product per expert."""
     with FakeTensorMode(), pytest.raises(AssertionError, match=r"tolist|bincount"):
         decoder = in_bf16(ModelSpec.from_dict({**TINY, "moe": MOE}))

@@ -58,6 +58,13 @@ def speculation(kind: str) -> tuple[SpecField, ...]:
             _("int8 with a scale per token and head fits more requests; not for latent attention."),
             choices=(("", _("compute precision")), ("int8", "int8")),
         ),
+        F(
+            f"{kind}.decode_graphs",
+            _("CUDA graphs"),
+            "choice",
+            _("Decode steps on one GPU are captured and replayed."),
+            choices=(("", _("on")), ("false", _("off"))),
+        ),
     )
 
 

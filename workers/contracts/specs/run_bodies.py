@@ -335,6 +335,7 @@ class GenerateBody(Contract):
     speculate: SpeculateSpec | None = None
     quantize: Quantize | None = None
     kv_cache_dtype: CacheDtype | None = None
+    decode_graphs: bool = True
 
 
 DEFAULT_ADAPTER_SLOTS, DEFAULT_ADAPTER_RANK = 8, 16
@@ -350,6 +351,8 @@ class ServeBody(Contract):
     on a loopback address, this machine have access. From the submit on `api_key` is the hash of the
     key (`api_key_hash.hash_key`), never the key itself.
 
+    On one GPU, `decode_graphs` replays decode steps as CUDA graphs.
+
     `adapters` are LoRA adapters over the model by the names that clients send as `model`, each the
     path of its folder or of a run's checkpoints. `adapter_slots` of them, of rank `adapter_rank` at
     most, are in the model's memory at a time (default: 8 if `adapters` names any, else none; rank
@@ -362,6 +365,7 @@ class ServeBody(Contract):
     kv_blocks: Positive | None = None
     quantize: Quantize | None = None
     kv_cache_dtype: CacheDtype | None = None
+    decode_graphs: bool = True
     draft: ModelRef | None = None
     speculate: SpeculateSpec | None = None
     api_key: Annotated[str, Field(min_length=1, max_length=400)] | None = None

@@ -206,7 +206,13 @@ class Generation:
         # some more, so that the watermark does not delay the last requests
         total = int(sum(needed[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2
         blocks = min(available, total)
-        return build_engine(loaded, blocks=blocks, limits=limits, drafting=drafting)
+        return build_engine(
+            loaded,
+            blocks=blocks,
+            limits=limits,
+            drafting=drafting,
+            decode_graphs=self.body.decode_graphs,
+        )
 
 
 def format_answer(

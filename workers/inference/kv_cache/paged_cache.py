@@ -40,7 +40,7 @@ class PagedCache:
     Per layer, `keys` and `values` are `[blocks, block_size, key-value heads, D]`. For latent
     attention `keys` hold latents and rotary keys, and there are no values. For int8, `scales` are
     fp32 `[blocks, block_size, key-value heads]`. `swap` more blocks fit into CPU memory.
-    `metadata` is that of the current metadata.
+    `metadata` is that of the current metadata. `generation` counts allocations.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class PagedCache:
             for tensor in self.tensors()
         ]
         self.metadata: AttentionMetadata | None = None
+        self.generation = 0
 
     def tensors(self) -> list[Tensor]:
         """All cache tensors on the device."""
@@ -90,6 +91,7 @@ class PagedCache:
 
     def acquire(self) -> None:
         """Allocate the memory again after `release`."""
+        self.generation += 1
         for tensor in self.tensors():
             tensor.untyped_storage().resize_(tensor.numel() * tensor.itemsize)
 

@@ -180,8 +180,9 @@ class AnswerEngine:
         sequences = max(answers, min(wanted, (available - 1) // each))
         limits = Limits(step_tokens=max(_STEP_TOKENS, sequences), sequences=sequences)
         blocks = min(each * sequences + 1, available)
-        # every answer has its blocks, so none is preempted
-        return build_engine(loaded, blocks=blocks, limits=limits, swaps=False)
+        # every answer has its blocks, so none is preempted; updates may move weights, which graphs
+        # read by address
+        return build_engine(loaded, blocks=blocks, limits=limits, swaps=False, decode_graphs=False)
 
 
 class Sampler(AnswerEngine):

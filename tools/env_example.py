@@ -25,6 +25,8 @@ COMPOSE = """
 # ORRERY_PG_TIMEOUT_S=600
 # After how many days without use the packages of script runs are deleted; 0: never
 # ORRERY_ENVIRONMENT_DAYS=30
+# The same for data sets that were read from the store
+# ORRERY_DATASET_DAYS=30
 # Fast local folder for optimizer states offloaded to disk (offload nvme);
 # default: the attempt's folder
 # ORRERY_SCRATCH=

@@ -47,6 +47,7 @@ _GOOD: Final = frozenset(
         "checkpoint_stored",
         "artifact_stored",
         "checkpoint_fetched",
+        "data_fetched",
         "environment_prepared",
         "rollouts_restored",
         "profile_saved",

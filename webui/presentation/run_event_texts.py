@@ -91,6 +91,14 @@ def _fetched(data: Mapping[str, Any], rank: int | None) -> str:
     }
 
 
+def _data_fetched(data: Mapping[str, Any], rank: int | None) -> str:
+    return _("Read data set %(name)s from the store: %(size)s in %(time)s") % {
+        "name": data.get("data_set") or "?",
+        "size": formatting.memory(data.get("bytes") or 0),
+        "time": formatting.duration(data.get("seconds") or 0),
+    }
+
+
 def _environment(data: Mapping[str, Any], rank: int | None) -> str:
     packages = len(data.get("packages") or [])
     values = {
@@ -259,6 +267,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "artifact_stored": _stored,
     "copy_dropped": with_reason(gettext_noop("A checkpoint is not copied to the store")),
     "checkpoint_fetched": _fetched,
+    "data_fetched": _data_fetched,
     "environment_prepared": _environment,
     "store_problem": _store_problem,
     "disk_full": with_reason(gettext_noop("Log lines are not stored")),

@@ -110,12 +110,23 @@ class StoreLink:
                 self._child.wait()
             self._child = None
 
-    def fetch(self, key: str, target: Path, *, keep_waiting: Callable[[], bool]) -> str | None:
-        """Read the copy into `target`; returns why that failed, None if it did not."""
+    def fetch(
+        self,
+        key: str,
+        target: Path,
+        *,
+        keep_waiting: Callable[[], bool],
+        complete: Callable[[Path], bool],
+        hint: str,
+    ) -> str | None:
+        """Read the copy into `target`; returns why that failed, None if it did not.
+
+        `hint` says what to do if the copy is damaged.
+        """
         problem: StoreProblem | None = None
         for wait_s in (*_FETCH_WAITS_S, 0.0):
             target.parent.mkdir(parents=True, exist_ok=True)
-            child = self._popen("workers.store.fetch", key, str(target))
+            child = self._popen("workers.store.fetch", key, str(target), hint)
             assert child.stdin is not None and child.stdout is not None
             child.stdin.write(self._login() + "\n")
             child.stdin.close()
@@ -125,7 +136,7 @@ class StoreLink:
                 time.sleep(0.05)
             output = child.stdout.read()
             child.stdout.close()
-            if child.returncode == 0 or (target / "manifest.json").is_file():
+            if complete(target):  # its exit code may be lost
                 return None
             if not keep_waiting():
                 return "the run was stopped meanwhile"

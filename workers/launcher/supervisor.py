@@ -21,10 +21,11 @@ from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
 from workers.launcher import command, preflight, processes, rendezvous
-from workers.launcher.checkpoint_pin import MANIFEST, pin_checkpoint
 from workers.launcher.exit_verdict import RankExit, Verdict, judge, rank_verdict
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
+from workers.launcher.inputs.checkpoints import provide_checkpoint
+from workers.launcher.inputs.data_sets import DataSets
 from workers.launcher.isolation import containers, start
 from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.run_user import RunUser
@@ -51,7 +52,6 @@ SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledge
 REDIS_PATIENCE_S = 3600.0
 # how long a supervisor remains after its attempt while the store does not take copies
 STORE_PATIENCE_S = 6 * 3600.0
-FETCH_PATIENCE_S = 3600.0  # of the other nodes, while the first one reads a checkpoint
 DUMP_S = 10.0  # how long hanging ranks may take to write their stacks
 
 
@@ -75,6 +75,7 @@ class Supervisor:
             run_dir, order.fence, link.node.node, reads_control=order.kind in command.OWN_PROGRAMS
         )
         self.store, self._store_patience_s = StoreLink(run_dir, order, link), store_patience_s
+        self.data_sets = DataSets(order, run_dir, link, user)
         self.sender = TelemetrySender(run_dir, order, link, on_event=self._on_event)
         self.disk_guard = DiskGuard(self.sender.log_collectors, self.sender.outboxes)
         self.watch = RankWatch(
@@ -140,7 +141,7 @@ class Supervisor:
         write_json(self.run_dir.spec, _resolved_spec(self.order))
         start.unpack(self.order, self.run_dir)
         start.check(self.order, self.run_dir)  # raises before any waiting
-        self._get_origin()
+        self._provide_inputs()
         self._probe()
         if self._own_verdict is not None:
             return self._own_verdict
@@ -155,52 +156,18 @@ class Supervisor:
                 time.sleep(BUSY_POLL_S if self.sender.behind else POLL_S)
         return self._verdict()
 
-    def _get_origin(self) -> None:
-        """Have the checkpoint to continue from on this node.
-
-        A fork's first attempt pins its parent's, so that the parent may delete its own. A node that
-        lacks the checkpoint reads its copy from the store.
-        """
-        origin = self.order.resume_from
-        if origin is None or self.stopping.action is not None:
-            return
-        home = command.node_home(self.run_dir, self.order)
-        if origin.source is not None and pin_checkpoint(home, origin.source, origin.path):
-            return
-        if (home / origin.path / MANIFEST).is_file():
-            return
-        if origin.stored is not None and self.order.store is not None:
-            started = time.monotonic()
-            if self.order.nodes > 1 and self.order.node_rank > 0:
-                problem = self._wait_for_first_node(home / origin.path)
-            else:
-                problem = self.store.fetch(
-                    origin.stored, home / origin.path, keep_waiting=self._no_stop_requested
-                )
-            if self.stopping.action is not None:
-                return
-            if problem is None:
-                seconds = round(time.monotonic() - started, 3)
-                data = {"step": origin.step, "key": origin.stored, "seconds": seconds}
-                self.link.report("event", {"type": "checkpoint_fetched", "data": data})
-                return
-            message = f"The checkpoint of step {origin.step} cannot be read: {problem}"
-            self._own_verdict = Verdict("infrastructure", message, time=time.time())
-            return
-        if origin.source is not None:
-            raise command.Unlaunchable(
-                f"The checkpoint of step {origin.step} that this run continues from is no longer "
-                f"on this node ({home / origin.source}); fork from an existing one."
-            )
-
-    def _wait_for_first_node(self, folder: Path) -> str | None:
-        """Wait until the first node has read the checkpoint into the shared directory."""
-        deadline = time.monotonic() + FETCH_PATIENCE_S
-        while not (folder / MANIFEST).is_file() and self._no_stop_requested():
-            if time.monotonic() > deadline:
-                return "the first node did not read it from the store in time."
-            time.sleep(POLL_S)
-        return None
+    def _provide_inputs(self) -> None:
+        """Have checkpoint and data sets on this node; what is missing is the attempt's verdict."""
+        self._own_verdict = provide_checkpoint(
+            self.order,
+            self.run_dir,
+            self.link,
+            self.store,
+            keep_waiting=self._no_stop_requested,
+        ) or self.data_sets.provide(self.store, keep_waiting=self._no_stop_requested)
+        if self.order.inputs and self._own_verdict is None:
+            spec = self.data_sets.with_local_paths(_resolved_spec(self.order))
+            write_json(self.run_dir.spec, spec)
 
     def _probe(self) -> None:
         """Measure the devices if the order requests it; a shortfall is the attempt's verdict."""

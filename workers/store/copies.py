@@ -49,7 +49,7 @@ def describe(source: Path, *, kind: Kind, about: Mapping[str, Any]) -> CopyIndex
         }
     if not paths:
         raise ValueError(f"{source} has no files")
-    known = _manifest_digests(source)
+    known = _manifest_digests(source) if kind == "checkpoint" else {}
     files = {}
     for name, path in paths.items():
         size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""`python -m workers.store.fetch KEY FOLDER`: reads one copy from the store into a folder.
+"""`python -m workers.store.fetch KEY FOLDER HINT`: reads one copy from the store into a folder.
 
 Reads a `StoreLogin` from standard input. Prints a `StoreProblem` and exits with 1 if the store
-refuses or the copy is damaged.
+refuses or the copy is damaged; then HINT says what to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workers.store.access import explain, open_store
 
 def main() -> int:
     """0 if the folder has the copy."""
-    key, folder = sys.argv[1:3]
+    key, folder, hint = sys.argv[1:4]
     login = StoreLogin.model_validate_json(sys.stdin.readline())
     store = open_store(
         url=login.access.url,
@@ -29,7 +29,6 @@ def main() -> int:
     try:
         copies.get(store, key, Path(folder))
     except copies.Damaged as error:
-        hint = "Resume from an older checkpoint."
         print(StoreProblem(reason="other", message=str(error)[:400], hint=hint).to_json())
         return 1
     except Exception as error:  # libraries of stores raise errors of many kinds

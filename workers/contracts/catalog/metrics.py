@@ -173,6 +173,7 @@ EVENT_TYPES = frozenset(
         "checkpoint_stored",
         "artifact_stored",
         "checkpoint_fetched",
+        "data_fetched",
         "environment_prepared",
         "copy_dropped",
         "store_problem",

@@ -29,6 +29,10 @@ SUFFIXES: dict[str, tuple[str, ...]] = {
 }
 BYTES = 256
 _NAME = r"^[A-Za-z0-9_.-]{1,60}$"
+# a registered data set: its name, or its name and version
+DATA_SET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}"
+DataSetRef = Annotated[str, Field(pattern=rf"^{DATA_SET_NAME}(@[1-9][0-9]{{0,8}})?$")]
+Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class BpeSpec(Contract):
@@ -48,13 +52,17 @@ TokenizerRef = Annotated[
 
 
 class SourceSpec(Contract):
-    """One of several sources, a preset or a path, with its `weight` in the mix of samples.
+    """One of several sources, a preset, a path or a data set, with its `weight` in the mix of
+    samples.
 
-    Its loss is the metric `loss/{name}`; the default name is the preset's or the file's stem.
+    Its loss is the metric `loss/{name}`; the default name is the preset's or the file's stem. For
+    `dataset` see `DataSpec`.
     """
 
     preset: Literal["shakespeare"] | None = None
     path: Annotated[str, Field(min_length=1)] | None = None
+    dataset: DataSetRef | None = None
+    fingerprint: Fingerprint | None = None
     format: Format = "text"
     document_end: Annotated[int, Field(ge=0)] | None = None
     name: Annotated[str, Field(pattern=_NAME)] | None = None
@@ -62,11 +70,12 @@ class SourceSpec(Contract):
 
     @model_validator(mode="after")
     def _one(self) -> SourceSpec:
-        if (self.preset is None) == (self.path is None):
+        place = self.path if self.path is not None else self.dataset
+        if (self.preset is None) == (place is None):
             message = (
-                "has neither a preset nor a path"
-                if self.path is None
-                else "has both a preset and a path"
+                "has neither a preset nor a path nor a data set"
+                if place is None
+                else f"has both a preset and a {'path' if self.path else 'data set'}"
             )
             raise Refused(f"a source {message}", "one of them")
         return self
@@ -81,11 +90,12 @@ class SourceSpec(Contract):
         """The source's name in metrics and messages."""
         if self.name is not None:
             return self.name
-        return (
-            self.preset
-            or re.sub(r"[^A-Za-z0-9_.-]", "_", PurePath(str(self.path)).stem)[:60]
-            or "data"
+        stem = (
+            self.dataset.partition("@")[0]
+            if self.dataset is not None
+            else PurePath(str(self.path)).stem
         )
+        return self.preset or re.sub(r"[^A-Za-z0-9_.-]", "_", stem)[:60] or "data"
 
 
 class DataSpec(Contract):
@@ -97,10 +107,15 @@ class DataSpec(Contract):
     `document_end` is the token that ends a document in token files that do not specify it. With
     `document_masks` attention stays within a document if several are packed into a sequence;
     default: if JSON lines or token files mark document boundaries.
+
+    `dataset` names a registered data set, `name` or `name@3`; a submit sets its version, `path` and
+    `fingerprint`.
     """
 
     preset: Literal["shakespeare"] | None = None
     path: Annotated[str, Field(min_length=1)] | None = None
+    dataset: DataSetRef | None = None
+    fingerprint: Fingerprint | None = None
     format: Format = "text"
     tokenizer: TokenizerRef | None = None
     document_end: Annotated[int, Field(ge=0)] | None = None
@@ -111,20 +126,22 @@ class DataSpec(Contract):
     @classmethod
     def _default(cls, data: Any) -> Any:
         if isinstance(data, dict) and all(
-            data.get(name) is None for name in ("preset", "path", "sources")
+            data.get(name) is None for name in ("preset", "path", "dataset", "sources")
         ):
             return {**data, "preset": "shakespeare"}
         return data
 
     @model_validator(mode="after")
     def _one(self) -> DataSpec:
-        if self.preset is not None and self.path is not None:
-            raise Refused("data has both a preset and a path", "one of them")
+        named = self.path is not None or self.dataset is not None
+        if self.preset is not None and named:
+            other = "path" if self.path is not None else "data set"
+            raise Refused(f"data has both a preset and a {other}", "one of them")
         if self.sources is not None:
-            if self.preset is not None or self.path is not None:
+            if self.preset is not None or named:
                 raise Refused(
-                    "data has sources and also a preset or path",
-                    "the preset or path as one of the sources",
+                    "data has sources and also a preset, path or data set",
+                    "the preset, path or data set as one of the sources",
                 )
             names = [source.label for source in self.sources]
             twice = next((name for name in names if names.count(name) > 1), None)
@@ -147,6 +164,8 @@ class DataSpec(Contract):
                 SourceSpec(
                     preset=self.preset,
                     path=self.path,
+                    dataset=self.dataset,
+                    fingerprint=self.fingerprint,
                     format=self.format,
                     document_end=self.document_end,
                 ),
@@ -191,6 +210,9 @@ def data_problems(
                 problem(f"{field}.tokenizer", message, "leave it out, to use the run's own")
             )
     for place, source in data.parts(field):
+        if source.dataset is not None and source.path is None:
+            message = f"the data set {source.dataset} is known to Orrery only"
+            problems.append(problem(f"{place}.dataset", message, "submit the run, or give a path"))
         if examples and source.format not in examples:
             actual = source.preset or f"format {source.format}"
             message = f"this objective trains on examples, the data is {actual}"

@@ -14,6 +14,7 @@ from pydantic import Field
 from workers.contracts.base import WireContract
 from workers.contracts.specs.model import Count, Positive
 from workers.contracts.wire.field_versions import Since
+from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.maintenance.preflight import Preflight
 from workers.contracts.wire.maintenance.store import StoreAccess
 from workers.contracts.wire.points import RunId, Time
@@ -245,6 +246,8 @@ class LaunchOrder(WireContract):
     store: Annotated[StoreAccess | None, Since(1, 1)] = None
     # the files of a script at its submit; null: it starts in `script.workdir` itself
     program: Annotated[ProgramOrder | None, Since(1, 1)] = None
+    # data sets that the spec names; the node has them before the ranks start
+    inputs: Annotated[list[DataInput], Since(1, 1)] = []
 
     @property
     def store_purpose(self) -> str:

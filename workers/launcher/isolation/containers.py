@@ -195,7 +195,7 @@ def mounts_of(order: LaunchOrder, home: Path, checkout: Path, workdir: Path) -> 
     """
     mounts = [Mount(home / "runs" / order.run, writable=True), Mount(checkout)]
     mounts += [Mount(home / "runs" / run) for run in order.reads]
-    mounts += [Mount(home / name) for name in ("data", "models")]
+    mounts += [Mount(home / name) for name in ("data", "datasets", "models")]
     for variable in ("ORRERY_DATA_ROOTS", "ORRERY_CONTAINER_MOUNTS"):
         mounts += [
             Mount(Path(path))

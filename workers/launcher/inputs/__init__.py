@@ -1,0 +1,1 @@
+"""Has the files that an attempt reads on this node before its ranks start."""

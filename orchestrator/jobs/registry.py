@@ -13,6 +13,7 @@ from orchestrator.jobs.exports import requests
 from orchestrator.jobs.notifications import collect, subscriptions
 from orchestrator.jobs.usage import measure
 from orchestrator.runs import services as runs
+from orchestrator.runs.datasets import registration
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ def _store_garbage(work: Work) -> dict[str, int]:
     return store_garbage.collect(dry_run=work.dry_run, renew=work.renew)
 
 
+def _data_sets(work: Work) -> dict[str, int]:
+    return registration.register_waiting(dry_run=work.dry_run, renew=work.renew)
+
+
 def _usage(work: Work) -> dict[str, int]:
     return measure.measure_due(now=clock.now(), dry_run=work.dry_run, renew=work.renew)
 
@@ -85,6 +90,7 @@ JOBS: Final[Mapping[str, JobType]] = {
         JobType("retention", 3600.0, _retention),
         JobType("secrets", 3600.0, _secrets, frequent=True),
         JobType("exports", 5.0, _exports, frequent=True),
+        JobType("data-sets", 5.0, _data_sets, frequent=True),
         JobType("garbage", 3600.0, _garbage),
         JobType("store-garbage", 3600.0, _store_garbage),
         JobType("usage", 3600.0, _usage),

@@ -1,4 +1,5 @@
-"""Which copies in the store are deleted: superseded, discarded, by age and by size.
+"""Which copies in the store are deleted: superseded, discarded, by age and by size; of data sets
+only those of deleted versions.
 
 Never a run's newest and best checkpoint, pinned ones, and those that a fork or another run's spec
 needs. Objects are deleted after the copy is marked, index first, and again after a failure.
@@ -15,6 +16,7 @@ from django.conf import settings
 
 from orchestrator.common import clock
 from orchestrator.jobs import garbage
+from orchestrator.runs.datasets import registration
 from orchestrator.runs.models import Checkpoint, Run, StoredCopy
 from orchestrator.runs.states import ENDED
 from orchestrator.runs.store import access, copies
@@ -46,11 +48,23 @@ def collect(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]:
                 continue
         counts["copies"] += 1
         counts["bytes"] += candidate.bytes
+    counts = _with_data_sets(counts, dry_run=dry_run, renew=renew)
     if dry_run:
         return counts
     for copy in StoredCopy.objects.filter(removed=None).exclude(deleted=None).order_by("pk"):
         renew()
         copies.remove(copy)
+    return counts
+
+
+def _with_data_sets(
+    counts: dict[str, int], *, dry_run: bool, renew: Callable[[], None]
+) -> dict[str, int]:
+    """Also the copies of deleted data sets; others stay whatever their age."""
+    removed = registration.remove_copies(dry_run=dry_run, renew=renew)
+    if removed["data_sets"]:
+        counts["data_sets"] = removed["data_sets"]
+        counts["bytes"] += removed["bytes"]
     return counts
 
 

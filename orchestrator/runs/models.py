@@ -8,7 +8,28 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
+from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
+
+__all__ = [
+    "Artifact",
+    "Attempt",
+    "AttemptShare",
+    "Checkpoint",
+    "DataSetUse",
+    "DataSetVersion",
+    "Deletion",
+    "Experiment",
+    "NodeStore",
+    "ProgramSnapshot",
+    "Run",
+    "RunCode",
+    "RunEvent",
+    "RunSecret",
+    "RunTag",
+    "StoredCopy",
+    "StoredFolder",
+]
 
 
 def _choices(enum: type) -> list[tuple[str, str]]:

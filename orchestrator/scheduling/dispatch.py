@@ -23,6 +23,7 @@ from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.code import record
+from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.store import access
@@ -225,6 +226,7 @@ def launch_order(
             "reads": runs.runs_read_by(run),
             "resume_from": attempt.resume_from,
             "program": record.program_order(run),
+            "inputs": [item.to_dict() for item in data_sets.inputs_of(run)],
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",
             "device_memory_bytes": memory_bytes or None,

@@ -21,12 +21,15 @@ _DESCRIPTIONS = {
     "secrets": gettext_noop("Encrypts stored secrets again after a change of the secret key."),
     "slow-devices": gettext_noop("Marks devices that the other ranks of a gang wait for."),
     "exports": gettext_noop("Builds requested exports and deletes expired ones."),
+    "data-sets": gettext_noop(
+        "Reads the files of registered data sets and copies them into the store."
+    ),
     "garbage": gettext_noop(
         "Deletes checkpoints and folders of ended runs from the nodes, and measures storage."
     ),
     "store-garbage": gettext_noop(
         "Deletes copies of checkpoints and artifacts from the store by the ORRERY_GC_STORE_… "
-        "settings."
+        "settings, and those of deleted data sets."
     ),
     "usage": gettext_noop("Stores the device time of each day by person and pool."),
     "retention": gettext_noop("Applies the retention settings to events, logs, series and audit."),

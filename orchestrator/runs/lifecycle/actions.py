@@ -19,6 +19,7 @@ from orchestrator.common import clock, conditional, live
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import live_frames, states
+from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt, Run, RunTag
 from orchestrator.runs.submission.submit import NAME_LENGTH, priority_problems, run_submit
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
@@ -105,6 +106,8 @@ def run_retry(*, run: Run, by: User) -> Run:
                 f"Run {run.pk} is {run.state}; only an ended run can be retried.",
                 type="run-not-ended",
             )
+        if reason := data_sets.unusable(run):
+            raise conflict(f"{reason} Clone the run with another one.", type="data-set-deleted")
         return requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)
 
     return perform(run, by, "retry", act)

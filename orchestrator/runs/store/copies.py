@@ -107,12 +107,17 @@ def copy_collect(copy: StoredCopy) -> bool:
 
 def remove(copy: StoredCopy) -> None:
     """Delete the objects of a copy that is marked as deleted. Raises the store's errors."""
+    remove_objects(copy.key)
+    StoredCopy.objects.filter(pk=copy.pk).update(removed=clock.now())
+
+
+def remove_objects(key: str) -> None:
+    """Delete the objects of a copy, its index first. Raises the store's errors."""
     fs, root = access.open_store()
-    folder = f"{root}/{copy.key}"
+    folder = f"{root}/{key}"
     for path, recursive in ((f"{folder}/{INDEX}", False), (folder, True)):  # then it is incomplete
         if fs.exists(path):
             fs.rm(path, recursive=recursive)
-    StoredCopy.objects.filter(pk=copy.pk).update(removed=clock.now())
 
 
 def artifact_open(artifact: Artifact) -> tuple[BinaryIO, int] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,26 @@ _LARGEST_TOKENIZER_BYTES = 2**26
 
 
 def path_problems(
-    spec: RunSpec, *, data_roots: Sequence[Path], run_root: Path, models_root: Path | None = None
+    spec: RunSpec,
+    *,
+    data_roots: Sequence[Path],
+    run_root: Path,
+    models_root: Path | None = None,
+    elsewhere: Collection[str] = (),
 ) -> list[Problem]:
     """Problems with the paths of a spec.
 
     Weights and tokenizers may also be under `run_root` (checkpoints), and weights under
-    `models_root` (downloads).
+    `models_root` (downloads). Registered data sets may be a run's output; those `elsewhere` are not
+    on this machine.
     """
     problems: list[Problem] = []
-    for field, path, format in _data_files(spec):
-        of_file = file_problems(field, path, format, data_roots)
-        problems += of_file or _example_problems(spec, field, path, format, data_roots)
+    for field, path, format, registered in _data_files(spec):
+        if registered and path in elsewhere:
+            continue
+        roots = [*data_roots, run_root] if registered else data_roots
+        of_file = file_problems(field, path, format, roots)
+        problems += of_file or _example_problems(spec, field, path, format, roots)
         if not of_file and spec.produce is not None and field == "produce.seeds":
             resolved = resolve_path(field, path, data_roots)[0]
             needed = spec.produce.needs_answers
@@ -92,12 +101,18 @@ def _lock_problems(script: ScriptBody, folder: Path) -> list[Problem]:
     return []
 
 
-def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
-    """`(field, path, format)` of all data files."""
+def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str, bool]]:
+    """`(field, path, format, registered)` of all data files; `registered`: of a data set."""
     for field, data in _data_specs(spec):
         for source_field, source in data.parts(field):
             if source.path is not None:
-                yield f"{source_field}.path", source.path, source.format
+                registered = source.dataset is not None
+                yield f"{source_field}.path", source.path, source.format, registered
+    yield from ((field, path, format, False) for field, path, format in _other_files(spec))
+
+
+def _other_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:
+    """Files that are not training data."""
     if spec.generate:
         yield "generate.input", spec.generate.input, "jsonl"
     if spec.produce:

@@ -21,6 +21,7 @@ from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import events, parameters, states
 from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import Captured, capture, workdir_of
+from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.outputs.produce_estimate import estimate_produce
@@ -165,6 +166,7 @@ def run_submit(
         parameters.store(run)
         script_secrets.store(run, secrets)
         record.store(run, code)
+        data_sets.uses_store(run)
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
         if external:
             Attempt.objects.create(
@@ -209,10 +211,13 @@ def check(spec: Any, *, by: User | None) -> Checked:
         return Checked(
             problems=[Problem(field="spec", message="the spec is not an object", hint=hint)]
         )
+    spec, unknown = data_sets.with_data_sets(spec, by=by)
     try:
         parsed = _parse(spec)
     except ValidationError as error:
-        return Checked(problems=validation_problems(error))
+        return Checked(problems=[*unknown, *validation_problems(error)])
+    if unknown:
+        return Checked(parsed, problems=unknown)
     if hidden := _hidden_runs(parsed, by):  # before anything reads those runs
         return Checked(parsed, problems=hidden)
     if parsed.shape_source is not None and not _path_problems(parsed):
@@ -287,6 +292,7 @@ def _path_problems(spec: RunSpec) -> list[Problem]:
         data_roots=settings.DATA_ROOTS,
         run_root=settings.ENV.media_runs,
         models_root=models_root(),
+        elsewhere=data_sets.paths_elsewhere(spec.model_dump(mode="json", exclude_unset=True)),
     )
 
 

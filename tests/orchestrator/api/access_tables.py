@@ -70,6 +70,11 @@ POST   v1/exports                                     read
 GET    v1/exports/{int:id}                            read    private
 GET    v1/exports/{int:id}/download                   read    private
 DELETE v1/exports/{int:id}                            read    private
+GET    v1/datasets                                    read
+POST   v1/datasets                                    runs
+GET    v1/datasets/{name}                             read    see
+GET    v1/datasets/{name}/{int:version}               read    see
+DELETE v1/datasets/{name}/{int:version}               runs    manage
 GET    v1/usage                                       read
 GET    v1/storage/candidates                          fleet
 GET    v1/storage/copies                              fleet

@@ -30,6 +30,7 @@ from orchestrator.reviews.models import DataSet, ModelComparison, Review
 from orchestrator.reviews.source import pack
 from orchestrator.run_table import services as run_table
 from orchestrator.runs import services as runs
+from orchestrator.runs.models import DataSetVersion
 from tests import factories
 from tests.matrix import FULL
 from tests.orchestrator.api.access_tables import PAGES, REST
@@ -169,6 +170,9 @@ def world(live_redis: str, settings: Any) -> World:
     ids["data_set"] = DataSet.objects.create(
         review=review, path="x", format="messages", lines=1, bytes=1, by="owner"
     ).pk
+    DataSetVersion.objects.create(
+        name="chats", version=1, owner=owner, shared=False, path="x", format="text"
+    )
     comparison = ModelComparison.objects.create(
         owner=owner, runs=[run.pk, run.pk], model_ids=["a", "b"]
     )
@@ -302,6 +306,8 @@ def filled(route: str, world: World) -> str:
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]
+    if "datasets" in route or "data/sets" in route:
+        values |= {"name": "chats", "version": 1}  # type: ignore[dict-item]
     if "nodes" in route:
         values["id"] = "n1"  # type: ignore[assignment]
     if "engines" in route:

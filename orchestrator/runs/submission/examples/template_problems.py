@@ -49,6 +49,8 @@ def _conversations(spec: RunSpec) -> Iterator[tuple[str, SourceSpec]]:
     for field, source in spec.data.parts():
         if source.path is None or source.format not in EXAMPLE_FORMATS:
             continue
+        if source.dataset is not None and not os.path.exists(source.path):
+            continue  # nodes read it from the store
         if source.format in ("messages", "sharegpt") or _has_messages(Path(source.path)):
             yield field, source
 

@@ -1,0 +1,258 @@
+"""Data sets: registered, fingerprinted, copied, used by runs at a fixed version, and deleted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.accounts.models import User
+from orchestrator.common.errors import Refusal
+from orchestrator.config.env_settings import Env
+from orchestrator.jobs import store_garbage
+from orchestrator.runs import services as runs
+from orchestrator.runs.datasets import registration, selectors, services
+from orchestrator.runs.models import DataSetUse, DataSetVersion
+from orchestrator.runs.store import access
+from orchestrator.scheduling import dispatch
+from tests import factories
+from tests.orchestrator.scheduling.conftest import FakeNode
+from workers.contracts.wire.maintenance.store import INDEX
+
+pytestmark = pytest.mark.django_db
+TEXT = "to be or not to be, that is the question\n" * 100
+
+
+@pytest.fixture
+def root(settings: Any, tmp_path: Path) -> Path:
+    """The data root, with a file; the store is a folder."""
+    (tmp_path / "store").mkdir()
+    settings.ENV = Env(home=tmp_path / "home", store_url=str(tmp_path / "store"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "hamlet.txt").write_text(TEXT)
+    settings.DATA_ROOTS = [folder]
+    return folder
+
+
+def registered(by: User, name: str = "hamlet", path: str = "hamlet.txt") -> DataSetVersion:
+    """A version without files of its own: its fingerprint is invented."""
+    row = services.data_set_register(by=by, name=name, path=path)
+    return row
+
+
+def read() -> dict[str, int]:
+    return registration.register_waiting(dry_run=False, renew=lambda: None)
+
+
+def problem(owner: User, dataset: str, **data: Any) -> tuple[str, str]:
+    """The first problem of a run with this data set: message and hint."""
+    with pytest.raises(Refusal) as caught:
+        factories.run(owner, data={"dataset": dataset, **data})
+    (first, *_) = caught.value.errors
+    assert first["field"] == "data.dataset"
+    return first["message"], first["hint"]
+
+
+def test_a_data_set_from_its_registration_to_the_end(
+    owner: User, operator: User, root: Path, settings: Any, live_redis: str
+) -> None:
+    api = factories.api(owner)
+    body = {"name": "hamlet", "path": "hamlet.txt", "notes": "act 3"}
+    made = api.post("/api/v1/datasets", body, content_type="application/json")
+    assert made.status_code == 201 and made["Location"] == "/api/v1/datasets/hamlet/1"
+    assert made.json()["state"] == "waiting" and made.json()["format"] == "text"
+    assert "still being read" in problem(owner, "hamlet")[0]
+    assert registration.register_waiting(dry_run=True, renew=lambda: None)["data_sets"] == 1
+    assert read() == {"data_sets": 1, "bytes": len(TEXT)}
+    assert read() == {"data_sets": 0, "bytes": 0}
+    details = api.get("/api/v1/datasets/hamlet/1").json()
+    assert details["state"] == "stored" and details["files"]["hamlet.txt"]["bytes"] == len(TEXT)
+    copy = Path(settings.ENV.store_url) / details["key"]
+    assert sorted(path.name for path in copy.iterdir()) == ["hamlet.txt", INDEX]
+
+    run = factories.run(owner, data={"dataset": "hamlet"})
+    assert run.spec["data"] == {
+        "dataset": "hamlet@1",
+        "path": str(root / "hamlet.txt"),
+        "fingerprint": details["fingerprint"],
+        "format": "text",
+    }
+    attempt = factories.running(run, factories.node("n1"))
+    order = dispatch.launch_order(attempt, attempt.placement[0], gpu=False)
+    (item,) = order.inputs
+    assert (item.name, item.fields, item.key) == ("hamlet@1", ["data.path"], details["key"])
+    details = api.get("/api/v1/datasets/hamlet/1").json()
+    assert [each["id"] for each in details["used_by"]] == [str(run.pk)]
+    refused = api.delete("/api/v1/datasets/hamlet/1")
+    assert refused.status_code == 409 and f"not ended: {run.pk}" in refused.json()["detail"]
+
+    FakeNode(attempt.placement and factories.Node.objects.get()).exited(attempt, "user_error")
+    assert api.delete("/api/v1/datasets/hamlet/1").status_code == 204
+    assert store_garbage.collect(dry_run=True, renew=lambda: None)["data_sets"] == 1
+    assert copy.exists()
+    collected = store_garbage.collect(dry_run=False, renew=lambda: None)
+    assert collected == {"copies": 0, "bytes": len(TEXT), "data_sets": 1}
+    assert not copy.exists() and (root / "hamlet.txt").exists()
+    assert "was deleted" in problem(owner, "hamlet@1")[0]
+    run.refresh_from_db()
+    with pytest.raises(Refusal, match=r"hamlet@1 of this run was deleted"):
+        runs.run_retry(run=run, by=owner)
+
+
+def test_a_new_version_changes_no_earlier_run(owner: User, root: Path) -> None:
+    registered(owner)
+    read()
+    first = factories.run(owner, data={"dataset": "hamlet"})
+    (root / "hamlet.txt").write_text(TEXT + "more")
+    registered(owner)
+    assert "still being read" in problem(owner, "hamlet")[0]
+    assert problem(owner, "hamlet@2")[1] == "wait for it, or hamlet@1"
+    read()
+    second = factories.run(owner, data={"dataset": "hamlet"})
+    assert [run.spec["data"]["dataset"] for run in (first, second)] == ["hamlet@1", "hamlet@2"]
+    clone = runs.run_clone(run=first, by=owner)
+    assert clone.spec["data"] == first.spec["data"]
+    (row,) = selectors.newest_of_each(user=owner)
+    assert (row.label, row.versions, row.run_count) == ("hamlet@2", 2, 3)
+
+
+def test_validation_data_and_sources(owner: User, root: Path) -> None:
+    (root / "other").mkdir()
+    (root / "other" / "b.txt").write_text(TEXT)
+    registered(owner)
+    registered(owner, name="other", path="other")
+    read()
+    data = {"sources": [{"dataset": "hamlet"}, {"dataset": "other@1", "weight": 2.0}]}
+    evaluation = {"every_steps": 5, "batches": 1, "data": {"dataset": "other"}}
+    train = {"steps": 20, "seq_len": 64, "eval": evaluation}
+    run = factories.run(owner, data=data, train=train)
+    uses = DataSetUse.objects.filter(run=run).order_by("use", "pk")
+    assert [(str(use.data_set), use.use) for use in uses] == [
+        ("hamlet@1", "data"),
+        ("other@1", "data"),
+        ("other@1", "validation_data"),
+    ]
+    from orchestrator.runs.datasets.resolve import inputs_of
+
+    fields = {item.name: item.fields for item in inputs_of(run)}
+    assert fields == {
+        "hamlet@1": ["data.sources.0.path"],
+        "other@1": ["data.sources.1.path", "train.eval.data.path"],
+    }
+
+
+def test_names_that_do_not_exist_are_refused_with_a_suggestion(owner: User, root: Path) -> None:
+    assert problem(owner, "hamlet") == ("there is no data set hamlet", "register it first")
+    registered(owner)
+    read()
+    assert problem(owner, "hamlt") == ("there is no data set hamlt", "did you mean hamlet?")
+    assert problem(owner, "hamlet@7") == ("data set hamlet has no version 7", "hamlet@1")
+    message, hint = problem(owner, "hamlet@1", fingerprint="0" * 64)
+    assert "another fingerprint" in message and hint == "leave the fingerprint out"
+
+
+def test_a_changed_file_needs_its_copy_in_the_store(owner: User, root: Path, settings: Any) -> None:
+    settings.ENV = Env(home=settings.ENV.home)
+    registered(owner)
+    read()
+    row = DataSetVersion.objects.get()
+    assert row.state == "fingerprinted" and row.key == ""
+    changed = TEXT.replace("not", "mot")  # of the same size
+    (root / "hamlet.txt").write_text(changed)
+    message, hint = problem(owner, "hamlet")
+    assert "has other content" in message and hint == "register it again"
+    (root / "hamlet.txt").write_text(TEXT)
+    factories.run(owner, data={"dataset": "hamlet"})
+    settings.ENV = Env(home=settings.ENV.home, store_url=str(root.parent / "store"))
+    assert read()["data_sets"] == 1  # a store was configured later
+    (root / "hamlet.txt").unlink()
+    assert factories.run(owner, data={"dataset": "hamlet"}).spec["data"]["dataset"] == "hamlet@1"
+
+
+def test_a_store_that_refuses_loses_nothing(owner: User, root: Path, settings: Any) -> None:
+    settings.ENV = Env(home=settings.ENV.home, store_url=str(root.parent / "not-mounted"))
+    registered(owner)
+    read()
+    row = DataSetVersion.objects.get()
+    assert row.state == "fingerprinted" and "does not exist" in row.problem and row.hint
+    assert row.retry_at is not None and read()["data_sets"] == 0  # later
+    factories.run(owner, data={"dataset": "hamlet"})
+    (root.parent / "not-mounted").mkdir()
+    DataSetVersion.objects.update(retry_at=None)
+    read()
+    row.refresh_from_db()
+    assert row.state == "stored" and row.problem == ""
+
+
+def test_a_file_that_vanishes_before_it_is_read(owner: User, root: Path) -> None:
+    registered(owner)
+    (root / "hamlet.txt").unlink()
+    read()
+    row = DataSetVersion.objects.get()
+    assert row.state == "failed" and row.problem
+    assert "cannot be used" in problem(owner, "hamlet")[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "a b"}, "1 to 80 letters"),
+        ({"name": ""}, "1 to 80 letters"),
+        ({"path": "nothing.txt"}, "does not exist"),
+        ({"path": "/etc/passwd"}, "not under the allowed folders"),
+        ({"path": None}, "a path or the output of a run"),
+        ({"format": "jsonl"}, "is not JSON"),
+        ({"format": "parquet"}, "is not a format"),
+        ({"notes": "n" * 2001}, "at most 2000"),
+    ],
+)
+def test_wrong_registrations(owner: User, root: Path, fields: dict[str, Any], message: str) -> None:
+    given = {"name": "hamlet", "path": "hamlet.txt", **fields}
+    with pytest.raises(Refusal, match=message):
+        services.data_set_register(by=owner, **given)
+    assert not DataSetVersion.objects.exists()
+
+
+def test_the_output_of_a_run_belongs_to_who_may_see_the_run(
+    owner: User, teammate: User, settings: Any, root: Path, live_redis: str
+) -> None:
+    other = factories.user("rival")
+    run = factories.external_run(owner)
+    run.kind = "produce"
+    run.spec = {"kind": "produce", "produce": {"output": "out.jsonl"}}
+    run.save()
+    folder = settings.ENV.media_runs / str(run.pk)
+    folder.mkdir(parents=True)
+    line = {"prompt": "2+2?", "completion": "4"}
+    (folder / "out.jsonl").write_text(json.dumps(line) + "\n")
+    row = services.data_set_register(by=owner, name="sums", run=run.pk)
+    assert (row.format, row.shared, row.run) == ("prompt_completion", False, run)
+    read()
+    assert selectors.source_of(row=row, user=teammate) == run
+    assert "no data set sums" in problem(other, "sums")[0]
+    with pytest.raises(Refusal, match="outside your teams"):
+        services.data_set_register(by=other, name="sums", path="hamlet.txt")
+    with pytest.raises(Refusal, match="in no run that you may see"):
+        services.data_set_register(by=other, name="mine", path=str(folder / "out.jsonl"))
+    trained = factories.run(
+        teammate,
+        data={"dataset": "sums"},
+        train={"objective": "sft", "steps": 2, "seq_len": 64, "sft": {}},
+    )
+    assert trained.spec["data"]["format"] == "prompt_completion"
+
+
+def test_equal_content_has_one_copy(owner: User, root: Path, settings: Any) -> None:
+    for name in ("one", "two"):
+        registered(owner, name=name)
+    read()
+    one, two = DataSetVersion.objects.order_by("pk")
+    assert one.key == two.key
+    services.data_set_delete(row=one, by=owner)
+    store_garbage.collect(dry_run=False, renew=lambda: None)
+    assert access.open_store()[0].exists(f"{settings.ENV.store_url}/{two.key}/{INDEX}")
+    one.refresh_from_db()
+    assert one.removed is not None

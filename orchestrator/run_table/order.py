@@ -100,9 +100,15 @@ def sorted_ids(
 
 def _newest(matching: Matching, after: Place | None, limit: int) -> list[tuple[int, Place]]:
     """By descending id: first among the next ids, then among all."""
-    last = after.id if after is not None else _highest_id() + 1
-    for runs in (matching.near.filter(pk__gte=last - _WINDOW), matching.runs):
-        ids = list(runs.filter(pk__lt=last).order_by("-pk").values_list("pk", flat=True)[:limit])
+    last = after.id if after is not None else None
+    forms = [matching.runs]
+    if matching.near is not matching.runs:
+        last = last or _highest_id() + 1
+        forms.insert(0, matching.near.filter(pk__gte=last - _WINDOW))
+    ids: list[int] = []
+    for runs in forms:
+        rows = runs if last is None else runs.filter(pk__lt=last)
+        ids = list(rows.order_by("-pk").values_list("pk", flat=True)[:limit])
         if len(ids) == limit:
             break
     return [(pk, Place(_NONE, None, pk)) for pk in ids]

@@ -80,7 +80,8 @@ def query_refusal(text: str, error: QueryError) -> Refusal:
     start = max(0, error.at - 60)
     shown, at = line[start : error.at + 60], error.at - start
     refusal = invalid("query", f"at character {error.at + 1}: {error.message}", error.hint)
-    refusal.detail = f"{error.message}. {error.hint}\n{shown}\n{' ' * at}^".replace(". \n", ".\n")
+    hint = f" {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
+    refusal.detail = f"{error.message}.{hint}\n{shown}\n{' ' * at}^"
     return refusal
 
 

@@ -107,7 +107,7 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
             )
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
-    with django_assert_max_num_queries(12):  # login and session among them
+    with django_assert_max_num_queries(18):  # login, session, names and views among them
         answer = client.get("/runs/")
     page = answer.content.decode()
     assert page.count("<tr data-run=") == 50 and len(page) < 150_000
@@ -205,3 +205,47 @@ def test_runs_are_compared_by_metrics_and_spec_differences(owner: User, stranger
     assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
     for requested in ("", "x", ",".join(map(str, range(1, 30)))):
         assert client.get("/runs/compare/", {"runs": requested}).status_code == 422
+
+
+def test_columns_order_groups_and_errors_of_a_query(owner: User) -> None:
+    runs = []
+    for number, lr in enumerate((1e-2, 1e-4, 1e-3)):
+        train = {"steps": 20, "seq_len": 64, "optimizer": {"lr": lr}}
+        runs.append(factories.run(owner, name=f"run {number}", train=train).pk)
+    client = factories.client_for(owner)
+    assert shown(client, "/runs/?sort=lr") == [runs[1], runs[2], runs[0]]
+    assert shown(client, "/runs/?query=lr+%3E+1e-3&sort=-lr") == [runs[0]]
+    page = client.get("/runs/?columns=lr,plan,unheard&sort=-lr&pin=lr").content.decode()
+    assert 'data-label="train.optimizer.lr"' in page and "0.01" in page
+    assert 'aria-sort="descending"' in page and "No run has these columns: unheard" in page
+    assert "data-live" not in page, "new runs do not belong at the top of an order"
+    groups = compact(client.get("/runs/?group=lr,state&columns=lr").content.decode())
+    assert "?columns=lr&amp;group=state&amp;query=train.optimizer.lr+%3D+%220.01%22" in groups
+    wrong = client.get("/runs/?query=lr+%3E+1+and+stat+%3D+3")
+    assert wrong.status_code == 422
+    text = wrong.content.decode().replace("&#x27;", "'").replace("&gt;", ">")
+    assert "no run has a value 'stat'. Did you mean 'state'?\nlr > 1 and stat = 3\n" in text
+    assert f"\n{' ' * 11}^" in text
+
+
+def test_policy_runs_show_their_reward(owner: User) -> None:
+    run = factories.run(owner)
+    Run.objects.filter(pk=run.pk).update(
+        spec={**run.spec, "train": {"objective": "grpo", "steps": 2}},
+        summary={"loss": 0.0123, "reward/mean": 0.75},
+    )
+    page = compact(factories.client_for(owner).get("/runs/").content.decode())
+    assert 'data-label="Reward"' in page and "0.75" in page and "0.0123" not in page
+
+
+def test_views_are_saved_with_their_columns(owner: User) -> None:
+    client = factories.client_for(owner)
+    saved = client.post("/runs/views/", {"name": "best", "query": "?sort=-created&before=3"})
+    assert saved.headers["Location"] == "/runs/?sort=-created"
+    factories.run(owner)
+    page = compact(client.get("/runs/?sort=-created").content.decode())
+    assert 'class="chip on" href="?sort=-created"' in page and "★ best" in page
+    number = re.search(r"/runs/views/(\d+)/delete/", page)
+    assert number is not None
+    client.post(f"/runs/views/{number[1]}/delete/")
+    assert "★ best" not in client.get("/runs/").content.decode()

@@ -12,7 +12,9 @@ from django.utils.translation import gettext as _
 from workers.contracts.specs.run import KINDS
 from workers.contracts.wire.node_messages import RunState
 
-NAMES = ("state", "kind", "experiment", "tag", "owner", "q")
+FILTERS = ("state", "kind", "experiment", "tag", "owner", "q", "query")
+NAMES = (*FILTERS, "sort", "columns", "group", "pin")
+_LONGEST = {"query": 2000, "columns": 4000, "pin": 1000}
 LIVE_STATES = ("queued", "starting", "running", "stopping", "paused")
 
 
@@ -37,29 +39,44 @@ class RunFilters:
     tag: str = ""
     owner: str = ""
     q: str = ""
+    query: str = ""
+    sort: str = ""
+    columns: str = ""
+    group: str = ""
+    pin: str = ""
     before: int | None = None
+    after: str = ""  # the cursor of a page in an order
 
     @classmethod
     def read(cls, query: Mapping[str, Any]) -> RunFilters:
         """Read a query; unknown states and kinds and a wrong cursor are ignored."""
-        values = {name: str(query.get(name, "")).strip()[:200] for name in NAMES}
+        values = {
+            name: str(query.get(name, "")).strip()[: _LONGEST.get(name, 200)] for name in NAMES
+        }
         values["state"] = ",".join(
             state for state in _split(values["state"]) if state in set(RunState)
         )
         values["kind"] = ",".join(kind for kind in _split(values["kind"]) if kind in KINDS)
         before = str(query.get("before", ""))
         return cls(
-            **values, before=int(before) if before.isdecimal() and len(before) < 19 else None
+            **values,
+            before=int(before) if before.isdecimal() and len(before) < 19 else None,
+            after=str(query.get("after", ""))[:1000],
         )
 
     @property
     def active(self) -> dict[str, str]:
         """The non-empty filters."""
+        return {name: value for name in FILTERS if (value := getattr(self, name))}
+
+    @property
+    def view(self) -> dict[str, str]:
+        """The non-empty filters, order, columns and groups."""
         return {name: value for name in NAMES if (value := getattr(self, name))}
 
     def url(self, **changes: Any) -> str:
         """Return the list's URL with changes, from its first row unless `before` is given."""
-        query = {**self.active, **changes}
+        query = {**self.view, **changes}
         text = urlencode({name: value for name, value in query.items() if value not in ("", None)})
         return f"?{text}" if text else "?"
 
@@ -90,7 +107,7 @@ class RunFilters:
         return [
             Chip(labels[name].format(value), self.url(**{name: ""}), True)
             for name, value in self.active.items()
-            if name != "state"
+            if name not in ("state", "query")
         ]
 
 

@@ -15,8 +15,11 @@ from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.run_table import selectors as run_table
+from orchestrator.run_table import services as run_table_services
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
+from webui.forms.run_columns import TableColumns, cells, table_columns
 from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.presentation import formatting
 from webui.presentation.run_facts import ANSWERING
@@ -31,30 +34,40 @@ BULK = 200
 @page
 @require_GET
 def runs(request: PageRequest) -> HttpResponse:
-    """List runs, newest first, paged by id; counts cover all visible runs, not only the page."""
+    """List runs, newest first or in an order; counts cover all visible runs, not only the page."""
     filters = RunFilters.read(request.GET)
     # read before the rows: frames may repeat but are never missed
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     visible = selectors.runs_visible_to(user=request.user)
-    matches = selectors.run_list(
-        user=request.user,
-        before_id=filters.before,
-        limit=PAGE + 1,
-        within=visible,
-        **filters.active,
-    )
-    rows, older = matches[:PAGE], matches[PAGE - 1].pk if len(matches) > PAGE else None
     counts = selectors.state_counts(user=request.user, within=visible)
-    sparks = telemetry.sparkline(
-        run_ids=[run.pk for run in rows if run.kind not in ANSWERING], name="loss"
-    )
-    if answering := [run.pk for run in rows if run.kind in ANSWERING]:
-        sparks |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
+    names = run_table.known_names(user=request.user)
+    problem, sort, groups, places = None, None, list[Any](), list[tuple[int, str]]()
+    chosen: dict[str, Any] = {**filters.active, "within": visible}
+    try:
+        sort = run_table.read_sort(filters.sort, names)
+        matching = run_table.matching(user=request.user, names=names, **chosen)
+        table = table_columns(filters, names, sort)
+        if filters.group:
+            groups = _groups(matching, filters, table, names)
+        else:
+            start = filters.after or (f'["none",null,{filters.before}]' if filters.before else "")
+            places = run_table.table_ids(runs=matching, sort=sort, after=start, limit=PAGE + 1)
+    except Refusal as refusal:
+        problem, table = refusal, table_columns(filters, names, None)
+    more, places = len(places) > PAGE, places[:PAGE]
+    shown: list[Any] = run_table.run_page([id for id, _place in places])
+    older = ""
+    if more and not sort:
+        older = filters.url(before=places[-1][0])
+    elif more:
+        older = filters.url(after=places[-1][1])
     context = {
-        "rows": [row(run, sparks.get(run.pk, [])) for run in rows],
+        "rows": _rows(shown, table),
+        "table": table,
         "filters": filters,
-        "older": filters.url(before=older) if older else "",
+        "older": older,
         "newest": filters.url(),
+        "first": not filters.before and not filters.after,
         "counts": counts,
         "total": sum(counts.values()),
         "sentence": sentence(counts),
@@ -64,9 +77,120 @@ def runs(request: PageRequest) -> HttpResponse:
         "mine": filters.url(owner="" if filters.owner == "me" else "me"),
         "here": request.get_full_path(),
         "head": {"epoch": epoch, "seq": seq},
-        "live": filters.before is None,
+        "live": filters.before is None and not sort and not filters.query and not groups,
+        "problem": problem,
+        "groups": groups,
+        "csv": f"/api/v1/runs/csv{filters.url()}",
+        "views": _views(request, filters),
+        "teams": run_table.team_names(user=request.user),
+        "completions": run_table.completions(names),
+        "group_keys": ("model", "state", "kind", "owner", "experiment", "tag", "pool"),
     }
-    return render(request, "webui/runs.html", context)
+    return render(request, "webui/runs.html", context, status=problem.status if problem else 200)
+
+
+@page
+@require_POST
+def view_save(request: PageRequest) -> HttpResponse:
+    """Save the address of the list as a view of the person or of a team."""
+    address = request.POST.get("query", "")
+    view = run_table_services.view_save(
+        owner=request.user,
+        name=request.POST.get("name", ""),
+        query=address,
+        team=request.POST.get("team", ""),
+    )
+    messages.success(request, _("View %(name)s saved.") % {"name": view.name})
+    return redirect(f"{reverse('runs')}?{view.query}")
+
+
+@page
+@require_POST
+def view_delete(request: PageRequest, id: int) -> HttpResponse:
+    """Delete a view of the person."""
+    view = run_table.view_get(user=request.user, id=id)
+    run_table_services.view_delete(view=view, by=request.user)
+    messages.success(request, _("View %(name)s deleted.") % {"name": view.name})
+    return redirect(next_url(request, "runs"))
+
+
+def _rows(shown: list[Any], table: TableColumns) -> list[dict[str, Any]]:
+    ids = [run.pk for run in shown]
+    sparks: dict[int, list[float]] = {}
+    if any(head.key == "result" for head in table.heads):
+        for name in dict.fromkeys(map(spark_metric, shown)):
+            mine = [run.pk for run in shown if spark_metric(run) == name]
+            sparks |= telemetry.sparkline(run_ids=mine, name=name)
+    curves = {
+        key: telemetry.sparkline(run_ids=ids, name=name) for key, name in table.curves.items()
+    }
+    values = run_table.column_values(ids, list(table.columns.values()))
+    return [
+        row(run, sparks.get(run.pk, []))
+        | {
+            "cells": cells(
+                run,
+                table,
+                values[run.pk],
+                {key: drawn.get(run.pk, []) for key, drawn in curves.items()},
+            )
+        }
+        for run in shown
+    ]
+
+
+def spark_metric(run: Any) -> str:
+    """The metric that shows whether a run gets better: its loss, reward, or speed of answers."""
+    if run.kind in ANSWERING:
+        return "inference/tokens_per_s"
+    objective = (run.spec.get("train") or {}).get("objective")
+    return "reward/mean" if objective in ("grpo", "ppo") else "loss"
+
+
+def _groups(
+    matching: Any, filters: RunFilters, table: TableColumns, names: Any
+) -> list[dict[str, Any]]:
+    """The groups of the first key, each with the URL that shows its runs or its inner groups."""
+    key, _comma, rest = filters.group.partition(",")
+    by = run_table.read_sort(key, names)
+    if by is None:
+        return []
+    spread = [column for column in table.columns.values() if column.source != "run"]
+    rows = []
+    for group in run_table.run_groups(matching.runs, by.column, spread):
+        value = "none" if group.value is None else '"' + group.value.replace('"', "'") + '"'
+        part = f"{by.column.key} = {value}"
+        query = f"({filters.query}) and {part}" if filters.query else part
+        rows.append(
+            {
+                "value": group.value,
+                "count": group.count,
+                "url": filters.url(query=query, group=rest),
+                "spreads": [
+                    {
+                        "mean": formatting.quantity(item.mean, 4),
+                        "range": f"{formatting.quantity(item.min, 3)} – "
+                        f"{formatting.quantity(item.max, 3)}",
+                        "known": item.mean is not None,
+                    }
+                    for column in spread
+                    for item in [group.spreads[column.key]]
+                ],
+            }
+        )
+    return rows
+
+
+def _views(request: PageRequest, filters: RunFilters) -> list[dict[str, Any]]:
+    here = filters.url().lstrip("?")
+    return [
+        {
+            "view": view,
+            "on": view.query == here,
+            "mine": view.owner_id == request.user.pk,
+        }
+        for view in run_table.views_visible_to(user=request.user)
+    ]
 
 
 @page
@@ -119,10 +243,11 @@ def row(run: Any, spark: list[float]) -> dict[str, Any]:
     ended = run.ended or timezone.now()
     allocated_s = (ended - run.started).total_seconds() if run.started and run.devices else None
     steps = summary.get("steps") or ((run.spec.get("train") or {}).get("steps"))
-    step = summary.get("step")
+    step, metric = summary.get("step"), spark_metric(run)
     return {
         "run": run,
-        "loss": summary.get("loss"),
+        "loss": summary.get("loss") if metric == "loss" else summary.get(metric),
+        "metric": "" if metric in ("loss", "inference/tokens_per_s") else metric,
         "mfu": summary.get("mfu"),
         "tokens": summary.get("tokens"),
         "step": step,

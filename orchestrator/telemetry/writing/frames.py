@@ -27,6 +27,7 @@ _MAX_NAMES: Final = 1000  # per frame; pages load further metrics when they show
 HEADLINE: Final = (
     "loss",
     "val_loss",
+    "reward/mean",
     "tokens_per_s",
     "mfu",
     "tflops_per_device",

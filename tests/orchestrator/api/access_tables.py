@@ -194,6 +194,8 @@ run-fork           GET   see
 gallery            GET
 runs               GET
 runs-bulk          POST
+run-view-save      POST
+run-view-delete    POST  private
 runs-compare       GET
 run-bundle         GET   see
 run-diff           GET   see

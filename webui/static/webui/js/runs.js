@@ -1,13 +1,13 @@
-// Runs list: sparklines, live cells, selected rows, saved views.
+// Runs list: sparklines, live cells, selected rows.
 import { format, gettext, ngettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
 import { percent, quantity, parse } from "./format.js";
 import { spark, sparks } from "./spark.js";
+import "./runs_table.js";
 
 const table = document.getElementById("runs");
 const bulk = document.getElementById("bulk");
-const VIEWS = "orrery-runs-views";
 const MOST_SPARK = 60;
 
 sparks();
@@ -29,7 +29,7 @@ function setState(row, state) {
 
 function setProgress(row, summary) {
   const loss = parse(summary.loss);
-  const canvas = row.querySelector("canvas.spark");
+  const canvas = row.querySelector("canvas.spark:not([data-fixed])");
   const put = (name, text) => { const found = cell(row, name); if (found) { found.textContent = text; found.closest("td").classList.remove("none"); } };
   if (summary.loss !== undefined) put("loss", quantity(loss, 4));
   if (summary.mfu !== undefined) put("mfu", percent(parse(summary.mfu)));
@@ -56,7 +56,7 @@ function onFrame(frame) {
     const reason = cell(row, "reason");
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
     const hours = cell(row, "hours");
-    if (frame.state === "running" && !hours.dataset.started) {
+    if (hours && frame.state === "running" && !hours.dataset.started) {
       Object.assign(hours.dataset, { started: new Date().toISOString(), devices: hours.dataset.deviceCount });
       hours.classList.remove("none");
     }
@@ -158,33 +158,3 @@ document.getElementById("filters")?.addEventListener("change", (event) => {
   for (const field of event.currentTarget.elements) if (!field.value) field.disabled = true; // a short address
   event.currentTarget.submit();
 });
-
-// --- saved views --------------------------------------------------------------------------------------------------
-const load = () => { try { return JSON.parse(localStorage.getItem(VIEWS) ?? "[]"); } catch { return []; } };
-const store = (views) => { try { localStorage.setItem(VIEWS, JSON.stringify(views)); } catch { /* this page only */ } };
-
-function showViews() {
-  const place = document.getElementById("views");
-  if (!place) return;
-  const views = load();
-  place.querySelectorAll(".chip").forEach((chip) => chip.remove());
-  for (const view of views) {
-    const chip = Object.assign(document.createElement("a"), { className: "chip", href: `?${view.query}`, textContent: view.name });
-    if (`?${view.query}` === location.search) {
-      chip.classList.add("on");
-      const remove = Object.assign(document.createElement("button"), { type: "button", className: "chip", textContent: format(gettext("delete view %(name)s"), view) });
-      remove.onclick = () => { store(load().filter((other) => other.name !== view.name)); showViews(); };
-      place.append(chip, remove);
-    } else place.append(chip);
-  }
-  place.hidden = !views.length;
-  document.getElementById("save-view").hidden = location.search.length < 2 || views.some((view) => `?${view.query}` === location.search);
-}
-
-document.getElementById("save-view")?.addEventListener("click", () => {
-  const name = prompt(gettext("Name of this view"))?.trim();
-  if (!name) return;
-  store([...load().filter((view) => view.name !== name), { name, query: location.search.slice(1) }]);
-  showViews();
-});
-showViews();

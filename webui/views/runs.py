@@ -64,6 +64,7 @@ def runs(request: PageRequest) -> HttpResponse:
     context = {
         "rows": _rows(shown, table),
         "table": table,
+        "unknown": ", ".join(table.unknown),
         "filters": filters,
         "older": older,
         "newest": filters.url(),

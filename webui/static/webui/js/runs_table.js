@@ -19,7 +19,7 @@ async function known() {
   return names;
 }
 
-/** What may stand at the cursor: `{from, word, options}`; `options` are `[text, description]`. */
+/** Completions at the cursor: `{from, word, options}`; `options` are `[text, description]`. */
 export function completion(text, cursor, items) {
   const before = text.slice(0, cursor);
   const word = /[^\s"'`<>=!~(),]*$/.exec(before)[0];

@@ -24,6 +24,7 @@ def _clean() -> None:
 atexit.register(_clean)
 os.environ["ORRERY_HOME"] = str(_HOME)
 os.environ["ORRERY_SECRET_KEY"] = "only for tests"
+os.environ["ORRERY_OIDC_ISSUER"] = "http://127.0.0.1:9"  # test_oidc starts a provider
 for _name in ("ORRERY_DATA_ROOTS", "REDIS_URL"):
     os.environ.pop(_name, None)
 

@@ -10,7 +10,7 @@ import os
 import secrets
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -22,6 +22,13 @@ from workers.contracts.wire.maintenance.store import split_url
 
 def _split_names(value: Any) -> Any:
     return value.replace(",", " ").split() if isinstance(value, str) else value
+
+
+def _split_entries(value: Any) -> Any:
+    """Parts between commas, which may have spaces in them."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def _split_paths(value: Any) -> Any:
@@ -46,6 +53,7 @@ def _absolute(path: Path) -> Path:
 
 _Path = Annotated[Path, AfterValidator(_absolute)]
 _Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_names)]
+_Entries = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_entries)]
 _Networks = Annotated[
     tuple[str, ...], NoDecode, BeforeValidator(_split_names), AfterValidator(_networks)
 ]
@@ -96,6 +104,44 @@ class Env(BaseSettings):
     hsts_s: int = Field(
         31_536_000,
         description="behind https: how long browsers use only https for this server; 0: no header",
+    )
+    oidc_issuer: str = Field(
+        "",
+        description="login by an identity provider with OpenID Connect: its issuer, such as "
+        "https://login.example.org/realms/lab; the callback is /login/oidc/sso/callback/",
+    )
+    oidc_client_id: str = Field("", description="the client id at the identity provider")
+    oidc_client_secret: str = Field(
+        "", repr=False, description="the client secret at the identity provider"
+    )
+    oidc_name: str = Field("single sign-on", description="name of the provider on the login page")
+    oidc_scopes: _Names = Field(
+        ("openid", "profile", "email"),
+        description="scopes to request, separated by commas; some providers need groups",
+    )
+    oidc_groups_claim: str = Field(
+        "groups", description="claim with the person's groups; a.b is the key b in a"
+    )
+    oidc_roles: _Entries = Field(
+        (),
+        description="roles of groups as GROUP=ROLE, separated by commas; the highest counts, and "
+        "is set at every login. Empty: roles are set in Orrery",
+    )
+    oidc_default_role: str = Field(
+        "submitter", description="role without a group that has one; none: may not log in"
+    )
+    oidc_teams: _Entries = Field(
+        (),
+        description="teams of groups as GROUP=TEAM or GROUP=TEAM:ROLE, separated by commas, or * "
+        "for a team per group; members are set at every login",
+    )
+    oidc_link_by_email: bool = Field(
+        False,
+        description="the first login uses the account with the same e-mail address, if the "
+        "provider has verified it",
+    )
+    password_login: Literal["all", "admins"] = Field(
+        "all", description="who may log in by password if there is an identity provider"
     )
     data_roots: _Paths = Field((), description="folders for data paths, separated by ':'")
     redis_ca: str = Field(

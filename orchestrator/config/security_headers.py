@@ -9,10 +9,19 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from inspect import iscoroutinefunction
 from typing import Final
+from urllib.parse import urlsplit
 
+from django.conf import settings
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
+
+
+def _provider() -> tuple[str, ...]:
+    """The origin of the identity provider."""
+    parts = urlsplit(settings.ENV.oidc_issuer)
+    return (f"{parts.scheme}://{parts.netloc}",) if parts.netloc else ()
+
 
 POLICY: Final = "; ".join(
     (
@@ -22,7 +31,8 @@ POLICY: Final = "; ".join(
         "img-src 'self' data: blob:",
         "font-src 'self' data:",
         "connect-src 'self'",
-        "form-action 'self'",
+        # a form starts the login at an identity provider, which browsers count as its target
+        " ".join(("form-action 'self'", *_provider())),
         "base-uri 'none'",
         "frame-ancestors 'none'",
         "manifest-src 'self'",

@@ -55,6 +55,37 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
 ]
 
+AUTHENTICATION_BACKENDS = ["django.contrib.auth.backends.ModelBackend"]
+if ENV.oidc_issuer:  # login by an identity provider; without it nothing of allauth is loaded
+    INSTALLED_APPS += [
+        "allauth",
+        "allauth.account",
+        "allauth.socialaccount",
+        "allauth.socialaccount.providers.openid_connect",
+    ]
+    MIDDLEWARE += ["allauth.account.middleware.AccountMiddleware"]
+    AUTHENTICATION_BACKENDS += ["allauth.account.auth_backends.AuthenticationBackend"]
+    ACCOUNT_ADAPTER = "webui.oidc.adapters.AccountAdapter"
+    ACCOUNT_EMAIL_VERIFICATION = "none"
+    SOCIALACCOUNT_ADAPTER = "webui.oidc.adapters.ProviderAdapter"
+    SOCIALACCOUNT_PROVIDERS = {
+        "openid_connect": {
+            "APPS": [
+                {
+                    "provider_id": "sso",
+                    "name": ENV.oidc_name,
+                    "client_id": ENV.oidc_client_id,
+                    "secret": ENV.oidc_client_secret,
+                    "settings": {
+                        "server_url": ENV.oidc_issuer,
+                        "oauth_pkce_enabled": True,
+                        "scope": list(ENV.oidc_scopes),
+                    },
+                }
+            ]
+        }
+    }
+
 ROOT_URLCONF = "orchestrator.config.urls"
 ASGI_APPLICATION = "orchestrator.config.asgi.application"
 

@@ -35,7 +35,14 @@ LIFETIMES = (
     ("365", gettext_noop("1 year")),
     ("", gettext_noop("no expiry")),
 )
-SECRET = {"secret_key", "secret_key_fallbacks", "database_url", "redis_url", "smtp_url"}
+SECRET = {
+    "secret_key",
+    "secret_key_fallbacks",
+    "database_url",
+    "redis_url",
+    "smtp_url",
+    "oidc_client_secret",
+}
 AUDIT_PAGE = 100
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlencode
 
 from django.conf import settings
@@ -19,6 +20,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.accounts import services
+from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common.errors import Refusal
 from webui import login_limit
 
@@ -34,14 +36,18 @@ def log_in(request: HttpRequest) -> HttpResponse:
     form = AuthenticationForm(request, data=request.POST or None)
     refusal, status = None, 200
     if request.method == "POST":
-        name, address = request.POST.get("username", ""), _address(request)
+        name, address = request.POST.get("username", ""), client_address(request)
         try:
             login_limit.check(name, address)
         except Refusal as error:
             refusal, status = error, error.status
         else:
-            if form.is_valid():
-                user = form.get_user()
+            user = form.get_user() if form.is_valid() else None
+            if user is not None and not _may_use_password(user):
+                refusal_text = _("Passwords are for administrators only. Log in by %(name)s.")
+                detail = refusal_text % {"name": settings.ENV.oidc_name}
+                return login_refused(request, detail, status=403)
+            if user is not None:
                 login(request, user)
                 services.audit(
                     actor=user, action="login", target=f"user:{user.pk}", ip=address or None
@@ -63,16 +69,29 @@ def log_in(request: HttpRequest) -> HttpResponse:
                 ip=address or None,
             )
             status = 403
+    response = _login_page(request, form, refusal.detail if refusal else "", status)
+    if refusal is not None:
+        response["Retry-After"] = str(refusal.retry_after_s)
+    return response
+
+
+def login_refused(request: HttpRequest, detail: str, *, status: int) -> HttpResponse:
+    """The login page with the reason why a login by the identity provider was refused."""
+    return _login_page(request, AuthenticationForm(request), detail, status)
+
+
+def _login_page(
+    request: HttpRequest, form: AuthenticationForm, refusal: str, status: int
+) -> HttpResponse:
     context = {
         "form": form,
         "next": request.POST.get("next") or request.GET.get("next", ""),
         "refusal": refusal,
         "first_login": _first_login(),
+        "oidc_name": settings.ENV.oidc_name if settings.ENV.oidc_issuer else "",
+        "passwords_of": settings.ENV.password_login,
     }
-    response = render(request, "webui/login.html", context, status=status)
-    if refusal is not None:
-        response["Retry-After"] = str(refusal.retry_after_s)
-    return response
+    return render(request, "webui/login.html", context, status=status)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -101,12 +120,19 @@ def _target(request: HttpRequest) -> str:
     return resolve_url(settings.LOGIN_REDIRECT_URL)
 
 
+def _may_use_password(user: Any) -> bool:
+    """Whether the account may log in by password: with ORRERY_PASSWORD_LOGIN=admins not all."""
+    env = settings.ENV
+    everyone = env.password_login == "all" or not env.oidc_issuer
+    return everyone or user.is_superuser or at_least(user.role, Role.ADMIN)
+
+
 def _first_login() -> bool:
     """Whether the password of the first start is still in use; its file is deleted with it."""
     return bool((settings.ENV.home / "first-login").exists())
 
 
-def _address(request: HttpRequest) -> str:
+def client_address(request: HttpRequest) -> str:
     """The client's address; behind our TLS proxy the last forwarded one."""
     forwarded = request.headers.get("X-Forwarded-For", "") if settings.ENV.behind_https else ""
     return forwarded.rsplit(",", 1)[-1].strip() or str(request.META.get("REMOTE_ADDR") or "")

@@ -176,6 +176,8 @@ PAGES = """
 script-texts       GET   anyone
 login              GET   anyone
 logout             POST  anyone
+oidc-login         POST  anyone
+openid_connect_callback  GET  anyone
 metrics            GET   anyone
 health             GET   anyone
 overview           GET

@@ -304,6 +304,7 @@ def filled(route: str, world: World) -> str:
     values = {"id": world.ids.get(kind, 1), "artifact": world.ids["artifact"], "step": 1}
     values |= {name: world.ids[name] for name in ("line", "data_set", "turn")}
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
+    values["provider_id"] = "sso"  # type: ignore[assignment]
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]
     if "datasets" in route or "data/sets" in route:

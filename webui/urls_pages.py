@@ -6,7 +6,7 @@ from django.urls import URLPattern, path
 from django.views.decorators.cache import cache_control
 from django.views.i18n import JavaScriptCatalog
 
-from webui.planner import explain, export, page, saved_plans
+from webui.planner import explain, export, page, run_accuracy, saved_plans
 from webui.planner.calculators import examples, scaling, serving
 from webui.views import (
     account,
@@ -96,6 +96,7 @@ urlpatterns: list[URLPattern] = [
     path("planner/serving/", serving.serving, name="planner-serving"),
     path("planner/scaling/", scaling.scaling, name="planner-scaling"),
     path("planner/examples/", examples.examples, name="planner-examples"),
+    path("planner/accuracy/", run_accuracy.run_accuracy, name="planner-accuracy"),
     path("planner/saved/", saved_plans.saved, name="planner-saved"),
     path("planner/save/", saved_plans.save, name="planner-save"),
     path("planner/saved/<int:id>/forget/", saved_plans.forget, name="planner-forget"),

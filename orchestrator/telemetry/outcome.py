@@ -208,6 +208,8 @@ def _compare(prediction: dict[str, Any], actual: Measured) -> Iterator[Compariso
     if prediction.get("device") != "cpu" or memory.get("unattributed_bytes"):
         allocated = "memory/allocated_bytes"
         pairs.append((allocated, memory.get("total_bytes"), actual.memory.get(allocated)))
+    whole, ended = prediction.get("whole_run") or {}, prediction.get("measured") or {}
+    pairs.append(("wall_clock_s", whole.get("total_s"), ended.get("total_s")))
     for metric, predicted, value in pairs:
         if predicted and value:
             yield Comparison(metric, float(predicted), float(value))

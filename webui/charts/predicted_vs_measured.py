@@ -14,6 +14,7 @@ from webui.presentation import formatting
 # metric → (title, hue, whether less is better)
 _TITLES: Final = {
     "step_time_s": (gettext_noop("Step time"), "time", True),
+    "wall_clock_s": (gettext_noop("Whole run"), "time-2", True),
     "tokens_per_s": (gettext_noop("Tokens/s"), "throughput", False),
     "mfu": (gettext_noop("MFU"), "mfu", False),
     "pipeline/bubble_fraction": (gettext_noop("Pipeline bubble"), "time-2", True),
@@ -99,6 +100,7 @@ def predicted_metrics(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
     memory = prediction.get("memory") or {}
     pairs = {
         "step_time_s": prediction.get("step_time_s"),
+        "wall_clock_s": (prediction.get("whole_run") or {}).get("total_s"),
         "tokens_per_s": prediction.get("tokens_per_s"),
         "mfu": prediction.get("mfu"),
         "pipeline/bubble_fraction": prediction.get("bubble_fraction") or None,
@@ -107,10 +109,10 @@ def predicted_metrics(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
             f"memory/{part}_bytes": size
             for part, size in (prediction.get("largest_bytes") or {}).items()
         },
-        # on a CPU the process also holds Python and its libraries
-        "memory/allocated_bytes": None
-        if prediction.get("device") == "cpu"
-        else memory.get("total_bytes"),
+        # predictions for a CPU of version 0.1 leave out the process
+        "memory/allocated_bytes": memory.get("total_bytes")
+        if prediction.get("device") != "cpu" or memory.get("unattributed_bytes")
+        else None,
     }
     return [
         {"metric": metric, "predicted": value, "measured": None}

@@ -21,6 +21,7 @@ PAGES = (
     ("planner-scaling", gettext_noop("Scaling laws")),
     ("planner-examples", gettext_noop("Textbook examples")),
     ("planner-saved", gettext_noop("Saved plans")),
+    ("planner-accuracy", gettext_noop("Accuracy")),
 )
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from workers.contracts.wire.maintenance.node_probe import NodeProbeReport
 
 _JOIN_S = 20.0  # for the node's first heartbeat
-_LATE_S = 15.0  # beyond the requested time: start and the step in progress
+_LATE_S = 35.0  # beyond the requested time: start and the step in progress, of a loaded machine
 
 
 class FirstProbe:

@@ -32,6 +32,7 @@ from orchestrator.runs.submission.device_split import choose_split
 from orchestrator.runs.submission.examples.template_problems import template_problems
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, predict_training
+from orchestrator.runs.submission.predict_whole_run import whole_run
 from orchestrator.runs.submission.resolve import ResolvedPlan, model_label, resolve_plan
 from orchestrator.runs.submission.run_paths import run_path_problems
 from orchestrator.runs.submission.target_hardware import (
@@ -354,7 +355,11 @@ def _predict(
         if spec.kind in INFERENCE_KINDS:
             return predict_serving(spec, resolved.plan, hardware)
         unknown = lacks_teacher_shape(spec)
-        return predict_training(spec, resolved.plan, hardware, teacher, unknown_teacher=unknown)
+        result = predict_training(spec, resolved.plan, hardware, teacher, unknown_teacher=unknown)
+        if result is not None:
+            pool = spec.resources.pool or "default"
+            result.document["whole_run"] = whole_run(result.document, spec, pool=pool)
+        return result
     except Exception:
         log.exception("the planner failed on a spec; it is accepted without a prediction")
         return None

@@ -22,6 +22,7 @@ from orchestrator.scheduling.reports.exit_merge import first_cause
 from orchestrator.scheduling.reports.liveness import liveness
 from orchestrator.scheduling.reports.presence import presence
 from orchestrator.telemetry.outcome import misses_record
+from orchestrator.telemetry.whole_run import measurements_store
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,9 @@ def _judge_nodes(attempt: Attempt) -> None:
 def _compare_with_prediction(attempt: Attempt, exit_class: str) -> None:
     """Record missed predictions; failures are logged, because the attempt has ended."""
     try:
+        attempt.run.refresh_from_db()
+        if attempt.run.ended is not None:
+            measurements_store(run=attempt.run)
         misses_record(run=attempt.run, attempt=attempt.number, exit_class=exit_class)
     except Exception:
         log.exception(

@@ -244,6 +244,7 @@ planner-export     GET
 planner-serving    GET
 planner-scaling    GET
 planner-examples   GET
+planner-accuracy   GET
 planner-saved      GET
 planner-save       POST  submitter
 planner-forget     POST  manage

@@ -1,0 +1,100 @@
+"""The time and cost of a whole training run: its steps, and what comes on top of them.
+
+The start is learned from ended runs of the pool. Does not count waiting for devices or retries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Final
+
+from orchestrator.runs.models import Run
+from workers.contracts import RunSpec
+
+# seconds from an attempt's placement to its first step without ended runs: processes, imports,
+# process group, model, data; torch.compile compiles each kind of block
+_START_S: Final = {"cpu": 8.0, "gpu": 25.0}
+_COMPILE_S: Final = 60.0
+_FORWARD_SHARE: Final = 1 / 3  # of the compute of a step; the backward pass is twice the forward
+# a checkpoint: collecting, planning and committing it, and bytes per second of its files
+_SAVE_S: Final = 0.3
+_SAVE_BYTES_PER_S: Final = 4e8
+_COPY_BYTES_PER_S: Final = 4e9  # an asynchronous one only copies states before training continues
+_RECENT: Final = 10
+_START_ERROR: Final = 0.4  # of the start and checkpoints, as a share
+_LEAST_START_S: Final = 0.5
+
+
+def whole_run(prediction: Mapping[str, Any], spec: RunSpec, *, pool: str) -> dict[str, Any]:
+    """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, evaluation_s, checkpoints_s},
+    start_from}` of a run without interruption.
+
+    `usd` is at the price of the devices, `start_from` the number of ended runs that the start is
+    learned from.
+    """
+    train = spec.train
+    assert train is not None
+    starts = learned_starts(pool=pool, device=str(prediction.get("device")))
+    kind = "cpu" if prediction.get("device") == "cpu" else "gpu"
+    start = median(starts) if starts else _START_S[kind] + _COMPILE_S * bool(train.compile)
+    steps = train.steps * prediction["step_time_s"]
+    evaluation = 0.0
+    if train.eval is not None:
+        rounds = train.steps // train.eval.every_steps
+        forward = prediction["time"]["compute_s"] * _FORWARD_SHARE
+        evaluation = rounds * train.eval.batches * forward
+    checkpoints = 0.0
+    if train.checkpoint is not None:
+        memory = prediction["memory"]
+        size = memory["params_bytes"] + memory["optimizer_bytes"]
+        rate = _COPY_BYTES_PER_S if train.checkpoint.async_ else _SAVE_BYTES_PER_S
+        count = -(-train.steps // train.checkpoint.every_steps)
+        # nothing overlaps with the last one
+        checkpoints = count * (_SAVE_S + size / rate) + size / _SAVE_BYTES_PER_S
+    beyond = start + evaluation + checkpoints
+    total = steps + beyond
+    low = train.steps * prediction["step_time_low_s"] + (1 - _START_ERROR) * beyond
+    high = train.steps * prediction["step_time_high_s"] + (1 + _START_ERROR) * beyond
+    return {
+        "total_s": total,
+        "low_s": low,
+        "high_s": high,
+        "usd": _usd(prediction, spec, steps_s=steps, total_s=total),
+        "terms": {
+            "start_s": start,
+            "steps_s": steps,
+            "evaluation_s": evaluation,
+            "checkpoints_s": checkpoints,
+        },
+        "start_from": len(starts),
+    }
+
+
+def learned_starts(*, pool: str, device: str) -> list[float]:
+    """Seconds that recent ended runs of the pool took beyond steps, evaluation, checkpoints."""
+    rows = (
+        Run.objects.filter(pool_name=pool, kind="train", ended__isnull=False)
+        .filter(prediction__measured__isnull=False, prediction__device=device)
+        .order_by("-id")
+        .values_list("prediction", flat=True)[:_RECENT]
+    )
+    starts = []
+    for document in rows:
+        terms = (document.get("whole_run") or {}).get("terms") or {}
+        beyond = document["measured"].get("beyond_steps_s")
+        if beyond is not None and terms:
+            own = beyond - terms["evaluation_s"] - terms["checkpoints_s"]
+            starts.append(max(_LEAST_START_S, own))
+    return starts
+
+
+def _usd(
+    prediction: Mapping[str, Any], spec: RunSpec, *, steps_s: float, total_s: float
+) -> float | None:
+    price = prediction.get("usd_per_billion_tokens")
+    assert spec.train is not None
+    rate = prediction.get("tokens_per_s")
+    if price is None or not rate:
+        return None
+    return float(price * rate * steps_s / 1e9 * total_s / steps_s)

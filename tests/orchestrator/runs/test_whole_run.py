@@ -1,0 +1,92 @@
+"""The predicted time of a whole run, the start learned from ended runs, and the page of errors."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from orchestrator.accounts.models import User
+from orchestrator.runs.models import Run
+from orchestrator.runs.submission.predict_whole_run import learned_starts, whole_run
+from orchestrator.scheduling import services
+from orchestrator.telemetry.outcome import comparisons
+from orchestrator.telemetry.services import points_store
+from orchestrator.telemetry.whole_run import measurements_store
+from tests import factories
+from tests.orchestrator.telemetry.conftest import batch_of
+from workers.contracts import RunSpec
+
+pytestmark = pytest.mark.django_db
+
+
+def submitted(owner: User, **train: Any) -> Run:
+    body = {**factories.spec()["train"], "steps": 100, **train}
+    return factories.run(owner, train=body)
+
+
+def ended(run: Run, *, step_s: float, beyond_s: float) -> Run:
+    services.tick()
+    attempt = run.attempts.get()
+    points = batch_of(
+        run,
+        range(1, 101),
+        step_time_s=lambda step: step_s,
+        tokens_per_s=lambda step: 1000.0,
+        **{"memory/allocated_bytes": lambda step: 5e8},
+    )
+    points_store(run=run, attempt=1, batches=[points])
+    total = timedelta(seconds=100 * step_s + beyond_s)
+    run.attempts.update(state="exited", exit_class="ok", ended=attempt.created + total)
+    Run.objects.filter(pk=run.pk).update(
+        state="finished", ended=attempt.created + total, started=attempt.created
+    )
+    run.refresh_from_db()
+    assert measurements_store(run=run)
+    return run
+
+
+def test_terms_add_up_and_intervals_hold_the_total(owner: User) -> None:
+    factories.node("n1", devices=2)
+    run = submitted(
+        owner,
+        eval={"every_steps": 50, "batches": 6},
+        checkpoint={"every_steps": 25, "async": False},
+    )
+    whole = run.prediction["whole_run"]
+    terms = whole["terms"]
+    assert sum(terms.values()) == pytest.approx(whole["total_s"])
+    assert terms["steps_s"] == pytest.approx(100 * run.prediction["step_time_s"])
+    # two rounds of six batches, each a forward pass: a third of the compute
+    assert terms["evaluation_s"] == pytest.approx(4 * run.prediction["time"]["compute_s"])
+    assert terms["checkpoints_s"] > 4 * 0.3 and whole["start_from"] == 0
+    assert whole["low_s"] < whole["total_s"] < whole["high_s"]
+    plain = submitted(owner).prediction["whole_run"]
+    assert plain["terms"]["evaluation_s"] == plain["terms"]["checkpoints_s"] == 0
+    assert 0 < plain["usd"] < whole["usd"]
+
+
+def test_the_start_is_learned_from_ended_runs(owner: User) -> None:
+    factories.node("n1", devices=2)
+    run = ended(submitted(owner), step_s=0.1, beyond_s=30.0)
+    assert run.prediction["measured"]["total_s"] == pytest.approx(40.0)
+    assert run.prediction["measured"]["beyond_steps_s"] == pytest.approx(30.0)
+    compared = {item.metric: item for item in comparisons(run=run)}
+    assert compared["wall_clock_s"].measured == pytest.approx(40.0)
+    assert learned_starts(pool="default", device="cpu") == [pytest.approx(30.0)]
+    later = submitted(owner).prediction["whole_run"]
+    assert later["terms"]["start_s"] == pytest.approx(30.0) and later["start_from"] == 1
+    compiled = RunSpec.from_dict({**run.spec, "train": {**run.spec["train"], "compile": True}})
+    assert whole_run(run.prediction, compiled, pool="other")["terms"]["start_s"] == 68.0
+
+
+def test_the_page_shows_errors_by_term(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    assert "No training run" in client.get("/planner/accuracy/").content.decode()
+    factories.node("n1", devices=2)
+    run = submitted(owner)
+    run = ended(run, step_s=1.25 * run.prediction["step_time_s"], beyond_s=8.0)
+    page = client.get("/planner/accuracy/").content.decode()
+    assert "+25.0%" in page and run.name in page and "Whole run" in page

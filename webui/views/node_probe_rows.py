@@ -101,4 +101,5 @@ def _recomputes(plan: dict[str, Any]) -> bool:
 def _value(value: float, unit: str) -> str:
     if unit == "s":
         return f"{1e6 * value:,.3g} µs"
-    return f"{value / 1e9:,.3g} G{unit}"
+    scale, prefix = (1e9, "G") if value >= 1e8 else (1e6, "M")
+    return f"{value / scale:,.3g} {prefix}{unit}"

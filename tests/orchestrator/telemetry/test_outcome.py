@@ -84,13 +84,14 @@ def test_a_miss_is_recorded_once_per_attempt(run: Run) -> None:
         "tokens_per_s",
         "memory/params_bytes",
         "memory/allocated_bytes",
+        "wall_clock_s",
     }
     step = misses["step_time_s"]
     assert set(step) == {"metric", "predicted", "measured", "ratio", "calibration"}
     assert (
         step["ratio"] == pytest.approx(1.5) == pytest.approx(step["measured"] / step["predicted"])
     )
-    assert misses_record(run=run, attempt=1) == 0 and len(missed(run)) == 4
+    assert misses_record(run=run, attempt=1) == 0 and len(missed(run)) == 5
 
 
 def test_a_prediction_without_the_process_is_not_compared_in_total(run: Run) -> None:

@@ -80,7 +80,8 @@ def learned_starts(*, pool: str, device: str) -> list[float]:
         .values_list("prediction", flat=True)[:_RECENT]
     )
     starts = []
-    for document in rows:
+    for row in rows:
+        document: dict[str, Any] = row or {}
         terms = (document.get("whole_run") or {}).get("terms") or {}
         beyond = document["measured"].get("beyond_steps_s")
         if beyond is not None and terms:

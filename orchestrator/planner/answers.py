@@ -107,7 +107,7 @@ def _answer_rows(
     """`low` and `high` are `(n,)`: the 80% interval of the step time in seconds."""
     n, worst = table.n, table.column("worst_stage").astype(int)
     memory = {name: _at_stage(table, name, worst) for name in MEMORY}
-    totals = ("total_bytes", "capacity_bytes")
+    totals = ("total_bytes", "reserved_bytes", "capacity_bytes")
     names = (*totals, "step_time_s", *TIME, *RATES, *COMM, *COST, *HOST, *COLLECTIVES)
     flat = {name: table.column(name) for name in names}
     stages = _by_stage(table, "stage_total_bytes")

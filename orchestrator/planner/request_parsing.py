@@ -47,7 +47,7 @@ _FRAMEWORK_VALUES: dict[str, tuple[str, ...]] = {
     "optimizer": _OPTIMIZERS,
     "attention_flops": ("full", "causal"),
     "fully_shard": ("rows", "flat"),
-    "selective": ("core", "products"),
+    "selective": ("core", "products", "alternate_products", "alternate_layers"),
 }
 # fields of the command line, and their place in a request line
 _FLAT_FIELDS = {

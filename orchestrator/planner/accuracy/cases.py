@@ -198,7 +198,7 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
             "peak memory, no calibration",
             "b200",
             len(peak),
-            measures.mean_error(table.column("total_bytes"), peak),
+            measures.mean_error(table.column("reported_peak_bytes"), peak),
             2.0,
             peer="SimuMax 0.46",
         )
@@ -207,7 +207,7 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
         for split in random_splits(runs["bloom"], 15, seeds):
             table, peak, _ = memory(split.held_out, fit(split.calibrating))
             known = np.isfinite(peak)
-            errors.append(measures.mean_error(table.column("total_bytes")[known], peak[known]))
+            errors.append(measures.mean_error(table.column("reported_peak_bytes")[known], peak[known]))
         yield Row(
             "peak memory, held out",
             "bloom, 15 calibrating",

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from orchestrator.planner.calibration.fit import fit
 from orchestrator.planner.calibration.measurements import (
+    MEMORY_KEYS,
     Pair,
     measured_numbers,
     out_of_memory,
     peaks,
+    reports_reserved,
     step_times,
 )
 from orchestrator.planner.model.calibration_result import Calibration
@@ -46,11 +48,11 @@ def timed(pairs: Sequence[Pair]) -> list[Pair]:
             {
                 key: value
                 for key, value in measured.items()
-                if key not in ("peak_bytes", "out_of_memory")
+                if key not in (*MEMORY_KEYS, "out_of_memory")
             },
         )
         for request, measured in pairs
-        if measured_numbers(measured).keys() - {"peak_bytes"}
+        if measured_numbers(measured).keys() - set(MEMORY_KEYS)
     ]
 
 
@@ -79,10 +81,14 @@ def predict_held_out(calibrating: Sequence[Pair], held_out: Sequence[Pair]) -> P
 def memory(
     pairs: Sequence[Pair], calibration: Calibration | None = None
 ) -> tuple[Table, Floats, NDArray[np.bool_]]:
-    """The table with every stage, measured peak bytes (nan if none), and out-of-memory runs."""
+    """The table with every stage, measured peak bytes (nan if none), and out-of-memory runs.
+
+    Its `reported_peak_bytes` are those that the runs report, allocated or reserved.
+    """
     requests = [request for request, _ in pairs]
+    table = table_of(requests, columns_for(requests, calibration))
     return (
-        table_of(requests, columns_for(requests, calibration)),
+        table.with_columns({"reports_reserved": np.asarray(reports_reserved(pairs), float)}),
         peaks(pairs),
         out_of_memory(pairs),
     )

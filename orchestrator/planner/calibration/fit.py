@@ -18,6 +18,7 @@ from orchestrator.planner.calibration.measurements import (
     out_of_memory,
     peaks,
     read_measurements,
+    reports_reserved,
     step_times,
 )
 from orchestrator.planner.model.calibration_result import Calibration, Group
@@ -37,6 +38,8 @@ from orchestrator.planner.model.time.intervals import FAR, UNKNOWN, Z80
 
 __all__ = ["Calibration", "Group", "fit"]
 
+# parameters that matter only if a run has the switch
+_SWITCHES = {"compiled_traffic": "compiled", "async_tp_exposed": "async_tp"}
 # prior for few runs: this many runs with the usual error of calibrated predictions
 _PRIOR_RUNS = 5
 _PRIOR_ERROR = 0.03
@@ -105,11 +108,15 @@ def _fit_group(
     peak, failed = peaks(pairs), out_of_memory(pairs)
     rows = np.flatnonzero(np.isfinite(peak) | failed)
     if np.isfinite(peak).any():
-        table = table_of([requests[row] for row in rows], columns)
+        reserved = reports_reserved([pairs[row] for row in rows])
+        table = table_of(
+            [requests[row] for row in rows],
+            {**columns, "reports_reserved": np.asarray(reserved, float)},
+        )
         capacity = table.column("usable_bytes") if failed[rows].any() else None
         names, solution = _fit_term(
             table,
-            "total_bytes",
+            "reported_peak_bytes" if reserved.any() else "total_bytes",
             np.where(failed[rows], np.nan, peak[rows]),
             start,
             lower_bound=capacity,
@@ -133,7 +140,8 @@ def _fit_term(
     A nan in `measured` means more than `lower_bound`. Parameters in `measured_names`, which were
     measured directly, barely change.
     """
-    names = sorted(leaves(TERMS, [term]) & set(PARAMETERS))
+    unused = {name for name, switch in _SWITCHES.items() if not table.column(switch).any()}
+    names = sorted((leaves(TERMS, [term]) & set(PARAMETERS)) - unused)
     parameters = [PARAMETERS[name] for name in names]
     fixed = fixed_columns(table, term, set(names))
 

@@ -21,7 +21,9 @@ Pair: TypeAlias = tuple[Request, Mapping[str, Any]]
 
 # their logs also count recomputed operations (arXiv 2104.04473, eq. 3; Megatron-LM until 2023)
 _COUNTS_RECOMPUTATION = frozenset({"megatron", "megatron-deepspeed"})
-_KEYS = ("step_time_s", "tokens_per_s_per_device", "tflops_per_device", "peak_bytes")
+_PEAK_KINDS = {"fsdp2": "reserved"}  # torchtitan's metrics; other logs and tools: allocated
+MEMORY_KEYS = ("peak_bytes", "peak_reserved_bytes")
+_KEYS = ("step_time_s", "tokens_per_s_per_device", "tflops_per_device", *MEMORY_KEYS)
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,28 @@ def step_times(pairs: Sequence[Pair], table: Table) -> Column:
 
 
 def peaks(pairs: Sequence[Pair]) -> Column:
-    """Measured peak bytes `(n,)`; nan without a measurement."""
-    return np.array([measured_numbers(measured).get("peak_bytes", np.nan) for _, measured in pairs])
+    """Measured peak bytes `(n,)`, allocated or reserved; nan without a measurement."""
+    numbers = [measured_numbers(measured) for _, measured in pairs]
+    return np.array(
+        [each.get("peak_bytes", each.get("peak_reserved_bytes", np.nan)) for each in numbers]
+    )
+
+
+def reports_reserved(pairs: Sequence[Pair]) -> Column:
+    """Whether each run's peak counts reserved instead of allocated bytes, `(n,)`.
+
+    `measured.peak_kind` ("allocated" or "reserved") says so, or the key `peak_reserved_bytes`;
+    without either the framework's usual report counts (torchtitan: reserved).
+    """
+    return np.array(
+        [
+            "peak_bytes" not in measured_numbers(measured)
+            if "peak_reserved_bytes" in measured_numbers(measured)
+            else measured.get("peak_kind", _PEAK_KINDS.get(request.framework.name)) == "reserved"
+            for request, measured in pairs
+        ],
+        bool,
+    )
 
 
 def out_of_memory(pairs: Sequence[Pair]) -> Column:

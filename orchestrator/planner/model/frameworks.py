@@ -43,7 +43,14 @@ class Framework:
     (Megatron: of its own).
     `windows_as_masks`: a window is a mask tensor.
     `regathers_inputs`: sequence parallel inputs of products are saved as shards and gathered again.
-    `selective`: recomputes the attention "core", or all but the outputs of "products".
+    `selective`: recomputes the attention "core"; all but the outputs of "products"; all but the
+    attention kernel's output and those of every second product ("alternate_products", torchtitan's
+    per-op option); or every second layer in full ("alternate_layers", torchtitan's option 2).
+    `compile`: layers are compiled, so that element-wise kernels are fused.
+    `async_tp`: products overlap with their tensor parallel traffic in pieces.
+    `fp8_gather`: with fp8, sharded weights are gathered in fp8.
+    `pipeline_keeps_weights`: in a pipeline, ZeRO 3 gathers once per step, keeps the stage's full
+    weights, and adds full fp32 gradients that it reduces once (torchtitan).
     `cross_entropy_in_place`: the softmax overwrites fp32 logits, and their gradient the softmax;
     `in_place_whole_only`: not if tp shards the vocabulary.
     `loss_piece_bytes` (0: none), `loss_piece_bytes_on_cpu`: rows of fp32 logits that such a loss
@@ -88,6 +95,10 @@ class Framework:
     windows_as_masks: bool = False
     regathers_inputs: bool = True
     selective: str = "core"
+    compile: bool = False
+    async_tp: bool = False
+    fp8_gather: bool = False
+    pipeline_keeps_weights: bool = False
     cross_entropy_in_place: bool = False
     in_place_whole_only: bool = False
     loss_piece_bytes: float = 0.0
@@ -149,7 +160,15 @@ class Framework:
             "repeats_kv": float(self.repeats_kv),
             "whole_kv": float(self.whole_kv),
             "regathers_inputs": float(self.regathers_inputs),
-            "selective_products": float(self.selective == "products"),
+            "selective_products": float(self.selective in ("products", "alternate_products")),
+            "alternate_products": float(self.selective == "alternate_products"),
+            "alternate_layers": float(self.selective == "alternate_layers"),
+            "compiled": float(self.compile),
+            "async_tp": float(self.async_tp),
+            "gathered_weight_bytes": 1.0
+            if self.fp8_gather and plan.precision == "fp8"
+            else compute,
+            "pipeline_keeps_weights": float(self.pipeline_keeps_weights),
             "loss_chunks": float(self.loss_chunks),
             "cross_entropy_in_place": float(self.cross_entropy_in_place),
             "in_place_whole_only": float(self.in_place_whole_only),
@@ -214,7 +233,9 @@ FRAMEWORKS = {
             fully_shard="rows",
             fused_swiglu=False,
             regathers_inputs=False,
-            selective="products",
+            selective="alternate_products",
+            fp8_gather=True,
+            pipeline_keeps_weights=True,
         ),
         Framework(
             "megatron",

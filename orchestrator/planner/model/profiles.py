@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.planner.model.coverage import RANGES, Coverage
+from orchestrator.planner.model.generations import generation
 from orchestrator.planner.model.inputs import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.memory.profiles import MEMORY_PROFILES
 from workers.contracts.catalog.devices import Device
@@ -291,24 +292,6 @@ _BASES: dict[tuple[str, str], Published] = {
         zero=(3, 3),
     ),
 }
-
-_FAMILIES = {
-    "v100": "volta",
-    "a100": "ampere",
-    "a800": "ampere",
-    "h100": "hopper",
-    "h800": "hopper",
-    "h20": "hopper",
-    "h200": "hopper",
-    "b200": "blackwell",
-    "gb200": "blackwell",
-}
-
-
-def generation(device: Device) -> str:
-    """The kernel family of a device: volta, ampere, hopper, blackwell, other or cpu."""
-    return "cpu" if device.kind == "cpu" else _FAMILIES.get(device.name.split("-")[0], "other")
-
 
 def profile(framework: str, device: Device) -> dict[str, float]:
     """Values that differ from the parameters' own defaults; the narrower entry wins."""

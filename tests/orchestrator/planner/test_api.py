@@ -64,6 +64,7 @@ def test_answer_line_has_the_documented_shape() -> None:
     assert list(memory) == [
         *MEMORY,
         "total_bytes",
+        "reserved_bytes",
         "capacity_bytes",
         "stage",
         "per_stage_total_bytes",

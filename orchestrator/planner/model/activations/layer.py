@@ -164,7 +164,8 @@ def products_moe_bytes(
 
 @term(
     "B",
-    "by recompute: none full_dense; selective full_dense - attention_core, or products_dense; "
+    "by recompute: none full_dense; selective full_dense - attention_core, products_dense, "
+    "alternate_dense, or half of full_dense and block_input; "
     "full and auto (its minimum) block_input",
     KORTHIKANTI,
 )
@@ -173,12 +174,22 @@ def layer_activation_dense_bytes(
     full_dense_bytes: Column,
     attention_core_bytes: Column,
     selective_products: Column,
+    alternate_products: Column,
+    alternate_layers: Column,
     products_dense_bytes: Column,
+    alternate_dense_bytes: Column,
     block_input_bytes: Column,
+    is_mla: Column,
+    is_mfa: Column,
 ) -> Column:
-    """Saved by one dense layer for one micro-batch."""
+    """Saved by one dense layer for one micro-batch; the mean of two with alternate layers."""
+    plain = (is_mla == 0) & (is_mfa == 0)
+    products = np.where(
+        (alternate_products == 1) & plain, alternate_dense_bytes, products_dense_bytes
+    )
+    selective = np.where(selective_products == 1, products, full_dense_bytes - attention_core_bytes)
     selective = np.where(
-        selective_products == 1, products_dense_bytes, full_dense_bytes - attention_core_bytes
+        alternate_layers == 1, (full_dense_bytes + block_input_bytes) / 2, selective
     )
     return _by_recompute(recompute, full_dense_bytes, selective, block_input_bytes)
 
@@ -194,14 +205,44 @@ def layer_activation_moe_bytes(
     full_moe_bytes: Column,
     attention_core_bytes: Column,
     selective_products: Column,
+    alternate_layers: Column,
     products_moe_bytes: Column,
     block_input_bytes: Column,
 ) -> Column:
-    """Saved by one MoE layer for one micro-batch."""
+    """Saved by one MoE layer for one micro-batch; the mean of two with alternate layers."""
     selective = np.where(
         selective_products == 1, products_moe_bytes, full_moe_bytes - attention_core_bytes
     )
+    selective = np.where(alternate_layers == 1, (full_moe_bytes + block_input_bytes) / 2, selective)
     return _by_recompute(recompute, full_moe_bytes, selective, block_input_bytes)
+
+
+@term(
+    "B",
+    "block_input + queries, values, attention output and its logsumexp + gate and output of the "
+    "MLP; with tp also both reduced outputs",
+    "torchtitan, torchtitan/distributed/activation_checkpoint.py: saves the attention kernel's "
+    "output and every second of wq, wk, wv, wo, w1, w3, w2, and what reduce-scatters return",
+)
+def alternate_dense_bytes(
+    block_input_bytes: Column,
+    split_tokens: Column,
+    local_tokens: Column,
+    residual_tokens: Column,
+    heads: Column,
+    kv_heads: Column,
+    tp: Column,
+    head_dim: Column,
+    hidden: Column,
+    ffn: Column,
+    compute_bytes: Column,
+) -> Column:
+    """A dense layer that saves every second product and the attention kernel's output."""
+    inner = split_tokens * (2 * heads * head_dim + ffn)
+    values = local_tokens * (kv_heads / np.minimum(tp, kv_heads) * head_dim)
+    outer = local_tokens * hidden + (tp > 1) * 2 * residual_tokens * hidden
+    saved = (inner + values + outer) * compute_bytes
+    return np.asarray(block_input_bytes + saved + 4.0 * split_tokens * heads)
 
 
 def _by_recompute(recompute: Column, full: Column, selective: Column, minimum: Column) -> Column:

@@ -15,16 +15,32 @@ from orchestrator.planner.model.terms import Column, term
 @term(
     "passes",
     "gathers of the full parameters per step: 0, 1, 1 (FSDP: each micro-batch, unless kept), "
-    "2 x micro-batches",
+    "2 x micro-batches (1 if keeps_weights)",
     "ZeRO, arXiv 1910.02054, section 7; ZeRO-1 and 2 gather updated parameters once, ZeRO-3 in "
     "each pass",
 )
 def gather_passes(
-    zero: Column, fully_sharded: Column, accumulation: Column, last_only: Column
+    zero: Column,
+    fully_sharded: Column,
+    accumulation: Column,
+    last_only: Column,
+    keeps_weights: Column,
 ) -> Column:
     """Gathers of the full parameters per step."""
     again = 1 + (accumulation - 1) * (fully_sharded * (zero == 2) * (1 - last_only))
-    return np.asarray(np.where(zero == 3, 2 * accumulation, (zero > 0) * again))
+    each = np.where(keeps_weights > 0, 1.0, 2 * accumulation)
+    return np.asarray(np.where(zero == 3, each, (zero > 0) * np.where(keeps_weights > 0, 1, again)))
+
+
+@term(
+    "",
+    "1 if a pipeline keeps a stage's gathered weights and full gradients for the whole step",
+    "torchtitan: reshard_after_forward is off with pp, and torch's pipeline stages reduce "
+    "gradients with the last micro-batch",
+)
+def keeps_weights(pipeline_keeps_weights: Column, pp: Column, zero: Column) -> Column:
+    """Whether a pipeline of sharded weights gathers and reduces once per step, (n,)."""
+    return np.asarray(pipeline_keeps_weights * (pp > 1) * (zero >= 2), float)
 
 
 @term(
@@ -49,12 +65,13 @@ def copy_passes(reduce_passes: Column, last_only: Column) -> Column:
 
 @term(
     "passes",
-    "reductions of the gradients per step: one, or one per micro-batch for ZeRO-2 and 3",
+    "reductions of the gradients per step: one, or one per micro-batch for ZeRO-2 and 3 unless "
+    "keeps_weights",
     "sharded gradients are reduced before the next micro-batch adds to them",
 )
-def reduce_passes(zero: Column, accumulation: Column) -> Column:
+def reduce_passes(zero: Column, accumulation: Column, keeps_weights: Column) -> Column:
     """Reductions of the gradients per step."""
-    return np.asarray(1 + (accumulation - 1) * (zero >= 2))
+    return np.asarray(1 + (accumulation - 1) * (zero >= 2) * (1 - keeps_weights))
 
 
 @term(
@@ -100,17 +117,17 @@ def gradient_sent_bytes(
 
 @term(
     "B",
-    "compute_bytes; torch's own modules (orrery, fsdp2) under ZeRO 1: param_bytes",
+    "gathered_weight_bytes; torch's own modules (orrery, fsdp2) under ZeRO 1: param_bytes",
     "ZeroRedundancyOptimizer",
 )
 def weight_sent_bytes(
-    row_sharded: Column, zero: Column, param_bytes: Column, compute_bytes: Column
+    row_sharded: Column, zero: Column, param_bytes: Column, gathered_weight_bytes: Column
 ) -> Column:
     """Bytes per weight element in collectives, (n,).
 
     Under ZeRO 1 updated weights are sent in their stored dtype.
     """
-    return np.where((row_sharded == 1) & (zero == 1), param_bytes, compute_bytes)
+    return np.where((row_sharded == 1) & (zero == 1), param_bytes, gathered_weight_bytes)
 
 
 @term(

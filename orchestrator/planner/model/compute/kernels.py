@@ -177,6 +177,8 @@ def elementwise_bytes(
     gated: Column,
     one_gate_kernel: Column,
     traffic_factor: Column,
+    compiled: Column,
+    compiled_traffic: Column,
 ) -> Column:
     """Bytes moved by a layer's element-wise kernels, forward."""
     replicated = (10 + 6 * (1 - one_norm_kernel) + 2 * (dropout > 0) + 2 * biased) * hidden
@@ -184,7 +186,8 @@ def elementwise_bytes(
     split = (
         4 * attention_width + (2 + gated * (1 + 2 * (1 - one_gate_kernel)) + biased) * ffn
     ) / tp
-    return np.asarray(rank_tokens * compute_bytes * traffic_factor * (replicated + split))
+    factor = traffic_factor * np.where(compiled > 0, compiled_traffic, 1.0)
+    return np.asarray(rank_tokens * compute_bytes * factor * (replicated + split))
 
 
 @term("s", "launch_s x (1 + 0.3 if the softmax falls back to several kernels)")

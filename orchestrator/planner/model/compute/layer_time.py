@@ -21,15 +21,29 @@ def host_device_time(host: Column, device: Column, stays: Column) -> Column:
 
 @term(
     "s",
-    "forward work recomputed in the backward: the attention core, or all but products; 0 unless "
-    "selective",
-    "arXiv 2205.05198; selective checkpointing of torch saves products and recomputes the rest",
+    "forward work recomputed in the backward: the attention core; all but products; that and "
+    "every second product; or every second layer; 0 unless selective",
+    "arXiv 2205.05198; selective checkpointing of torch saves products and recomputes the rest; "
+    "torchtitan also recomputes wk, wo and w3",
 )
 def selective_recompute_s(
-    recompute: Column, selective_products: Column, attention_core_s: Column, elementwise_s: Column
+    recompute: Column,
+    selective_products: Column,
+    alternate_products: Column,
+    alternate_layers: Column,
+    attention_core_s: Column,
+    attention_products_s: Column,
+    dense_products_s: Column,
+    elementwise_s: Column,
+    dense_forward_s: Column,
+    gated: Column,
 ) -> Column:
     """Seconds of selective recomputation per layer."""
-    again = np.where(selective_products > 0, elementwise_s, attention_core_s)
+    half = attention_products_s / 2 + dense_products_s / (2 + gated)
+    again = np.where(
+        selective_products > 0, elementwise_s + alternate_products * half, attention_core_s
+    )
+    again = np.where(alternate_layers > 0, dense_forward_s / 2, again)
     return np.asarray(again * (recompute == RECOMPUTE["selective"]))
 
 
@@ -60,7 +74,8 @@ def dense_layer_s(
 @term(
     "s",
     "dense_layer_s with tensor and context communication, minus dense_layer_s",
-    "a backward's all-reduce may overlap with the weight gradient: the share tp_exposed does not",
+    "a backward's all-reduce may overlap with the weight gradient: the share tp_exposed does not; "
+    "asynchronous tp overlaps each product with its traffic but for async_tp_exposed",
 )
 def dense_layer_exposed_s(
     dense_layer_s: Column,
@@ -75,10 +90,13 @@ def dense_layer_exposed_s(
     cp_backward_s: Column,
     sequence_parallel: Column,
     tp_exposed: Column,
+    async_tp: Column,
+    async_tp_exposed: Column,
 ) -> Column:
     """Exposed communication of a dense layer, both passes."""
-    ahead = 2 * tp_reduce_s + cp_forward_s
-    back = (2 + sequence_parallel) * tp_reduce_s * tp_exposed + cp_backward_s
+    share = np.where(async_tp > 0, async_tp_exposed, 1.0)
+    ahead = 2 * tp_reduce_s * share + cp_forward_s
+    back = (2 + sequence_parallel) * tp_reduce_s * tp_exposed * share + cp_backward_s
     forward = host_device_time(launch_layer_s, dense_forward_s + ahead, launch_overlap) * (
         1 + recomputed_share
     )

@@ -121,6 +121,8 @@ def gathered_bytes(
     zero: Column,
     param_bytes: Column,
     compute_bytes: Column,
+    gathered_weight_bytes: Column,
+    keeps_weights: Column,
     recompute: Column,
     offload: Column,
     trains_table: Column,
@@ -139,10 +141,33 @@ def gathered_bytes(
     casts = wide * (param_bytes > compute_bytes)
     copies = np.where(
         sharded,
-        np.where(zero == 3, resident_params, stage_params - quantized_stage_params),
+        np.where(
+            (zero == 3) & (keeps_weights == 0),
+            resident_params,
+            stage_params - quantized_stage_params,
+        ),
         np.where(away, edge_params, casts),
     )
-    return np.asarray(copies * compute_bytes)
+    # the table and the head are not in fp8
+    edge = np.minimum(copies, edge_params)
+    return np.asarray((copies - edge) * gathered_weight_bytes + edge * compute_bytes)
+
+
+@term(
+    "B",
+    "keeps_weights: trained stage parameters x sharded_reduce_bytes, until the last micro-batch",
+    "torch fully_shard without gradient synchronization: unsharded gradients in the reduction's "
+    "dtype",
+)
+def unsharded_grads_bytes(
+    keeps_weights: Column,
+    accumulation: Column,
+    trained_stage_params: Column,
+    sharded_reduce_bytes: Column,
+) -> Column:
+    """Full gradients that a pipeline adds before it reduces them once, (S, n)."""
+    held = keeps_weights * (accumulation > 1)
+    return np.asarray(held * trained_stage_params * sharded_reduce_bytes)
 
 
 @term("B", "layers gathered or cast temporarily: (1 + prefetch_layers) x layer x compute_bytes")
@@ -161,19 +186,26 @@ def gathered_layers_bytes(
     stage_params: Column,
     quantized_stage_params: Column,
     trains_all: Column,
+    keeps_weights: Column,
+    gathered_weight_bytes: Column,
 ) -> Column:
     """Layers that are gathered or cast temporarily, (S, n)."""
     layer_params = layer_params * (1 - quantized_stage_params / stage_params)
     sharded, away = params_gathered == 1, offload >= OFFLOAD["all"]
     single = (shard == 1) & (offload < OFFLOAD["all"])  # gathers nothing ahead
     ahead = np.where(single, layer_params, (1 + prefetch_layers) * layer_params)
+    ahead = ahead * (1 - keeps_weights)
     others = np.maximum(stage_params - resident_params, 0.0)
     beyond = np.where(
         fully_sharded == 1, np.minimum(ahead, others), np.maximum(ahead - resident_params, 0.0)
     )
     cast = (param_bytes > compute_bytes) & (recompute == RECOMPUTE["full"]) & (trains_all == 1)
-    layers = np.where(sharded, beyond * (zero == 3), np.where(away, ahead, layer_params * cast))
-    return np.asarray(layers * compute_bytes)
+    layers = np.where(
+        sharded,
+        beyond * (zero == 3) * gathered_weight_bytes,
+        np.where(away, ahead, layer_params * cast) * compute_bytes,
+    )
+    return np.asarray(layers)
 
 
 @term(
@@ -327,11 +359,12 @@ def working_bytes(
 
 @term(
     "B",
-    "gathered + buckets + flat and dummy gradients + communication + head, layer and lookup "
+    "gathered + unsharded gradients + buckets + flat and dummy gradients + communication + head, layer and lookup "
     "peaks + workspace",
 )
 def buffers_bytes(
     gathered_bytes: Column,
+    unsharded_grads_bytes: Column,
     bucket_bytes: Column,
     flat_gradient_bytes: Column,
     dummy_gradient_bytes: Column,
@@ -343,7 +376,7 @@ def buffers_bytes(
     is_cpu: Column,
 ) -> Column:
     """All buffers, (S, n); only a GPU has a workspace."""
-    states = gathered_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
+    states = gathered_bytes + unsharded_grads_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
     batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
     return np.asarray(
         states + batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes)

@@ -28,6 +28,15 @@ MEMORY_PARAMETERS = (
         "unexplained bytes over explained bytes",
     ),
     Parameter(
+        "allocator_overhead",
+        0.08,
+        0.002,
+        0.6,
+        0.5,
+        "",
+        "reserved but unallocated bytes over allocated ones, at the peak",
+    ),
+    Parameter(
         "context_bytes",
         1.5e9,
         0.5e9,

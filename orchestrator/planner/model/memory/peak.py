@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.terms import Column, term
+from orchestrator.planner.model.terms import Column, declare_inputs, term
+
+declare_inputs("", "measured run: 1 if its peak is of reserved bytes", "reports_reserved")
 
 
 @term("B", "params + reference + grads + optimizer + activations + logits + buffers + rollouts")
@@ -44,6 +46,37 @@ def unattributed_bytes(
 def stage_total_bytes(explained_bytes: Column, unattributed_bytes: Column) -> Column:
     """Peak allocated bytes, (S, n)."""
     return explained_bytes + unattributed_bytes
+
+
+@term(
+    "B",
+    "stage_total_bytes x (1 + allocator_overhead), at most the usable bytes if total is; on a CPU "
+    "stage_total_bytes",
+    "torch's caching allocator reserves whole segments: memory_stats reserved_bytes.all.peak, "
+    "which nvidia-smi shows besides the context",
+)
+def stage_reserved_bytes(
+    stage_total_bytes: Column, allocator_overhead: Column, usable_bytes: Column, is_cpu: Column
+) -> Column:
+    """Peak reserved bytes, (S, n): allocated ones and the fragments between them."""
+    reserved = stage_total_bytes * (1 + np.where(is_cpu == 1, 0.0, allocator_overhead))
+    # when memory runs out, the allocator frees unused segments and retries
+    limit = np.maximum(usable_bytes, stage_total_bytes)
+    return np.asarray(np.where(is_cpu == 1, reserved, np.minimum(reserved, limit)))
+
+
+@term("B", "largest of stage_reserved_bytes")
+def reserved_bytes(stage_reserved_bytes: Column) -> Column:
+    """Peak reserved bytes of the worst rank, (n,)."""
+    return np.asarray(stage_reserved_bytes.max(axis=0))
+
+
+@term("B", "reserved_bytes for runs that report it, else total_bytes", "measured.peak_kind")
+def reported_peak_bytes(
+    reserved_bytes: Column, total_bytes: Column, reports_reserved: Column
+) -> Column:
+    """The peak that a measured run reports, (n,)."""
+    return np.where(reports_reserved > 0, reserved_bytes, total_bytes)
 
 
 @term("B", "largest of stage_total_bytes")

@@ -67,10 +67,10 @@ def answer_table(
     low, high = bounds(table, requests, calibration)
     answers = _answer_rows(table, [request.id for request in requests], low, high)
     warnings = extrapolations(table, requests, calibration)
-    for answer, notes, warning in zip(
-        answers, notes_by_plan(requests, table), warnings, strict=True
+    for request, answer, notes, warning in zip(
+        requests, answers, notes_by_plan(requests, table), warnings, strict=True
     ):
-        answer["notes"] = [*notes, *([warning] if warning else [])]
+        answer["notes"] = [*notes, *request.assumed, *([warning] if warning else [])]
     if explain is None:
         return answers
     if explain.names:

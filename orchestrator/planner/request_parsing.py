@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.planner.model.frameworks import FRAMEWORKS, Framework, framework
+from orchestrator.planner.open_settings import OPEN, settle
 from orchestrator.planner.plan_request import ParsedLine, ParseOptions, Scenario, Workload
 from orchestrator.planner.training_parsing import parse_training
 from workers.contracts.base import Problem, Refused, problem, validation_problems
@@ -83,7 +84,8 @@ def parse_line(
 ) -> ParsedLine:
     """Parses one request line; every wrong field becomes a problem. Does not raise for bad input.
 
-    `choose_plan` supplies the plan if the line has none or "auto".
+    `choose_plan` supplies the plan if the line has none or "auto". A plan's null micro_batch_size
+    or virtual_stages is open: the best legal choice is used.
     """
     if isinstance(line, Problem):
         return ParsedLine(problems=[line])
@@ -98,6 +100,11 @@ def parse_line(
     problems += more
     plan: ParallelPlan | None = None
     value = line.get("plan", _AUTO)
+    open_ = [name for name in OPEN if isinstance(value, Mapping) and value.get(name, 0) is None]
+    if open_:
+        value = {name: item for name, item in value.items() if name not in open_}
+    if "virtual_stages" in open_ and value.get("schedule") in ("interleaved_1f1b", "zb1p"):
+        value = {**value, "virtual_stages": 2}
     if value is not None and value != _AUTO:
         plan, more = _parse_contract(ParallelPlan, value, "plan")
         problems += more
@@ -115,9 +122,8 @@ def parse_line(
         problems += plan_problems(plan, model=None)
     if problems or plan is None or scenario is None:
         return ParsedLine(id_, None, problems, measured, illegal=readable)
-    return ParsedLine(
-        id_, scenario.request(plan, str(id_ if id_ is not None else "")), [], measured
-    )
+    request = scenario.request(plan, str(id_ if id_ is not None else ""))
+    return ParsedLine(id_, settle(request, open_, line.get("framework")), [], measured)
 
 
 def nest_flat_fields(request: Mapping[str, Any]) -> dict[str, Any]:

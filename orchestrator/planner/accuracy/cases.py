@@ -5,7 +5,6 @@ Rows of missing measurement files are omitted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,19 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.planner.accuracy import measures
-from orchestrator.planner.accuracy.predictions import memory, predict_held_out, predict_times, timed
+from orchestrator.planner.accuracy.predictions import (
+    memory,
+    predict_held_out,
+    predict_times,
+    read_file,
+    timed,
+)
 from orchestrator.planner.accuracy.splits import Split, leave_one_out, random_splits
 from orchestrator.planner.calibration.fit import fit
-from orchestrator.planner.calibration.measurements import Pair, read_measurements
+from orchestrator.planner.calibration.measurements import Pair
 
 SEEDS = tuple(range(8))
-FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021")
+FILES = ("vtrain", "mosaic", "b200", "bloom", "korthikanti", "megatron2021", "torchtitan")
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,6 @@ class Row:
         return self.reached <= self.goal if self.upper else self.reached >= self.goal
 
 
-def read_file(path: Path) -> list[Pair]:
-    """The usable runs of one measurement file."""
-    with path.open(encoding="utf-8") as lines:
-        return read_measurements(json.loads(line) for line in lines if line.strip()).pairs
-
-
 def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
     """All rows whose measurement files exist in the directory."""
     runs = {
@@ -74,12 +73,33 @@ def rows(directory: Path, seeds: Sequence[int] = SEEDS) -> Iterator[Row]:
         yield from _held_out(
             "mosaic", list(random_splits(pairs, len(pairs) // 10, seeds)), 6.0, "none"
         )
+    if "torchtitan" in runs:
+        yield from _five_runs(runs["torchtitan"], seeds)
     yield from _memory(runs, seeds)
+
+
+def _five_runs(pairs: list[Pair], seeds: Sequence[int]) -> Iterator[Row]:
+    """Times and peaks of torchtitan's held-out runs with five calibrating ones."""
+    times, peaks = [], []
+    for split in random_splits(pairs, 5, seeds):
+        calibration = fit(split.calibrating)
+        times.append(measures.mean_error(*predict_times(timed(split.held_out), calibration)))
+        weighed = [pair for pair in split.held_out if "peak_bytes" in pair[1]]
+        table, peak, _ = memory(weighed, calibration)
+        peaks.append(measures.mean_error(table.column("reported_peak_bytes"), peak))
+    for test, errors, goal in (
+        ("step time, held out", times, 6.0),
+        ("peak reserved memory, held out", peaks, 5.0),
+    ):
+        span = f"{len(errors)} seeds, {min(errors):.1f} to {max(errors):.1f}"
+        mean = float(np.mean(errors))
+        case = "torchtitan, 5 calibrating"
+        yield Row(test, case, len(pairs) - 5, mean, goal, peer="none", detail=span)
 
 
 def _uncalibrated(name: str, pairs: list[Pair]) -> Row:
     predicted, times = predict_times(pairs)
-    goal = {"korthikanti": 3.0, "b200": 5.0}.get(name, 15.0)
+    goal = {"korthikanti": 3.0, "b200": 5.0, "torchtitan": 12.0}.get(name, 15.0)
     peer = {"korthikanti": "Calculon 3.65", "b200": "SimuMax 5.62"}.get(name, "prototype 34 to 40")
     return Row(
         "step time, no calibration",
@@ -202,12 +222,25 @@ def _memory(runs: dict[str, list[Pair]], seeds: Sequence[int]) -> Iterator[Row]:
             2.0,
             peer="SimuMax 0.46",
         )
+    if "torchtitan" in runs:
+        weighed = [pair for pair in runs["torchtitan"] if "peak_bytes" in pair[1]]
+        table, peak, _ = memory(weighed)
+        yield Row(
+            "peak reserved memory, no calibration",
+            "torchtitan",
+            len(peak),
+            measures.mean_error(table.column("reported_peak_bytes"), peak),
+            10.0,
+            peer="none",
+        )
     if "bloom" in runs:
         errors = []
         for split in random_splits(runs["bloom"], 15, seeds):
             table, peak, _ = memory(split.held_out, fit(split.calibrating))
             known = np.isfinite(peak)
-            errors.append(measures.mean_error(table.column("reported_peak_bytes")[known], peak[known]))
+            errors.append(
+                measures.mean_error(table.column("reported_peak_bytes")[known], peak[known])
+            )
         yield Row(
             "peak memory, held out",
             "bloom, 15 calibrating",

@@ -5,8 +5,10 @@ Does not compute errors.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from orchestrator.planner.calibration.measurements import (
     measured_numbers,
     out_of_memory,
     peaks,
+    read_measurements,
     reports_reserved,
     step_times,
 )
@@ -38,6 +41,12 @@ class Predicted:
     low: Floats
     high: Floats
     measured: Floats
+
+
+def read_file(path: Path) -> list[Pair]:
+    """The usable runs of one measurement file."""
+    with path.open(encoding="utf-8") as lines:
+        return read_measurements(json.loads(line) for line in lines if line.strip()).pairs
 
 
 def timed(pairs: Sequence[Pair]) -> list[Pair]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.planner.accuracy.cases import SEEDS, Row, rows
+from orchestrator.planner.accuracy.left_out_sources import LeftOut
 
 _HEAD = "| test | case | runs | best peer | goal | reached | |\n|---|---|---|---|---|---|---|\n"
 
@@ -25,6 +26,27 @@ def report(measurement_dir: str | Path, *, seeds: Sequence[int] = SEEDS) -> tupl
             f"no measurement file in {directory}; expected vtrain.jsonl, mosaic.jsonl or others"
         )
     return results, markdown(results)
+
+
+def sources_table(rows: Sequence[LeftOut]) -> str:
+    """Sources predicted from all others: what was fitted, what was not, error and coverage."""
+    head = (
+        "| source | runs | fitted to | not fitted | error | bias | inside the 80% interval | "
+        "median width |\n|---|---|---|---|---|---|---|---|\n"
+    )
+    body = "".join(
+        f"| {row.source} | {row.runs} | {row.fitted} | {row.source}: times, best MFU, interval | "
+        f"{row.error:.1f}% | {row.bias:+.1f}% | {row.coverage:.0f}% | {row.width:.0f}% |\n"
+        for row in rows
+    )
+    count = max(1, len(rows))
+    mean = [sum(getattr(row, name) for row in rows) / count for name in ("error", "coverage")]
+    widths = sorted(row.width for row in rows)
+    middle = widths[len(widths) // 2] if widths else 0.0
+    return (
+        f"{head}{body}| mean (median width) | {sum(row.runs for row in rows)} | | | {mean[0]:.1f}% "
+        f"| | {mean[1]:.0f}% | {middle:.0f}% |\n"
+    )
 
 
 def markdown(results: Sequence[Row]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
+from orchestrator.planner.calibration.doubtful import find_doubts
 from orchestrator.planner.calibration.least_squares import Floats, Solution, solve
 from orchestrator.planner.calibration.measured_parameters import SPREAD, measured_parameters
 from orchestrator.planner.calibration.measurements import (
@@ -42,6 +43,9 @@ __all__ = ["Calibration", "Group", "fit"]
 _SWITCHES = {"compiled_traffic": "compiled", "async_tp_exposed": "async_tp"}
 # prior for few runs: this many runs with the usual error of calibrated predictions
 _PRIOR_RUNS = 5
+_KNOWN = 0.05  # log error of a run whose settings are all stated; others count less
+# factor on the priors of memory: published peaks of the framework support its defaults
+_MEMORY_NARROWING = {"fsdp2": 0.4}
 _PRIOR_ERROR = 0.03
 # smallest factor on the priors if published runs support the defaults and agree with these runs
 _NARROWEST = 0.3
@@ -51,22 +55,42 @@ _FAR_SCALES = 1.7
 
 
 def fit(measurements: Iterable[Any], *, start: Mapping[str, float] | None = None) -> Calibration:
-    """From measurement lines or `(request, measured)` pairs; `left_out` lists unusable lines.
+    """From measurement lines or `(request, measured)` pairs.
 
-    `start` replaces values of the default profile.
+    `start` replaces values of the default profile. `left_out` lists unusable lines, `doubtful` runs
+    that are impossible or contradict others.
     """
     usable = read_measurements(measurements)
-    groups: dict[tuple[str, str], list[Pair]] = {}
-    for pair in usable.pairs:
-        groups.setdefault((pair[0].entry.name, pair[0].framework.name), []).append(pair)
+    doubts = find_doubts(usable.pairs)
+    scales = doubts.scales * [
+        _KNOWN / np.hypot(_KNOWN, pair[0].open_spread) for pair in usable.pairs
+    ]
+    groups: dict[tuple[str, str], list[tuple[Pair, float]]] = {}
+    for pair, scale in zip(usable.pairs, scales.tolist(), strict=True):
+        if scale > 0:
+            key = (pair[0].entry.name, pair[0].framework.name)
+            groups.setdefault(key, []).append((pair, scale))
     return Calibration(
-        [_fit_group(*key, pairs, start or {}) for key, pairs in sorted(groups.items())],
+        [
+            _fit_group(
+                *key,
+                [pair for pair, _ in own],
+                start or {},
+                np.array([scale for _, scale in own]),
+            )
+            for key, own in sorted(groups.items())
+        ],
         usable.left_out,
+        doubtful=doubts.to_dicts(usable.pairs),
     )
 
 
 def _fit_group(
-    device: str, framework: str, pairs: Sequence[Pair], given: Mapping[str, float]
+    device: str,
+    framework: str,
+    pairs: Sequence[Pair],
+    given: Mapping[str, float],
+    scales: Floats,
 ) -> Group:
     requests = [request for request, _ in pairs]
     prior_runs = published(framework, requests[0].entry)
@@ -86,7 +110,13 @@ def _fit_group(
     if timed.size:
         table = table.take(timed)
         names, solution = _fit_term(
-            table, "step_time_s", time[timed], start, prior_runs, measured_names=measured
+            table,
+            "step_time_s",
+            time[timed],
+            start,
+            prior_runs,
+            measured_names=measured,
+            scales=scales[timed],
         )
         group["values"] |= dict(zip(names, np.exp(solution.x).tolist(), strict=True))
         points = coordinates({name: table.column(name) for name in LENGTHS}, timed.size)
@@ -120,6 +150,7 @@ def _fit_group(
             np.where(failed[rows], np.nan, peak[rows]),
             start,
             lower_bound=capacity,
+            narrowing=_MEMORY_NARROWING.get(framework, 1.0),
         )
         group["values"] |= dict(zip(names, np.exp(solution.x).tolist(), strict=True))
         group |= {"weighed": int(np.isfinite(peak).sum()), "memory_spread": solution.spread}
@@ -134,11 +165,13 @@ def _fit_term(
     prior_runs: Published | None = None,
     lower_bound: Floats | None = None,
     measured_names: Collection[str] = (),
+    scales: Floats | None = None,
+    narrowing: float = 1.0,
 ) -> tuple[list[str], Solution]:
     """Fits, in log space, every parameter that the term depends on.
 
     A nan in `measured` means more than `lower_bound`. Parameters in `measured_names`, which were
-    measured directly, barely change.
+    measured directly, barely change. `scales` (n,) below 1 make a run count less.
     """
     unused = {name for name, switch in _SWITCHES.items() if not table.column(switch).any()}
     names = sorted((leaves(TERMS, [term]) & set(PARAMETERS)) - unused)
@@ -148,7 +181,7 @@ def _fit_term(
     def residuals(x: Floats) -> Floats:
         moved = Table({**fixed, **dict(zip(names, np.exp(x), strict=True))}, table.n)
         value = moved.column(term)
-        exact = np.log(value / measured)
+        exact = np.log(value / measured) * (1.0 if scales is None else scales)
         if lower_bound is None:
             return np.asarray(exact, float)
         return np.asarray(
@@ -159,7 +192,7 @@ def _fit_term(
     low = np.log(np.array([item.low for item in parameters]))
     high = np.log(np.array([item.high for item in parameters]))
     sigma = np.array([item.sigma for item in parameters])
-    prior = sigma * _narrowing(residuals(first), prior_runs)
+    prior = sigma * narrowing * _narrowing(residuals(first), prior_runs)
     prior = np.where([name in measured_names for name in names], np.minimum(prior, SPREAD), prior)
     return names, solve(residuals, first, low, high, prior)
 

@@ -59,11 +59,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Fitted groups, and the skipped lines. JSON through `to_dict` and `from_dict`."""
+    """Fitted groups, skipped lines and doubtful runs. JSON through `to_dict` and `from_dict`."""
 
     groups: list[Group]
     left_out: list[dict[str, Any]] = field(default_factory=list)
     version: int = VERSION
+    doubtful: list[dict[str, Any]] = field(default_factory=list)
 
     def group(self, device: str, framework: str) -> Group | None:
         """The fit for this pair, or None."""
@@ -117,4 +118,8 @@ class Calibration:
             raise ValueError(
                 f"a group of the calibration is incomplete ({error}); fit it again from its runs"
             ) from None
-        return cls(groups, list(document.get("left_out", [])))
+        return cls(
+            groups,
+            list(document.get("left_out", [])),
+            doubtful=list(document.get("doubtful", [])),
+        )

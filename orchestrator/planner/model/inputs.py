@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.model.frameworks import Framework
+from orchestrator.planner.model.priors import best_peer_mfu
 from orchestrator.planner.model.terms import Column, Table, declare_inputs
 from orchestrator.planner.model.trained.rollout_columns import rollout_columns
 from orchestrator.planner.model.trained.saved_columns import saved_columns
@@ -206,6 +207,8 @@ declare_inputs(
     "B/s", "device catalogue or cluster", "memory_bandwidth", "intra_bandwidth", "inter_bandwidth"
 )
 declare_inputs("B", "device catalogue", "capacity_bytes")
+declare_inputs("", "best published MFU on this device generation and precision", "best_peer_mfu")
+declare_inputs("", "1 if nobody measured this framework on this device", "limited_by_peers")
 declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")
 declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
 
@@ -214,7 +217,8 @@ declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "powe
 class Request:
     """One estimate to compute: a legal plan of a model on a cluster.
 
-    `tokens` is the total to train, for `days`.
+    `tokens` is the total to train, for `days`. `assumed` are sentences on what the request left
+    open, `open_spread` the log error of the step time that this adds.
     """
 
     model: ModelSpec
@@ -227,6 +231,8 @@ class Request:
     device: Device | None = None  # a user-defined catalogue entry; default: the cluster's
     train: TrainBody | None = None  # what is frozen or added; default: all weights are trained
     second: ModelSpec | None = None  # the teacher's shape, if it is known
+    assumed: tuple[str, ...] = ()
+    open_spread: float = 0.0
 
     @property
     def entry(self) -> Device:
@@ -389,6 +395,7 @@ def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[
     return {
         "peak_flops": entry.peak(precision) * 1e12,
         "wide_peak_flops": entry.peak(entry.half if precision == "fp8" else precision) * 1e12,
+        "best_peer_mfu": best_peer_mfu(entry, precision),
         "memory_bandwidth": entry.memory_gb_per_s * 1e9,
         "intra_bandwidth": (cluster.intra_node_gb_per_s or entry.intra_node_gb_per_s) * 1e9,
         "inter_bandwidth": (cluster.inter_node_gb_per_s or entry.inter_node_gb_per_s) * 1e9,

@@ -57,6 +57,7 @@ NO_CORRECTION: dict[str, Any] = {
         Runs(np.zeros((0, len(LENGTHS))), np.zeros(0), np.zeros(0)), object
     ),
     "correction_key": np.asarray(0.0),
+    "limited_by_peers": np.asarray(0.0),
 }
 
 
@@ -152,13 +153,14 @@ def unexplained(targets: Floats, points: Floats, noise: Floats) -> Floats:
 def columns(groups: Sequence[tuple[Floats, Floats]], keys: Sequence[int]) -> dict[str, Any]:
     """The input columns of `correction`: the runs of all groups, and the group of each plan."""
     if not any(len(points) for points, _ in groups):
-        return NO_CORRECTION
+        return dict(NO_CORRECTION)
     points = np.concatenate([points for points, _ in groups])
     owner = np.repeat(np.arange(len(groups)), [len(points) for points, _ in groups]).astype(float)
     runs = Runs(points, np.concatenate([weights for _, weights in groups]), owner)
     return {
         "correction_runs": np.asarray(runs, object),
         "correction_key": np.asarray(keys[0] if len(set(keys)) == 1 else keys, float),
+        "limited_by_peers": np.asarray(0.0),
     }
 
 

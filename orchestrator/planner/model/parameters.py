@@ -14,7 +14,7 @@ import numpy as np
 from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.kriging import LENGTHS, columns
-from orchestrator.planner.model.profiles import profile
+from orchestrator.planner.model.profiles import profile, published
 from orchestrator.planner.model.terms import Column, Table, declare_inputs
 from workers.contracts.catalog.devices import Device
 
@@ -270,6 +270,7 @@ def columns_for(
     values: list[Mapping[str, float]] = []
     points: list[tuple[Any, Any]] = []
     keys: list[int] = []
+    unmeasured: list[float] = []
     for request in requests:
         pair = (request.entry.name, request.framework.name)
         if pair not in pairs:
@@ -277,12 +278,18 @@ def columns_for(
             own = calibration.values_for(*pair) if calibration else {}
             values.append({**defaults(pair[1], request.entry), **own})
             group = calibration.group(*pair) if calibration else None
+            timed = group is not None and group.timed > 0
+            unmeasured.append(float(not timed and published(pair[1], request.entry) is None))
             runs, weights = (group.points, group.weights) if group else ([], [])
             points.append(
                 (np.array(runs, float).reshape(-1, len(LENGTHS)), np.array(weights, float))
             )
         keys.append(pairs.index(pair))
     corrections = columns(points, keys)
+    limited = np.array([unmeasured[key] for key in keys])
+    corrections["limited_by_peers"] = (
+        limited if len(pairs) > 1 else np.asarray(max(unmeasured, default=0.0))
+    )
     if len(pairs) <= 1:
         return {
             name: np.asarray(value) for each in values for name, value in each.items()

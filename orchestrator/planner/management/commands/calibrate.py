@@ -56,5 +56,9 @@ class Command(BaseCommand):
                 "lines with `measured`: step_time_s, tokens_per_s_per_device, tflops_per_device, "
                 "peak_bytes or out_of_memory"
             )
-        write_text(out, json.dumps(fit(rows).to_dict(), indent=1) + "\n")
+        calibration = fit(rows)
+        for doubt in calibration.doubtful:
+            run = doubt["id"] or f"number {doubt['line']}"
+            self.stderr.write(f"run {run} is doubtful: {doubt['message']}")
+        write_text(out, json.dumps(calibration.to_dict(), indent=1) + "\n")
         self.stdout.write(f"Fitted to {len(rows)} of {len(lines)} measurements; written to {out}.")

@@ -359,8 +359,8 @@ def working_bytes(
 
 @term(
     "B",
-    "gathered + unsharded gradients + buckets + flat and dummy gradients + communication + head, layer and lookup "
-    "peaks + workspace",
+    "gathered + unsharded gradients + buckets + flat and dummy gradients + communication + head, "
+    "layer and lookup peaks + workspace",
 )
 def buffers_bytes(
     gathered_bytes: Column,
@@ -376,7 +376,12 @@ def buffers_bytes(
     is_cpu: Column,
 ) -> Column:
     """All buffers, (S, n); only a GPU has a workspace."""
-    states = gathered_bytes + unsharded_grads_bytes + bucket_bytes + (flat_gradient_bytes + dummy_gradient_bytes)
+    states = (
+        gathered_bytes
+        + unsharded_grads_bytes
+        + bucket_bytes
+        + (flat_gradient_bytes + dummy_gradient_bytes)
+    )
     batches = communication_bytes + np.where(is_cpu == 1, 0.0, workspace_bytes)
     return np.asarray(
         states + batches + (head_moment_bytes + layer_moment_bytes + lookup_moment_bytes)

@@ -15,15 +15,18 @@ from orchestrator.planner.model.calibration_result import Calibration, Group
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.kriging import LENGTHS, coordinates, unexplained
 from orchestrator.planner.model.parameters import fixed_columns
+from orchestrator.planner.model.priors import LOG_ERROR
 from orchestrator.planner.model.profiles import Published, published
 from orchestrator.planner.model.terms import Column, Table
 
 Floats = NDArray[np.float64]
 
 Z80 = 1.2816
-# log error without a calibration of the pair: its profile is not based on published runs, or the
-# device was calibrated with another framework
+# log error without a calibration of the pair: at most, or if the device was calibrated with another
+# framework
 UNKNOWN, RELATED = 0.20, 0.12
+# log error after a run of 20 steps of one plan: that run's plan and shapes near it
+PROBED = 0.08
 FAR = 0.03  # minimum log error of the formulas at shapes far from all runs
 _STEP = 0.25
 
@@ -46,6 +49,7 @@ def bounds(
             spread[group_rows] = RELATED
         else:
             spread[group_rows] = np.sqrt(before)
+    spread = np.hypot(spread, [request.open_spread for request in requests])
     factor = np.exp(Z80 * spread)
     time = table.column("step_time_s")
     return np.asarray(time / factor), np.asarray(time * factor)
@@ -61,8 +65,11 @@ def extrapolations(
         known = published(pair[1], request.entry)
         if calibration and calibration.values_for(*pair):
             outside = calibration.extrapolates(*pair, table, row)
+        elif known is None:
+            messages.append(unmeasured(*pair))
+            continue
         else:
-            outside = known.coverage.describe_outside(table, row) if known else []
+            outside = known.coverage.describe_outside(table, row)
         messages.append(
             f"Its time is extrapolated, so that it is less certain: {'; '.join(outside)}."
             if outside
@@ -71,10 +78,25 @@ def extrapolations(
     return messages
 
 
+def unmeasured(device: str, framework: str) -> str:
+    """What to say about a pair without any measurement, and what a short run would change."""
+    if device == "cpu":
+        return ""
+    width, narrowed = (np.exp(Z80 * spread) - 1 for spread in (LOG_ERROR, PROBED))
+    return (
+        f"No measurement of {framework} on {device} yet: the prediction rests on other engines and "
+        f"devices and is within about {width:.0%}. A run of 20 steps on these devices would narrow "
+        f"that to about {narrowed:.0%}."
+    )
+
+
 def _uncalibrated(table: Table, known: Published | None) -> Floats:
-    """Variance of log step time with the default profile only; at most that of an unknown pair."""
+    """Variance of log step time with the default profile only.
+
+    Without published runs of the pair: the error of published sources predicted from all others.
+    """
     if known is None:
-        return np.full(table.n, UNKNOWN**2)
+        return np.full(table.n, LOG_ERROR**2)
     return np.asarray(np.minimum(known.spread**2 + known.coverage.variance(table), UNKNOWN**2))
 
 

@@ -100,10 +100,57 @@ def optimizer_s(
     return np.asarray(correction * updated * np.where(offload > 0, on_host, on_device))
 
 
-@term("s", "correction x step_overhead_s")
-def other_s(step_overhead_s: Column, correction: Column) -> Column:
+_NORM = 12
+
+
+@term(
+    "FLOP",
+    "model_flops with attention counted in full (6N + 12Lhs), over all devices",
+    "the convention of the best published MFU",
+)
+def peer_flops(
+    model_flops: Column,
+    attention_flops_per_token: Column,
+    causal_flops: Column,
+    step_tokens: Column,
+) -> Column:
+    """Model FLOPs per step by the convention of published MFU, (n,)."""
+    uncounted = attention_flops_per_token * (2 / (2 - causal_flops) - 1)
+    return np.asarray(model_flops + uncounted * step_tokens)
+
+
+@term(
+    "s",
+    "0 if the framework was measured on the device; else the 12-norm of the explained time and "
+    "peer_flops / (devices x peak_flops x best_peer_mfu), minus the explained time",
+    "no prediction without a measurement is faster than the best published run; a norm keeps the "
+    "order of plans",
+)
+def peer_limit_s(
+    compute_s: Column,
+    exposed_comm_s: Column,
+    bubble_s: Column,
+    optimizer_s: Column,
+    step_overhead_s: Column,
+    peer_flops: Column,
+    devices: Column,
+    peak_flops: Column,
+    best_peer_mfu: Column,
+    limited_by_peers: Column,
+) -> Column:
+    """Seconds per step that no term explains but every published run took, (n,)."""
+    if not np.any(limited_by_peers):
+        return np.zeros(())
+    explained = compute_s + exposed_comm_s + bubble_s + optimizer_s + step_overhead_s
+    least = peer_flops / (devices * peak_flops * best_peer_mfu)
+    beyond = (1 + (least / explained) ** _NORM) ** (1 / _NORM) - 1
+    return np.asarray(limited_by_peers * explained * beyond)
+
+
+@term("s", "correction x step_overhead_s + peer_limit_s")
+def other_s(step_overhead_s: Column, peer_limit_s: Column, correction: Column) -> Column:
     """Other seconds per step."""
-    return np.asarray(correction * step_overhead_s)
+    return np.asarray(correction * step_overhead_s + peer_limit_s)
 
 
 @term("s", "compute_s + exposed_comm_s + bubble_s + optimizer_s + rollout_s + other_s")

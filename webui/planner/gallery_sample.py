@@ -62,6 +62,7 @@ def plan_answer(index: int, *, scale: float = 1.0) -> dict[str, Any]:
     memory: dict[str, Any] = {name: int(total * share) for name, share in parts.items()}
     memory |= {
         "total_bytes": total,
+        "reserved_bytes": int(1.08 * total),
         "capacity_bytes": 80 * GIB,
         "stage": 0,
         "per_stage_total_bytes": [int(total * (1 - 0.12 * stage)) for stage in range(pp)],

@@ -156,6 +156,7 @@ def chosen(
         "tiles": _tiles(answer, tokens, state, key),
         "treemap": plan_memory.treemap(memory),
         "memory_summary": plan_memory.summary(memory),
+        "memory_peaks": plan_memory.two_peaks(memory),
         "stages": plan_memory.stages(memory),
         "time": time.waterfall(answer),
         "comm": communication.kinds(answer.get("comm") or {}),

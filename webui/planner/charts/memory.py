@@ -176,6 +176,18 @@ def summary(memory: Mapping[str, Any]) -> str:
     return _("%(used)s of %(capacity)s: %(parts)s.") % values
 
 
+def two_peaks(memory: Mapping[str, Any]) -> str:
+    """Returns both peaks with their definitions; empty without the reserved one."""
+    total, reserved = memory.get("total_bytes"), memory.get("reserved_bytes")
+    if not total or not reserved:
+        return ""
+    return _(
+        "Peak allocated %(allocated)s: live tensors. Peak reserved %(reserved)s: what the "
+        "allocator holds for them, with the gaps between; nvidia-smi shows it plus the device "
+        "context."
+    ) % {"allocated": formatting.memory(total), "reserved": formatting.memory(reserved)}
+
+
 def stages(memory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns one bar per pipeline stage, relative to the capacity; empty for one stage."""
     totals = [

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from orchestrator.planner.model.frameworks import FRAMEWORKS, Framework, framework
-from orchestrator.planner.open_settings import OPEN, settle
 from orchestrator.planner.plan_request import ParsedLine, ParseOptions, Scenario, Workload
+from orchestrator.planner.search.open_settings import OPEN, settle
 from orchestrator.planner.training_parsing import parse_training
 from workers.contracts.base import Problem, Refused, problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device

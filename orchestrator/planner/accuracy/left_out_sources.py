@@ -24,7 +24,7 @@ from orchestrator.planner.model.parameters import PARAMETERS
 from orchestrator.planner.model.priors import Effects, peer_key
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.model.time.intervals import Z80
-from orchestrator.planner.open_settings import OPEN, settle
+from orchestrator.planner.search.open_settings import OPEN, settle
 
 # what a source's own text does not state; its files hold a guess
 NOT_STATED = {"megatron2021": OPEN}
@@ -46,16 +46,16 @@ class LeftOut:
 
 def read_sources(directory: Path) -> dict[str, list[Pair]]:
     """The timed runs of each source whose file exists; open settings get the best legal choice."""
-    found = {}
+    sources = {}
     for name in SOURCES:
         path = directory / f"{name}.jsonl"
         if path.exists():
             open_ = NOT_STATED.get(name, ())
-            found[name] = [
+            sources[name] = [
                 (settle(request, open_) if open_ else request, measured)
                 for request, measured in timed(read_file(path))
             ]
-    return found
+    return sources
 
 
 def leave_sources_out(sources: Mapping[str, Sequence[Pair]]) -> list[LeftOut]:

@@ -2,7 +2,7 @@
 
 The logarithm of a parameter is a sum: common + trend x power density of the device + effects of
 the device's generation, the framework, and the pair. Effects shrink to 0 without evidence, so a
-pair that nobody measured gets what its device and its framework have in common with others.
+pair without runs gets what its device and its framework have in common with others.
 Does not predict single plans.
 """
 

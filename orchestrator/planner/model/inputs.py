@@ -208,7 +208,7 @@ declare_inputs(
 )
 declare_inputs("B", "device catalogue", "capacity_bytes")
 declare_inputs("", "best published MFU on this device generation and precision", "best_peer_mfu")
-declare_inputs("", "1 if nobody measured this framework on this device", "limited_by_peers")
+declare_inputs("", "1 if no run measured this framework on this device", "limited_by_peers")
 declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")
 declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
 

@@ -25,7 +25,7 @@ def peer_key(device: Device, precision: str) -> str:
 
 
 def best_peer_mfu(device: Device, precision: str) -> float:
-    """The best published MFU on the device's generation; infinite if nobody published one."""
+    """The best published MFU on the device's generation; infinite if none is published."""
     return PEERS.get(peer_key(device, precision), math.inf)
 
 

@@ -305,7 +305,7 @@ _BASES: dict[tuple[str, str], Published] = {
 def profile(framework: str, device: Device) -> dict[str, float]:
     """Values that differ from the parameters' own defaults; the narrower entry wins.
 
-    A pair that nobody measured gets what the published runs of its device generation and its
+    A pair without runs gets what the published runs of its device generation and its
     framework have in common with others (`priors`).
     """
     kind = generation(device)

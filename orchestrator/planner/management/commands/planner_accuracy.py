@@ -68,7 +68,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{sum(passed)} of {len(passed)} targets are met; {out} lists them.")
 
     def _sources(self, out: Path, options: dict[str, Any]) -> None:
-        """Leave-one-source-out, and the priors of pairs that nobody measured."""
+        """Leave-one-source-out, and the priors of pairs without runs."""
         try:
             sources = read_sources(Path(options["measurements"]))
             if len(sources) < 3:

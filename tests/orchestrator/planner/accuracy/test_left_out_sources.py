@@ -47,7 +47,7 @@ def test_effects_share_what_devices_and_frameworks_have_in_common():
     effects = fit_effects(known)
     request = requests(device="h100-80g", using="deepspeed")[0]
     values = effects.values("deepspeed", request.entry)
-    assert values["gemm_efficiency"] < 0.6  # nobody measured the pair; all others are slow
+    assert values["gemm_efficiency"] < 0.6  # no run measured the pair; all others are slow
     assert set(effects.biases) == set(known)
     assert set(best_mfu(known)) == {"hopper half", "ampere half"}
 

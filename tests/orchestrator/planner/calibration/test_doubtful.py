@@ -35,7 +35,7 @@ def test_contradictory_runs_count_less_and_are_named():
     assert np.abs(errors(pairs[20:], fit(twice))).mean() < 0.03
 
 
-def test_a_run_says_which_peak_it_reports():
+def test_a_run_names_its_kind_of_peak():
     request = requests(device="h100-80g", using="fsdp2")[0]
     lines = [
         {"peak_bytes": 1e10},

@@ -115,7 +115,7 @@ def _choices(plan: ParallelPlan, names: Collection[str], request: Request) -> li
     stages: list[int] = [plan.virtual_stages]
     if "virtual_stages" in names and plan.schedule in ("interleaved_1f1b", "zb1p") and plan.pp > 1:
         stages = list(range(2, max(2, min(_MOST_STAGES, request.model.layers // plan.pp)) + 1))
-    found = []
+    legal = []
     for size in sizes:
         for virtual in stages:
             update = {"micro_batch_size": size, "virtual_stages": virtual}
@@ -127,5 +127,5 @@ def _choices(plan: ParallelPlan, names: Collection[str], request: Request) -> li
                 devices=request.cluster.devices,
             )
             if not problems:
-                found.append(candidate)
-    return found
+                legal.append(candidate)
+    return legal

@@ -140,7 +140,7 @@ def test_every_preset_on_every_device_is_answered_with_numbers_that_agree(using)
 
 def _memory_agrees(memory: dict[str, Any], ranks: int, fits: bool, where: str) -> None:
     parts = [memory[f"{name}_bytes"] for name in LINES]
-    ends = ("total_bytes", "capacity_bytes", "stage", "per_stage_total_bytes")
+    ends = ("total_bytes", "reserved_bytes", "capacity_bytes", "stage", "per_stage_total_bytes")
     assert memory.keys() == {*(f"{name}_bytes" for name in LINES), *ends}
     assert all(type(each) is int and each >= 0 for each in parts), where
     assert abs(sum(parts) - memory["total_bytes"]) <= len(parts), where

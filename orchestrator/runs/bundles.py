@@ -23,6 +23,9 @@ from orchestrator.common.errors import conflict, invalid
 from orchestrator.fleet.models import Node
 from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import MOST_DIFF_BYTES, Captured, capture, workdir_of
+from orchestrator.runs.datasets import selectors
+from orchestrator.runs.datasets.from_bundle import with_data_sets_of_bundle
+from orchestrator.runs.datasets.resolve import named
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.submission.run_paths import spec_texts
 from orchestrator.runs.submission.submit import run_submit, spec_invalid
@@ -49,6 +52,7 @@ def bundle_of(run: Run) -> dict[str, Any]:
         "spec": _relative(spec),
         "versions": _versions(run),
         "files": _fingerprints(spec),
+        "data_sets": _data_sets(run),
         "code": _code(run),
         "secrets": secrets,
     }
@@ -84,6 +88,7 @@ def bundle_submit(
             "submit its spec with these variables in script.secrets",
         )
     spec, code = _with_code(document["spec"], document.get("code"))
+    spec = with_data_sets_of_bundle(spec, document.get("data_sets"), by=owner)
     if problems := list(_differences(document.get("files") or {})):
         raise spec_invalid(problems)
     origin = document.get("run") or {}
@@ -155,14 +160,28 @@ def _relative(value: Any) -> Any:
 def _fingerprints(spec: Mapping[str, Any]) -> dict[str, str]:
     """`{relative path: SHA-256}` of files and folders that the spec names and this machine has."""
     digests = {}
-    workdir = (spec.get("script") or {}).get("workdir")
+    other = {str(place.get("path")) for _, place in named(spec)}
+    other.add(str((spec.get("script") or {}).get("workdir")))
     for _, text in spec_texts(spec):
-        if not text.startswith("/") or text == workdir:
+        if not text.startswith("/") or text in other:
             continue
         relative = _relative(text)
         if relative != text and os.path.exists(text):
             digests[relative] = _digest(Path(text))
     return digests
+
+
+def _data_sets(run: Run) -> dict[str, Any]:
+    """`{name@version: facts}` of the registered data that the run uses."""
+    return {
+        use.data_set.label: {
+            "fingerprint": use.data_set.fingerprint,
+            "bytes": use.data_set.bytes,
+            "folder": use.data_set.folder,
+            "format": use.data_set.format,
+        }
+        for use in selectors.used_by(run=run)
+    }
 
 
 def _digest(path: Path) -> str:

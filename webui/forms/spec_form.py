@@ -284,7 +284,8 @@ def _weights_choice(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _data_choice(spec: Mapping[str, Any]) -> str:
-    if _at(spec, "data.sources") is not None or isinstance(_at(spec, "data.tokenizer"), Mapping):
+    named = any(_at(spec, f"data.{name}") is not None for name in ("sources", "dataset"))
+    if named or isinstance(_at(spec, "data.tokenizer"), Mapping):
         return OWN_JSON
     return OWN_FILE if _at(spec, "data.path") is not None else "shakespeare"
 

@@ -125,6 +125,15 @@ def gib(value: Any) -> str:
 
 
 @register.filter
+def lineage_url(node: Any) -> str:
+    """Return the page of a run or data set in a lineage picture."""
+    if node.run is not None:
+        return reverse("run", args=[node.run.pk])
+    name, _, version = node.data_set.partition("@")
+    return reverse("data-set-version", args=[name, version])
+
+
+@register.filter
 def duration(value: Any) -> str:
     """Seconds → 2 h 05 min."""
     return formatting.duration(value)

@@ -7,7 +7,7 @@ see are left out. Does not depend on how the graph is drawn.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,8 @@ from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
 from orchestrator.accounts.models import User
-from orchestrator.runs.models import Checkpoint, Run
+from orchestrator.runs.datasets.resolve import named
+from orchestrator.runs.models import Checkpoint, DataSetVersion, Run
 from orchestrator.runs.selectors import runs_visible_to
 from orchestrator.runs.submission.run_paths import run_of_path, spec_texts
 
@@ -60,6 +61,7 @@ class Node:
     level: int
     run: Run | None = None
     path: str = ""
+    data_set: str = ""  # of a data file: its registered name, `chats@3`
 
     @property
     def adapter(self) -> str | None:
@@ -114,6 +116,7 @@ class _Reference:
     path: str
     run: int | None
     step: int | None
+    data_set: str = ""
 
 
 def lineage_of(*, run: Run, user: User) -> Lineage:
@@ -147,6 +150,8 @@ def _add_sources(graph: Lineage, runs: list[Run], level: int, visible: Any) -> l
             visible.filter(kind="produce", spec__produce__output__in=sorted(paths)) if paths else ()
         )
     }
+    writers = _writers(each.data_set for own in references.values() for each in own)
+    wanted |= set(writers.values())
     known = {match.pk: match for match in visible.filter(pk__in=sorted(wanted))} if wanted else {}
     added: list[Run] = []
     for run in runs:
@@ -160,7 +165,8 @@ def _add_sources(graph: Lineage, runs: list[Run], level: int, visible: Any) -> l
                 node = _file_node(each, level)
                 graph.add(node)
                 graph.connect(Edge(node.id, target, each.use))
-                if (producer := producers.get(each.path)) is not None:
+                writer = known.get(writers.get(each.data_set, 0))
+                if (producer := writer or producers.get(each.path)) is not None:
                     added += _add_run(graph, producer, level - 1)
                     graph.connect(Edge(f"run:{producer.pk}", node.id, "produced"))
         if (origin := known.get(run.forked_from_id)) is not None:
@@ -174,33 +180,42 @@ def _add_users(graph: Lineage, runs: list[Run], level: int, visible: Any) -> lis
     if not runs:
         return []
     ids = {run.pk for run in runs}
-    named = Q(forked_from__in=ids)
+    users = Q(forked_from__in=ids) | Q(data_set_uses__data_set__run__in=ids)
     for id in sorted(ids):
-        named |= Q(text__contains=f"/runs/{id}/")
+        users |= Q(text__contains=f"/runs/{id}/")
     outputs = {
         str(run.spec["produce"]["output"]): run.pk
         for run in runs
         if run.kind == "produce" and run.spec.get("produce", {}).get("output", "").startswith("/")
     }
     for path in outputs:
-        named |= Q(text__contains=path)
+        users |= Q(text__contains=path)
     # a run can only use files of earlier runs
     later = visible.filter(pk__gt=min(ids)).annotate(text=Cast("spec", TextField()))
     added: list[Run] = []
-    for match in later.filter(named).order_by("pk")[: MOST_NODES + 1]:
+    for match in later.filter(users).distinct().order_by("pk")[: MOST_NODES + 1]:
         if match.pk in ids:
             continue
+        references = list(_references(match.spec))
+        writers = _writers(each.data_set for each in references)
         used = [
             each
-            for each in _references(match.spec)
-            if each.run in ids or outputs.get(each.path) in ids
+            for each in references
+            if each.run in ids or outputs.get(each.path) in ids or writers.get(each.data_set) in ids
         ]
         forked = match.forked_from_id in ids
         if not used and not forked:
             continue
         added += _add_run(graph, match, level)
         for each in used:
-            source = each.run if each.run in ids else outputs[each.path]
+            source = each.run if each.run in ids else outputs.get(each.path)
+            if each.data_set:
+                node = _file_node(each, level)
+                graph.add(node)
+                writer = writers.get(each.data_set, source)
+                graph.connect(Edge(f"run:{writer}", node.id, "produced"))
+                graph.connect(Edge(node.id, f"run:{match.pk}", each.use))
+                continue
             graph.connect(Edge(f"run:{source}", f"run:{match.pk}", each.use, each.step))
         if forked:
             graph.connect(Edge(f"run:{match.forked_from_id}", f"run:{match.pk}", "fork"))
@@ -215,7 +230,20 @@ def _run_node(run: Run, level: int) -> Node:
     return Node(f"run:{run.pk}", "run", run.name, level, run)
 
 
+def _writers(labels: Iterable[str]) -> dict[str, int]:
+    """The run that wrote each of these data sets, if one did."""
+    wanted = {label for label in labels if label}
+    if not wanted:
+        return {}
+    names = {label.partition("@")[0] for label in wanted}
+    rows = DataSetVersion.objects.filter(name__in=names).exclude(run=None)
+    return {row.label: row.run_id for row in rows if row.label in wanted and row.run_id}
+
+
 def _file_node(reference: _Reference, level: int) -> Node:
+    if reference.data_set:
+        label = reference.data_set
+        return Node(f"data:{label}", "data", label, level, None, reference.path, label)
     kind = "data" if reference.use in _FILES else "weights"
     label = reference.path.rstrip("/").rsplit("/", 1)[-1]
     return Node(f"{kind}:{reference.path}", kind, label, level, None, reference.path)
@@ -224,6 +252,7 @@ def _file_node(reference: _Reference, level: int) -> Node:
 def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
     """The paths and packages of a spec that name data or weights; each path once per use."""
     seen = set()
+    labels = {f"{field}.path": str(place["dataset"]) for field, place in named(spec)}
     preset = (spec.get("data") or {}).get("preset") if isinstance(spec.get("data"), dict) else None
     if isinstance(preset, str) and spec.get("kind") in ("train", "benchmark"):
         yield _Reference("data", preset, None, None)
@@ -237,6 +266,9 @@ def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
             "references",
             *_tail(name),
         ):
+            continue
+        if name in labels:
+            yield _Reference(use, text, None, None, labels[name])
             continue
         package = name.endswith(".package")
         run = None if package else run_of_path(_expanded(text), settings.ENV.media_runs)

@@ -229,6 +229,10 @@ assistant-start    POST  submitter
 solved-problems    GET
 solved-problems-start  POST  submitter
 data               GET   submitter
+data-sets          GET
+data-set           GET   see
+data-set-version   GET   see
+data-set-delete    POST  manage
 reviews            GET
 review             GET   see
 review-write       POST  decide

@@ -12,8 +12,10 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
 from orchestrator.config.env_settings import Env
 from orchestrator.jobs import store_garbage
+from orchestrator.runs import bundles
 from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration, selectors, services
+from orchestrator.runs.datasets.resolve import inputs_of
 from orchestrator.runs.models import DataSetUse, DataSetVersion
 from orchestrator.runs.store import access
 from orchestrator.scheduling import dispatch
@@ -38,9 +40,8 @@ def root(settings: Any, tmp_path: Path) -> Path:
 
 
 def registered(by: User, name: str = "hamlet", path: str = "hamlet.txt") -> DataSetVersion:
-    """A version without files of its own: its fingerprint is invented."""
-    row = services.data_set_register(by=by, name=name, path=path)
-    return row
+    """A version that waits for the job."""
+    return services.data_set_register(by=by, name=name, path=path)
 
 
 def read() -> dict[str, int]:
@@ -80,7 +81,8 @@ def test_a_data_set_from_its_registration_to_the_end(
         "fingerprint": details["fingerprint"],
         "format": "text",
     }
-    attempt = factories.running(run, factories.node("n1"))
+    node = factories.node("n1")
+    attempt = factories.running(run, node)
     order = dispatch.launch_order(attempt, attempt.placement[0], gpu=False)
     (item,) = order.inputs
     assert (item.name, item.fields, item.key) == ("hamlet@1", ["data.path"], details["key"])
@@ -89,7 +91,7 @@ def test_a_data_set_from_its_registration_to_the_end(
     refused = api.delete("/api/v1/datasets/hamlet/1")
     assert refused.status_code == 409 and f"not ended: {run.pk}" in refused.json()["detail"]
 
-    FakeNode(attempt.placement and factories.Node.objects.get()).exited(attempt, "user_error")
+    FakeNode(node).exited(attempt, "user_error")
     assert api.delete("/api/v1/datasets/hamlet/1").status_code == 204
     assert store_garbage.collect(dry_run=True, renew=lambda: None)["data_sets"] == 1
     assert copy.exists()
@@ -135,8 +137,6 @@ def test_validation_data_and_sources(owner: User, root: Path) -> None:
         ("other@1", "data"),
         ("other@1", "validation_data"),
     ]
-    from orchestrator.runs.datasets.resolve import inputs_of
-
     fields = {item.name: item.fields for item in inputs_of(run)}
     assert fields == {
         "hamlet@1": ["data.sources.0.path"],
@@ -256,3 +256,61 @@ def test_equal_content_has_one_copy(owner: User, root: Path, settings: Any) -> N
     assert access.open_store()[0].exists(f"{settings.ENV.store_url}/{two.key}/{INDEX}")
     one.refresh_from_db()
     assert one.removed is not None
+
+
+def test_a_bundle_finds_its_data_by_fingerprint_or_in_the_store(
+    owner: User, root: Path, settings: Any, tmp_path: Path
+) -> None:
+    registered(owner)
+    read()
+    run = factories.run(owner, data={"dataset": "hamlet"})
+    bundle = bundles.bundle_of(run)
+    (facts,) = bundle["data_sets"].values()
+    assert facts["bytes"] == len(TEXT) and bundle["files"] == {}
+    bundle = json.loads(json.dumps(bundle))
+    DataSetUse.objects.all().delete()  # another installation with the same store
+    DataSetVersion.objects.all().delete()
+    settings.DATA_ROOTS = [tmp_path / "fresh"]
+    repeated = bundles.bundle_submit(owner=owner, bundle=bundle)
+    row = DataSetVersion.objects.get()
+    assert (row.label, row.state, row.fingerprint) == ("hamlet@1", "stored", facts["fingerprint"])
+    (item,) = inputs_of(repeated)
+    assert item.key == row.key and not Path(item.path).exists()
+    bundles.bundle_submit(owner=owner, bundle=bundle)
+    assert DataSetVersion.objects.count() == 1
+    DataSetUse.objects.all().delete()
+    DataSetVersion.objects.all().delete()
+    settings.ENV = Env(home=settings.ENV.home)
+    with pytest.raises(Refusal, match="no data set here has the files of hamlet@1"):
+        bundles.bundle_submit(owner=owner, bundle=bundle)
+
+
+def test_lineage_and_pages_show_what_wrote_and_what_uses_a_data_set(
+    owner: User, root: Path, live_redis: str
+) -> None:
+    browser = factories.client_for(owner)
+    assert "No data sets yet" in browser.get("/data/sets/").content.decode()
+    writer = factories.external_run(owner, name="writer")
+    form = {"name": "hamlet", "path": "hamlet.txt", "notes": "act 3"}
+    refused = browser.post("/data/sets/", {**form, "path": "missing.txt"})
+    assert refused.status_code == 422 and b"does not exist" in refused.content
+    made = browser.post("/data/sets/", form)
+    assert made.status_code == 302 and made["Location"] == "/data/sets/hamlet/1/"
+    DataSetVersion.objects.update(run=writer)
+    read()
+    run = factories.run(owner, name="reader", data={"dataset": "hamlet"})
+    text = browser.get("/data/sets/").content.decode()
+    assert "hamlet@1" in text and "in the store" in text and "1 run" in text
+    text = browser.get("/data/sets/hamlet/").content.decode()
+    assert "act 3" in text and "wrote it" in text and f"{run.pk} reader" in text
+    for each in (run, writer):
+        graph = factories.api(owner).get(f"/api/v1/runs/{each.pk}/lineage").json()
+        edges = {(edge["source"], edge["target"], edge["use"]) for edge in graph["edges"]}
+        assert edges == {
+            (f"run:{writer.pk}", "data:hamlet@1", "produced"),
+            ("data:hamlet@1", f"run:{run.pk}", "data"),
+        }
+    tab = browser.get(f"/runs/{run.pk}/?tab=lineage").content.decode()
+    assert 'href="/data/sets/hamlet/1/"' in tab
+    deleted = browser.post("/data/sets/hamlet/1/delete/")
+    assert deleted.status_code == 409 and b"have not ended" in deleted.content

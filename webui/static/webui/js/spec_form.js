@@ -66,7 +66,7 @@ export function valuesOf(spec, table) {
   values.model = typeof model === "string" ? model : table.custom;
   values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
   Object.assign(values, weightsOf(spec, table));
-  const byJson = at(spec, "data.sources") != null || isObject(at(spec, "data.tokenizer"));
+  const byJson = at(spec, "data.sources") != null || at(spec, "data.dataset") != null || isObject(at(spec, "data.tokenizer"));
   if (byJson) values["data.tokenizer"] = "";
   values["data.preset"] = byJson ? table.json : at(spec, "data.path") != null ? table.file : "shakespeare";
   values.plan = spec.plan === "auto" ? "auto" : "hand";

@@ -66,6 +66,7 @@ def test_browser_and_server_read_fields_alike(
             },
             {"model": "custom", "model.custom": '{"layers": 1'},
             {"data.preset": "file", "data.path": " x.jsonl "},
+            {"data.preset": "dataset:chats@3", "data.format": "jsonl"},
             {"script.env": "A = 1\nB\n\nC=x=y", "kind": "script"},
             {
                 "kind": "produce",

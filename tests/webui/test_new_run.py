@@ -520,3 +520,23 @@ def test_viewers_get_an_explanation(stranger: User, owner: User) -> None:
     )
     assert not Run.objects.exists()
     assert post(factories.client_for(owner), START).status_code == 302
+
+
+@pytest.mark.django_db
+def test_the_form_offers_data_sets_and_keeps_their_options(owner: User, data_root: Path) -> None:
+    from orchestrator.runs.models import DataSetVersion
+    from webui.forms.spec_form import spec_of, values_of
+
+    facts = {"format": "text", "path": str(data_root / "a.txt"), "state": "stored"}
+    DataSetVersion.objects.create(name="chats", version=1, owner=owner, **facts)
+    page = factories.client_for(owner).get("/runs/new/").content.decode()
+    assert 'value="dataset:chats"' in page and "data set chats" in page
+    spec = {**START, "data": {"dataset": "chats@1", "format": "jsonl", "document_masks": True}}
+    values = values_of(spec)
+    assert values["data.preset"] == "dataset:chats@1"
+    assert spec_of(values, spec)["data"] == spec["data"]
+    other = spec_of({**values, "data.preset": "dataset:notes"}, spec)
+    assert other["data"] == {"dataset": "notes"}
+    assert spec_of({**values, "data.preset": "shakespeare"}, spec)["data"] == {
+        "preset": "shakespeare"
+    }

@@ -16,6 +16,7 @@ from webui.forms.spec_fields import (
     ANSWERS,
     BODIES,
     CUSTOM_MODEL,
+    DATA_SET,
     FIELDS,
     MODEL_OF_WEIGHTS,
     OWN_FILE,
@@ -284,20 +285,26 @@ def _weights_choice(spec: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _data_choice(spec: Mapping[str, Any]) -> str:
-    named = any(_at(spec, f"data.{name}") is not None for name in ("sources", "dataset"))
-    if named or isinstance(_at(spec, "data.tokenizer"), Mapping):
+    if _at(spec, "data.sources") is not None or isinstance(_at(spec, "data.tokenizer"), Mapping):
         return OWN_JSON
+    if isinstance(name := _at(spec, "data.dataset"), str):
+        return DATA_SET + name
     return OWN_FILE if _at(spec, "data.path") is not None else "shakespeare"
 
 
 def _data(spec: dict[str, Any], values: Mapping[str, str]) -> None:
-    if values.get("data.preset") == OWN_JSON:
+    chosen = values.get("data.preset") or "shakespeare"
+    if chosen == OWN_JSON:
+        return
+    if chosen.startswith(DATA_SET):
+        if chosen != _data_choice(spec):  # else its options stay
+            spec["data"] = {"dataset": chosen.removeprefix(DATA_SET)}
         return
     if _preset_chosen(values):
-        spec["data"] = {"preset": values.get("data.preset") or "shakespeare"}
+        spec["data"] = {"preset": chosen}
         return
     data = spec["data"] if isinstance(spec.get("data"), dict) else {}
-    for other in ("preset", "sources"):
+    for other in ("preset", "sources", "dataset", "fingerprint"):
         data.pop(other, None)
     # keep an empty path: without it the spec would mean the preset again
     spec["data"] = {**data, "path": values.get("data.path", "").strip()}

@@ -19,6 +19,7 @@ from orchestrator.runs.outputs import endpoint
 from orchestrator.runs.submission import weights
 from orchestrator.runs.submission.examples.example_preview import example_files
 from webui.forms import forecast, spec_summary
+from webui.forms.data_set_choices import with_data_sets
 from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
 from webui.forms.forecast_produce import produce_facts
 from webui.forms.pool_choices import pool_choices
@@ -26,6 +27,7 @@ from webui.forms.spec_fields import (
     ANSWERS,
     BODIES,
     CUSTOM_MODEL,
+    DATA_SET,
     KIND,
     MODEL_OF_WEIGHTS,
     OWN_FILE,
@@ -299,7 +301,9 @@ def _context(
             "placeholder": "",
             "errors": errors.get("kind", []),
         },
-        "sections": [_section(section, values, errors, kind) for section in SECTIONS],
+        "sections": with_data_sets(
+            [_section(section, values, errors, kind) for section in SECTIONS], user=request.user
+        ),
         "experiments": selectors.experiments_visible_to(user=request.user)[:50],
         "pools": pool_choices(),
         "models": [*weights.offered(), *_checkpoints(request.user)],
@@ -401,6 +405,7 @@ def table() -> dict[str, Any]:
         "custom": CUSTOM_MODEL,
         "initial": MODEL_OF_WEIGHTS,
         "file": OWN_FILE,
+        "dataset": DATA_SET,
         "json": OWN_JSON,
         "path": OWN_PATH,
         "first": SMOLLM2,

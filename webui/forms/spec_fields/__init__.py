@@ -17,6 +17,7 @@ from webui.forms.spec_fields.evaluation import EVALUATION
 from webui.forms.spec_fields.field import (
     ANSWERS,
     CUSTOM_MODEL,
+    DATA_SET,
     MODEL_OF_WEIGHTS,
     OWN_FILE,
     OWN_JSON,
@@ -41,6 +42,7 @@ __all__ = [
     "ANSWERS",
     "BODIES",
     "CUSTOM_MODEL",
+    "DATA_SET",
     "FIELDS",
     "KIND",
     "MODEL_OF_WEIGHTS",

@@ -19,7 +19,7 @@ DATA = Section(
             choices=(
                 ("shakespeare", _("shakespeare: included with Orrery, raw bytes")),
                 (OWN_FILE, _("a file in the data roots")),
-                (OWN_JSON, _("set in the JSON: a data set, or weighted sources")),
+                (OWN_JSON, _("set in the JSON: weighted sources")),
             ),
             default="shakespeare",
             double=True,

@@ -23,7 +23,7 @@ export function specOf(values, base, table) {
       continue;
     }
     if (section.key === "model") putModel(spec, values, table);
-    if (section.key === "data" && values["data.preset"] !== table.json) putData(spec, values, preset);
+    if (section.key === "data" && values["data.preset"] !== table.json) putData(spec, values, preset, table);
     if (section.key === "weights") putWeights(spec, values, table);
     if (section.key === "plan" && values.plan === "auto" && table.trains.includes(kind)) {
       spec.plan = "auto";
@@ -66,9 +66,9 @@ export function valuesOf(spec, table) {
   values.model = typeof model === "string" ? model : table.custom;
   values["model.custom"] = typeof model === "string" ? "" : JSON.stringify(model, null, 2);
   Object.assign(values, weightsOf(spec, table));
-  const byJson = at(spec, "data.sources") != null || at(spec, "data.dataset") != null || isObject(at(spec, "data.tokenizer"));
+  const byJson = at(spec, "data.sources") != null || isObject(at(spec, "data.tokenizer"));
   if (byJson) values["data.tokenizer"] = "";
-  values["data.preset"] = byJson ? table.json : at(spec, "data.path") != null ? table.file : "shakespeare";
+  values["data.preset"] = byJson ? table.json : dataChoice(spec, table);
   values.plan = spec.plan === "auto" ? "auto" : "hand";
   return values;
 }
@@ -241,12 +241,23 @@ function weightsOf(spec, table) {
   return { weights: first ? table.first : table.json, "model.path": "" };
 }
 
-function putData(spec, values, preset) {
-  if (preset) {
-    spec.data = { preset: values["data.preset"] || "shakespeare" };
+function dataChoice(spec, table) {
+  const name = at(spec, "data.dataset");
+  if (typeof name === "string") return table.dataset + name;
+  return at(spec, "data.path") != null ? table.file : "shakespeare";
+}
+
+function putData(spec, values, preset, table) {
+  const chosen = values["data.preset"] || "shakespeare";
+  if (chosen.startsWith(table.dataset)) {
+    if (valuesOf(spec, table)["data.preset"] !== chosen) spec.data = { dataset: chosen.slice(table.dataset.length) };
     return;
   }
-  const { preset: _, sources: __, ...data } = isObject(spec.data) ? spec.data : {};
+  if (preset) {
+    spec.data = { preset: chosen };
+    return;
+  }
+  const { preset: _, sources: __, dataset: ___, fingerprint: ____, ...data } = isObject(spec.data) ? spec.data : {};
   spec.data = { ...data, path: (values["data.path"] || "").trim() };
 }
 

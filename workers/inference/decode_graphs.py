@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,6 +53,7 @@ class _Bucket:
         numbers = self._host.numpy()
         self._rows = numbers[: 4 * sequences].reshape(4, sequences)
         self._table = numbers[4 * sequences :].reshape(sequences, blocks)
+        self._filled: list[list[int]] = [[]] * sequences
         tokens, positions, slots, lens, table = torch.split(
             self._device, [sequences] * 4 + [sequences * blocks]
         )
@@ -63,7 +63,7 @@ class _Bucket:
 
     def fill(self, inputs: StepInputs) -> None:
         """Copy a step's numbers to the device, without waiting."""
-        count, width = len(inputs.tokens), len(inputs.table[0])
+        count = len(inputs.tokens)
         for row, values, padding in zip(
             self._rows,
             (inputs.tokens, inputs.positions, inputs.slots, inputs.context_lens),
@@ -72,7 +72,11 @@ class _Bucket:
         ):
             row[:count] = values
             row[count:] = padding
-        self._table[:count, :width] = np.asarray(inputs.table, dtype=np.int64)
+        # a sequence gets another block every 16 tokens: most rows are those of the step before
+        for index, blocks in enumerate(inputs.table):
+            if blocks != self._filled[index]:
+                self._table[index, : len(blocks)] = blocks
+                self._filled[index] = blocks
         self._device.copy_(self._host, non_blocking=True)
 
 

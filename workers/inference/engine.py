@@ -258,11 +258,12 @@ class Engine:
         finished: list[Request] = []
         first = 0
         for part in plan.scheduled:
-            request, rows = part.request, logits[first : first + part.rows]
+            request, start = part.request, first
             first += part.rows
             top = request.sampling.prompt_logprobs
             if not part.scored or request.finish is not None or top is None:
                 continue
+            rows = logits[start:first]
             done = len(request.prompt_scores)  # more than `start` after a preemption
             tokens = request.prompt[done + 1 : part.start + part.count + 1]
             low = done - part.start

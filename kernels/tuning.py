@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -65,6 +66,23 @@ def candidates(op: str) -> Callable[[CandidateFunction], CandidateFunction]:
 def candidates_for(op: str, facts: dict[str, Any]) -> list[Config]:
     """The changes to measure for these facts; empty if the operation registered none."""
     return _candidates[op](runtime.arch(), facts) if op in _candidates else []
+
+
+def changes(default: Config, *choices: Config, most: int = 12) -> list[Config]:
+    """What differs from `default` in each of `choices`, without repetitions, at most `most`."""
+    result: list[Config] = []
+    for choice in choices:
+        changed = {name: value for name, value in choice.items() if default.get(name) != value}
+        if changed and changed not in result:
+            result.append(changed)
+    return result[:most]
+
+
+def combinations(**values: tuple[Any, ...]) -> list[Config]:
+    """All combinations of the values by name, the last name varying fastest."""
+    return [
+        dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values())
+    ]
 
 
 @contextlib.contextmanager

@@ -165,6 +165,14 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK": block, "num_warps": 16 if block > 4096 else 8 if block > 1024 else 4}
 
 
+@tuning.candidates("linear_cross_entropy")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    columns = int(facts["columns"])
+    blocks = tuple(size for size in (8192, 4096, 2048, 1024) if size <= columns) or (columns,)
+    choices = tuning.combinations(BLOCK=blocks, num_warps=(16, 8, 4))
+    return tuning.changes(_rule(arch, facts), *choices)
+
+
 def _launch(
     logits: Tensor,
     targets: Tensor,

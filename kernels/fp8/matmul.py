@@ -160,6 +160,17 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "GROUP_M": 8, "num_warps": 8, "num_stages": 4}
 
 
+@tuning.candidates("fp8_matmul")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    """Columns of a block have one scale: `BLOCK_N` divides 128."""
+    default = _rule(arch, facts)
+    rows = (default["BLOCK_M"],) if default["BLOCK_M"] < 64 else (128, 64)
+    choices = tuning.combinations(
+        BLOCK_M=rows, BLOCK_N=(128, 64, 32), num_warps=(4, 8), num_stages=(4, 3, 5)
+    )
+    return tuning.changes(default, *choices, {"GROUP_M": 16})
+
+
 def _launch(
     a: Tensor, sa: Tensor, b: Tensor, sb: Tensor, out_dtype: torch.dtype, num_splits: int | None
 ) -> Tensor:

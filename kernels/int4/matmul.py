@@ -141,6 +141,17 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     }
 
 
+@tuning.candidates("int4_matmul")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    exact = facts["dtype"] == torch.float32
+    choices = tuning.combinations(
+        BLOCK_N=(16, 32) if exact else (64, 128, 32),
+        num_warps=(4, 8),
+        num_stages=(2, 3) if exact else (4, 3, 5),
+    )
+    return tuning.changes(_rule(arch, facts), *choices)
+
+
 def _launch(
     x: Tensor, qweight: Tensor, scales: Tensor, zeros: Tensor, group: int, num_splits: int | None
 ) -> Tensor:

@@ -163,6 +163,17 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
 
 
+@tuning.candidates("int8_matmul")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    exact = facts["dtype"] == torch.float32
+    choices = tuning.combinations(
+        BLOCK_N=(16, 32) if exact else (64, 128, 32),
+        BLOCK_K=(32, 64) if exact else (128, 64),
+        num_stages=(2, 3) if exact else (4, 5),
+    )
+    return tuning.changes(_rule(arch, facts), *choices, {"num_warps": 8})
+
+
 def _launch(x: Tensor, qweight: Tensor, scales: Tensor, num_splits: int | None) -> Tensor:
     (m, k), n = x.shape, qweight.shape[0]
     config = tuning.config("int8_matmul", dtype=x.dtype, rows=tuning.round_up(m), n=n, k=k)

@@ -154,6 +154,12 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 
 
+@tuning.candidates("mla_decode")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    choices = tuning.combinations(BLOCK_N=(32, 64, 16), num_warps=(4, 8), num_stages=(2, 1, 3))
+    return tuning.changes(_rule(arch, facts), *choices)
+
+
 def _launch(
     q: Tensor, q_rope: Tensor, cache: Tensor, plan: PagePlan, scale: float, num_splits: int | None
 ) -> tuple[Tensor, Tensor]:

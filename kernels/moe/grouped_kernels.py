@@ -113,6 +113,20 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_warps": 8, "num_stages": 3}
 
 
+@tuning.candidates("grouped_matmul")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    default = _rule(arch, facts)
+    if facts["dtype"] == torch.float32:
+        choices = tuning.combinations(BLOCK_N=(32, 64), num_warps=(4, 8), num_stages=(2, 1))
+    elif default["BLOCK_M"] == 16:
+        choices = tuning.combinations(BLOCK_N=(64, 128, 32), BLOCK_K=(128, 64), num_stages=(4, 5))
+    else:
+        choices = tuning.combinations(
+            BLOCK_M=(128, 64), BLOCK_N=(128, 256), num_warps=(8, 4), num_stages=(3, 4)
+        )
+    return tuning.changes(default, *choices)
+
+
 def launch_rows(x: Tensor, w_ENK: Tensor, ends: Tensor) -> Tensor:
     """Product `[A, N]`; `ends` `[E + 2]` int32: 0, the ends of the experts' rows, A."""
     x = x if x.stride(1) == 1 else x.contiguous()

@@ -47,6 +47,15 @@ def _rule(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {"BLOCK_M": 16, "BLOCK_N": 32 if wide else 64, "num_warps": warps, "num_stages": 5}
 
 
+@tuning.candidates("paged_attention")
+def _candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    if facts["dtype"] == torch.float32:
+        choices = tuning.combinations(BLOCK_N=(16, 32), num_warps=(4, 8), num_stages=(1, 2))
+    else:
+        choices = tuning.combinations(BLOCK_N=(64, 128, 32), num_warps=(4, 8), num_stages=(3, 5, 2))
+    return tuning.changes(_rule(arch, facts), *choices)
+
+
 def launch(
     q_THD: Tensor,
     k_cache: Tensor,

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import kernels
 from kernels import dispatch, rms_norm, runtime, tuning
 from kernels.dispatch import BackendUnavailable, Candidate, choose, explain
+from kernels.gpu import tune
 from kernels.paged_kv import plan_pages
 
 MODULES_WITH_CACHED_CHOICES = (
@@ -153,3 +154,59 @@ def test_a_repeated_call_is_neither_checked_nor_chosen_again(
         assert sum(map(int, again.values())) > sum(map(int, counts.values()))
     x = torch.ones(4, 4, device="meta")
     assert dispatch.call_key("op", (x,)) != dispatch.call_key("op", (x.t(),))
+
+
+FACTS: dict[str, list[dict[str, object]]] = {
+    **{
+        f"attention_{part}": [
+            {"d": d, "dv": d, "wide": wide, "causal": True, "window": False, "softcap": False}
+            for d, wide in ((64, False), (128, False), (256, False), (128, True))
+        ]
+        for part in ("forward", "forward_tma", "keys_values", "queries")
+    },
+    "paged_attention": [
+        {"dtype": torch.bfloat16, "head_dim": 128, "rows": rows} for rows in (4, 256)
+    ],
+    "mla_decode": [{"dtype": torch.bfloat16, "latent": 512, "rows": rows} for rows in (16, 128)],
+    "fp8_matmul": [{"rows": rows, "n": 4096, "k": 4096} for rows in (16, 4096)],
+    "int4_matmul": [
+        {"dtype": dtype, "rows": 16, "n": 4096, "k": 4096}
+        for dtype in (torch.bfloat16, torch.float32)
+    ],
+    "int8_matmul": [{"dtype": torch.bfloat16, "rows": 16, "n": 4096, "k": 4096}],
+    "grouped_matmul": [{"dtype": torch.bfloat16, "rows": rows, "of": "rows"} for rows in (16, 512)],
+    "linear_cross_entropy": [{"dtype": torch.bfloat16, "columns": 131072}],
+}
+
+
+@pytest.mark.parametrize("op", FACTS)
+def test_candidates_change_what_their_rule_returns(op: str) -> None:
+    for module in (
+        "attention.triton_kernels.configs",
+        "paged_kv.launch",
+        "mla.decode",
+        "fp8.matmul",
+        "int4.matmul",
+        "int8.matmul",
+        "moe.grouped_kernels",
+        "cross_entropy.row_kernel",
+    ):
+        importlib.import_module(f"kernels.{module}")
+    for arch in ("sm_80", "sm_90"):
+        for facts in FACTS[op]:
+            default = tuning._rules[op](arch, facts)
+            changes = tuning._candidates[op](arch, facts)
+            assert 3 <= len(changes) <= 12, (arch, facts, changes)
+            for change in changes:
+                assert change and change.keys() <= default.keys()
+                assert all(default[name] != value for name, value in change.items())
+    if op == "attention_forward":
+        assert tuning._candidates[op]("sm_90", FACTS[op][1])[0] == {"tma": True}
+
+
+def test_a_candidate_with_other_results_is_not_saved() -> None:
+    exact = [torch.linspace(-1, 1, 64)]
+    assert tune._agree([exact[0] + 1e-3], exact)
+    assert not tune._agree([exact[0].flip(0)], exact) and not tune._agree(
+        [exact[0] * torch.nan], exact
+    )

@@ -75,6 +75,18 @@ def forward(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {**chosen, "tma": False}
 
 
+@tuning.candidates("attention_forward")
+def _forward_candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    """Also the kernel with TMA and warp specialization, where a call allows it."""
+    if facts["wide"]:
+        return _fewer_stages(forward(arch, facts))
+    tma = [{"tma": True}] if arch == "sm_90" else []
+    blocks = tuning.combinations(
+        block_m=(128, 64), block_n=(64, 128, 32), num_warps=(4, 8), num_stages=(3, 2)
+    )
+    return tuning.changes(forward(arch, facts), *tma, *blocks)
+
+
 @tuning.rule("attention_forward_tma")
 def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
     """facts as in the forward kernel; four warps, or the compiler does not specialize."""
@@ -88,6 +100,14 @@ def forward_tma(arch: str, facts: dict[str, Any]) -> tuning.Config:
         _config(128, 32, 4, 2),
     ][width_class]
     return {**chosen, "warp_specialize": True}
+
+
+@tuning.candidates("attention_forward_tma")
+def _tma_candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    choices = tuning.combinations(
+        block_n=(128, 64, 32), num_stages=(2, 3, 4), warp_specialize=(True, False)
+    )
+    return tuning.changes(forward_tma(arch, facts), *choices)
 
 
 @tuning.rule("attention_keys_values")
@@ -116,6 +136,17 @@ def keys_values(arch: str, facts: dict[str, Any]) -> tuning.Config:
     return {**chosen, "one_loop": True}
 
 
+@tuning.candidates("attention_keys_values")
+def _keys_values_candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    default = keys_values(arch, facts)
+    if facts["wide"]:
+        return _fewer_stages(default)
+    choices = tuning.combinations(
+        block_m=(64, 32), block_n=(128, 64), num_stages=(2, 1), one_loop=(True, False)
+    )
+    return tuning.changes(default, *choices, {"num_warps": 4})
+
+
 @tuning.rule("attention_queries")
 def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
     """Blocks of the queries' backward kernel; facts and `one_loop` as in `keys_values`."""
@@ -139,6 +170,22 @@ def queries(arch: str, facts: dict[str, Any]) -> tuning.Config:
             _config(64, 32, 8, 1),
         ][_width_class(widest)]
     return {**chosen, "one_loop": widest > 128}
+
+
+@tuning.candidates("attention_queries")
+def _queries_candidates(arch: str, facts: dict[str, Any]) -> list[tuning.Config]:
+    default = queries(arch, facts)
+    if facts["wide"]:
+        return _fewer_stages(default)
+    choices = tuning.combinations(
+        block_m=(128, 64), block_n=(64, 128, 32), num_stages=(2, 3), one_loop=(True, False)
+    )
+    return tuning.changes(default, *choices)
+
+
+def _fewer_stages(default: tuning.Config) -> list[tuning.Config]:
+    """fp32 products are exact: without tensor cores, and with little room in registers."""
+    return tuning.changes(default, *tuning.combinations(num_warps=(4, 8), num_stages=(1, 2)))
 
 
 @tuning.rule("attention_row_sums")

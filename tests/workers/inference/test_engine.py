@@ -174,6 +174,18 @@ def test_batched_equals_unbatched_equals_the_model(shape):
             torch.testing.assert_close(torch.tensor(request.logprobs), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("shape", ["gqa", "mqa-window"])
+def test_rotation_and_cache_write_in_one_launch(shape):
+    """As on a GPU: the attention takes queries and keys before their rotation."""
+    given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(6))]
+    expected = finished(engine_of(model_of(**SHAPES[shape])), given)
+    engine = engine_of(model_of(**SHAPES[shape]))
+    for block in engine.runner.decoder.blocks.values():
+        block.attn.attend.rotates = True
+    fused = finished(engine, given)
+    assert [each.output_tokens for each in fused] == [each.output_tokens for each in expected]
+
+
 def test_little_memory_preempts_without_changing_tokens():
     given = [(prompt, MIXED[number % len(MIXED)]) for number, prompt in enumerate(prompts(12))]
     plenty = finished(engine_of(model_of(), sequences=8), given)

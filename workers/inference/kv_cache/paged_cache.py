@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels import paged_attention, write_kv
+from kernels import apply_rope, paged_attention, write_kv
 from kernels.paged_kv import PagePlan
 from kernels.paged_kv.api import QUANTIZED_DTYPES
 from workers.contracts.specs.model import ModelSpec
@@ -144,11 +144,14 @@ def _copy_between(
 class PagedAttention:
     """Attention of one layer: writes the step's keys and values to the cache, then reads from it.
 
-    Queries, keys and values are `[1, T, H, D]`, the tokens of all sequences concatenated.
+    Queries, keys and values are `[1, T, H, D]`, the tokens of all sequences concatenated. With
+    `rotates` it takes them before their rotation: one launch rotates queries and keys and writes
+    the cache, on a GPU whose cache is not quantized.
     """
 
     def __init__(self, cache: PagedCache, layer: int) -> None:
         self.cache, self.layer = cache, layer
+        self.rotates = cache.keys[layer].is_cuda and not cache.scales
 
     def __call__(
         self,
@@ -160,8 +163,10 @@ class PagedAttention:
         dropout: float = 0.0,
         scale: float | None = None,
         documents: Documents | None = None,
+        rope: tuple[Tensor, Tensor] | None = None,
+        interleaved: bool = False,
     ) -> Tensor:
-        """The attention output `[1, T, H * D]`."""
+        """The attention output `[1, T, H * D]`. `rope`: cosines and sines `[T, R]`, if it rotates."""
         metadata, keys, values = (
             self.cache.metadata,
             self.cache.keys[self.layer],
@@ -169,7 +174,16 @@ class PagedAttention:
         )
         assert metadata is not None and documents is None and not dropout
         scales = self.cache.scales[self.layer] if self.cache.scales else None
-        write_kv(k_BSHD[0], v_BSHD[0], keys, values, metadata.slots_T, scales=scales, check=False)
+        slots_T = metadata.slots_T
+        if rope is not None:
+            written = (v_BSHD, keys, values, slots_T.unsqueeze(0))
+            rotated = apply_rope(
+                q_BSHD, k_BSHD, *rope, cache=written, interleaved=interleaved, check=False
+            )
+            assert isinstance(rotated, Tensor)
+            q_BSHD = rotated
+        else:
+            write_kv(k_BSHD[0], v_BSHD[0], keys, values, slots_T, scales=scales, check=False)
         out = paged_attention(
             q_BSHD[0],
             keys,

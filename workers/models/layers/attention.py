@@ -49,14 +49,16 @@ class AttentionBase(nn.Module):
         """q, k and v `[B, S, H, D]` → `[B, S, hidden]`; k and v may have fewer heads."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if rope is not None:
-            q, k = self.operations.rotate(q, k, rope, self.interleaved)
         dropout = self.dropout if self.training else 0.0
         how: dict[str, Any] = {
             "window": self.window,
             "dropout": dropout,
             "documents": documents,
         }
+        if rope is not None and getattr(self.attend, "rotates", False):
+            how |= {"rope": rope, "interleaved": self.interleaved}
+        elif rope is not None:
+            q, k = self.operations.rotate(q, k, rope, self.interleaved)
         if self.prefix_k is not None and self.prefix_v is not None and not self.adapter_off:
             out = attend_with_prefix(q, k, v, (self.prefix_k, self.prefix_v), **how)
         else:

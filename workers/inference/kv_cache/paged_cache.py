@@ -166,7 +166,7 @@ class PagedAttention:
         rope: tuple[Tensor, Tensor] | None = None,
         interleaved: bool = False,
     ) -> Tensor:
-        """The attention output `[1, T, H * D]`. `rope`: cosines and sines `[T, R]`, if it rotates."""
+        """The attention output `[1, T, H * D]`; `rope`, if it rotates: cosines, sines `[T, R]`."""
         metadata, keys, values = (
             self.cache.metadata,
             self.cache.keys[self.layer],

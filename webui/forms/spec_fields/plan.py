@@ -119,7 +119,7 @@ PLAN = Section(
                 "which also compile."
             ),
             choices=same("block", "tensorwise", "rowwise"),
-            default=_("block; tensorwise if compiled"),
+            default=_("by compilation"),
             kinds=TRAINS,
         ),
         F(

@@ -50,9 +50,10 @@ def write(job: ExportJob) -> Exported:
         tables["compile"] = {"enable": True, "components": ["model"]}
     if job.plan.precision == "fp8":
         tables["compile"] = {"enable": True, "components": ["model", "loss"]}
-        tables["quantize.linear.float8"] = {"recipe_name": "rowwise", "filter_fqns": ["output"]}
+        recipe = "tensorwise" if job.plan.fp8_recipe == "tensorwise" else "rowwise"
+        tables["quantize.linear.float8"] = {"recipe_name": recipe, "filter_fqns": ["output"]}
         job.note(
-            "fp8 is torchao's rowwise float8 on every linear layer except the output head; it "
+            f"fp8 is torchao's {recipe} float8 on every linear layer except the output head; it "
             "requires compilation"
         )
     job.note(

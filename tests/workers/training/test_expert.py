@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from orchestrator.planner.model.communication.engine_traffic import all_to_all_bytes
@@ -169,21 +170,28 @@ def test_all_to_all_bytes_equal_the_planners(recompute, pools):
     sent = pools(2).call(
         f"{RANKS}:all_to_all_bytes", model=model, plan={**plan, "micro_batch_size": 2}
     )
-    expected = all_to_all_bytes(
-        ep=2,
-        accumulation=1,
-        moe_layers=2,
-        pp=1,
-        micro_batch=2,
-        seq_len=12,
-        cp=1,
-        top_k=3,
-        hidden=32,
-        compute_bytes=4,
-        experts=12,
-        recompute=RECOMPUTE[recompute],
-    )
+    columns = {
+        "ep": 2,
+        "accumulation": 1,
+        "moe_layers": 2,
+        "pp": 1,
+        "micro_batch": 2,
+        "seq_len": 12,
+        "cp": np.array(1),
+        "top_k": 3,
+        "hidden": 32,
+        "compute_bytes": 4,
+        "experts": 12,
+        "recompute": RECOMPUTE[recompute],
+        "capacity_limit": np.array(0.0),
+        "is_cpu": np.array(1.0),
+    }
+    expected = all_to_all_bytes(**columns)
     assert sum(sent) / len(sent) == expected
+    # on GPUs a capacity of 1 sends as many rows as there are assignments, and no counts
+    counts = 2 * 4 * 12 * (1 + (recompute != "none"))
+    padded = {"capacity_limit": np.array(1.0), "is_cpu": np.array(0.0)}
+    assert all_to_all_bytes(**columns | padded) == expected - counts
 
 
 @pytest.mark.parametrize("backend", ["", "reference"], ids=["chunks", "all rows at once"])

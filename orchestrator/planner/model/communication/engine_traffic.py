@@ -320,7 +320,7 @@ def _folded(schedule: Any) -> Any:
 @term(
     "B",
     "micro-batches · MoE layers · (4 · b · s/c · k · h + 4 bytes · experts); recomputed: 6 "
-    "and the counts twice",
+    "and the counts twice; with a capacity on GPUs padded rows: experts · most of one, no counts",
     "dispatch and combine, forward and backward, after the counts; mean of a group, no dropped "
     "tokens",
 )
@@ -337,10 +337,16 @@ def all_to_all_bytes(
     compute_bytes: Any,
     experts: Any,
     recompute: Any,
+    capacity_limit: Any,
+    is_cpu: Any,
 ) -> Any:
     """Bytes of all-to-alls per step."""
-    tokens, again = micro_batch * seq_len / cp * top_k, recompute > 0
-    layer_bytes = (4 + 2 * again) * tokens * hidden * compute_bytes + (1 + again) * 4 * experts
+    exact, again = micro_batch * seq_len / cp * top_k, recompute > 0
+    padded = (capacity_limit > 0) & (is_cpu == 0) & (cp == 1)
+    most = np.ceil(capacity_limit * seq_len * top_k / np.maximum(experts, 1))
+    tokens = np.where(padded, experts * micro_batch * np.minimum(seq_len, most), exact)
+    counts = (1 + again) * 4 * experts * ~padded
+    layer_bytes = (4 + 2 * again) * tokens * hidden * compute_bytes + counts
     return (ep > 1) * accumulation * np.ceil(moe_layers / pp) * layer_bytes
 
 

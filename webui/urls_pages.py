@@ -33,6 +33,7 @@ from webui.views import (
     solved_problems,
     storage,
     teams,
+    sweeps,
     usage,
 )
 
@@ -85,6 +86,10 @@ urlpatterns: list[URLPattern] = [
     path("fleet/<str:name>/remove/", node_actions.remove, name="node-remove"),
     path("queue/", queue.queue, name="queue"),
     path("queue/<int:id>/priority/", queue.priority, name="queue-priority"),
+    path("sweeps/", sweeps.sweeps, name="sweeps"),
+    path("sweeps/new/", sweeps.create, name="sweep-new"),
+    path("sweeps/<int:id>/", sweeps.sweep, name="sweep"),
+    path("sweeps/<int:id>/cancel/", sweeps.cancel, name="sweep-cancel"),
     path("experiments/", experiments.experiments, name="experiments"),
     path("experiments/new/", experiments.create, name="experiment-new"),
     path("experiments/<int:id>/", experiments.experiment, name="experiment"),

@@ -40,6 +40,7 @@ from orchestrator.api import (
     series,
     storage,
     teams,
+    sweeps,
     tokens,
     usage,
 )
@@ -118,6 +119,7 @@ for _prefix, _router in (
     ("/v1/runs", finetuning.router),
     ("/v1/runs", produced.router),
     ("/v1/experiments", experiments.router),
+    ("/v1/sweeps", sweeps.router),
     ("/v1/events", events.router),
     ("/v1/dead-letters", dead_letters.router),
     ("/v1/queue", queue.router),

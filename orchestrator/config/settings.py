@@ -30,6 +30,7 @@ INSTALLED_APPS = [
     "orchestrator.reviews",
     "orchestrator.run_table",
     "orchestrator.scheduling",
+    "orchestrator.sweeps",
     "orchestrator.jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files

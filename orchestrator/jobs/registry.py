@@ -14,6 +14,7 @@ from orchestrator.jobs.notifications import collect, subscriptions
 from orchestrator.jobs.usage import measure
 from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration
+from orchestrator.sweeps.advance import sweeps_advance
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,10 @@ def _exports(work: Work) -> dict[str, int]:
     return requests.build_exports(dry_run=work.dry_run, renew=work.renew)
 
 
+def _sweeps(work: Work) -> dict[str, int]:
+    return sweeps_advance(renew=work.renew)
+
+
 JOBS: Final[Mapping[str, JobType]] = {
     job.name: job
     for job in (
@@ -95,6 +100,7 @@ JOBS: Final[Mapping[str, JobType]] = {
         JobType("store-garbage", 3600.0, _store_garbage),
         JobType("usage", 3600.0, _usage),
         JobType("slow-devices", 30.0, _slow_devices, frequent=True, has_dry_run=False),
+        JobType("sweeps", 5.0, _sweeps, frequent=True, has_dry_run=False),
         JobType("notifications", 5.0, _notifications, frequent=True, has_dry_run=False),
     )
 }

@@ -16,7 +16,7 @@ from workers.contracts import RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-SPECS = sorted(EXAMPLES.glob("*.json"))
+SPECS = sorted(path for path in EXAMPLES.glob("*.json") if not path.name.startswith("sweep_"))
 ADAPTERS = ("lora", "qlora", "bitfit", "prefix")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 

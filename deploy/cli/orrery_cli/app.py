@@ -8,6 +8,7 @@ import typer
 
 from orrery_cli import __version__, credentials
 from orrery_cli.commands import actions, compare, download, fleet, login, logs, plan, runs, submit
+from orrery_cli.commands import sweep as sweeps
 from orrery_cli.commands import watch as watching
 
 HELP = """
@@ -64,3 +65,4 @@ for _name, _command in (
     ("download", download.download),
 ):
     app.command(_name)(_command)
+app.add_typer(sweeps.app, name="sweep")

@@ -7,6 +7,8 @@ import sys
 
 from orrery_cli import __version__
 
+SWEEP_COMMANDS = ("start", "list", "show", "watch", "cancel")
+
 
 def main() -> None:
     """Run the command of this process's arguments and exit with its code."""
@@ -25,7 +27,7 @@ def run(arguments: list[str]) -> int:
     from orrery_cli.errors import CliError, report
 
     try:
-        app(args=arguments, prog_name="orrery")
+        app(args=with_subcommand(arguments), prog_name="orrery")
     except CliError as error:
         report(error, as_json="--json" in arguments)
         return error.code
@@ -35,3 +37,13 @@ def run(arguments: list[str]) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return 0
+
+
+def with_subcommand(arguments: list[str]) -> list[str]:
+    """`sweep FILE …` is `sweep start FILE …`."""
+    for at, word in enumerate(arguments[:3]):  # --url may precede it
+        if word == "sweep" and (at == 0 or arguments[0].startswith("--url")):
+            following = arguments[at + 1 : at + 2]
+            if following and following[0] not in (*SWEEP_COMMANDS, "--help", "-h"):
+                return [*arguments[: at + 1], "start", *arguments[at + 1 :]]
+    return arguments

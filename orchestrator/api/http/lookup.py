@@ -12,6 +12,7 @@ from orchestrator.common.errors import Refusal
 from orchestrator.fleet import selectors as fleet
 from orchestrator.planner.store import selectors as planner
 from orchestrator.runs import selectors as runs
+from orchestrator.sweeps import selectors as sweeps
 
 MAX_ID = 2**63 - 1  # largest database key
 
@@ -40,6 +41,14 @@ def get_experiment(request: HttpRequest, id: int) -> Any:
         return runs.experiment_get(user=user(request), id=id)
     except Refusal:
         raise missing_object("experiment", id, "/api/v1/experiments") from None
+
+
+def get_sweep(request: HttpRequest, id: int) -> Any:
+    """The sweep with this id; 404 if the caller may not see it."""
+    try:
+        return sweeps.sweep_get(user=user(request), id=min(id, MAX_ID))
+    except Refusal:
+        raise missing_object("sweep", id, "/api/v1/sweeps") from None
 
 
 def get_calibration(request: HttpRequest, id: int) -> Any:

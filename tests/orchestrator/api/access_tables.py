@@ -64,6 +64,10 @@ GET    v1/experiments                                 read
 POST   v1/experiments                                 runs
 GET    v1/experiments/{int:id}                        read    see
 PATCH  v1/experiments/{int:id}                        runs    manage
+GET    v1/sweeps                                      read
+POST   v1/sweeps                                      runs
+GET    v1/sweeps/{int:id}                             read    see
+POST   v1/sweeps/{int:id}/cancel                      runs    manage
 GET    v1/events                                      read
 GET    v1/exports                                     read
 POST   v1/exports                                     read
@@ -224,6 +228,10 @@ experiments        GET
 experiment-new     POST  submitter
 experiment         GET   see
 experiment-edit    POST  manage
+sweeps             GET
+sweep-new          POST  submitter
+sweep              GET   see
+sweep-cancel       POST  manage
 assistant          GET   see
 assistant-start    POST  submitter
 solved-problems    GET

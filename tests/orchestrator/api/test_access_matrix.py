@@ -31,6 +31,8 @@ from orchestrator.reviews.source import pack
 from orchestrator.run_table import services as run_table
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import DataSetVersion
+from orchestrator.sweeps.definition import SweepDefinition
+from orchestrator.sweeps.services import sweep_create
 from tests import factories
 from tests.matrix import FULL
 from tests.orchestrator.api.access_tables import PAGES, REST
@@ -44,6 +46,10 @@ SUBSCRIPTION: dict[str, Any] = {
     "target": "https://example.com/hook",
     "events": ["run_failed"],
 }
+SWEEP: dict[str, Any] = {
+    "spec": factories.spec(),
+    "parameters": {"train.seed": {"values": [1]}},
+}
 BODIES: dict[str, dict[str, Any]] = {
     "POST v1/runs": {"spec": factories.spec()},
     "PATCH v1/runs/{int:id}": {"notes": "x"},
@@ -53,6 +59,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/runs/{int:id}/points": {"points": []},
     "POST v1/runs/{int:id}/finish": {"status": "finished"},
     "POST v1/experiments": {"name": "another"},
+    "POST v1/sweeps": {"name": "s", **SWEEP},
     "PATCH v1/experiments/{int:id}": {"notes": "x"},
     "PATCH v1/calibrations/{int:id}": {"default": True},
     "POST v1/tokens": {"name": "new"},
@@ -147,6 +154,7 @@ def world(live_redis: str, settings: Any) -> World:
         "run": run.pk,
         "artifact": runs.artifact_record(run=run, name="a", path=f"runs/{run.pk}/a").pk,
         "experiment": runs.experiment_create(owner=owner, name="question").pk,
+        "sweep": sweep_create(owner=owner, name="s", definition=SweepDefinition(**SWEEP)).pk,
         "plan": SavedPlan.objects.create(owner=owner, name="plan", line=LINE).pk,
         "calibration": Calibration.objects.create(
             name="c", device="cpu", framework="orrery", document={}, rows=0, created_by=owner
@@ -319,6 +327,7 @@ def filled(route: str, world: World) -> str:
 OBJECTS = {
     r"v1/run-views|runs/views": "view",
     r"(v1/)?experiments": "experiment",
+    r"(v1/)?sweeps": "sweep",
     r"v1/plans|planner/saved": "plan",
     r"v1/tokens|account/tokens": "token",
     r"(v1|account)/teams": "team",

@@ -1,0 +1,1 @@
+"""Sweeps: parents of runs that search parameters of a spec."""

@@ -32,8 +32,8 @@ from webui.views import (
     runs,
     solved_problems,
     storage,
-    teams,
     sweeps,
+    teams,
     usage,
 )
 

@@ -39,8 +39,8 @@ from orchestrator.api import (
     runs,
     series,
     storage,
-    teams,
     sweeps,
+    teams,
     tokens,
     usage,
 )

@@ -49,6 +49,7 @@ urlpatterns: list[URLPattern] = [
     path("runs/views/", runs.view_save, name="run-view-save"),
     path("runs/views/<int:id>/delete/", runs.view_delete, name="run-view-delete"),
     path("runs/compare/", compare.compare, name="runs-compare"),
+    path("runs/compare/curves/", compare.curves, name="runs-compare-curves"),
     path("runs/new/", new_run.new_run, name="run-new"),
     path("runs/from-bundle/", run_bundles.submit, name="run-from-bundle"),
     path("runs/<int:id>/bundle/", run_bundles.download, name="run-bundle"),

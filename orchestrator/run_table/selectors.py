@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import Team, User
@@ -48,6 +48,8 @@ __all__ = [
     "completions",
     "known_names",
     "matching",
+    "metric_names_of",
+    "metric_values",
     "query_refusal",
     "read_columns",
     "read_sort",
@@ -163,6 +165,22 @@ def column_values(
         for run, name, number, text in parameters.values_list("run_id", "name", "number", "text"):
             values[run][name] = text if number is None else number
     return values
+
+
+def metric_values(ids: Collection[int]) -> dict[int, dict[str, float]]:
+    """`{run: {metric: last value}}` of all stored summaries of these runs; one query."""
+    values: dict[int, dict[str, float]] = {id: {} for id in ids}
+    rows = MetricSummary.objects.filter(run_id__in=ids, last__isnull=False)
+    for run, name, last in rows.values_list("run_id", "name", "last"):
+        values[run][name] = last
+    return values
+
+
+def metric_names_of(ids: Collection[int]) -> list[str]:
+    """Metrics of these runs, those that most runs have first."""
+    rows = MetricSummary.objects.filter(run_id__in=ids).values("name")
+    counted = rows.annotate(runs=Count("pk")).order_by("-runs", "name")
+    return [row["name"] for row in counted]
 
 
 def views_visible_to(*, user: User) -> QuerySet[SavedView]:

@@ -203,7 +203,7 @@ def test_runs_are_compared_by_metrics_and_spec_differences(owner: User, stranger
         and "hush" not in page
     )
     assert factories.client_for(stranger).get(f"/runs/compare/?runs={one.pk}").status_code == 404
-    for requested in ("", "x", ",".join(map(str, range(1, 30)))):
+    for requested in ("", "x", ",".join(map(str, range(1, 102)))):
         assert client.get("/runs/compare/", {"runs": requested}).status_code == 422
 
 
@@ -249,3 +249,35 @@ def test_views_are_saved_with_their_columns(owner: User) -> None:
     assert number is not None
     client.post(f"/runs/views/{number[1]}/delete/")
     assert "★ best" not in client.get("/runs/").content.decode()
+
+
+def test_curves_of_many_runs_come_in_one_response(owner: User, stranger: User) -> None:
+    runs = [factories.run(owner) for _ in range(22)]
+    for run in runs[:21]:
+        batch = PointBatch(
+            run=str(run.pk),
+            attempt=1,
+            rank=0,
+            seq=[1, 2],
+            step=[1, 2],
+            tokens=[8, 16],
+            time=[50.0, 60.0],
+            values={"custom": [float(run.pk), float("nan")], "loss": [3.0, 2.0]},
+        )
+        telemetry.points_store(run=run, attempt=1, batches=[batch])
+    telemetry.summaries_refresh(limit=30, wait=False)
+    ids = ",".join(str(run.pk) for run in runs)
+    client = factories.client_for(owner)
+    page = compact(client.get(f"/runs/compare/?runs={ids}").content.decode())
+    assert "<option>custom</option><option selected>loss</option>" in page
+    query = {"runs": ids, "name": "custom", "x": "time"}
+    answer = client.get("/runs/compare/curves/", query).json()
+    assert len(answer["items"]) == 21 and answer["missing"] == [runs[21].pk]
+    assert answer["items"][0] == {
+        "run": runs[0].pk,
+        "x": [0.0, 10.0],
+        "y": [float(runs[0].pk), "NaN"],
+        "unit": "",
+    }
+    assert client.get("/runs/compare/curves/", query | {"x": "mood"}).status_code == 422
+    assert factories.client_for(stranger).get("/runs/compare/curves/", query).status_code == 404

@@ -1,18 +1,24 @@
-"""Compare page: metrics and spec differences of up to twenty runs of any kind."""
+"""Compare page: curves, metrics and spec differences of up to a hundred runs of any kind."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
 
-from orchestrator.common.errors import invalid
+from orchestrator.common import live
+from orchestrator.common.errors import Refusal, invalid, missing_object
+from orchestrator.common.units import is_id
+from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import selectors
 from orchestrator.runs.outputs import endpoint, evaluation_results
 from orchestrator.telemetry import selectors as telemetry
@@ -21,7 +27,9 @@ from webui.presentation import formatting
 from webui.tabs.evaluation_metrics import METRICS
 from webui.views.access import PageRequest, page
 
-MOST: Final = 20
+MOST: Final = 100
+_MANY: Final = 20  # more runs are compared by their stored metric summaries
+_POINTS: Final = 400  # of a curve; every extreme stays
 BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
 WINS = gettext_noop("share of examples for which the judge prefers the answer after training")
@@ -33,20 +41,13 @@ _STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s")
 @require_GET
 def compare(request: PageRequest) -> HttpResponse:
     """Compare `?runs=12,14,15`; differences are relative to the first."""
-    ids = list(
-        dict.fromkeys(
-            part.strip() for part in request.GET.get("runs", "").split(",") if part.strip()
-        )
-    )
-    if not 1 <= len(ids) <= MOST or not all(part.isdecimal() for part in ids):
-        raise invalid(
-            "runs",
-            _("%(text)r does not name 1 to %(most)s runs")
-            % {"text": request.GET.get("runs", "")[:80], "most": MOST},
-            _("Use a URL that ends with ?runs=12,14"),
-        )
-    runs = [selectors.run_get(user=request.user, id=id) for id in ids]
-    numbers = [metrics_of(run) for run in runs]
+    runs = _runs(request)
+    ids = [str(run.pk) for run in runs]
+    if len(runs) <= _MANY:
+        numbers = [metrics_of(run) for run in runs]
+    else:
+        stored = run_table.metric_values([run.pk for run in runs])
+        numbers = [stored[run.pk] for run in runs]
     evaluated = [
         measure
         for name, (title, unit, better, meaning) in METRICS.items()
@@ -64,8 +65,58 @@ def compare(request: PageRequest) -> HttpResponse:
         "differs": compare_specs([_spec(run) for run in runs]),
         "sentence": _sentence(runs, kinds),
         "ids": ",".join(ids),
+        "names": run_table.metric_names_of([run.pk for run in runs]),
+        "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
+        "curves": [{"id": run.pk, "name": run.name} for run in runs],
     }
     return render(request, "webui/compare.html", context)
+
+
+@page
+@require_GET
+def curves(request: PageRequest) -> HttpResponse:
+    """One metric of `?runs=12,14` as JSON: a curve per run that has it, with all extremes.
+
+    Without FLOPs or tokens of a run, its curve is left out.
+    """
+    runs = _runs(request)
+    name = request.GET.get("name", "loss")[:120]
+    axis = request.GET.get("x", "step")
+    if axis not in ("step", "time", "tokens", "flops"):
+        raise invalid("x", _("%(text)r is not an axis") % {"text": axis[:40]}, "step")
+    items, missing = [], []
+    for run in runs:
+        try:
+            curve = telemetry.series(run=run, name=name, x=axis, points=_POINTS)
+        except Refusal:
+            missing.append(run.pk)
+            continue
+        if axis == "time" and curve.x:
+            curve = replace(curve, x=[at - curve.x[0] for at in curve.x])
+        if curve.x:
+            items.append({"run": run.pk, "x": curve.x, "y": curve.y, "unit": curve.unit})
+        else:
+            missing.append(run.pk)
+    body = live.dumps({"name": name, "axis": axis, "items": items, "missing": missing})
+    return HttpResponse(body, content_type="application/json; charset=utf-8")
+
+
+def _runs(request: PageRequest) -> list[Any]:
+    """The runs of the URL in its order. Raises 422 for a wrong list, 404 for a hidden run."""
+    text = request.GET.get("runs", "")
+    ids = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not 1 <= len(ids) <= MOST or not all(is_id(part) for part in ids):
+        raise invalid(
+            "runs",
+            _("%(text)r does not name 1 to %(most)s runs") % {"text": text[:80], "most": MOST},
+            _("Use a URL that ends with ?runs=12,14"),
+        )
+    visible = selectors.runs_visible_to(user=request.user)
+    by_id = {run.pk: run for run in visible.filter(pk__in=[int(id) for id in ids])}
+    for id in ids:
+        if int(id) not in by_id:
+            raise missing_object("run", id)
+    return [by_id[int(id)] for id in ids]
 
 
 def metrics_of(run: Any) -> dict[str, float]:

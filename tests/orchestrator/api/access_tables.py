@@ -203,6 +203,7 @@ runs-bulk          POST
 run-view-save      POST
 run-view-delete    POST  private
 runs-compare       GET
+runs-compare-curves  GET
 run-bundle         GET   see
 run-diff           GET   see
 run-from-bundle    POST

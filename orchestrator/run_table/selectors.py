@@ -170,9 +170,10 @@ def column_values(
 def metric_values(ids: Collection[int]) -> dict[int, dict[str, float]]:
     """`{run: {metric: last value}}` of all stored summaries of these runs; one query."""
     values: dict[int, dict[str, float]] = {id: {} for id in ids}
-    rows = MetricSummary.objects.filter(run_id__in=ids, last__isnull=False)
+    rows = MetricSummary.objects.filter(run_id__in=ids)
     for run, name, last in rows.values_list("run_id", "name", "last"):
-        values[run][name] = last
+        if last is not None:
+            values[run][name] = last
     return values
 
 

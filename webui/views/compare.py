@@ -29,6 +29,12 @@ from webui.views.access import PageRequest, page
 
 MOST: Final = 100
 _MANY: Final = 20  # more runs are compared by their stored metric summaries
+_AXES: Final[dict[str, telemetry.Axis]] = {
+    "step": "step",
+    "time": "time",
+    "tokens": "tokens",
+    "flops": "flops",
+}
 _POINTS: Final = 400  # of a curve; every extreme stays
 BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
@@ -81,9 +87,10 @@ def curves(request: PageRequest) -> HttpResponse:
     """
     runs = _runs(request)
     name = request.GET.get("name", "loss")[:120]
-    axis = request.GET.get("x", "step")
-    if axis not in ("step", "time", "tokens", "flops"):
-        raise invalid("x", _("%(text)r is not an axis") % {"text": axis[:40]}, "step")
+    text = request.GET.get("x", "step")
+    axis = _AXES.get(text)
+    if axis is None:
+        raise invalid("x", _("%(text)r is not an axis") % {"text": text[:40]}, "step")
     items, missing = [], []
     for run in runs:
         try:

@@ -44,7 +44,7 @@ class MemberInline(admin.TabularInline):
 class TeamAdmin(admin.ModelAdmin):
     """Teams and their members."""
 
-    list_display = ("name", "budget_device_hours")
+    list_display = ("name", "max_devices", "share", "budget_device_hours")
     search_fields = ("name",)
     inlines = (MemberInline,)
 

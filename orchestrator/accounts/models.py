@@ -30,6 +30,10 @@ class Team(models.Model):
     )
     # per calendar month (UTC); null: no budget
     budget_device_hours = models.FloatField(null=True, blank=True)
+    # devices that its runs may hold at a time in all pools; null: no limit
+    max_devices = models.PositiveIntegerField(null=True, blank=True)
+    # weight of its fair share: a team of 2 may use twice as much as one of 1
+    share = models.FloatField(default=1.0, db_default=1.0)
 
     def __str__(self) -> str:
         return self.name

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
+from orchestrator.scheduling.ordering.orders import ORDERS, Order, Rank, effective_priority
 from orchestrator.scheduling.placement import reasons
 from orchestrator.scheduling.placement.capacity import (
     DeviceGroup,
@@ -45,25 +47,45 @@ def place(
     now: datetime,
     *,
     quotas: Mapping[str, int] | None = None,
+    team_quotas: Mapping[str, int] | None = None,
     pool_priority: Mapping[str, int] | None = None,
+    usage: DecayedUsage | None = None,
+    order: Order = ORDERS["orrery"],
     estimated: int = ESTIMATE_LIMIT,
 ) -> Decision:
     """Decide for every queued run; equal input gives an equal decision.
 
-    `quotas` limits the devices that one owner may hold per pool.
+    `quotas` limits the devices that one owner may hold per pool, `team_quotas` those that a team
+    may hold in all pools. `usage` is the past device time of the teams.
     """
-    current = _Pass(
-        sorted(nodes, key=lambda node: node.name),
-        now.timestamp(),
-        quotas or {},
-        estimated,
-    )
-    weight = pool_priority or {}
-    for run in sorted(
-        queue, key=lambda run: (-run.priority, -weight.get(run.pool, 0), run.queued_at, run.run)
-    ):
+    time = now.timestamp()
+    current = _Pass(sorted(nodes, key=lambda node: node.name), time, quotas or {}, estimated)
+    current.limit_teams(team_quotas or {})
+    for run in in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time):
         current.consider(run)
     return Decision(tuple(current.placements), tuple(current.waits))
+
+
+def in_order(
+    queue: Sequence[QueuedRun],
+    order: Order,
+    usage: DecayedUsage,
+    pool_priority: Mapping[str, int],
+    now: float,
+) -> list[QueuedRun]:
+    """The runs in the order in which the policy tries them."""
+    ranks: dict[tuple[str, str], Rank] = {}
+
+    def key(run: QueuedRun) -> tuple[float, ...]:
+        owner = run.team, run.owner
+        if owner not in ranks:
+            ranks[owner] = order.rank(usage, run.team, run.owner, now)
+        first, second, later = ranks[owner]
+        priority = effective_priority(run.priority, run.queued_at, now) if order.by_priority else 0
+        weight = pool_priority.get(run.pool, 0)
+        return -priority, -weight, first, second, order.base(run) + later, run.queued_at, run.run
+
+    return sorted(queue, key=key)
 
 
 class _Pass:
@@ -80,11 +102,17 @@ class _Pass:
         self._tried: dict[str, int] = {}  # pool → runs that were tried
         self._contending: dict[str, int] = {}  # pool → those that lack only devices
         self._held: dict[tuple[str, str], int] = {}  # (pool, owner) → devices
+        self._held_by_team: dict[str, int] = {}
+        self._team_quotas: Mapping[str, int] = {}
         self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
-                    self._hold(node.pool, slot.owner, 1)
+                    self._hold(node.pool, slot.owner, slot.team, 1)
+
+    def limit_teams(self, quotas: Mapping[str, int]) -> None:
+        """Devices that each team may hold; other teams have no limit."""
+        self._team_quotas = quotas
 
     def consider(self, run: QueuedRun) -> None:
         """Place the run, or record why it waits."""
@@ -99,7 +127,7 @@ class _Pass:
         groups = gangs.candidates(run)
         if shares := gangs.start(run, groups, backfill=gangs.may_backfill(run)):
             self.placements.append(Placement(run.run, shares))
-            self._hold(run.pool, run.owner, run.devices)
+            self._hold(run.pool, run.owner, run.team, run.devices)
             return self._changed(run.pool)
         reservation = gangs.reservations.get(run.pool)
         return self._wait(run, self._explain(run, groups, reservation), groups)
@@ -111,6 +139,10 @@ class _Pass:
         used, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
         if quota is not None and used + run.devices > quota:
             return reasons.over_quota(run.devices, run.pool, run.owner, quota, used)
+        if run.team in self._team_quotas:
+            quota, used = self._team_quotas[run.team], self._held_by_team.get(run.team, 0)
+            if used + run.devices > quota:
+                return reasons.over_team_quota(run.devices, run.team, quota, used)
         holders = [
             self._gangs.by_name[name]
             for name in run.checkpoint_nodes
@@ -121,8 +153,9 @@ class _Pass:
             return ""
         return reasons.checkpoint_unavailable(run, silent) if silent else ""
 
-    def _hold(self, pool: str, owner: str, devices: int) -> None:
+    def _hold(self, pool: str, owner: str, team: str, devices: int) -> None:
         self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
+        self._held_by_team[team] = self._held_by_team.get(team, 0) + devices
 
     def _wait(self, run: QueuedRun, reason: str, groups: list[DeviceGroup]) -> None:
         self._waiting[run.pool] = position = self._waiting.get(run.pool, 0) + 1

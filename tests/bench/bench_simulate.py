@@ -45,8 +45,8 @@ def main() -> None:
     assert trace is not None
     compare(trace, setup)
     took, cpu = time.perf_counter() - started, time.process_time() - cpu
-    what = "simulate 100,000 runs on 10,000 nodes"
-    record("simulate", what=what, value=took, unit="s", figure="<= 60", cpu_s=round(cpu, 1))
+    what = "simulate 100,000 runs on 10,000 nodes, CPU time"  # other programs may use the core
+    record("simulate", what=what, value=cpu, unit="s", figure="<= 60", wall_s=round(took, 1))
 
 
 if __name__ == "__main__":

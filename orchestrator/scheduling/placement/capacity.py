@@ -25,6 +25,7 @@ class Slot:
     owner: str = ""
     until: float | None = None
     early: float | None = None
+    team: str = ""
 
 
 @dataclass(frozen=True)

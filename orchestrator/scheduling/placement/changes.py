@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from django.conf import settings
 from django.db.models import Count, Max, Q, QuerySet, Sum
 
+from orchestrator.accounts.models import Team
 from orchestrator.fleet.cordons import has_open_cordon, usable_devices
 from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Checkpoint, Run
@@ -82,6 +83,8 @@ def read() -> Inputs:
             Count("pk"), Max("pk"), Sum("pk"), Sum("index"), Count("catalogue", distinct=True)
         ),
         list(Pool.objects.order_by("pk").values_list()),
+        list(Team.objects.order_by("pk").values_list()),
+        Team.members.through.objects.aggregate(Count("pk"), Max("pk"), Sum("pk")),
         list(
             Node.objects.order_by("pk").values_list(
                 "pk", "pool_id", "health", "drained", "wire", has_open_cordon("node")

@@ -41,6 +41,20 @@ def over_quota(devices: int, pool: str, owner: str, quota: int, used: int) -> st
     )
 
 
+def over_team_quota(devices: int, team: str, quota: int, used: int) -> str:
+    """The run would exceed its team's quota, now or, if it is larger than the quota, always."""
+    needed = f"{devices} device{'' if devices == 1 else 's'}"
+    if devices > quota:
+        return (
+            f"Waiting for {needed}: team {team} may hold {quota} at a time. Request {quota} or "
+            "fewer; otherwise the run waits until an administrator raises the quota."
+        )
+    return (
+        f"Waiting for {needed}: team {team} may hold {quota} at a time and {used} are in use. "
+        "It starts when other runs of the team end."
+    )
+
+
 def checkpoint_unavailable(run: QueuedRun, nodes: Sequence[str]) -> str:
     """The nodes with the run's checkpoint are silent."""
     return (

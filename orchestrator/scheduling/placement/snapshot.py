@@ -6,7 +6,7 @@ The number of queries does not depend on the number of runs or nodes. Writes not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,8 +19,9 @@ from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.placement import resume_points
+from orchestrator.scheduling.placement import fair_shares, resume_points
 from orchestrator.scheduling.placement.changes import own_queue
+from orchestrator.scheduling.placement.fair_shares import FairShares
 from orchestrator.scheduling.placement.resume_points import ResumePoint
 from orchestrator.scheduling.policy import (
     ESTIMATE_LIMIT,
@@ -37,6 +38,7 @@ from workers.contracts.wire.node_messages import RunState, supported
 
 # a holder may end after this part of the remaining time that its measured progress predicts
 EARLY_SHARE = 0.5
+STARTUP_S = 20.0  # from the placement to the first step
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Snapshot:
     resume: dict[int, ResumePoint]
     quotas: dict[str, int]
     pool_priority: dict[str, int]
+    shares: FairShares = field(default_factory=FairShares)
 
     def decide(self, now: datetime, *, estimated: int = ESTIMATE_LIMIT) -> Decision:
         """Apply the policy; `estimated` limits the estimated starts per pool."""
@@ -57,6 +60,8 @@ class Snapshot:
             self.nodes,
             now,
             quotas=self.quotas,
+            team_quotas=self.shares.quotas,
+            usage=self.shares.usage,
             pool_priority=self.pool_priority,
             estimated=estimated,
         )
@@ -78,27 +83,35 @@ def take() -> Snapshot:
             "not_before",
             "spec__resources",
             "wait_reason",
+            "prediction__step_time_s",
+            "spec__train__steps",
         )
     )
+    shares = fair_shares.read() if rows else FairShares()
     servers = _server_reasons() if rows else {}
     failed = _failed_on() if rows and settings.ENV.avoid_s else {}
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     return Snapshot(
         queue=[
-            _waiting(row[:8], resume.get(row[0]), failed.get(row[0]), servers.get(row[0], ""))
+            replace(
+                _waiting(row[:8], resume.get(row[0]), failed.get(row[0]), servers.get(row[0], "")),
+                team=shares.team(row[5]),
+                expected_s=_expected_s(row, resume.get(row[0])),
+            )
             for row in rows
         ],
-        nodes=node_views() if rows else [],
+        nodes=node_views(shares) if rows else [],
         reasons={row[0]: row[8] for row in rows},
         resume=resume,
         quotas={name: most for name, most, _ in pools if most is not None},
         pool_priority={name: priority for name, _, priority in pools},
+        shares=shares,
     )
 
 
-def node_views() -> list[NodeView]:
+def node_views(shares: FairShares | None = None) -> list[NodeView]:
     """All nodes with their usable devices and holders, by name."""
-    holders = _holders()
+    holders = _holders(shares or FairShares())
     held = dict(Allocation.objects.filter(released=None).values_list("device_id", "attempt_id"))
     slots: dict[int, list[Slot]] = {}
     devices = usable_devices().order_by("node_id", "index")
@@ -167,12 +180,12 @@ def _server_reasons() -> dict[int, str]:
     return reasons
 
 
-_Holder = tuple[int, str, float | None, float | None]
-_UNKNOWN: _Holder = (0, "", None, None)
+_Holder = tuple[int, str, float | None, float | None, str]
+_UNKNOWN: _Holder = (0, "", None, None, "")
 
 
-def _holders() -> dict[int, _Holder]:
-    """`{attempt: (run, owner, latest end, earliest end)}` of the attempts that hold devices."""
+def _holders(shares: FairShares) -> dict[int, _Holder]:
+    """`{attempt: (run, owner, latest end, earliest end, team)}` of those that hold devices."""
     rows = (
         Attempt.objects.filter(allocations__released=None, allocations__isnull=False)
         .order_by()
@@ -194,8 +207,19 @@ def _holders() -> dict[int, _Holder]:
         early = None
         if eta_s is not None and started is not None and seen is not None:
             early = seen.timestamp() + EARLY_SHARE * float(eta_s)
-        holders[pk] = (run, owner, until, early)
+        holders[pk] = (run, owner, until, early, shares.team(owner))
     return holders
+
+
+def _expected_s(row: tuple[Any, ...], resume: ResumePoint | None) -> float | None:
+    """The predicted time of the remaining steps, at most the limit; None without either."""
+    limit = (row[7] or {}).get("max_seconds")
+    step_time_s, steps = row[9], row[10]
+    if not step_time_s or not steps:
+        return limit
+    left = max(1, int(steps) - (resume.step if resume is not None else 0))
+    predicted = STARTUP_S + float(step_time_s) * left
+    return predicted if limit is None else min(predicted, float(limit))
 
 
 def _waiting(

@@ -66,7 +66,7 @@ def test_a_gang_over_two_nodes_gets_ranks_in_order_and_one_rendezvous(
 
 def test_reasons_are_written_when_they_change_and_only_then(broker: Broker, owner: User) -> None:
     factories.node("n1", devices=2)
-    first, second = factories.run(owner, devices=2), factories.run(owner, devices=1)
+    first, second = factories.run(owner, devices=2), factories.run(owner, devices=1, priority=-1)
     services.tick()
     second.refresh_from_db()
     assert (

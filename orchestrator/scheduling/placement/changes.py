@@ -83,8 +83,11 @@ def read() -> Inputs:
             Count("pk"), Max("pk"), Sum("pk"), Sum("index"), Count("catalogue", distinct=True)
         ),
         list(Pool.objects.order_by("pk").values_list()),
-        list(Team.objects.order_by("pk").values_list()),
-        Team.members.through.objects.aggregate(Count("pk"), Max("pk"), Sum("pk")),
+        list(
+            Team.objects.order_by("pk", "members").values_list(
+                "name", "max_devices", "share", "members"
+            )
+        ),
         list(
             Node.objects.order_by("pk").values_list(
                 "pk", "pool_id", "health", "drained", "wire", has_open_cordon("node")

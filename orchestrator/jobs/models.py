@@ -152,6 +152,38 @@ class Export(models.Model):
         return f"{self.kind} {self.target} {self.state}"
 
 
+class Simulation(models.Model):
+    """Scheduling policies compared on a trace; a job runs it."""
+
+    class State(models.TextChoices):
+        """States; the last two are final."""
+
+        QUEUED = "queued", "queued"
+        DONE = "done", "done"
+        FAILED = "failed", "failed"
+
+    owner = models.ForeignKey(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="simulations"
+    )
+    trace = models.CharField(max_length=120)  # philly:RUNS:SEED, or a file's name
+    csv = models.TextField(blank=True)  # the text of an uploaded file
+    runs = models.PositiveIntegerField()
+    nodes = models.PositiveIntegerField()
+    devices_per_node = models.PositiveIntegerField()
+    policies = models.JSONField(default=list)  # names
+    state = models.CharField(max_length=8, choices=State.choices, default=State.QUEUED)
+    created = models.DateTimeField(default=timezone.now)
+    finished = models.DateTimeField(null=True, blank=True)
+    result = models.JSONField(null=True, blank=True)  # of compare_with_charts
+    error = models.CharField(max_length=500, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["state"], name="simulation_state")]
+
+    def __str__(self) -> str:
+        return f"{self.trace} {self.state}"
+
+
 class UsageDay(models.Model):
     """Device-seconds that a person's runs held in a pool on a UTC day.
 

@@ -79,6 +79,10 @@ POST   v1/datasets                                    runs
 GET    v1/datasets/{name}                             read    see
 GET    v1/datasets/{name}/{int:version}               read    see
 DELETE v1/datasets/{name}/{int:version}               runs    manage
+GET    v1/simulations                                 read
+POST   v1/simulations                                 read
+GET    v1/simulations/{int:id}                        read    private
+DELETE v1/simulations/{int:id}                        read    private
 GET    v1/usage                                       read
 GET    v1/storage/candidates                          fleet
 GET    v1/storage/copies                              fleet
@@ -225,6 +229,9 @@ node-uncordon      POST  operator
 node-remove        GET   operator
 queue              GET
 queue-priority     POST  see
+simulator          GET
+simulation         GET   private
+simulation-delete  POST  private
 experiments        GET
 experiment-new     POST  submitter
 experiment         GET   see

@@ -25,6 +25,7 @@ from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.engines import services as engines
 from orchestrator.jobs.exports import requests
 from orchestrator.jobs.notifications import subscriptions
+from orchestrator.jobs.simulations import requests as simulations
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.reviews.models import DataSet, ModelComparison, Review
 from orchestrator.reviews.source import pack
@@ -168,6 +169,9 @@ def world(live_redis: str, settings: Any) -> World:
     ids["step"] = saved.step
     ids["export"] = requests.export_request(by=owner, run=run.pk).pk
     ids["view"] = run_table.view_save(owner=owner, name="v", query="sort=loss").pk
+    ids["simulation"] = simulations.simulation_request(
+        by=owner, trace="philly:10:1", nodes=1, devices_per_node=8
+    ).pk
     row, _ = subscriptions.subscription_create(by=owner, **SUBSCRIPTION)
     ids["subscription"] = row.pk
     index = pack(array("Q", [0]))
@@ -338,4 +342,5 @@ OBJECTS = {
     r"v1/model-comparisons|data/comparisons": "comparison",
     r"v1/device-types": "device",
     r"(v1|account)/exports": "export",
+    r"(v1/simulations|simulator)": "simulation",
 }

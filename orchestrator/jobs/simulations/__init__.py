@@ -1,0 +1,1 @@
+"""Simulations that users request; a job runs them in the background."""

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from django.db.models import Sum
 from django.db.models.functions import TruncDay
 
-from orchestrator.accounts.models import Team
+from orchestrator.accounts.models import Team, TeamMembership
 from orchestrator.common import clock
 from orchestrator.scheduling.models import Allocation, DeviceTime
 from orchestrator.scheduling.ordering.decayed_usage import HALF_LIFE_S, DecayedUsage
@@ -37,7 +37,7 @@ class FairShares:
 
 def read() -> FairShares:
     """Teams now; past usage at most a minute old."""
-    members = Team.members.through.objects.order_by("-team__name")
+    members = TeamMembership.objects.order_by("-team__name")
     team_of = dict(members.values_list("user__username", "team__name"))
     limits = list(Team.objects.values_list("name", "max_devices", "share"))
     return FairShares(

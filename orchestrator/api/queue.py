@@ -29,6 +29,9 @@ def _serialize(entry: Any) -> dict[str, Any]:
         "position": entry.position,
         "reason": entry.reason,
         "may_start": iso(entry.may_start),
+        "earliest_start": iso(entry.earliest),
+        "latest_start": iso(entry.latest),
+        "sooner": entry.sooner,
     }
 
 

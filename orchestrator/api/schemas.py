@@ -447,6 +447,9 @@ class QueueOut(Schema):
     position: int = Field(description="1 starts next")
     reason: str = Field(description="why it waits")
     may_start: Time | None = Field(description="estimated start; null if unknown")
+    earliest_start: Time | None = Field(description="80% of simulated starts lie between")
+    latest_start: Time | None
+    sooner: str = Field(description="what would start it sooner, empty if nothing is known")
 
 
 class SeriesName(Schema):

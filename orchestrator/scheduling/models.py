@@ -115,6 +115,18 @@ class QueueDecision(models.Model):
         return f"{self.name} at {self.decided}"
 
 
+class QueueEstimate(models.Model):
+    """Simulated starts of the waiting runs, in one row; a job writes it, pages read it."""
+
+    name = models.CharField(max_length=20, primary_key=True)
+    computed = models.DateTimeField()
+    # {run: [start, low, high, what would start it sooner]}, Unix seconds
+    starts = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.computed}"
+
+
 class DeviceTime(models.Model):
     """Device-seconds of an ended attempt: `allocated` = `productive` + those lost by cause.
 

@@ -25,6 +25,7 @@ _DESCRIPTIONS = {
     "data-sets": gettext_noop(
         "Reads the files of registered data sets and copies them into the store."
     ),
+    "queue-estimates": gettext_noop("Simulates the queue to estimate when waiting runs start."),
     "simulations": gettext_noop("Runs requested simulations of scheduling policies."),
     "garbage": gettext_noop(
         "Deletes checkpoints and folders of ended runs from the nodes, and measures storage."

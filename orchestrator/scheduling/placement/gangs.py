@@ -103,6 +103,10 @@ class Gangs:
                 return self._take(run, nodes)
         return None
 
+    def held(self) -> dict[int, tuple[Share, ...]]:
+        """What the runs that this object started hold."""
+        return {run: held.shares for run, held in self._held.items()}
+
     def release(self, run: QueuedRun) -> None:
         """Free the devices of a run that this object started."""
         held = self._held.pop(run.run)

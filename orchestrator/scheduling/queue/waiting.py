@@ -6,7 +6,7 @@ Omits runs that the user may not see. Writes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.conf import settings
@@ -18,18 +18,25 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.placement import reasons
-from orchestrator.scheduling.queue import decision_store
+from orchestrator.scheduling.queue import decision_store, start_estimates
 from workers.contracts.wire.node_messages import RunState
 
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A waiting run; `position` counts over the full queue, `may_start` is None if unknown."""
+    """A waiting run; `position` counts over the full queue, `may_start` is None if unknown.
+
+    `earliest` and `latest` hold 80% of the simulated starts, `sooner` says what would start it
+    sooner.
+    """
 
     run: Run
     position: int
     reason: str
     may_start: datetime | None
+    earliest: datetime | None = None
+    latest: datetime | None = None
+    sooner: str = ""
 
 
 @dataclass(frozen=True)
@@ -127,6 +134,7 @@ def _entries(
         return []
     waiting = runs.waiting_runs(ids=chosen)
     jobs = EngineJob.objects.filter(state=EngineJob.State.PENDING, attempt__run__in=waiting)
+    simulated = start_estimates.load()
     starts = dict(jobs.values_list("attempt__run_id", "expected_start"))
     entries = []
     for pk in chosen:
@@ -135,5 +143,11 @@ def _entries(
         wait = decided.wait(pk)
         reason = wait.reason if wait else run.wait_reason or reasons.UNDECIDED
         may_start = wait.may_start if wait else starts.get(pk)
-        entries.append(QueueEntry(run, positions[pk], reason, may_start))
+        estimate, sooner = simulated.get(pk, (None, ""))
+        entry = QueueEntry(run, positions[pk], reason, may_start, sooner=sooner)
+        if estimate is not None:
+            entry = replace(
+                entry, may_start=estimate.start, earliest=estimate.low, latest=estimate.high
+            )
+        entries.append(entry)
     return entries

@@ -22,6 +22,7 @@ from orchestrator.scheduling.simulation.traces import PREDICTION_ERROR, Trace
 from orchestrator.scheduling.simulation.waiting_runs import WaitingRuns
 
 POOL = "simulated"
+RECENT_RUNS = 1000  # that an observer sees
 _KIND = "device"
 
 
@@ -46,9 +47,25 @@ def simulate(
     nodes: int,
     devices_per_node: int,
     renew: Callable[[], None] | None = None,
+    observe: Callable[[State], None] | None = None,
 ) -> Outcome:
-    """Run the policy until the last run has ended. `renew` is called every 1,000 passes."""
-    return _Simulation(trace, order, nodes, devices_per_node).run(renew)
+    """Run the policy until the last run has ended.
+
+    `renew` is called every 1,000 passes, `observe` after each pass that leaves runs waiting.
+    """
+    return _Simulation(trace, order, nodes, devices_per_node).run(renew, observe)
+
+
+@dataclass(frozen=True)
+class State:
+    """A simulation after a pass: who waits, who holds what, and between when holders end."""
+
+    now: float
+    waiting: list[QueuedRun]
+    nodes: list[NodeView]
+    ends: dict[int, tuple[float, float]]
+    usage: DecayedUsage
+    recent: list[QueuedRun]  # submitted last
 
 
 def together_for(devices: int, devices_per_node: int) -> int:
@@ -75,11 +92,14 @@ class _Simulation:
         self._stops: list[float] = [0.0] * count
         self._durations: list[float] = trace.duration_s.tolist()
         self._queued = self._requests(devices_per_node)
+        self._submitted = 0
         if order.by_owner:
             for team in set(trace.team):
                 self._usage.know(team)
 
-    def run(self, renew: Callable[[], None] | None) -> Outcome:
+    def run(
+        self, renew: Callable[[], None] | None, observe: Callable[[State], None] | None = None
+    ) -> Outcome:
         """Handle all events in the order of time."""
         submit: list[float] = self._trace.submit_s.tolist()
         count, last, next_run, now = len(submit), submit[-1], 0, 0.0
@@ -96,11 +116,14 @@ class _Simulation:
             while next_run < count and submit[next_run] <= now:
                 self._waiting.add(self._queued[next_run])
                 next_run += 1
+            self._submitted = next_run
             if self._waiting and self._free:
                 self._pass(now)
                 self._outcome.passes += 1
                 if renew is not None and self._outcome.passes % 1000 == 0:
                     renew()
+                if observe is not None and self._waiting:
+                    observe(self._state(now))
         self._outcome.start_s = np.array(self._starts)
         self._outcome.end_s = np.array(self._stops)
         return self._outcome
@@ -143,6 +166,35 @@ class _Simulation:
         first = self._waiting.first(now)
         if first is not None and first.devices <= self._free and until > now:
             self._outcome.blocked_idle_s += self._free * (until - now)
+
+    def _state(self, now: float) -> State:
+        """Copies of what the policy knows."""
+        ends = {
+            number: (
+                max(now, self._starts[number] + run.min_seconds),
+                max(now, self._starts[number] + (run.max_seconds or 0.0)),
+            )
+            for number, run in self._running.items()
+        }
+        slots = {view.name: list(view.slots) for view in self._gangs.nodes}
+        for number, shares in self._gangs.held().items():
+            run, started = self._running[number], self._starts[number]
+            for share in shares:
+                for index in share.devices:
+                    slots[share.node][index] = Slot(
+                        index,
+                        _KIND,
+                        True,
+                        number,
+                        run.owner,
+                        started + (run.max_seconds or 0.0),
+                        started + run.min_seconds,
+                        run.team,
+                    )
+        nodes = [NodeView(name, POOL, tuple(each)) for name, each in slots.items()]
+        recent = self._queued[max(0, self._submitted - RECENT_RUNS) : self._submitted]
+        recent = [run for run in recent if run.queued_at > 0]  # not those in progress at first
+        return State(now, list(self._waiting), nodes, ends, self._usage, recent)
 
     def _requests(self, devices_per_node: int) -> list[QueuedRun]:
         """The runs as the policy sees them; limits hold for every prediction error."""

@@ -34,6 +34,9 @@ class WaitingRuns:
     def __len__(self) -> int:
         return self._count
 
+    def __iter__(self) -> Iterator[QueuedRun]:
+        return (entry[2] for group in self._groups.values() for entry in group)
+
     def add(self, run: QueuedRun) -> None:
         """Add a run."""
         group = self._groups.setdefault(self._group(run), [])

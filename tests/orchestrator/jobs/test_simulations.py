@@ -110,6 +110,6 @@ def test_the_page_simulates_an_uploaded_file(owner: User) -> None:
         ({"kind": "philly", "runs": "10", "seed": "1", "policies": []}, "no policy"),
     ],
 )
-def test_the_page_says_what_is_wrong(owner: User, form: dict[str, Any], text: str) -> None:
+def test_the_page_refuses_a_wrong_form(owner: User, form: dict[str, Any], text: str) -> None:
     sent = page_of(owner).post("/simulator/", {"nodes": "1", "per_node": "8", **form})
     assert sent.status_code == 422 and text in sent.content.decode()

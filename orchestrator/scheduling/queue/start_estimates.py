@@ -185,6 +185,8 @@ def _sizes(queue: Sequence[QueuedRun]) -> dict[int, list[int]]:
     )
     sizes = {}
     for run, devices, plan in plans.values_list("pk", "devices", "plan"):
+        if plan is None:
+            continue
         dp, micro = plan.get("dp") or 1, plan.get("micro_batch_size") or 1
         batch = (plan.get("global_batch_size") or 0) // micro
         if dp > 1 and devices % dp == 0 and batch:

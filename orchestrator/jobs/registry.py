@@ -11,9 +11,11 @@ from orchestrator.fleet.engines import services as engines
 from orchestrator.jobs import garbage, retention, slow_devices, store_garbage
 from orchestrator.jobs.exports import requests
 from orchestrator.jobs.notifications import collect, subscriptions
+from orchestrator.jobs.simulations import requests as simulations
 from orchestrator.jobs.usage import measure
 from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration
+from orchestrator.scheduling.queue import start_estimates
 from orchestrator.sweeps.advance import sweeps_advance
 
 
@@ -88,6 +90,15 @@ def _sweeps(work: Work) -> dict[str, int]:
     return sweeps_advance(renew=work.renew)
 
 
+def _simulations(work: Work) -> dict[str, int]:
+    return simulations.run_simulations(dry_run=work.dry_run, renew=work.renew)
+
+
+def _queue_estimates(work: Work) -> dict[str, int]:
+    start_estimates.compute()
+    return {}
+
+
 JOBS: Final[Mapping[str, JobType]] = {
     job.name: job
     for job in (
@@ -96,6 +107,8 @@ JOBS: Final[Mapping[str, JobType]] = {
         JobType("secrets", 3600.0, _secrets, frequent=True),
         JobType("exports", 5.0, _exports, frequent=True),
         JobType("data-sets", 5.0, _data_sets, frequent=True),
+        JobType("simulations", 3.0, _simulations, frequent=True),
+        JobType("queue-estimates", 30.0, _queue_estimates, frequent=True, has_dry_run=False),
         JobType("garbage", 3600.0, _garbage),
         JobType("store-garbage", 3600.0, _store_garbage),
         JobType("usage", 3600.0, _usage),

@@ -18,7 +18,7 @@ from webui.presentation import formatting
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
-from webui.views.runs import row
+from webui.views.runs import row, sparklines
 
 SHOWN = 100
 RUNS = 200  # of an experiment, newest first
@@ -58,7 +58,7 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
     """Show an experiment and its runs."""
     item = selectors.experiment_get(user=request.user, id=id)
     runs = selectors.run_list(user=request.user, experiment=item.pk, limit=RUNS)
-    sparks = telemetry.sparkline(run_ids=[run.pk for run in runs], name="loss")
+    sparks = sparklines(runs)
     values = best_values(runs, _curves)
     best = best_runs(runs, values)
     rows = [

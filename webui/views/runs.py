@@ -117,11 +117,7 @@ def view_delete(request: PageRequest, id: int) -> HttpResponse:
 
 def _rows(shown: list[Any], table: TableColumns) -> list[dict[str, Any]]:
     ids = [run.pk for run in shown]
-    sparks: dict[int, list[float]] = {}
-    if any(head.key == "result" for head in table.heads):
-        for name in dict.fromkeys(map(spark_metric, shown)):
-            mine = [run.pk for run in shown if spark_metric(run) == name]
-            sparks |= telemetry.sparkline(run_ids=mine, name=name)
+    sparks = sparklines(shown) if any(head.key == "result" for head in table.heads) else {}
     curves = {
         key: telemetry.sparkline(run_ids=ids, name=name) for key, name in table.curves.items()
     }
@@ -236,6 +232,15 @@ def bulk(request: PageRequest) -> HttpResponse:
     if not ids:
         messages.warning(request, _("Select runs first."))
     return redirect(next_url(request, "runs"))
+
+
+def sparklines(shown: list[Any]) -> dict[int, list[float]]:
+    """Return the curve of each run: its loss, reward or tokens/s."""
+    sparks: dict[int, list[float]] = {}
+    for name in dict.fromkeys(map(spark_metric, shown)):
+        mine = [run.pk for run in shown if spark_metric(run) == name]
+        sparks |= telemetry.sparkline(run_ids=mine, name=name)
+    return sparks
 
 
 def row(run: Any, spark: list[float]) -> dict[str, Any]:

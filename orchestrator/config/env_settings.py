@@ -237,6 +237,11 @@ class Env(BaseSettings):
     placements_per_tick: int = Field(
         250, gt=0, description="runs that one scheduling pass starts; reports are read in between"
     )
+    preemption: bool = Field(
+        True,
+        description="a waiting run whose priority is above 100 preempts runs of lower priority, "
+        "and any run preempts those below 0",
+    )
     cancel_grace_s: float = Field(
         10.0, description="time between the termination signal and the kill of a cancelled attempt"
     )

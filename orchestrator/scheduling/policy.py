@@ -130,7 +130,8 @@ class _Pass:
             self._hold(run.pool, run.owner, run.team, run.devices)
             return self._changed(run.pool)
         reservation = gangs.reservations.get(run.pool)
-        return self._wait(run, self._explain(run, groups, reservation), groups)
+        reason = self._explain(run, groups, reservation)
+        return self._wait(run, reason, groups, lacks_devices=True)
 
     def _blocked(self, run: QueuedRun) -> str:
         """Why the run may not start, however many devices are free; empty if it may."""
@@ -157,7 +158,14 @@ class _Pass:
         self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
         self._held_by_team[team] = self._held_by_team.get(team, 0) + devices
 
-    def _wait(self, run: QueuedRun, reason: str, groups: list[DeviceGroup]) -> None:
+    def _wait(
+        self,
+        run: QueuedRun,
+        reason: str,
+        groups: list[DeviceGroup],
+        *,
+        lacks_devices: bool = False,
+    ) -> None:
         self._waiting[run.pool] = position = self._waiting.get(run.pool, 0) + 1
         start = None
         reserved = run.pool in self._gangs.reservations
@@ -166,7 +174,7 @@ class _Pass:
             undecided and self._contending.get(run.pool, 0) < RESERVATION_DEPTH
         ):
             start = self._book(run, groups)
-        self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start))
+        self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start, lacks_devices))
 
     def _book(self, run: QueuedRun, groups: list[DeviceGroup]) -> float | None:
         """Estimate the run's latest start and book its devices for the estimates of later runs.

@@ -20,6 +20,7 @@ from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import checkpoint_pins, dispatch
 from orchestrator.scheduling.placement import batches, changes, reasons, snapshot
 from orchestrator.scheduling.policy import RESERVE_AFTER_S, Decision, QueuedRun, Wait
+from orchestrator.scheduling.preemption import requests as preemption
 from orchestrator.scheduling.queue import decision_store
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ def tick(*, now: datetime | None = None, rest: Rest | None = None) -> TickResult
         decision = current.decide(now, estimated=0)
         if not decision.placements:  # the next pass decides again after placements, then estimates
             decision = current.decide(now)
+            decision = _with_preemption(current, decision, now)
     budget = settings.ENV.placements_per_tick
     placed: list[Attempt] = []
     for batch in batches.split(decision.placements[:budget]):
@@ -114,6 +116,15 @@ def tick(*, now: datetime | None = None, rest: Rest | None = None) -> TickResult
         next_change=_next_change(current.queue, now),
     )
     return TickResult(tuple(placed), len(waits), following if later else None)
+
+
+def _with_preemption(current: snapshot.Snapshot, decision: Decision, now: datetime) -> Decision:
+    """Preempt for runs of high priority; their reasons then name the runs that stop."""
+    texts = preemption.preempt(current, decision, now=now)
+    if not texts:
+        return decision
+    waits = [replace(wait, reason=texts.get(wait.run, wait.reason)) for wait in decision.waits]
+    return replace(decision, waits=tuple(waits))
 
 
 def _waits(queue: Sequence[QueuedRun], decision: Decision, placed: set[int]) -> list[Wait]:

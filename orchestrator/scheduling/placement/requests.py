@@ -51,12 +51,16 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A run that waits; `may_start` (Unix seconds) is its latest start, None if unknown."""
+    """A run that waits; `may_start` (Unix seconds) is its latest start, None if unknown.
+
+    `lacks_devices`: nothing but devices is missing, so it would start if others stopped.
+    """
 
     run: int
     position: int
     reason: str
     may_start: float | None = None
+    lacks_devices: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from django.db.models import Max
 
 from orchestrator.runs import events
 from orchestrator.runs.models import Attempt, Checkpoint
-from orchestrator.runs.states import AttemptState
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.placement.requests import Decision, QueuedRun
 from orchestrator.scheduling.placement.snapshot import Snapshot
@@ -26,7 +25,7 @@ from orchestrator.scheduling.preemption.victims import (
     may_preempt,
     waits_for_leaving,
 )
-from workers.contracts.wire.node_messages import RunState
+from workers.contracts.wire.node_messages import AttemptState, RunState
 
 REQUEST: Final = "preempt"
 LEAST_RUN: Final = timedelta(seconds=60)  # a run that has just started is not preempted

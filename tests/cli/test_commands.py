@@ -134,7 +134,7 @@ def test_download_writes_whole_files_only(
 ) -> None:
     run = factories.run(owner)
     folder = settings.ENV.media_runs / str(run.pk)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # other tests share the home
     for name in ("answers.jsonl", "profile.json"):
         (folder / name).write_bytes(b"x" * 1000)
         runs.artifact_record(run=run, name=name, path=str(folder / name), bytes=1000)

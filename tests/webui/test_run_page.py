@@ -104,7 +104,7 @@ def test_who_may_see_and_who_may_act(people: factories.People, run: Run) -> None
     teammate = factories.client_for(people.teammate)
     assert b'value="cancel"' not in teammate.get(f"/runs/{run.pk}/").content
     refused = teammate.post(f"/runs/{run.pk}/act/", {"action": "cancel"}, follow=True)
-    assert b"its owner and operators can manage it" in refused.content
+    assert b"operators of a shared team can manage it" in refused.content
     run.refresh_from_db()
     assert run.state == "running"
     stranger = factories.client_for(people.stranger)
@@ -403,7 +403,7 @@ def test_buttons_request_a_profile_and_a_memory_snapshot(
     assert b"Profile of the next step requested" in answer.content
     teammate = factories.client_for(people.teammate)
     refused = teammate.post(f"/runs/{run.pk}/act/", {"action": "memory-snapshot"}, follow=True)
-    assert b"its owner and operators can manage it" in refused.content
+    assert b"operators of a shared team can manage it" in refused.content
 
 
 KERNELS = {

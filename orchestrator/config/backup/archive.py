@@ -25,6 +25,7 @@ from orchestrator.config.backup import databases, objects
 from workers.contracts.wire import versions
 
 VERSION: Final = 1
+_OF_LOGIN: Final = ("account.", "socialaccount.")  # loaded only with an identity provider
 _ABOUT: Final = "backup.json"
 _DATABASE: Final = "database/"
 _OBJECTS: Final = "objects/"
@@ -91,7 +92,13 @@ def describe(source: Path) -> dict[str, Any]:
             "sqlite, and restore there."
         )
     known = {f"{app}.{name}" for app, name in databases.known_migrations()}
-    if unknown := sorted(set(about["migrations"]) - known):
+    unknown = sorted(set(about["migrations"]) - known)
+    if any(name.startswith(_OF_LOGIN) for name in unknown) and not settings.ENV.oidc_issuer:
+        raise BackupRefused(
+            f"{source} has accounts of an identity provider, which this installation does not use. "
+            "Set ORRERY_OIDC_ISSUER as where the backup was made, and restore again."
+        )
+    if unknown:
         raise BackupRefused(
             f"{source} was written by release {about['release']}, whose database has "
             f"{unknown[0]}; release {versions.RELEASE} does not know it. Install release "

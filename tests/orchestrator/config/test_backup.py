@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from django.apps import apps
+from django.conf import settings as django_settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection
@@ -144,6 +145,17 @@ def test_backups_of_other_versions_are_refused(
 
 
 @READ
+def test_a_backup_with_accounts_of_a_provider_names_the_setting(
+    tmp_path: Path, settings: Any
+) -> None:
+    call_command("backup", str(tmp_path / "b.tar"))
+    other = changed(tmp_path / "b.tar", tmp_path / "o.tar", migrations=["socialaccount.9999_x"])
+    settings.ENV = settings.ENV.model_copy(update={"oidc_issuer": ""})
+    with pytest.raises(CommandError, match="Set ORRERY_OIDC_ISSUER as where the backup was made"):
+        call_command("restore", str(other))
+
+
+@READ
 def test_incomplete_and_other_files_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "b.tar"
     call_command("backup", str(file))
@@ -197,6 +209,7 @@ def test_the_runbook_restores_an_installation(tmp_path: Path) -> None:
         "ORRERY_HOME": str(home),
         "PYTHON": sys.executable,
         "BACKUP": str(tmp_path / "orrery.tar"),
+        "ORRERY_OIDC_ISSUER": django_settings.ENV.oidc_issuer,
     }
 
     def shell(script: str) -> str:

@@ -170,6 +170,7 @@ def test_a_tick_with_entries_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Ingest, "_acknowledge", lambda self, *args: acknowledged.append(args))
     cleaned: list[Any] = []
     monkeypatch.setattr(loop, "client", lambda: None)
+    monkeypatch.setattr(loop, "summaries_refresh", lambda: False)
     monkeypatch.setattr(loop.streams, "clean", lambda *args: cleaned.append(args))
     ingest = Ingest()
     assert (ingest.tick(), ingest.ticks) == (2, 1)

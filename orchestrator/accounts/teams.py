@@ -10,6 +10,7 @@ from django.db.models import Count, QuerySet
 
 from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.selectors import sees_everyone
 from orchestrator.accounts.services import audit, require_role
 from orchestrator.common.errors import conflict, forbidden, invalid, missing_object
 from orchestrator.common.units import is_id
@@ -21,7 +22,7 @@ _MANAGED = "_orrery_managed_owners"  # attribute of a user object that lives for
 def teams_visible_to(*, user: User) -> QuerySet[Team]:
     """The user's teams, for operators all, by name, with the number of `people`."""
     teams = Team.objects.annotate(people=Count("memberships")).order_by("name")
-    return teams if _sees_all(user) else teams.filter(memberships__in=user.memberships.all())
+    return teams if sees_everyone(user) else teams.filter(memberships__in=user.memberships.all())
 
 
 def team_get(*, user: User, id: int | str) -> Team:
@@ -51,7 +52,7 @@ def manages(user: User, owner_id: int | None) -> bool:
     Submitters their own; operators and admins of a team those of its members; operators of the
     site all.
     """
-    if at_least(user.role, Role.OPERATOR) or user.is_superuser:
+    if sees_everyone(user):
         return True
     if not at_least(user.role, Role.SUBMITTER) or owner_id is None:
         return False
@@ -183,10 +184,6 @@ def memberships_replace(
             )
         data = {"set": changed, "removed": sorted(gone)}
         audit(actor=user, action="team.login", target=f"user:{user.pk}", data=data)
-
-
-def _sees_all(user: User) -> bool:
-    return at_least(user.role, Role.OPERATOR) or user.is_superuser
 
 
 def _require_admin(team: Team, by: User) -> None:

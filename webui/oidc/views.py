@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from allauth.socialaccount.providers.openid_connect import views
 from django.conf import settings
@@ -23,22 +24,22 @@ log = logging.getLogger("orrery.login")
 @require_POST
 def start(request: HttpRequest) -> HttpResponseBase:
     """Redirect to the provider; a page with the reason if it does not answer."""
-    try:
-        response: HttpResponseBase = views.login(request, provider_id=PROVIDER)
-        return response
-    except (RequestException, ValueError, KeyError) as error:
-        log.warning("The identity provider does not answer: %s", error)
-        detail = _("%(name)s does not answer. Try again later, or log in with a password.")
-        return login_refused(request, detail % {"name": settings.ENV.oidc_name}, status=503)
+    return _answer(views.login, request, PROVIDER)
 
 
 @never_cache
 def callback(request: HttpRequest, provider_id: str) -> HttpResponseBase:
     """The provider sends the person back to this page."""
+    return _answer(views.callback, request, provider_id)
+
+
+def _answer(
+    view: Callable[..., HttpResponseBase], request: HttpRequest, provider_id: str
+) -> HttpResponseBase:
+    """The view's response; the login page with the reason if the provider does not answer."""
     try:
-        response: HttpResponseBase = views.callback(request, provider_id=provider_id)
-        return response
+        return view(request, provider_id=provider_id)
     except (RequestException, ValueError, KeyError) as error:
-        log.warning("The login at the identity provider failed: %s", error)
+        log.warning("The identity provider does not answer: %s", error)
         detail = _("%(name)s does not answer. Try again later, or log in with a password.")
         return login_refused(request, detail % {"name": settings.ENV.oidc_name}, status=503)

@@ -20,9 +20,10 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.accounts import services
-from orchestrator.accounts.roles import Role, at_least
+from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
 from webui import login_limit
+from webui.views.access import has_role
 
 
 @sensitive_post_parameters("password")
@@ -124,7 +125,7 @@ def _may_use_password(user: Any) -> bool:
     """Whether the account may log in by password: with ORRERY_PASSWORD_LOGIN=admins not all."""
     env = settings.ENV
     everyone = env.password_login == "all" or not env.oidc_issuer
-    return everyone or user.is_superuser or at_least(user.role, Role.ADMIN)
+    return everyone or has_role(user, Role.ADMIN)
 
 
 def _first_login() -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect
+from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect
 
 from tests import factories
+from tests.browser.polling import wait_until
 from tests.browser.site import Site
 
 pytestmark = pytest.mark.browser
@@ -97,6 +98,41 @@ def test_values_sent_while_a_page_is_disconnected_are_fetched(browser: Browser, 
         site.log(run, 2, 1, loss=3.0)
         page.wait_for_timeout(1500)  # no socket receives the progress frame
         refused.clear()
+        expect(loss).to_have_text(re.compile("^3"))
+
+
+def test_a_late_answer_does_not_replace_newer_values(browser: Browser, site: Site) -> None:
+    """Rows that are refetched after a break can be older than frames that arrived meanwhile."""
+    run, sockets, delayed = site.external("late answer"), [], []
+
+    def connect(socket: WebSocketRoute) -> None:
+        socket.connect_to_server()
+        sockets.append(socket)
+
+    def delay(route: Route) -> None:
+        if route.request.resource_type == "fetch":
+            delayed.append((route, route.fetch()))  # rendered now, delivered later
+        else:
+            route.continue_()
+
+    with browser.new_context(base_url=site.url) as context:
+        context.add_cookies([site.session()])
+        page = context.new_page()
+        page.route_web_socket(re.compile("/ws/fleet/"), connect)
+        page.route("**/runs/", delay)
+        page.goto("/runs/")
+        loss = page.locator(f'tr[data-run="{run}"] [data-cell="loss"]')
+        site.log(run, 1, 1, loss=4.0)
+        expect(loss).to_have_text(re.compile("^4"))
+        sockets[-1].close()
+        while not delayed:  # the page has reconnected and refetches its rows
+            page.wait_for_timeout(50)
+        site.log(run, 2, 1, loss=3.0)
+        expect(loss).to_have_text(re.compile("^3"))
+        row = page.locator(f'tr[data-run="{run}"]').element_handle()
+        (route, response), *_ = delayed
+        route.fulfill(response=response)
+        wait_until(page, "(row) => !row.isConnected", row)
         expect(loss).to_have_text(re.compile("^3"))
 
 

@@ -12,13 +12,16 @@ const FILL_AGAIN_MS = 2000;
 
 export class Live {
   /** `path` like /ws/runs/12/; `after` and `epoch` are the position of the page's data. `refetch`: the page shows frames
-      without a number, which the server does not repeat, so each reconnection calls `onGap`. */
+      without a number, which the server does not repeat, so each reconnection calls `onGap`. A refetched response can be
+      older than the frames that arrive while it loads, so these are applied again after it. */
   constructor({ path, after = 0, epoch = "", refetch = false, onFrame, onGap, onStatus = () => {} }) {
     Object.assign(this, { path, epoch, refetch, onFrame, onGap, onStatus });
     this.reconnected = false;
     this.lastSeq = Number(after) || 0;
     this.stats = { frames: 0, gaps: 0, filled: 0, doubles: 0, reconnects: 0 };
     this.buffer = [];
+    this.filling = 0; // running calls of `onGap`
+    this.duringFill = [];
     this.attempts = 0;
     this.behind = 0;
     this.status = "connecting";
@@ -98,7 +101,7 @@ export class Live {
   take(frame) {
     if (this.reconnected) this.rejoined(); // the first frame: the server has joined the topic
     if (frame.type === "heartbeat") return this.beat(frame);
-    if (frame.seq === undefined) return this.onFrame(frame); // a reading that the next one replaces
+    if (frame.seq === undefined) return this.apply(frame); // a reading that the next one replaces
     if (this.epoch && frame.epoch && frame.epoch !== this.epoch) {
       this.epoch = frame.epoch; // new database: all known data is invalid
       this.lastSeq = 0;
@@ -119,6 +122,11 @@ export class Live {
     if (frame.type === "hidden") return; // about a run that the user may not see
     this.stats.frames += 1;
     this.behind = 0;
+    this.apply(frame);
+  }
+
+  apply(frame) {
+    if (this.refetch && this.filling) this.duringFill.push(frame);
     this.onFrame(frame);
   }
 
@@ -146,8 +154,13 @@ export class Live {
         this.stats.filled += 1;
       } catch {
         setTimeout(fill, FILL_AGAIN_MS);
+        return;
       }
+      for (const frame of this.duringFill) this.onFrame(frame);
+      this.filling -= 1;
+      if (!this.filling) this.duringFill = [];
     };
+    this.filling += 1;
     fill();
   }
 }

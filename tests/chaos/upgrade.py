@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.flows.embedded import clean_environ
 PREVIOUS = "db91227"  # the commit of release 0.1
 WAIT_S = 300.0  # against a hang; a loaded machine is slow
 STEPS = 3000
+SHORT_STEPS = 200  # of runs that are submitted during the upgrade
 SETUP = """
 import json, sys
 from django.core.management import call_command
@@ -177,7 +179,9 @@ class Upgrade:
         from orchestrator.accounts.models import User
         from orchestrator.runs import services as runs
 
-        runs.run_submit(owner=User.objects.get(), name=name, spec=spec(ranks, 200), force=True)
+        runs.run_submit(
+            owner=User.objects.get(), name=name, spec=spec(ranks, SHORT_STEPS), force=True
+        )
 
     def _upgrade_agent(self, name: str, agent: Part, number: int) -> None:
         """Replace one agent; its supervisors continue under their own release."""
@@ -192,7 +196,8 @@ class Upgrade:
         if self.versions[0] != self.versions[1]:
             old = {"release": "0.1", "wire": "1.0", "skew": "minor"}
             self._wait(lambda: self._old_supervisors(name) == old, f"{name} lists old supervisors")
-        assert lives <= self._living_ranks(name), f"ranks on {name} ended with its agent"
+        lost = lives - self._living_ranks(name) - self._completed_ranks()
+        assert not lost, f"ranks on {name} ended with its agent: {sorted(lost)}"
         self._say(f"agent {number + 1} of 2 is upgraded")
 
     def _old_supervisors(self, name: str) -> dict[str, Any]:
@@ -204,13 +209,26 @@ class Upgrade:
 
     def _living_ranks(self, node: str = "") -> set[tuple[str, int]]:
         """`(fence, rank)` of ranks that have started and not ended."""
-        living = set()
+        return {
+            rank
+            for rank, rows in self._journals()
+            if rows[-1]["kind"] != "end" and (not node or rows[0]["node"] == node)
+        }
+
+    def _completed_ranks(self) -> set[tuple[str, int]]:
+        """`(fence, rank)` of ranks that did all their steps: short runs end during an upgrade."""
+        return {
+            rank
+            for rank, rows in self._journals()
+            if rows[-1]["kind"] == "end" and rows[-1]["step"] in (STEPS, SHORT_STEPS)
+        }
+
+    def _journals(self) -> Iterator[tuple[tuple[str, int], list[dict[str, Any]]]]:
+        """`((fence, rank), rows)` of each rank that has started."""
         for path in self.cluster.journal.glob("*.jsonl"):
             rows = [json.loads(line) for line in path.read_text().splitlines() if line[-1:] == "}"]
-            ended = any(row["kind"] == "end" for row in rows)
-            if rows and not ended and (not node or rows[0]["node"] == node):
-                living.add((path.stem.rpartition("-")[0], rows[0]["rank"]))
-        return living
+            if rows:
+                yield (path.stem.rpartition("-")[0], rows[0]["rank"]), rows
 
     def _wait_for_ranks(self, count: int) -> None:
         self._wait(lambda: len(self._living_ranks()) == count, f"{count} ranks run")

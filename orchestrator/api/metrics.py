@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons
 from orchestrator.fleet import selectors as fleet
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.jobs import selectors as jobs
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling

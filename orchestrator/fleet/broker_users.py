@@ -20,7 +20,7 @@ from django.conf import settings
 
 from orchestrator.common.redis import client, quick_client
 from orchestrator.fleet import selectors
-from orchestrator.fleet.engines import members
+from orchestrator.fleet.cluster_engines import members
 from workers.contracts.wire import liveness, names
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.broker.tls import tls_options

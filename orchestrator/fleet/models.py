@@ -29,8 +29,8 @@ class Engine(models.Model):
 
     name = models.CharField(max_length=20, unique=True)
     kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.SLURM)
-    settings = models.JSONField(default=dict)  # by kind: engines.kinds
-    # encrypted JSON of the kind's credentials; see `engines.services`
+    settings = models.JSONField(default=dict)  # by kind: cluster_engines.kinds
+    # encrypted JSON of the kind's credentials; see `cluster_engines.services`
     credentials = models.TextField(blank=True)
     enabled = models.BooleanField(default=True)
     created = models.DateTimeField(default=timezone.now)
@@ -51,7 +51,8 @@ class Pool(models.Model):
     engine = models.ForeignKey(
         Engine, null=True, blank=True, on_delete=models.PROTECT, related_name="pools"
     )
-    engine_settings = models.JSONField(default=dict, db_default={}, blank=True)  # engines.kinds
+    # by kind of engine: cluster_engines.kinds
+    engine_settings = models.JSONField(default=dict, db_default={}, blank=True)
 
     def __str__(self) -> str:
         return self.name

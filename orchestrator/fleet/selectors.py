@@ -17,10 +17,10 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id, iso
 from orchestrator.fleet import cordons
-from orchestrator.fleet.engines import members
+from orchestrator.fleet.cluster_engines import members
 from orchestrator.fleet.models import Cordon, Device, EngineMember, Node, Pool
 from workers.contracts.wire import envelope, versions
-from workers.contracts.wire.engines.jobs import is_member_name
+from workers.contracts.wire.cluster_engines.jobs import is_member_name
 from workers.contracts.wire.node_messages import supported
 
 

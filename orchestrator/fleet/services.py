@@ -20,7 +20,7 @@ from orchestrator.common.redis import wake_scheduler
 from orchestrator.fleet import broker_users, selectors
 from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
 from workers.contracts.wire import envelope, versions
-from workers.contracts.wire.engines.jobs import is_member_name
+from workers.contracts.wire.cluster_engines.jobs import is_member_name
 from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
 
 JOIN_TOKEN_LIFE = timedelta(hours=24)

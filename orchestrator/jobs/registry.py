@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.common import clock
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.jobs import garbage, retention, slow_devices, store_garbage
 from orchestrator.jobs.exports import requests
 from orchestrator.jobs.notifications import collect, subscriptions

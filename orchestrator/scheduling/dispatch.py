@@ -28,7 +28,7 @@ from orchestrator.runs.models import Attempt
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.store import access
 from orchestrator.scheduling import celery_client
-from orchestrator.scheduling.engines import requests
+from orchestrator.scheduling.cluster_engines import requests
 from workers.contracts.base import WireContract
 from workers.contracts.wire import encrypted_text, envelope, liveness, names, versions
 from workers.contracts.wire.field_versions import message_for

@@ -19,7 +19,7 @@ from orchestrator.fleet import broker_users
 from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
-from orchestrator.scheduling.engines.watcher import Watcher
+from orchestrator.scheduling.cluster_engines.watcher import Watcher
 from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
 from orchestrator.scheduling.reports import control_versions, heartbeats, revocation
 from orchestrator.scheduling.reports.delivery import Delivery

@@ -21,7 +21,7 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt, AttemptShare
 from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.engines import requests
+from orchestrator.scheduling.cluster_engines import requests
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports import attempt_end, multi_node_hangs, revocation
 from orchestrator.scheduling.reports.liveness import Liveness, liveness
@@ -189,7 +189,7 @@ def _check(
 def _check_engine_attempt(
     attempt: Attempt, exits: Mapping[str, Mapping[str, object]], known: Presence
 ) -> int:
-    """Requests and exits; whether it is lost, its engine knows (`engines.sync`)."""
+    """Requests and exits; whether it is lost, its engine knows (`cluster_engines.sync`)."""
     names = {share["node"] for share in attempt.placement} - set(exits)
     if exits and not names:
         attempt_end.finish(attempt, exits)

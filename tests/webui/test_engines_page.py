@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from orchestrator.accounts.models import User
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine
 from orchestrator.runs import services as runs
 from orchestrator.scheduling.models import EngineJob

@@ -9,7 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from orchestrator.fleet import selectors as fleet
-from orchestrator.fleet.engines import kinds
+from orchestrator.fleet.cluster_engines import kinds
 
 
 def pool_choices() -> list[tuple[str, str]]:

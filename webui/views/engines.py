@@ -12,9 +12,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
-from orchestrator.fleet.engines import services as engines
-from orchestrator.fleet.engines.kubernetes_settings import KubernetesSettings
-from orchestrator.fleet.engines.settings import SlurmSettings
+from orchestrator.fleet.cluster_engines import services as engines
+from orchestrator.fleet.cluster_engines.kubernetes_settings import KubernetesSettings
+from orchestrator.fleet.cluster_engines.settings import SlurmSettings
 from webui.views.access import PageRequest, has_role, page, redirect_with_message, require_role
 
 _SETTINGS = {

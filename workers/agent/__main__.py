@@ -16,7 +16,7 @@ from pathlib import Path
 
 from workers.agent import identity, isolation
 from workers.contracts.wire.node_messages import Isolation
-from workers.launcher.engines.own_address import own_address
+from workers.launcher.cluster_engines.own_address import own_address
 
 INCOMPATIBLE = 76  # EX_PROTOCOL of sysexits.h: a restart does not help
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, RunEvent
 from orchestrator.scheduling.accounting.split import Facts
-from orchestrator.scheduling.engines.requests import is_of_engine
+from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.wire.node_messages import ExitClass
 

@@ -15,7 +15,7 @@ from orchestrator.common import clock
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.engines import ends
+from orchestrator.scheduling.cluster_engines import ends
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports import node_failures, revocation
 from orchestrator.scheduling.reports.exit_merge import first_cause

@@ -22,7 +22,7 @@ from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.api.root import api
 from orchestrator.dead_letters.services import dead_letter_add
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.jobs.exports import requests
 from orchestrator.jobs.notifications import subscriptions
 from orchestrator.jobs.simulations import requests as simulations

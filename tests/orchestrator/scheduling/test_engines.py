@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from orchestrator.common import clock
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.fleet.models import Pool
 from orchestrator.runs import services as runs
@@ -19,7 +19,7 @@ from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import held, recorded
 from orchestrator.scheduling.accounting.split import split
-from orchestrator.scheduling.engines.port import (
+from orchestrator.scheduling.cluster_engines.interface import (
     Capacity,
     EngineUnavailable,
     JobView,
@@ -27,8 +27,8 @@ from orchestrator.scheduling.engines.port import (
     SubmissionRefused,
     SubmissionUnclear,
 )
-from orchestrator.scheduling.engines.slurm import parse
-from orchestrator.scheduling.engines.sync import sync
+from orchestrator.scheduling.cluster_engines.slurm import parse
+from orchestrator.scheduling.cluster_engines.sync import sync
 from orchestrator.scheduling.models import EngineJob
 from tests import factories
 
@@ -121,7 +121,7 @@ def test_a_submission_that_did_not_arrive_is_repeated(
     port.failure, port.accepts = SubmissionUnclear("Socket timed out"), False
     _pass(engine, port, run, times=2)
     assert len(port.orders) == 1  # it may still arrive
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.UNCLEAR", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
     port.failure, port.accepts = None, True
     _pass(engine, port, run)
     assert [order.name for order in port.orders] == [port.orders[0].name] * 2
@@ -138,8 +138,8 @@ def test_a_refused_job_fails_the_run_with_what_to_change(engine: EngineRow, run:
 def test_a_job_that_the_engine_lost_before_its_start_is_submitted_again(
     engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.MISSING", timedelta())
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.UNCLEAR", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.MISSING", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
     port = Recorded()
     _pass(engine, port, run)
     port.jobs.clear()
@@ -174,7 +174,7 @@ def test_a_job_that_ends_without_a_report_ends_by_the_engines_verdict(
     run_state: str,
     exit_class: str,
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
     _pass(engine, port, run)
     port.become(run, "RUNNING")
@@ -188,7 +188,7 @@ def test_a_job_that_ends_without_a_report_ends_by_the_engines_verdict(
 def test_a_requeued_job_is_cancelled_and_replaced(
     engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     port = Recorded()
     _pass(engine, port, run)
     port.become(run, "RUNNING")

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.fleet.engines import services as engines
-from orchestrator.fleet.engines.kubernetes_settings import KubernetesAccess, KubernetesSettings
+from orchestrator.fleet.cluster_engines import services as engines
+from orchestrator.fleet.cluster_engines.kubernetes_settings import (
+    KubernetesAccess,
+    KubernetesSettings,
+)
 from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
-from orchestrator.scheduling.engines import contact
-from orchestrator.scheduling.engines.kubernetes.engine import Kubernetes
-from orchestrator.scheduling.engines.port import (
+from orchestrator.scheduling.cluster_engines import contact
+from orchestrator.scheduling.cluster_engines.interface import (
     EngineUnavailable,
     JobView,
     Order,
@@ -25,7 +27,8 @@ from orchestrator.scheduling.engines.port import (
     SubmissionRefused,
     SubmissionUnclear,
 )
-from orchestrator.scheduling.engines.sync import sync
+from orchestrator.scheduling.cluster_engines.kubernetes.engine import Kubernetes
+from orchestrator.scheduling.cluster_engines.sync import sync
 from orchestrator.scheduling.models import EngineJob
 from tests import factories
 from tests.kubernetes.api_server import Refused
@@ -309,7 +312,7 @@ def test_credentials_are_encrypted_and_never_shown(row: EngineRow, cluster: Clus
 def test_an_evicted_job_is_replaced_with_a_reason(
     cluster: Cluster, row: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     passes(row, run, lambda: "too little free quota" in run.wait_reason)
     first = job_name(run)
     cluster.admit(first)
@@ -327,7 +330,7 @@ def test_an_evicted_job_is_replaced_with_a_reason(
 def test_a_job_deleted_by_a_person_cancels_its_run(
     cluster: Cluster, row: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.PATIENCE", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.PATIENCE", timedelta())
     passes(row, run, lambda: bool(run.wait_reason))
     cluster.api.remove("jobsets", job_name(run))
     passes(row, run, lambda: run.state == "cancelled")
@@ -347,7 +350,7 @@ def test_a_run_cancelled_while_it_waits_deletes_its_job(
 def test_a_lost_answer_starts_nothing_twice(
     cluster: Cluster, row: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.scheduling.engines.sync.UNCLEAR", timedelta())
+    monkeypatch.setattr("orchestrator.scheduling.cluster_engines.sync.UNCLEAR", timedelta())
 
     def lose(event: str, item: dict[str, Any]) -> None:
         Cluster._on_created(cluster, event, item)

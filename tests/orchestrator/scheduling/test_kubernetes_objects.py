@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.fleet.engines.kubeconfig import NotUsable, read
-from orchestrator.fleet.engines.kubernetes_settings import (
+from orchestrator.fleet.cluster_engines.kubeconfig import NotUsable, read
+from orchestrator.fleet.cluster_engines.kubernetes_settings import (
     KubernetesAccess,
     KubernetesPool,
     KubernetesSettings,
 )
-from orchestrator.scheduling.engines.kubernetes import objects, queues, reasons, views
-from orchestrator.scheduling.engines.port import Order
+from orchestrator.scheduling.cluster_engines.interface import Order
+from orchestrator.scheduling.cluster_engines.kubernetes import objects, queues, reasons, views
 from tests.kubernetes import schemas
 
 SETTINGS = KubernetesSettings(

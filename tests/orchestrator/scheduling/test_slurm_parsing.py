@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.fleet.engines.settings import SlurmPool, SlurmSettings
-from orchestrator.scheduling.engines.port import Order, SubmissionRefused, even_nodes
-from orchestrator.scheduling.engines.slurm import parse, reasons, script
-from orchestrator.scheduling.engines.slurm.engine import Slurm
-from workers.contracts.wire.engines.jobs import JobMember, JobTicket
+from orchestrator.fleet.cluster_engines.settings import SlurmPool, SlurmSettings
+from orchestrator.scheduling.cluster_engines.interface import Order, SubmissionRefused, even_nodes
+from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
+from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
+from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
 from workers.contracts.wire.node_messages import ExitClass
 
 SQUEUE = """\

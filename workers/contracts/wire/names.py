@@ -56,7 +56,7 @@ ENGINE_ORDER: Final = "order"
 ENGINE_REQUEST: Final = "request"
 ENGINE_CLAIM: Final = "claim"
 ENGINE_ORDER_TTL_S: Final = 30 * 24 * 3600
-# environment variable of an engine's job: base64 of `engines.jobs.JobTicket`
+# environment variable of an engine's job: base64 of `cluster_engines.jobs.JobTicket`
 ENGINE_TICKET: Final = "ORRERY_ENGINE_TICKET"
 # environment variables of a job in Kubernetes: its pod, that pod's address, and the name of the
 # first node's pod

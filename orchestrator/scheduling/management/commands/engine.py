@@ -9,10 +9,10 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from orchestrator.common.errors import Refusal
-from orchestrator.fleet.engines import services as engines
+from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine
-from orchestrator.scheduling.engines import contact
-from orchestrator.scheduling.engines.port import EngineUnavailable
+from orchestrator.scheduling.cluster_engines import contact
+from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
 
 _FILES = ("kubeconfig", "token", "ca")
 

@@ -1,0 +1,1 @@
+"""Schedulers outside Orrery: their interface, Slurm, Kubernetes, and passes over their jobs."""

@@ -1,0 +1,1 @@
+"""Kubernetes behind the interface of cluster engines: JobSets that Kueue admits."""

@@ -1,0 +1,51 @@
+"""Requests to attempts in jobs of engines: sealed, one key per supervisor, which polls it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection
+
+from redis.exceptions import RedisError
+
+from orchestrator.common.redis import client
+from orchestrator.fleet.cluster_engines import members
+from orchestrator.runs.models import Attempt
+from orchestrator.scheduling.models import EngineJob
+from workers.contracts.wire import envelope, names
+from workers.contracts.wire.node_messages import ControlOrder
+
+log = logging.getLogger(__name__)
+
+
+def is_of_engine(attempt: Attempt) -> bool:
+    """Whether the attempt runs in a job of an engine, not under an agent."""
+    return any("engine" in share for share in attempt.placement)
+
+
+def send(attempt: Attempt, order: ControlOrder, *, nodes: Collection[str]) -> bool:
+    """Publish the request for these supervisors; False if the broker does not answer.
+
+    A kill that a user's request has become also ends the job, because a supervisor may not read
+    requests any more. One that follows the exit of another node does not: the engine may be about
+    to requeue the job.
+    """
+    if order.action == "kill" and attempt.requested:
+        EngineJob.objects.filter(attempt=attempt).update(stop=True)
+    try:
+        with client().pipeline(transaction=False) as pipe:
+            for name, secret in members.member_secrets(nodes):
+                text = envelope.seal(
+                    secret,
+                    names.KIND_CONTROL,
+                    order.to_dict(),
+                    ttl_s=names.ORDER_TTL_S,
+                    now=time.time(),
+                    node=name,
+                )
+                pipe.set(names.node_key(name, names.ENGINE_REQUEST), text, ex=names.ORDER_TTL_S)
+            pipe.execute()
+    except (RedisError, OSError) as error:
+        log.warning("A request to attempt %s was not published: %s", attempt.pk, error)
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Slurm behind the interface of cluster engines, by its commands."""

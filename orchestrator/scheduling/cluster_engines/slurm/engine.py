@@ -1,0 +1,139 @@
+"""Slurm as an engine: one squeue per pass for all jobs, sbatch, scancel, sinfo.
+
+Does not depend on the database. A job is identified by its name; Slurm may reuse its number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pwd
+from collections.abc import Collection, Mapping
+from typing import NoReturn
+
+from orchestrator.fleet.cluster_engines.settings import SlurmSettings
+from orchestrator.scheduling.cluster_engines.interface import (
+    Capacity,
+    EngineUnavailable,
+    JobView,
+    Order,
+    SubmissionDelayed,
+    SubmissionRefused,
+    SubmissionUnclear,
+)
+from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
+from orchestrator.scheduling.cluster_engines.slurm.commands import CommandFailed, Commands, TimedOut
+
+_AT_ONCE = 200  # job numbers per scancel
+_FIRST_USER = 1000  # smaller numbers are root and the accounts of services
+
+
+class Slurm:
+    """One Slurm cluster."""
+
+    def __init__(self, settings: SlurmSettings) -> None:
+        self.settings = settings
+        self._commands = Commands(settings)
+
+    def submit(self, order: Order) -> str:
+        """The job's number. Raises the interface's Submission errors."""
+        if self.settings.identity == "submitter":
+            _require_personal_account(order.owner)
+        words = ["sbatch", *script.options(order, self.settings)]
+        try:
+            output = self._commands.run(*words, stdin=script.batch_script(order, self.settings))
+        except TimedOut as error:
+            raise SubmissionUnclear(str(error)) from None
+        except EngineUnavailable as error:
+            # sbatch also says so if only the answer was lost
+            raise SubmissionUnclear(str(error)) from None
+        except CommandFailed as error:
+            if reasons.is_temporary(error.text):
+                raise SubmissionDelayed(error.text) from None
+            raise SubmissionRefused(error.text, reasons.refusal_hint(error.text)) from None
+        number = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
+        if not number.isdigit():
+            raise SubmissionUnclear(f"sbatch answered {output[:200]!r}")
+        return number
+
+    def cancel(self, numbers: Collection[str], *, kill: bool = False) -> None:
+        """scancel; SIGTERM, then SIGKILL after Slurm's KillWait, or at once with `kill`."""
+        listed = sorted(numbers)
+        for start in range(0, len(listed), _AT_ONCE):
+            part = listed[start : start + _AT_ONCE]
+            if kill:
+                with contextlib.suppress(CommandFailed):
+                    self._commands.run("scancel", "--full", "--signal=KILL", *part)
+            with contextlib.suppress(CommandFailed):  # it has ended
+                self._commands.run("scancel", "--quiet", *part)
+
+    def watch(self) -> dict[str, JobView]:
+        """All of Orrery's jobs that slurmctld remembers, by name."""
+        try:
+            text = self._commands.run(
+                "squeue", "--noheader", "--all", "--states=all", f"--format={parse.SQUEUE_FORMAT}"
+            )
+        except CommandFailed as error:
+            raise EngineUnavailable(error.text) from None
+        by_name: dict[str, JobView] = {}
+        for job in parse.jobs(text):
+            before = by_name.get(job.name)
+            if before is None or before.phase == "ended":
+                by_name[job.name] = job
+        return by_name
+
+    def lookup(self, *, number: str, name: str) -> JobView | None:
+        """By scontrol, else by sacct if accounting is configured."""
+        with contextlib.suppress(CommandFailed):
+            fields = parse.job_fields(self._commands.run("scontrol", "show", "job", "-o", number))
+            if fields.get("JobName") == name:
+                return parse.view(
+                    name,
+                    number,
+                    fields.get("JobState", ""),
+                    fields.get("Reason", ""),
+                    fields.get("NodeList", ""),
+                )
+        with contextlib.suppress(CommandFailed, EngineUnavailable):
+            words = ("sacct", "-nPX", f"--name={name}", f"--format={parse.SACCT_FORMAT}")
+            rows = parse.accounted(self._commands.run(*words, "--starttime=now-7days"))
+            if rows:
+                return rows[-1]
+        return None
+
+    def capacity(self) -> Capacity:
+        """By sinfo and scontrol."""
+        try:
+            version = self._commands.run("sinfo", "--version").split()[-1]  # "slurm-wlm 22.05.8"
+            nodes = self._commands.run(
+                "sinfo", "--noheader", "--all", f"--format={parse.SINFO_FORMAT}"
+            )
+            listing = self._commands.run("scontrol", "show", "nodes", "-o")
+        except CommandFailed as error:
+            _unavailable(error)
+        return Capacity(version, tuple(parse.partitions(nodes)), parse.addresses(listing))
+
+    def explain(self, view: JobView, pool: Mapping[str, object]) -> str:
+        """Why a pending job waits."""
+        sentence = reasons.waiting(view.reason, str(pool.get("partition", "")))
+        words = f" (Slurm: {view.reason})" if view.reason else ""
+        return f"Job {view.number} waits in Slurm: {sentence}{words}."
+
+
+def _require_personal_account(name: str) -> None:
+    """Raises SubmissionRefused for a name without a Unix account, or with that of a service."""
+    try:
+        number = pwd.getpwnam(name).pw_uid
+    except KeyError:
+        raise SubmissionRefused(
+            f"there is no Unix account {name} on the control plane's machine",
+            "Create it as on the cluster, or set the engine's identity to service.",
+        ) from None
+    if number < _FIRST_USER:
+        raise SubmissionRefused(
+            f"{name} is the account of the system (uid {number}), and jobs run as people",
+            "Submit as another user, or set the engine's identity to service.",
+        )
+
+
+def _unavailable(error: CommandFailed) -> NoReturn:
+    raise EngineUnavailable(error.text)

@@ -1,0 +1,82 @@
+"""A thread of the scheduler that passes over all engines, because their commands may block."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+
+from orchestrator.common import clock
+from orchestrator.fleet import broker_users
+from orchestrator.fleet.cluster_engines import kinds, members
+from orchestrator.fleet.models import Engine as EngineRow
+from orchestrator.scheduling.cluster_engines import contact
+from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
+from orchestrator.scheduling.cluster_engines.sync import sync
+
+log = logging.getLogger(__name__)
+_IDLE_S = 1.0
+_EXPIRE_EVERY_S = 600.0
+
+
+class Watcher:
+    """Runs while this process holds the scheduler's lease; `drained` as in `sync`."""
+
+    def __init__(self, drained: Callable[[], bool]) -> None:
+        self._drained = drained
+        self._stopping = threading.Event()
+        self._due: dict[int, float] = {}
+        self._expire_due = time.monotonic() + _EXPIRE_EVERY_S
+        self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; waits for the current pass, which ends within the time limits of commands."""
+        self._stopping.set()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                close_old_connections()
+                self._pass()
+            except (DatabaseError, InterfaceError) as error:
+                log.warning("The database is unavailable, retrying: %s", error)
+                connection.close()
+            except Exception:
+                log.exception("A pass over the engines failed; it is repeated")
+            self._stopping.wait(_IDLE_S if not self._due else 0.25)
+        contact.disconnect()
+        connection.close()
+
+    def _pass(self) -> None:
+        now = time.monotonic()
+        if now >= self._expire_due:
+            self._expire_due = now + _EXPIRE_EVERY_S
+            for name in members.members_expire(now=clock.now()):
+                broker_users.remove_node(name)
+        if self._due and now < min(self._due.values()):
+            return
+        rows = list(EngineRow.objects.prefetch_related("pools"))
+        if gone := self._due.keys() - {row.pk for row in rows}:
+            contact.disconnect(*gone)
+        self._due = {row.pk: self._due.get(row.pk, now) for row in rows}
+        for row in rows:
+            if now < self._due[row.pk] or self._stopping.is_set():
+                continue
+            try:
+                settings = kinds.settings_of(row)
+                sync(row, contact.connect(row), drained=self._drained)
+            except EngineUnavailable as error:  # it has no usable login
+                contact.failed(row, str(error))
+            except (ValueError, OSError) as error:  # settings of another release, no CA file
+                contact.failed(row, f"Its settings cannot be read: {error}")
+                self._due[row.pk] = time.monotonic() + 60.0
+                continue
+            self._due[row.pk] = time.monotonic() + settings.poll_s

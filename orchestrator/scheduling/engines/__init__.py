@@ -1,1 +1,0 @@
-"""Engines that schedule runs: the port, Slurm, and the passes that keep jobs and runs equal."""

@@ -1,1 +1,0 @@
-"""Kubernetes behind the engine port: JobSets that Kueue admits."""

@@ -1,1 +1,0 @@
-"""Slurm behind the engine port, by its commands."""

@@ -14,11 +14,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from orchestrator.background_jobs import selectors as jobs
 from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.cluster_engines import services as engines
-from orchestrator.jobs import selectors as jobs
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from workers.contracts.wire.node_messages import RunState

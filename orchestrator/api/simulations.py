@@ -12,7 +12,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.schemas import Id, Time
-from orchestrator.jobs.simulations import requests
+from orchestrator.background_jobs.simulations import requests
 from workers.contracts.base import Contract
 
 router = Router(tags=["fleet"])

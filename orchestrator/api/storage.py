@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.schemas import Id, Time
-from orchestrator.jobs import selectors as jobs
+from orchestrator.background_jobs import selectors as jobs
 from orchestrator.runs import storage
 from orchestrator.runs.store import access, copies
 

@@ -13,7 +13,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.jobs.usage import budgets
+from orchestrator.background_jobs.usage import budgets
 from workers.contracts.base import Contract
 
 router = Router(tags=["accounts"])

@@ -9,7 +9,7 @@ from ninja import Field, Query, Router, Schema
 
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.responses import wants_csv
-from orchestrator.jobs.usage import reports
+from orchestrator.background_jobs.usage import reports
 from workers.contracts.base import Contract
 
 router = Router(tags=["usage"])

@@ -31,7 +31,7 @@ INSTALLED_APPS = [
     "orchestrator.run_table",
     "orchestrator.scheduling",
     "orchestrator.sweeps",
-    "orchestrator.jobs",
+    "orchestrator.background_jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files
     "django_htmx",

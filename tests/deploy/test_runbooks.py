@@ -14,10 +14,10 @@ import pytest
 from django.core.management import call_command
 
 from orchestrator.accounts.models import ApiToken, User
+from orchestrator.background_jobs import running
+from orchestrator.background_jobs.models import JobRun
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine, Node
-from orchestrator.jobs import running
-from orchestrator.jobs.models import JobRun
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.cluster_engines import contact
 from tests import factories

@@ -26,7 +26,7 @@ TESTS = [
     "tests/orchestrator/config/test_backup.py",
     "tests/orchestrator/dead_letters",
     "tests/orchestrator/fleet",
-    "tests/orchestrator/jobs",
+    "tests/orchestrator/background_jobs",
     "tests/orchestrator/planner/store",
     "tests/orchestrator/runs",
     "tests/orchestrator/scheduling",

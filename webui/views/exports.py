@@ -7,8 +7,8 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST
 
+from orchestrator.background_jobs.exports import requests
 from orchestrator.common.errors import invalid
-from orchestrator.jobs.exports import requests
 from webui.views.access import PageRequest, page, redirect_with_message
 
 

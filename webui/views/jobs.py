@@ -11,7 +11,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.accounts.roles import Role
-from orchestrator.jobs import selectors, services
+from orchestrator.background_jobs import selectors, services
 from webui.views.access import PageRequest, page, redirect_with_message, require_role
 
 SHOWN = 50

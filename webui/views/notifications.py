@@ -12,8 +12,8 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.accounts.roles import Role
+from orchestrator.background_jobs.notifications import subscriptions
 from orchestrator.common.errors import Refusal
-from orchestrator.jobs.notifications import subscriptions
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 
 SHOWN = 30

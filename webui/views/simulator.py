@@ -9,8 +9,8 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from orchestrator.background_jobs.simulations import requests
 from orchestrator.common.errors import Refusal, invalid
-from orchestrator.jobs.simulations import requests
 from orchestrator.scheduling.ordering.orders import ORDERS
 from orchestrator.scheduling.simulation.traces import COLUMNS
 from webui.charts import policy_comparison

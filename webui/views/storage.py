@@ -15,7 +15,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET, require_POST
 
 from orchestrator.accounts.roles import Role
-from orchestrator.jobs import selectors as jobs
+from orchestrator.background_jobs import selectors as jobs
 from orchestrator.runs import storage as selectors
 from orchestrator.runs.store import access, copies
 from webui.views.access import PageRequest, page, require_role

@@ -13,8 +13,8 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 from orchestrator.accounts import selectors
 from orchestrator.accounts import teams as services
 from orchestrator.accounts.roles import Role
+from orchestrator.background_jobs.usage import budgets, reports
 from orchestrator.common.errors import Refusal, invalid
-from orchestrator.jobs.usage import budgets, reports
 from webui.views.access import PageRequest, has_role, page, redirect_with_message
 from webui.views.list_with_form import list_with_form
 

@@ -12,9 +12,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
 
+from orchestrator.background_jobs.usage import reports
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
-from orchestrator.jobs.usage import reports
 from webui.views.access import PageRequest, page
 
 _GROUPS: Final = {

@@ -9,11 +9,11 @@ import pytest
 from orchestrator.accounts import teams
 from orchestrator.accounts.models import AuditEntry, Team, TeamMembership, User
 from orchestrator.accounts.roles import Role
+from orchestrator.background_jobs.models import Delivery, Subscription, UsageDay
+from orchestrator.background_jobs.notifications import collect
+from orchestrator.background_jobs.usage import budgets
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
-from orchestrator.jobs.models import Delivery, Subscription, UsageDay
-from orchestrator.jobs.notifications import collect
-from orchestrator.jobs.usage import budgets
 from orchestrator.runs import services as runs
 from tests import factories
 

@@ -21,11 +21,11 @@ from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.api.root import api
+from orchestrator.background_jobs.exports import requests
+from orchestrator.background_jobs.notifications import subscriptions
+from orchestrator.background_jobs.simulations import requests as simulations
 from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.cluster_engines import services as engines
-from orchestrator.jobs.exports import requests
-from orchestrator.jobs.notifications import subscriptions
-from orchestrator.jobs.simulations import requests as simulations
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.reviews.models import DataSet, ModelComparison, Review
 from orchestrator.reviews.source import pack

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
+from orchestrator.background_jobs import store_garbage
 from orchestrator.common.errors import Refusal
 from orchestrator.config.env_settings import Env
-from orchestrator.jobs import store_garbage
 from orchestrator.runs import bundles
 from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration, selectors, services

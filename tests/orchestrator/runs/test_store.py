@@ -13,11 +13,11 @@ import pytest
 from django.test import Client
 
 from orchestrator.accounts.models import User
+from orchestrator.background_jobs import store_garbage
 from orchestrator.common import clock
 from orchestrator.config.env_settings import Env
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
-from orchestrator.jobs import store_garbage
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Checkpoint, NodeStore, Run, StoredCopy
 from orchestrator.scheduling import dispatch

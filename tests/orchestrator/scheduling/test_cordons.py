@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
+from orchestrator.background_jobs.models import Delivery
+from orchestrator.background_jobs.notifications import collect, subscriptions
 from orchestrator.common.errors import Refusal
 from orchestrator.config.env_settings import Env
 from orchestrator.fleet import cordoning, cordons, selectors
 from orchestrator.fleet.models import Cordon, Node
-from orchestrator.jobs.models import Delivery
-from orchestrator.jobs.notifications import collect, subscriptions
 from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.placement import snapshot

@@ -17,7 +17,7 @@ from kernels.dispatch import BackendUnavailable, explain
 if TYPE_CHECKING:
     from kernels.cross_entropy import linear_cross_entropy
     from kernels.fp8 import fp8_matmul, quantize_1x128, quantize_128x1, quantize_128x128
-    from kernels.gated import swiglu
+    from kernels.gated_mlp import swiglu
     from kernels.int4 import int4_matmul, pack_awq
     from kernels.mla import mla_decode
     from kernels.norm import layer_norm, rms_norm
@@ -39,7 +39,7 @@ _WHERE = {
     "quantize_128x1": "fp8",
     "quantize_128x128": "fp8",
     "rms_norm": "norm",
-    "swiglu": "gated",
+    "swiglu": "gated_mlp",
     "unscale_": "optim",
     "write_kv": "paged_kv",
 }

@@ -20,7 +20,7 @@ BY_PATH = {
     "tests/workers/inference/test_parallel.py": "ranks",
     "tests/workers/training/test_main.py": "ranks",
     "tests/orchestrator/planner/model/memory/test_model_states.py::test_tensor_parallel": "ranks",
-    "tests/orchestrator/planner/model/communication/test_engine_traffic.py": "ranks",
+    "tests/orchestrator/planner/model/communication/test_collective_calls.py": "ranks",
     "tests/orchestrator/planner/model/activations/test_blocks.py": "slow",
     "tests/orchestrator/planner/model/activations/test_stage.py": "slow",
     "tests/orchestrator/planner/model/memory/test_model_states.py": "slow",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.views import engine, fork, gallery, outages, overview, run, run_actions
+from webui.views import fork, gallery, outages, overview, run, run_actions, serve_parts
 
 urlpatterns: list[URLPattern] = [
     path("", overview.overview, name="overview"),
@@ -17,7 +17,7 @@ urlpatterns: list[URLPattern] = [
     path("runs/<int:id>/timeline/", run.timeline, name="run-timeline"),
     path("runs/<int:id>/samples/", run.sample_texts, name="run-samples"),
     path("runs/<int:id>/rollouts/", run.rollout_groups, name="run-rollouts"),
-    path("runs/<int:id>/engine/<str:name>/", engine.part, name="run-engine"),
+    path("runs/<int:id>/engine/<str:name>/", serve_parts.part, name="run-engine"),
     path("runs/<int:id>/act/", run_actions.act, name="run-act"),
     path("runs/<int:id>/fork/", fork.fork, name="run-fork"),
     path("gallery/", gallery.gallery, name="gallery"),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 
-from kernels.gated import reference, swiglu
+from kernels.gated_mlp import reference, swiglu
 from kernels.gpu.cases import Bench, Cases, Check, Compared, Work, compare
 from kernels.gpu.comparison import nan_padded, values_and_gradients
 from kernels.norm.reference import to_fp8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import gate, tuning
+from kernels import compile_check, tuning
 from kernels.gpu.cases import Bench, cases
 from kernels.gpu.goals import GOALS
 from kernels.shipped import ShippedKernel
@@ -29,10 +29,10 @@ def test_the_last_configuration_of_each_kernel_passes(monkeypatch: pytest.Monkey
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tuning.cache_home() / "triton"))
     last = {
         (shipped.op, shipped.fn.__name__): shipped
-        for module in gate.shipping_modules()
+        for module in compile_check.shipping_modules()
         for shipped in importlib.import_module(module).shipped("sm_90")
     }
-    results = [gate.compile_kernel(shipped, "sm_90") for shipped in last.values()]
+    results = [compile_check.compile_kernel(shipped, "sm_90") for shipped in last.values()]
     assert len(results) > 30
     assert [message for result in results for message in result.breaches] == []
     assert all(result.registers > 0 for result in results)
@@ -43,7 +43,7 @@ def test_the_command_reports_the_configurations_of_an_operation(
 ) -> None:
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tuning.cache_home() / "triton"))
-    assert gate.main(["--only", "moe_gate", "--json"]) == 0
+    assert compile_check.main(["--only", "moe_gate", "--json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["ok"] and {kernel["op"] for kernel in record["kernels"]} == {"moe_gate"}
 
@@ -66,7 +66,7 @@ def test_everything_shipped_passes(arch: str) -> None:
 
 def test_each_breach_has_a_message() -> None:
     one = ShippedKernel("op", "name", None, {}, {}, expects=("wgmma",))
-    message = gate._breaches(one, "sm_90", 16, 300_000, "mma.sync")
+    message = compile_check._breaches(one, "sm_90", 16, 300_000, "mma.sync")
     assert len(message) == 3
     assert (
         "spills 16 bytes" in message[0]
@@ -75,8 +75,8 @@ def test_each_breach_has_a_message() -> None:
         and "no wgmma" in message[2]
     )
     excused = ShippedKernel("op", "name", None, {}, {}, spills_ok="measured faster so")
-    assert gate._breaches(excused, "sm_90", 16, 0, "") == []
-    assert "remove spills_ok" in gate._breaches(excused, "sm_90", 0, 0, "")[0]
+    assert compile_check._breaches(excused, "sm_90", 16, 0, "") == []
+    assert "remove spills_ok" in compile_check._breaches(excused, "sm_90", 0, 0, "")[0]
 
 
 def test_a_wrong_architecture_or_operation_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,7 +85,7 @@ def test_a_wrong_architecture_or_operation_is_rejected(capsys: pytest.CaptureFix
         (["--only", "nothing"], "no operation"),
     ):
         with pytest.raises(SystemExit):
-            gate.main(arguments)
+            compile_check.main(arguments)
         assert message in capsys.readouterr().err
 
 

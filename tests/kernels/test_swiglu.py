@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernels import dispatch, explain, swiglu
-from kernels.gated import reference
+from kernels.gated_mlp import reference
 
 
 def test_the_reference_has_the_gradient_of_the_formula() -> None:

@@ -9,7 +9,7 @@ from orchestrator.planner.model import (
     kriging,
     optimizers,
 )
-from orchestrator.planner.model.communication import engine_traffic, exposed, volumes
+from orchestrator.planner.model.communication import collective_calls, exposed, volumes
 from orchestrator.planner.model.compute import adapters, kernels, layer_time, offloading
 from orchestrator.planner.model.memory import (
     buffers,
@@ -29,7 +29,7 @@ MODULES = (
     adapters,
     buffers,
     cost,
-    engine_traffic,
+    collective_calls,
     exposed,
     flops,
     host_memory,

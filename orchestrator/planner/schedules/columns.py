@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planner.schedules.closed import FORMULAS, Columns, busy_s
+from orchestrator.planner.schedules.closed_form import FORMULAS, Columns, busy_s
 from orchestrator.planner.schedules.orders import SCHEDULES, problem_of
 from orchestrator.planner.schedules.program import Floats, Ints, duration_rows, end_times, program
 from workers.contracts.specs.plan import INTERLEAVED, V_SHAPED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.model.communication.engine_traffic import all_to_all_bytes
+from orchestrator.planner.model.communication.collective_calls import all_to_all_bytes
 from orchestrator.planner.model.inputs import RECOMPUTE
 from tests.matrix import FULL, select
 from tests.workers.training.conftest import final_weights, make_spec, relative

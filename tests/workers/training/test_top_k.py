@@ -22,8 +22,8 @@ from tests.workers.training.test_sft import MADE, padded
 from workers.runtime.exits import UserError
 from workers.training.objectives.distill.divergences import divergence, top_divergence, top_tokens
 from workers.training.objectives.distill.teacher_files import TEACHER_MANIFEST
+from workers.training.precompute_teacher import main, precompute
 from workers.training.setup.spec_loading import accept
-from workers.training.teach import main, teach
 
 
 def test_all_tokens_are_the_full_distribution_and_few_are_renormalized():
@@ -154,7 +154,7 @@ def test_files_give_what_the_model_gives(packing, example_spec, train, tmp_path)
 
 def test_files_of_other_examples_or_fewer_tokens_are_refused(example_spec, train, tmp_path):
     files = tmp_path / "files"
-    teach(accept(example_spec), files)
+    precompute(accept(example_spec), files)
     example_spec["train"]["distill"]["teacher"] = {"path": str(files)}
 
     def refused(**changes):
@@ -179,4 +179,4 @@ def test_files_of_other_examples_or_fewer_tokens_are_refused(example_spec, train
 
 def test_a_command_without_a_teacher_is_refused(tmp_path):
     with pytest.raises(UserError, match="only a run of distill has a teacher"):
-        teach(accept({"kind": "train", "train": {"steps": 1, "seq_len": 8}}), tmp_path)
+        precompute(accept({"kind": "train", "train": {"steps": 1, "seq_len": 8}}), tmp_path)

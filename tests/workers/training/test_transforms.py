@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workers.contracts.specs.engine_transforms import EXCLUSIONS, TECHNIQUES
-from workers.contracts.specs.engine_transforms import TRANSFORMS as RULES
+from workers.contracts.specs.training_transforms import EXCLUSIONS, TECHNIQUES
+from workers.contracts.specs.training_transforms import TRANSFORMS as RULES
 from workers.training.parallel.transforms import SHARDING, TRANSFORMS
 
 

@@ -11,12 +11,12 @@ from typing import Any
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
-from workers.contracts.specs.engine_transforms import Combination, exclusions_of
 from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
 from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.training_transforms import Combination, exclusions_of
 from workers.contracts.specs.weight_rounding import group_for, linear_widths, sharded_widths
 
 ENGINE_RUNS = (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.schedules import columns
-from orchestrator.planner.schedules.closed import busy_s, pipedream
+from orchestrator.planner.schedules.closed_form import busy_s, pipedream
 from orchestrator.planner.schedules.columns import NOTHING, PipelineTime, StageTimes
 from orchestrator.planner.schedules.orders import SCHEDULES
 

@@ -120,8 +120,9 @@ class DistillBody(Contract):
 
     `forward_kl` is KL(teacher, student), `reverse_kl` is KL(student, teacher), `jsd` generalized
     Jensen-Shannon divergence with weight `beta` of the teacher (arXiv 2306.13649). `teacher` is a
-    model, or a folder with its `top_k` log-probabilities per token (`workers.training.teach`);
-    with `top_k` the teacher's distribution is over so many tokens. `on_policy` is the share of
+    model, or a folder with its `top_k` log-probabilities per token
+    (`workers.training.precompute_teacher`); with `top_k` the teacher's distribution is over so many
+    tokens. `on_policy` is the share of
     steps whose answers the student generates, of at most `max_new_tokens` each, at
     `sampling_temperature`.
     """

@@ -8,10 +8,14 @@ from django.utils.translation import gettext as _
 
 from orchestrator.common.errors import invalid
 from webui.presentation import run_facts
-from webui.tabs import adapters, chat, engine
+from webui.tabs import adapters, chat, inference_engine
 from webui.views.access import page
 
-PARTS = {"requests": engine.requests, "cache": engine.cache, "adapters": adapters.content}
+PARTS = {
+    "requests": inference_engine.requests,
+    "cache": inference_engine.cache,
+    "adapters": adapters.content,
+}
 
 
 @page

@@ -1,5 +1,5 @@
 """Gated activations: `swiglu`, with FP8 output."""
 
-from kernels.gated.api import swiglu
+from kernels.gated_mlp.api import swiglu
 
 __all__ = ["swiglu"]

@@ -9,8 +9,8 @@ from torch.autograd.function import once_differentiable
 
 from kernels import checks, runtime, tuning
 from kernels.dispatch import Candidate, cache_choice, cached_choice, call_key, choose
-from kernels.gated import reference
-from kernels.gated.triton_swiglu import backward, forward
+from kernels.gated_mlp import reference
+from kernels.gated_mlp.triton_swiglu import backward, forward
 from kernels.norm.reference import to_fp8
 from kernels.row_view import as_rows
 

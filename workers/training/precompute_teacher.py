@@ -1,4 +1,4 @@
-"""The command `python -m workers.training.teach`: writes a teacher's most probable tokens to files.
+"""`python -m workers.training.precompute_teacher`: writes a teacher's likeliest tokens to files.
 
 Runs the teacher of a distillation spec once over its examples, in one process on one device. A run
 with these files as its teacher needs no second model. Does not train.
@@ -43,7 +43,8 @@ DEFAULT_TOP_K = 64
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of `runtime.exits`."""
     parser = argparse.ArgumentParser(
-        prog="workers.training.teach", description="Write a teacher's most probable tokens."
+        prog="workers.training.precompute_teacher",
+        description="Write a teacher's most probable tokens.",
     )
     parser.add_argument(
         "--spec",
@@ -58,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=8, help="examples per forward pass")
     options = parser.parse_args(argv)
     try:
-        count = teach(load_run(options.spec), options.out, top_k=options.top_k, batch=options.batch)
+        count = precompute(
+            load_run(options.spec), options.out, top_k=options.top_k, batch=options.batch
+        )
     except (UserError, WeightsError) as error:
         print(f"error: {error}", file=sys.stderr)
         return CODES["user_error"]
@@ -66,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def teach(run: TrainingRun, out: Path, *, top_k: int | None = None, batch: int = 8) -> int:
+def precompute(run: TrainingRun, out: Path, *, top_k: int | None = None, batch: int = 8) -> int:
     """Write the files of the run's data and validation data; returns the number of tokens.
 
     Raises UserError and WeightsError.

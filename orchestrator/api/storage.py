@@ -9,6 +9,7 @@ from django.http import HttpRequest
 from ninja import Field, Router, Schema
 
 from orchestrator.api.http.auth import require_scope, user
+from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.schemas import Id, Time
 from orchestrator.background_jobs import selectors as jobs
@@ -156,7 +157,8 @@ def store_check(request: HttpRequest) -> Any:
 @paginated(name="copies", newest_first=True, serialize=copies.serialize_copy)
 def copy_list(request: HttpRequest, run: int | None = None) -> Any:
     """Copies of checkpoints and artifacts in the store, newest first."""
-    return copies.copies(user=user(request), run=run)
+    chosen = get_run(request, run) if run is not None else None
+    return copies.copies(user=user(request), run=chosen)
 
 
 @router.get(

@@ -75,7 +75,7 @@ def problem_of(nodes: list[str]) -> NodeStore | None:
     return NodeStore.objects.filter(node__in=nodes).order_by("since").first()
 
 
-def copies(*, user: User, run: int | None = None) -> QuerySet[StoredCopy]:
+def copies(*, user: User, run: Run | None = None) -> QuerySet[StoredCopy]:
     """Copies in the store, newest first. Raises 403 below operator."""
     accounts.require_role(user, Role.OPERATOR, "see storage")
     rows = StoredCopy.objects.order_by("-id")

@@ -10,10 +10,14 @@ from orchestrator.accounts.models import ApiToken, AuditEntry, Team, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
 from orchestrator.accounts.services import TOKEN_PREFIX, token_digest
 from orchestrator.common import clock, conditional
+from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.common.errors import Refusal, missing_object
 from orchestrator.common.units import is_id, iso
 
 _LAST_USED_INTERVAL = timedelta(minutes=1)
+_token_by_digest = CompiledQuery(
+    lambda digest: ApiToken.objects.select_related("user").filter(digest=digest), str
+)
 
 
 def token_check(text: str) -> tuple[User, ApiToken]:
@@ -25,7 +29,7 @@ def token_check(text: str) -> tuple[User, ApiToken]:
     now = clock.now()
     token = None
     if text.startswith(TOKEN_PREFIX):
-        token = ApiToken.objects.select_related("user").filter(digest=token_digest(text)).first()
+        token = _token_by_digest.first(token_digest(text))
     if token is None:
         raise _unauthorized(
             "token-unknown", "This token does not exist. Check that it was copied completely."

@@ -17,6 +17,7 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
+from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id
 from orchestrator.runs.models import (
@@ -83,6 +84,11 @@ __all__ = [
 ]
 
 
+_run_by_id = CompiledQuery(
+    lambda id: Run.objects.select_related("owner", "experiment").filter(pk=id).order_by(), int
+)
+
+
 def runs_visible_to(*, user: User) -> QuerySet[Run]:
     """Runs of the user and of team members; for operators all. Selects owner and experiment."""
     runs = Run.objects.select_related("owner", "experiment")
@@ -112,8 +118,9 @@ def run_get(*, user: User, id: int | str) -> Run:
     Raises 404 if it does not exist or the user may not see it.
     """
     if is_id(id):
-        run = runs_visible_to(user=user).filter(pk=int(id)).order_by().first()
-        if run is not None:
+        owners = people.visible_owners(user)
+        run = _run_by_id.first(int(id))
+        if run is not None and (owners is None or run.owner_id in owners):
             return run
     raise missing_object("run", id)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from django.db.models import QuerySet
 
+from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.common.units import iso
 from orchestrator.runs.models import (
     Artifact,
@@ -37,7 +39,7 @@ def serialize_run(run: Run) -> dict[str, Any]:
         "prediction": run.prediction,
         "exit": run.exit,
         "priority": run.priority,
-        "tags": sorted(tag.name for tag in run.tags.all()),
+        "tags": sorted(tag.name for tag in _tags_of(run)),
         "notes": run.notes,
         "devices": run.devices,
         "wait_reason": run.wait_reason or None,
@@ -45,6 +47,15 @@ def serialize_run(run: Run) -> dict[str, Any]:
         "forked_from": str(run.forked_from_id) if run.forked_from_id else None,
         "version": run.version,
     }
+
+
+_tags_by_run = CompiledQuery(lambda run: RunTag.objects.filter(run=run), int)
+
+
+def _tags_of(run: Run) -> Iterable[RunTag]:
+    if "tags" in getattr(run, "_prefetched_objects_cache", {}):
+        return run.tags.all()
+    return _tags_by_run.rows(run.pk)
 
 
 _COLUMNS: Final = (

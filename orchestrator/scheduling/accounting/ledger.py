@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from django.db.models import QuerySet, Sum
 
+from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling.accounting import recorded
 from orchestrator.scheduling.accounting.split import CAUSES, split
@@ -71,14 +72,18 @@ def settle(*, now: datetime) -> int:
     return len(chosen)
 
 
+_attempts_of_run = CompiledQuery(
+    lambda run: Attempt.objects.filter(run=run).select_related("device_time").order_by("-number"),
+    int,
+)
+
+
 def of_run(run: Run) -> tuple[Total | None, list[tuple[Attempt, Total | None]]]:
     """The sum over the run's accounted attempts, and all attempts with theirs, newest first.
 
     None where no attempt is accounted yet. One query.
     """
-    attempts = list(
-        Attempt.objects.filter(run=run).select_related("device_time").order_by("-number")
-    )
+    attempts = _attempts_of_run.rows(run.pk)
     rows = {one.pk: one.device_time for one in attempts if hasattr(one, "device_time")}
     each = [(one, _total([rows[one.pk]]) if one.pk in rows else None) for one in attempts]
     return (_total(list(rows.values())) if rows else None), each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from datetime import timedelta
@@ -16,6 +17,7 @@ from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
 from orchestrator.api.http import throttle
 from orchestrator.common import redis
+from orchestrator.common.errors import Refusal
 from orchestrator.runs.models import Run
 from tests import factories
 from tests.conftest import FakeClock
@@ -159,6 +161,29 @@ def test_too_many_requests_wait_for_the_next_minute(
     assert guesses == [401, 401, 401, 429]
     clock.advance(60)
     assert client.get(RUNS).status_code == 200
+
+
+def test_a_process_takes_a_hundredth_of_a_limit_at_a_time(
+    live_redis: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "_redis_paused_until", 0.0)
+    calls = []
+    monkeypatch.setattr(throttle, "quick_client", lambda: calls.append(1) or redis.quick_client())
+
+    def passed(count: int) -> int:
+        done = 0
+        for _ in range(count):
+            with contextlib.suppress(Refusal):
+                throttle.check("token:shares", limit=250)
+                done += 1
+        return done
+
+    assert passed(200) == 200
+    assert len(calls) == 100, "one call takes two"
+    monkeypatch.setattr(throttle, "_taken", {})  # another process
+    assert passed(60) == 50
+    clock.advance(60)
+    assert passed(251) == 250
 
 
 @pytest.mark.django_db

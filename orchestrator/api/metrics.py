@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from orchestrator.api.http import overload
 from orchestrator.background_jobs import selectors as jobs
 from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons
@@ -85,6 +86,12 @@ class ControlPlaneCollector(Collector):
             "unreadable messages that agents dropped from their queues since they started",
             fleet.dropped_orders_total(),
         )
+        refused = CounterMetricFamily(
+            "orrery_refused_requests", "requests that busy web processes refused with 503"
+        )
+        if (refused_total := overload.refused_total()) is not None:
+            refused.add_metric([], refused_total)
+        yield refused
         yield _gauges("orrery_runs", "runs by state", "state", states)
         yield _gauges(
             "orrery_engines", "engines by whether they answer", "state", engines.state_counts()

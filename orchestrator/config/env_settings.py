@@ -358,6 +358,18 @@ class Env(BaseSettings):
         description="requests that a web process handles at once; each thread keeps a connection "
         "to the database",
     )
+    web_queue: int = Field(
+        100,
+        ge=0,
+        description="requests that may wait for a thread of a web process; further ones are "
+        "refused with 503, except health checks, actions on runs and files of pages; 0: no limit",
+    )
+    web_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="a request that has waited for a thread for this long is refused with 503; "
+        "0: no limit",
+    )
     rate_per_minute: int = Field(
         1200, description="API requests per minute of a token, user or address; 0: no limit"
     )

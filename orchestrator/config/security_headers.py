@@ -49,18 +49,19 @@ def content_security_policy(get_response: Handler) -> Handler:
     if iscoroutinefunction(get_response):
 
         async def answer_later(request: HttpRequest) -> HttpResponseBase:
-            return _with_policy(await get_response(request))
+            return with_policy(await get_response(request))
 
         return answer_later
 
     def answer(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)
         assert isinstance(response, HttpResponseBase)
-        return _with_policy(response)
+        return with_policy(response)
 
     return answer
 
 
-def _with_policy(response: HttpResponseBase) -> HttpResponseBase:
+def with_policy(response: HttpResponseBase) -> HttpResponseBase:
+    """The response with the policy."""
     response.headers.setdefault(_HEADER, POLICY)
     return response

@@ -172,6 +172,8 @@ PLOTLY_BUNDLE = next(
 )
 
 WEB_THREADS = ENV.web_threads
+WEB_QUEUE = ENV.web_queue
+WEB_WAIT_S = ENV.web_wait_s
 DATA_UPLOAD_MAX_MEMORY_SIZE = int(ENV.max_body_mb * 1e6)
 DATA_ROOTS = list(ENV.data_roots) or [ENV.home / "data"]
 

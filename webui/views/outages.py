@@ -51,3 +51,14 @@ def server_error(request: HttpRequest) -> HttpResponse:
         answer["Retry-After"] = "10"
     answer["Cache-Control"] = "no-store"
     return answer
+
+
+def busy_page() -> str:
+    """The page of a request that a busy web process refuses; reads nothing from the database."""
+    detail = _(
+        "All threads of this web process are in use and too many requests wait. Nothing was "
+        "changed. Try again in a few seconds."
+    )
+    return render_to_string(
+        "webui/server_error.html", {"title": _("The server is busy"), "detail": detail}
+    )

@@ -10,6 +10,7 @@ from django.db import OperationalError
 from django.test import Client
 
 from orchestrator.accounts.models import User
+from orchestrator.api.http import overload
 from orchestrator.scheduling import selectors
 from tests import factories
 
@@ -76,11 +77,26 @@ def test_health_is_a_page_for_browsers(client: Client, monkeypatch: pytest.Monke
     assert answer.status_code == 503 and "database" in answer.json()["troubles"][0]
 
 
+def test_refused_requests_are_counted_for_all_web_processes(live_redis: str) -> None:
+    before = overload.refused_total()
+    assert before is not None
+    overload.add_refused(2)
+    overload.add_refused(3)
+    assert overload.refused_total() == before + 5
+
+
+def test_refused_requests_are_unknown_without_redis(settings: Any) -> None:
+    settings.REDIS_URL = "unix:///nowhere/valkey.sock"
+    overload.add_refused(2)
+    assert overload.refused_total() is None
+
+
 @pytest.mark.django_db
 def test_metrics_are_openmetrics(
     client: Client, owner: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selectors, "health", facts)
+    monkeypatch.setattr(overload, "refused_total", lambda: 3)
     factories.run(owner)
     factories.running(factories.run(owner), factories.node(devices=3))
     answer = client.get("/metrics")
@@ -93,6 +109,7 @@ def test_metrics_are_openmetrics(
     assert not unknown
     for line in (
         "orrery_healthy 1.0",
+        "orrery_refused_requests_total 3.0",
         "orrery_scheduler_age_seconds 1.2",
         "orrery_ingest_lag_seconds 0.25",
         'orrery_nodes{health="up"} 1.0',

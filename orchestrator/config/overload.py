@@ -46,6 +46,7 @@ def response(scope: Any) -> HttpResponse:
     else:
         answer = HttpResponse(_page(), status=503, headers=headers)
     answer["Cache-Control"] = "no-store"
+    answer["Content-Length"] = str(len(answer.content))  # as Django's middleware does
     with_policy(answer)
     return answer
 

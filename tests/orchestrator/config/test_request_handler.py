@@ -164,6 +164,8 @@ def test_a_busy_process_refuses_early_but_not_health_and_cancel(
     assert {call.status for call in accepted + exempt} == {200}
     assert [call.status for call in refused] == [503, 503]
     assert {call.headers[b"Retry-After"] for call in refused} == {b"2"}
+    for call in refused:
+        assert int(call.headers[b"Content-Length"]) == len(b"".join(call.parts))
     problem = json.loads(b"".join(refused[0].parts))
     assert problem["type"].endswith("/overloaded") and problem["retry"] is True
     assert problem["instance"] == "/api/v1/runs"

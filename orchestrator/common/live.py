@@ -50,7 +50,7 @@ _OWNER = re.compile(r'\{(?:"epoch":"[^"]*","seq":\d+,)?"type":"\w+","owner":(\d+
 _silent_until = 0.0
 
 
-class Head(NamedTuple):
+class TopicHead(NamedTuple):
     """A topic's epoch, the number of its newest frame, and of the oldest retained one (0: none)."""
 
     epoch: str
@@ -172,17 +172,17 @@ def dumps(value: Any) -> str:
         )
 
 
-def head(topic: str) -> Head:
+def head(topic: str) -> TopicHead:
     """The topic's newest number; a topic without frames has an empty epoch and number 0."""
     if topic in SHARED:
         number_waiting(topic)  # if a process ended between its commit and the numbering
     row = Topic.objects.filter(name=topic).values_list("epoch", "head").first()
     if row is None:
-        return Head("", 0, 0)
+        return TopicHead("", 0, 0)
     oldest = (
         Frame.objects.filter(topic_id=topic).order_by("seq").values_list("seq", flat=True).first()
     )
-    return Head(row[0], row[1], oldest or 0)
+    return TopicHead(row[0], row[1], oldest or 0)
 
 
 def heads(topics: Iterable[str]) -> dict[str, tuple[str, int]]:

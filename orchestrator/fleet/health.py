@@ -67,7 +67,7 @@ class NodeBeat:
     samples: str = "[]"
     clock_skew_s: float = 0.0
     inventory: NodeInventory | None = None
-    peer: versions.Peer = versions.OWN
+    peer: versions.PeerVersion = versions.OWN
     supervisors: Sequence[tuple[str, str]] = ()
     dropped_orders: int = 0
 

@@ -160,7 +160,7 @@ def device_count() -> int:
 
 
 @dataclass(frozen=True)
-class Offer:
+class PoolDevices:
     """A pool's devices of one type: minimum memory, maximum per node, total.
 
     `cores`: the minimum of nodes with `per_node` devices; there may be more CPU slots than cores.
@@ -173,7 +173,7 @@ class Offer:
     cores: int
 
 
-def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
+def offer(*, pool: str, catalogue: str | None = None) -> PoolDevices | None:
     """The pool's most frequent healthy device type, or the named one; null if unknown."""
     devices = Device.objects.filter(healthy=True, node__pool__name=pool).exclude(catalogue="")
     if catalogue is not None:
@@ -192,7 +192,7 @@ def offer(*, pool: str, catalogue: str | None = None) -> Offer | None:
     cores = [
         number for _, _, node, number in rows if on_node[node] == most and isinstance(number, int)
     ]
-    return Offer(
+    return PoolDevices(
         kind, min(size for _, size, _, _ in rows), most, len(rows), min(cores, default=most)
     )
 
@@ -277,12 +277,12 @@ def _secret(token_id: str, nonces: str, server_key: str) -> bytes | None:
     return envelope.node_secret(join_key(token_id, server_key), *parts)
 
 
-def peer(node: Node) -> versions.Peer:
+def peer(node: Node) -> versions.PeerVersion:
     """The versions of the node's agent."""
-    return versions.Peer(node.release, versions.parse_wire(node.wire))
+    return versions.PeerVersion(node.release, versions.parse_wire(node.wire))
 
 
-def compatibility(node: Node) -> versions.Judgment:
+def compatibility(node: Node) -> versions.VersionCheck:
     """How far the node's agent differs from this control plane."""
     return versions.judge(peer(node), name=f"node {node.name}")
 
@@ -347,7 +347,7 @@ def serialize_node(node: Node) -> dict[str, Any]:
     }
 
 
-def serialize_judgment(judgment: versions.Judgment) -> dict[str, str]:
+def serialize_judgment(judgment: versions.VersionCheck) -> dict[str, str]:
     """`{skew, message, hint}`."""
     return {"skew": str(judgment.skew), "message": judgment.message, "hint": judgment.hint}
 

@@ -63,7 +63,10 @@ def pool_ensure(name: str) -> Pool:
 
 
 def node_joined(
-    *, request: Mapping[str, Any], inventory: NodeInventory, peer: versions.Peer = versions.OWN
+    *,
+    request: Mapping[str, Any],
+    inventory: NodeInventory,
+    peer: versions.PeerVersion = versions.OWN,
 ) -> tuple[Node, dict[str, str]]:
     """Register a node, or re-register it under its name: `(node, reply)`.
 

@@ -59,7 +59,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ColumnNames:
     """The metrics and spec values of the runs that a user may see."""
 
     metrics: frozenset[str] = frozenset()
@@ -109,7 +109,7 @@ def _of_config(path: str, aggregate: str, at: int) -> Column:
     return Column("config", path, "", "any")
 
 
-def read_column(text: str, names: Names) -> Column:
+def read_column(text: str, names: ColumnNames) -> Column:
     """The column that a URL writes as `min(loss)`. Raises QueryError."""
     match = _WRITTEN.match(text.strip())
     if match:
@@ -117,7 +117,7 @@ def read_column(text: str, names: Names) -> Column:
     return names.column(text.strip())
 
 
-def read_columns(text: str, names: Names) -> tuple[list[Column], list[str]]:
+def read_columns(text: str, names: ColumnNames) -> tuple[list[Column], list[str]]:
     """The columns of a comma-separated list, and the entries that no run has."""
     columns, unknown = list[Column](), list[str]()
     for part in dict.fromkeys(part.strip() for part in text.split(",") if part.strip()):
@@ -128,7 +128,7 @@ def read_columns(text: str, names: Names) -> tuple[list[Column], list[str]]:
     return columns, unknown
 
 
-def completions(names: Names) -> list[dict[str, str]]:
+def completions(names: ColumnNames) -> list[dict[str, str]]:
     """`[{name, source, type}]` of every name, for completion in a query."""
     known: list[tuple[Collection[str], str]] = [(RUN_COLUMNS, "run"), (names.metrics, "metric")]
     rows = [
@@ -146,7 +146,7 @@ __all__ = [
     "RUN_COLUMNS",
     "UNSORTABLE",
     "Column",
-    "Names",
+    "ColumnNames",
     "completions",
     "read_column",
     "read_columns",

@@ -15,7 +15,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet
 from django.utils.dateparse import parse_date, parse_datetime
 
 from orchestrator.common import clock
-from orchestrator.run_table.columns import Column, Names
+from orchestrator.run_table.columns import Column, ColumnNames
 from orchestrator.run_table.language import Comparison, Node, QueryError, Value, parse
 from orchestrator.runs.models import RunParameter, RunTag
 from orchestrator.telemetry.models import MetricSummary
@@ -45,7 +45,7 @@ _DURATION: Final = re.compile(r"(-?[\d.]+(?:e-?\d+)?)\s*([a-z]*)", re.IGNORECASE
 _NOTHING: Final = "none"
 
 
-def conditions(text: str, names: Names, *, correlated: bool = False) -> Q:
+def conditions(text: str, names: ColumnNames, *, correlated: bool = False) -> Q:
     """The filter of a query; empty for an empty query. Raises QueryError."""
     tree = parse(text)
     return Q() if tree is None else _Filter(names, correlated).condition(tree)
@@ -54,7 +54,7 @@ def conditions(text: str, names: Names, *, correlated: bool = False) -> Q:
 class _Filter:
     """Builds the filter of one query in one of its forms."""
 
-    def __init__(self, names: Names, correlated: bool) -> None:
+    def __init__(self, names: ColumnNames, correlated: bool) -> None:
         self.names, self.correlated = names, correlated
 
     def condition(self, node: Node) -> Q:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from orchestrator.common.units import csv_text, iso
 from orchestrator.run_table.columns import Column
-from orchestrator.run_table.order import Matching, Place, Sort, sorted_ids
+from orchestrator.run_table.order import MatchingRuns, PageEnd, Sort, sorted_ids
 from orchestrator.run_table.selectors import column_values, run_page
 from orchestrator.runs.models import Run
 
@@ -21,11 +21,13 @@ _BATCH: Final = 500
 _FIRST: Final = ("id", "name", "state", "kind", "model", "owner", "experiment", "tags", "created")
 
 
-def table_csv(runs: Matching, *, sort: Sort | None, columns: Sequence[Column]) -> Iterator[bytes]:
+def table_csv(
+    runs: MatchingRuns, *, sort: Sort | None, columns: Sequence[Column]
+) -> Iterator[bytes]:
     """Lines of UTF-8 text, some hundred at a time; the first line names the columns."""
     more = [column for column in columns if column.key not in _FIRST and column.name != "tag"]
     yield _lines([[*_FIRST, *(column.key for column in more)]])
-    after: Place | None = None
+    after: PageEnd | None = None
     while rows := sorted_ids(runs, sort, after=after, limit=_BATCH):
         ids = [id for id, _ in rows]
         values = column_values(ids, more)

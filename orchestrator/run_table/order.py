@@ -35,7 +35,7 @@ class Sort:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageEnd:
     """Where a page ended: the phase, the value and id of its last row."""
 
     phase: str
@@ -43,7 +43,7 @@ class Place:
     id: int
 
 
-def read_place(text: str) -> Place | None:
+def read_place(text: str) -> PageEnd | None:
     """The place of a cursor; None for an empty or wrong one."""
     try:
         phase, value, id = json.loads(text)
@@ -54,16 +54,16 @@ def read_place(text: str) -> Place | None:
         return None
     if isinstance(id, bool) or not isinstance(id, int) or abs(id) >= 2**63:
         return None
-    return Place(phase, value, id)
+    return PageEnd(phase, value, id)
 
 
-def write_place(place: Place) -> str:
+def write_place(place: PageEnd) -> str:
     """The cursor of a place."""
     return json.dumps([place.phase, place.value, place.id], separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class MatchingRuns:
     """Runs that pass filters and a query, in both forms of conditions."""
 
     runs: QuerySet[Run]  # fast if few match
@@ -71,8 +71,8 @@ class Matching:
 
 
 def sorted_ids(
-    matching: Matching, sort: Sort | None, *, after: Place | None, limit: int
-) -> list[tuple[int, Place]]:
+    matching: MatchingRuns, sort: Sort | None, *, after: PageEnd | None, limit: int
+) -> list[tuple[int, PageEnd]]:
     """At most `limit` ids with their places, after a place.
 
     Raises Refusal for a column without an order.
@@ -85,7 +85,7 @@ def sorted_ids(
         raise invalid("sort", f"runs cannot be sorted by {column.name}", hint)
     phases = (*_value_phases(column), _NONE)
     first = phases.index(after.phase) if after is not None and after.phase in phases else 0
-    rows: list[tuple[int, Place]] = []
+    rows: list[tuple[int, PageEnd]] = []
     for phase in phases[first:]:
         start = after if after is not None and after.phase == phase else None
         room = limit - len(rows)
@@ -98,7 +98,7 @@ def sorted_ids(
     return rows
 
 
-def _newest(matching: Matching, after: Place | None, limit: int) -> list[tuple[int, Place]]:
+def _newest(matching: MatchingRuns, after: PageEnd | None, limit: int) -> list[tuple[int, PageEnd]]:
     """By descending id: first among the next ids, then among all."""
     last = after.id if after is not None else None
     forms = [matching.runs]
@@ -111,7 +111,7 @@ def _newest(matching: Matching, after: Place | None, limit: int) -> list[tuple[i
         ids = list(rows.order_by("-pk").values_list("pk", flat=True)[:limit])
         if len(ids) == limit:
             break
-    return [(pk, Place(_NONE, None, pk)) for pk in ids]
+    return [(pk, PageEnd(_NONE, None, pk)) for pk in ids]
 
 
 def _highest_id() -> int:
@@ -126,12 +126,12 @@ def _value_phases(column: Column) -> tuple[str, ...]:
 
 
 def _with_value(
-    matching: Matching, sort: Sort, phase: str, after: Place | None, limit: int
-) -> list[tuple[int, Place]]:
+    matching: MatchingRuns, sort: Sort, phase: str, after: PageEnd | None, limit: int
+) -> list[tuple[int, PageEnd]]:
     """Walks along the index and tests its first thousands of runs; if too few match, sorts all."""
     ordered, field, id = _ordered(sort, phase, after)
     if _has_index(sort.column):
-        rows: list[tuple[int, Place]] = []
+        rows: list[tuple[int, PageEnd]] = []
         start = 0
         for size in (2 * limit, *_WALK):
             batch = list(ordered.values_list(id, field)[start : start + size])
@@ -141,12 +141,15 @@ def _with_value(
                 .filter(pk__in=[pk for pk, _ in batch])
                 .values_list("pk", flat=True)
             )
-            rows += [(pk, Place(phase, _plain(value), pk)) for pk, value in batch if pk in passing]
+            rows += [
+                (pk, PageEnd(phase, _plain(value), pk)) for pk, value in batch if pk in passing
+            ]
             if len(rows) >= limit or len(batch) < size:
                 return rows[:limit]
     chosen = ordered.filter(**{f"{id}__in": matching.runs.order_by().values("pk")})
     return [
-        (pk, Place(phase, _plain(value), pk)) for pk, value in chosen.values_list(id, field)[:limit]
+        (pk, PageEnd(phase, _plain(value), pk))
+        for pk, value in chosen.values_list(id, field)[:limit]
     ]
 
 
@@ -154,7 +157,7 @@ def _has_index(column: Column) -> bool:
     return column.source != "run" or column.name in _INDEXED
 
 
-def _ordered(sort: Sort, phase: str, after: Place | None) -> tuple[QuerySet[Any], str, str]:
+def _ordered(sort: Sort, phase: str, after: PageEnd | None) -> tuple[QuerySet[Any], str, str]:
     """All rows with a value in order, after a place; their fields of value and run."""
     column, descending = sort.column, sort.descending
     rows: QuerySet[Any]
@@ -183,7 +186,7 @@ def _ordered(sort: Sort, phase: str, after: Place | None) -> tuple[QuerySet[Any]
     return rows.order_by(f"{sign}{field}", f"{sign}{id}"), field, id
 
 
-def _without_value(matching: Matching, column: Column) -> Matching:
+def _without_value(matching: MatchingRuns, column: Column) -> MatchingRuns:
     if column.source == "metric":
         rows = MetricSummary.objects.filter(name=column.name)
         valued = rows.filter(**{f"{column.aggregate}__isnull": False})
@@ -192,13 +195,13 @@ def _without_value(matching: Matching, column: Column) -> Matching:
         return _without_rows(matching, RunParameter.objects.filter(name=column.name))
     if column.name in ("started", "ended", "experiment"):
         empty = {f"{FIELDS[column.name]}__isnull": True}
-        return Matching(matching.runs.filter(**empty), matching.near.filter(**empty))
-    return Matching(matching.runs.none(), matching.near.none())
+        return MatchingRuns(matching.runs.filter(**empty), matching.near.filter(**empty))
+    return MatchingRuns(matching.runs.none(), matching.near.none())
 
 
-def _without_rows(matching: Matching, rows: QuerySet[Any]) -> Matching:
+def _without_rows(matching: MatchingRuns, rows: QuerySet[Any]) -> MatchingRuns:
     correlated = Exists(rows.filter(run_id=OuterRef("pk")))
-    return Matching(
+    return MatchingRuns(
         matching.runs.exclude(pk__in=rows.values("run_id")), matching.near.filter(~correlated)
     )
 

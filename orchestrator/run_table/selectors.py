@@ -13,7 +13,7 @@ from orchestrator.common.errors import Refusal, invalid, missing_object
 from orchestrator.common.units import is_id
 from orchestrator.run_table.columns import (
     Column,
-    Names,
+    ColumnNames,
     completions,
     read_column,
     read_columns,
@@ -23,8 +23,8 @@ from orchestrator.run_table.groups import RunGroup, Spread, run_groups
 from orchestrator.run_table.language import QueryError
 from orchestrator.run_table.models import SavedView
 from orchestrator.run_table.order import (
-    Matching,
-    Place,
+    MatchingRuns,
+    PageEnd,
     Sort,
     read_place,
     sorted_ids,
@@ -37,9 +37,9 @@ from orchestrator.telemetry.models import MetricName, MetricSummary
 
 __all__ = [
     "Column",
-    "Matching",
-    "Names",
-    "Place",
+    "ColumnNames",
+    "MatchingRuns",
+    "PageEnd",
     "QueryError",
     "RunGroup",
     "Sort",
@@ -64,13 +64,13 @@ __all__ = [
 ]
 
 
-def known_names(*, user: User) -> Names:
+def known_names(*, user: User) -> ColumnNames:
     """Metrics and spec values of the runs that the user may see; two queries."""
     owners = people.visible_owners(user)
     metrics, config = MetricName.objects.all(), ParameterName.objects.all()
     if owners is not None:
         metrics, config = metrics.filter(owner__in=owners), config.filter(owner__in=owners)
-    return Names(
+    return ColumnNames(
         frozenset(metrics.values_list("name", flat=True)),
         frozenset(config.values_list("name", flat=True)),
     )
@@ -87,7 +87,7 @@ def query_refusal(text: str, error: QueryError) -> Refusal:
     return refusal
 
 
-def read_sort(text: str, names: Names) -> Sort | None:
+def read_sort(text: str, names: ColumnNames) -> Sort | None:
     """The order written as `-min(val_loss)`; None for an empty text. Raises Refusal."""
     text = text.strip()
     if not text:
@@ -99,7 +99,7 @@ def read_sort(text: str, names: Names) -> Sort | None:
 
 
 def table_runs(
-    *, user: User, query: str = "", names: Names | None = None, **filters: Any
+    *, user: User, query: str = "", names: ColumnNames | None = None, **filters: Any
 ) -> QuerySet[Run]:
     """All visible runs that pass a query and the filters of `runs.selectors.run_list`.
 
@@ -109,22 +109,22 @@ def table_runs(
 
 
 def matching(
-    *, user: User, query: str = "", names: Names | None = None, **filters: Any
-) -> Matching:
+    *, user: User, query: str = "", names: ColumnNames | None = None, **filters: Any
+) -> MatchingRuns:
     """As `table_runs`, for pages in an order."""
     runs = runs_selectors.runs_matching(user=user, **filters)
     if not query.strip():
-        return Matching(runs, runs)
+        return MatchingRuns(runs, runs)
     try:
         names = names or known_names(user=user)
         near = runs.filter(conditions(query, names, correlated=True))
-        return Matching(runs.filter(conditions(query, names)), near)
+        return MatchingRuns(runs.filter(conditions(query, names)), near)
     except QueryError as error:
         raise query_refusal(query, error) from None
 
 
 def table_ids(
-    *, runs: Matching, sort: Sort | None, after: str = "", limit: int = 50
+    *, runs: MatchingRuns, sort: Sort | None, after: str = "", limit: int = 50
 ) -> list[tuple[int, str]]:
     """`(id, cursor)` of at most `limit` rows in an order, after a cursor."""
     rows = sorted_ids(runs, sort, after=read_place(after), limit=limit)

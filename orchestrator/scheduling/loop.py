@@ -26,7 +26,7 @@ from orchestrator.scheduling.reports.delivery import Delivery
 from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.reports.inbox import Entry, Inbox
 from orchestrator.scheduling.reports.liveness import POLL_S, liveness
-from orchestrator.scheduling.tick import Rest, tick
+from orchestrator.scheduling.tick import RemainingDecision, tick
 from workers.contracts.wire import names
 from workers.contracts.wire.broker.tls import tls_options
 
@@ -52,7 +52,7 @@ class Loop:
         self._settle_due = 0.0
         self._users_due = 0.0
         self._broker_start: str | None = None
-        self._rest: Rest | None = None
+        self._rest: RemainingDecision | None = None
         self._renewal: lease.Renewal | None = None
         self._engines: Watcher | None = None
 

@@ -31,7 +31,7 @@ REASONS_PER_PASS = 2000  # rows whose reason changes; the others follow in the n
 
 
 @dataclass(frozen=True)
-class Rest:
+class RemainingDecision:
     """The part of a decision that exceeded a pass's budget; the next pass continues with it."""
 
     decided: datetime
@@ -58,7 +58,7 @@ class TickResult:
 
     placed: tuple[Attempt, ...] = ()
     waiting: int = 0
-    rest: Rest | None = None
+    rest: RemainingDecision | None = None
 
     @property
     def more(self) -> bool:
@@ -66,7 +66,7 @@ class TickResult:
         return self.rest is not None
 
 
-def tick(*, now: datetime | None = None, rest: Rest | None = None) -> TickResult:
+def tick(*, now: datetime | None = None, rest: RemainingDecision | None = None) -> TickResult:
     """Place the runs that fit, at most `placements_per_tick`; store why the others wait.
 
     `rest` is that of the previous tick, if any.
@@ -96,7 +96,9 @@ def tick(*, now: datetime | None = None, rest: Rest | None = None) -> TickResult
         placed += attempts
     later = decision.placements[budget:]
     left = inputs.queue.without([attempt.run.priority for attempt in placed])
-    following = Rest(decided, inputs.fleet, current, replace(decision, placements=later), left)
+    following = RemainingDecision(
+        decided, inputs.fleet, current, replace(decision, placements=later), left
+    )
     if continued and later:  # reasons and the decision are stored
         return TickResult(tuple(placed), inputs.waiting - len(placed), following)
     waits = _waits(current.queue, decision, {attempt.run_id for attempt in placed})

@@ -43,7 +43,7 @@ def sweeps_advance(*, renew: Callable[[], None] = lambda: None) -> dict[str, int
     for sweep in running.order_by("pk"):
         renew()
         try:
-            counts.update(Pass(sweep).run())
+            counts.update(SweepPass(sweep).run())
         except Exception:
             log.exception("sweep %s could not be advanced", sweep.pk)
             counts["errors"] += 1
@@ -59,7 +59,7 @@ def device_hours(sweep: Sweep) -> float:
     return seconds / 3600
 
 
-class Pass:
+class SweepPass:
     """One sweep at one time."""
 
     def __init__(self, sweep: Sweep) -> None:

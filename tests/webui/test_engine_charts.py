@@ -11,7 +11,7 @@ import pytest
 from orchestrator.planner.schedules.simulate import simulate
 from orchestrator.planner.schedules.timeline import timeline
 from webui.charts import measured_communication, measured_pipeline
-from webui.charts.heat import Heat, Mark, Strip, heat
+from webui.charts.heat import EventMark, Heat, Strip, heat
 from webui.charts.heat_summary import (
     gradients_summary,
     loads_summary,
@@ -127,7 +127,12 @@ def test_ticks_are_round_and_stand_over_their_columns() -> None:
 
 def test_marks_stand_over_their_steps_and_share_a_column() -> None:
     steps = range(1, 101)
-    marks = [Mark(50, "slow"), Mark(50, "hangs", "bad"), Mark(500, "later"), Mark(10, "early")]
+    marks = [
+        EventMark(50, "slow"),
+        EventMark(50, "hangs", "bad"),
+        EventMark(500, "later"),
+        EventMark(10, "early"),
+    ]
     result = drawn([Strip("rank 0", steps, [1.0] * 100)], columns=100, marks=marks)
     assert [(mark["at"], mark["kind"], mark["text"]) for mark in result.marks] == [
         (9.5, "event", "early"),

@@ -14,7 +14,7 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.models import Allocation
 from tests import factories
-from webui.charts.gantt import Bar, Held, Lane, gantt, lanes
+from webui.charts.gantt import Bar, DeviceAllocation, Lane, gantt, lanes
 from workers.contracts.wire import envelope
 from workers.contracts.wire.node_messages import DeviceSample
 
@@ -132,9 +132,9 @@ def test_the_token_shown_once_lets_one_node_join(operator: User) -> None:
 
 
 def test_bars_are_cut_to_the_window_and_sorted() -> None:
-    def held(device: int, start_h: float, end_h: float | None) -> Held:
+    def held(device: int, start_h: float, end_h: float | None) -> DeviceAllocation:
         end = None if end_h is None else NOON - timedelta(hours=end_h)
-        return Held(device, 1, "a", "running", NOON - timedelta(hours=start_h), end)
+        return DeviceAllocation(device, 1, "a", "running", NOON - timedelta(hours=start_h), end)
 
     drawn = gantt(
         [held(1, 1, None), held(1, 9, 5), held(1, 9, 7), held(2, 2, 1.999), held(3, 1, 0)],
@@ -164,7 +164,7 @@ def test_every_window_is_drawn(owner: User, window: str) -> None:
 
 def test_bars_of_a_gang_on_neighboring_devices_are_joined() -> None:
     def bar(attempt: int) -> Bar:
-        return Bar(Held(0, attempt, "a", "running", NOON, None, attempt), 0, 50, 60)
+        return Bar(DeviceAllocation(0, attempt, "a", "running", NOON, None, attempt), 0, 50, 60)
 
     rows = [[bar(1)], [bar(1)], [bar(2)], [bar(1)]]
     placed = [(one.held.attempt, lane) for one, lane in lanes(rows)]

@@ -128,7 +128,7 @@ def test_a_slow_rank_is_named_even_among_two() -> None:
     assert spread({}, ["step_time_s"]) is None
 
 
-def device(**changes: Any) -> devices.Mark:
+def device(**changes: Any) -> devices.DeviceMark:
     run = {
         "id": 7,
         "name": "a",
@@ -188,11 +188,11 @@ def test_work_without_an_allocation_is_reported() -> None:
 def test_a_week_splits_what_crosses_midnight_and_weighs_mfu_by_time() -> None:
     days = week.week(
         [
-            week.Held(
+            week.RunAllocation(
                 NOW - timedelta(hours=18), NOW - timedelta(hours=6), mfu=0.2
             ),  # six hours on each side of midnight
-            week.Held(NOW - timedelta(hours=2), NOW, mfu=0.6),
-            week.Held(NOW - timedelta(days=30), NOW - timedelta(days=29)),
+            week.RunAllocation(NOW - timedelta(hours=2), NOW, mfu=0.6),
+            week.RunAllocation(NOW - timedelta(days=30), NOW - timedelta(days=29)),
         ],
         devices=2,
         now=NOW,

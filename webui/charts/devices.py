@@ -19,7 +19,7 @@ RING: Final = 2 * 3.14159265 * 20  # circumference of the ring, radius 20
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class DeviceMark:
     """`mood`: idle, busy, slow, stuck, foreign or unavailable; `fill` and `ring` are percent."""
 
     node: str
@@ -43,7 +43,7 @@ def mark(
     sample: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
     cordoned: bool = False,
-) -> Mark:
+) -> DeviceMark:
     """Return the mark of a device.
 
     `run` is {id, name, owner, state, age_s (of its last step), step_time_s, mfu}; None if free.
@@ -68,7 +68,7 @@ def mark(
         "state": label,
     }
     text += f"; {', '.join(details)}" if details else ""
-    return Mark(
+    return DeviceMark(
         node,
         index,
         mood,

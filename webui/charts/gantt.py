@@ -18,7 +18,7 @@ _TICKS = 8
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceAllocation:
     """One device allocated to one attempt; `end` is None while it is."""
 
     device: int
@@ -43,7 +43,7 @@ class Lane:
 class Bar:
     """An allocation; `left` and `width` in percent of the window."""
 
-    held: Held
+    held: DeviceAllocation
     left: float
     width: float
     seconds: float
@@ -67,7 +67,7 @@ class Gantt:
 
 
 def gantt(
-    held: Iterable[Held], devices: Sequence[int], *, since: datetime, until: datetime
+    held: Iterable[DeviceAllocation], devices: Sequence[int], *, since: datetime, until: datetime
 ) -> Gantt:
     """Lay out the allocations of the devices within the window."""
     span = (until - since).total_seconds()

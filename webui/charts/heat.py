@@ -38,7 +38,7 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EventMark:
     """An event at a step; `kind` as of `EventMessage`."""
 
     step: float
@@ -88,7 +88,7 @@ def heat(
     summary: str,
     scale: Scale = "rising",
     across: str = "step",
-    marks: Sequence[Mark] = (),
+    marks: Sequence[EventMark] = (),
     left_out: int = 0,
     columns: int = COLUMNS,
 ) -> Heat | None:
@@ -261,9 +261,11 @@ def _ticks(edges: Sequence[tuple[float, float]]) -> list[Tick]:
     return ticks
 
 
-def _marks(marks: Sequence[Mark], edges: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+def _marks(
+    marks: Sequence[EventMark], edges: Sequence[tuple[float, float]]
+) -> list[dict[str, Any]]:
     """Marks within the steps shown; several in one column are merged."""
-    by_column: dict[int, list[Mark]] = {}
+    by_column: dict[int, list[EventMark]] = {}
     for mark in marks:
         if edges[0][0] <= mark.step <= edges[-1][1]:
             column = next(index for index, (low, high) in enumerate(edges) if high >= mark.step)

@@ -14,7 +14,7 @@ DAYS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RunAllocation:
     """Devices allocated from `start` to `end` to a run with this MFU, if known."""
 
     start: datetime
@@ -33,7 +33,7 @@ class Day:
     mfu: float | None
 
 
-def week(held: Iterable[Held], *, devices: int, now: datetime) -> list[Day]:
+def week(held: Iterable[RunAllocation], *, devices: int, now: datetime) -> list[Day]:
     """Return the last seven days, oldest first; MFU is weighted by allocated time."""
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
     starts = [today - timedelta(days=DAYS - 1 - i) for i in range(DAYS)]

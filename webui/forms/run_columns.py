@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from orchestrator.run_table.export import run_value
-from orchestrator.run_table.selectors import Column, Names, Sort, read_columns
+from orchestrator.run_table.selectors import Column, ColumnNames, Sort, read_columns
 from webui.forms.run_filters import RunFilters
 from webui.presentation import formatting
 
@@ -32,7 +32,7 @@ _SPARK: Final = "curve("
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class ColumnHead:
     """A column's head: `url` sorts by it, `order` is ascending or descending if it does now."""
 
     key: str
@@ -48,25 +48,25 @@ class Head:
 class TableColumns:
     """The columns of one request; `unknown` are entries that no run has."""
 
-    heads: list[Head]
+    heads: list[ColumnHead]
     columns: dict[str, Column]
     curves: dict[str, str]  # key → metric
     unknown: list[str]
 
 
-def table_columns(filters: RunFilters, names: Names, sort: Sort | None) -> TableColumns:
+def table_columns(filters: RunFilters, names: ColumnNames, sort: Sort | None) -> TableColumns:
     """Read the columns of the URL; the usual ones without any."""
     wanted = [part.strip() for part in filters.columns.split(",") if part.strip()] or list(DRAWN)
     pinned = {part.strip() for part in filters.pin.split(",")}
-    heads, columns, curves, unknown = list[Head](), dict[str, Column](), dict[str, str](), []
+    heads, columns, curves, unknown = list[ColumnHead](), dict[str, Column](), dict[str, str](), []
     for key in dict.fromkeys(wanted[:_MOST]):
         if key in DRAWN:
             title, by = DRAWN[key]
             url, order = _sorting(filters, by, sort, names)
-            heads.append(Head(key, _(title), key, key in _NUMBERS, url, order, key in pinned))
+            heads.append(ColumnHead(key, _(title), key, key in _NUMBERS, url, order, key in pinned))
         elif key.startswith(_SPARK) and key[len(_SPARK) : -1] in names.metrics:
             curves[key] = key[len(_SPARK) : -1]
-            heads.append(Head(key, curves[key], "curve", False, pinned=key in pinned))
+            heads.append(ColumnHead(key, curves[key], "curve", False, pinned=key in pinned))
         else:
             read, missing = read_columns(key, names)
             unknown += missing
@@ -75,7 +75,7 @@ def table_columns(filters: RunFilters, names: Names, sort: Sort | None) -> Table
                 number = column.source == "metric" or column.type in ("number", "duration", "any")
                 url, order = _sorting(filters, column.key, sort, names)
                 heads.append(
-                    Head(column.key, column.key, "value", number, url, order, key in pinned)
+                    ColumnHead(column.key, column.key, "value", number, url, order, key in pinned)
                 )
     return TableColumns(heads, columns, curves, unknown)
 
@@ -110,7 +110,9 @@ def _text(run: Any, column: Column | None, value: float | str | None) -> dict[st
     return {"text": "" if value is None else str(value)}
 
 
-def _sorting(filters: RunFilters, by: str, sort: Sort | None, names: Names) -> tuple[str, str]:
+def _sorting(
+    filters: RunFilters, by: str, sort: Sort | None, names: ColumnNames
+) -> tuple[str, str]:
     """The URL that sorts by a column, or turns its order; and the present order."""
     if not by or (by in ("loss", "mfu") and by not in names.metrics) or by == "tag":
         return "", ""

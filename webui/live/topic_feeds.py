@@ -165,7 +165,7 @@ class Feed:
         text = live.frame_text(self.epoch, seq, "gap", {"from": self.head + 1, "to": seq})
         self._offer(seq, text)
 
-    def _restart(self, now: live.Head) -> None:
+    def _restart(self, now: live.TopicHead) -> None:
         """Restart at a new epoch: numbers start from 1 and every page refetches."""
         first = self.epoch == ""
         self.epoch, self.head, self.announced = now.epoch, 0, now.seq

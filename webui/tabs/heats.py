@@ -14,7 +14,7 @@ from django.utils.translation import gettext as _
 
 from orchestrator.runs import selectors as runs
 from orchestrator.telemetry import selectors as telemetry
-from webui.charts.heat import COLUMNS, ROWS, Heat, Mark, Strip, heat
+from webui.charts.heat import COLUMNS, ROWS, EventMark, Heat, Strip, heat
 from webui.charts.heat_summary import (
     gradients_summary,
     loads_summary,
@@ -97,7 +97,9 @@ def _skew(facts: Facts, request: HttpRequest) -> HeatCard:
         for rank in chosen
     ]
     messages = [event_messages.event_message(event) for event in stalls]
-    marks = [Mark(item.step, item.text, item.kind) for item in messages if item.step is not None]
+    marks = [
+        EventMark(item.step, item.text, item.kind) for item in messages if item.step is not None
+    ]
     chart = heat(
         strips,
         format=formatting.seconds,

@@ -31,7 +31,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class PromptTexts:
     """One prompt with its texts, newest first: some steps spread over all, then the rest."""
 
     prompt: str
@@ -53,7 +53,7 @@ class Lane:
 class Samples:
     """`in_ids`: texts are token ids, because the run's token files name no tokenizer."""
 
-    lanes: list[Lane]
+    lanes: list[PromptTexts]
     summary: str
     in_ids: bool = False
 
@@ -80,7 +80,7 @@ def content(facts: Facts) -> Samples:
     return Samples(lanes, _summary(rows), in_ids=newest.samples[0].text is None)
 
 
-def _lane(place: int, prompt: str, rows: list[StepSamples]) -> Lane:
+def _lane(place: int, prompt: str, rows: list[StepSamples]) -> PromptTexts:
     """One prompt's texts; texts of an earlier attempt's other prompt are left out."""
     newest = rows[-1].content.samples[place].prompt_ids
     texts = []
@@ -90,9 +90,9 @@ def _lane(place: int, prompt: str, rows: list[StepSamples]) -> Lane:
             text = sample.text if sample.text is not None else _ids(sample.token_ids)
             texts.append(Text(f"{row.content.step:,}", text, sample.ended))
     if len(texts) <= _SHOWN + 1:
-        return Lane(prompt, texts, [])
+        return PromptTexts(prompt, texts, [])
     chosen = {round(place * (len(texts) - 1) / (_SHOWN - 1)) for place in range(_SHOWN)}
-    return Lane(
+    return PromptTexts(
         prompt,
         [texts[i] for i in sorted(chosen)],
         [text for i, text in enumerate(texts) if i not in chosen],

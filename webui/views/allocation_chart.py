@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from orchestrator.scheduling import selectors as scheduling
-from webui.charts.gantt import WINDOWS, Bar, Held, Lane, gantt, lanes
+from webui.charts.gantt import WINDOWS, Bar, DeviceAllocation, Lane, gantt, lanes
 from webui.presentation import formatting
 from webui.views.fleet_rows import OTHERS, with_visibility
 
@@ -48,7 +48,7 @@ def allocation_chart(
         run = allocation.attempt.run
         id, name = (run.pk, run.name) if visible else (0, _(OTHERS))
         times = (allocation.created, allocation.released)
-        held.append(Held(device, id, name, run.state, *times, allocation.attempt_id))
+        held.append(DeviceAllocation(device, id, name, run.state, *times, allocation.attempt_id))
     drawn = gantt(held, ids, since=since, until=until)
     per_device = len(devices) <= DEVICE_ROWS
     chart_rows = [*(_device_rows if per_device else _node_rows)(devices, drawn.bars)]

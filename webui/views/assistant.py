@@ -50,7 +50,7 @@ GRPO_SPEC: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class FormOffer:
     """A form to open."""
 
     label: str
@@ -65,7 +65,7 @@ class Stage:
     title: str
     text: str
     run: Any | None
-    offers: list[Offer]
+    offers: list[FormOffer]
     waits: str = ""
 
     @property
@@ -120,9 +120,9 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
     evaluated = next((run for run in runs if run.kind == "evaluate"), None)
     served = next((run for run in runs if run.kind == "serve"), None)
 
-    def offer(label: str, name: str, spec: dict[str, Any]) -> Offer:
+    def offer(label: str, name: str, spec: dict[str, Any]) -> FormOffer:
         query = {"name": name, "experiment": experiment, "spec": json.dumps(spec)}
-        return Offer(label, f"{reverse('run-new')}?{urlencode(query)}")
+        return FormOffer(label, f"{reverse('run-new')}?{urlencode(query)}")
 
     sft = FINETUNING_EXAMPLES["sft"][1]
     lora = FINETUNING_EXAMPLES["lora"][1]

@@ -257,9 +257,9 @@ def _devices() -> list[dict[str, Any]]:
     ]
 
 
-def _allocations() -> list[week.Held]:
+def _allocations() -> list[week.RunAllocation]:
     return [
-        week.Held(
+        week.RunAllocation(
             NOW - timedelta(days=day, hours=hours), NOW - timedelta(days=day), 0.2 + 0.04 * day
         )
         for day, hours in ((6, 5), (5, 9), (3, 13), (2, 2), (1, 11), (0, 7))

@@ -9,7 +9,7 @@ from typing import Any, Final
 from orchestrator.planner.schedules.simulate import simulate
 from orchestrator.planner.schedules.timeline import timeline
 from webui.charts import measured_communication, measured_pipeline
-from webui.charts.heat import Heat, Mark, Strip, heat
+from webui.charts.heat import EventMark, Heat, Strip, heat
 from webui.charts.heat_summary import (
     gradients_summary,
     loads_summary,
@@ -21,7 +21,7 @@ from webui.charts.heat_summary import (
 )
 from webui.presentation import formatting
 from webui.tabs.heats import HeatCard
-from webui.tabs.samples import Lane, Samples, Text
+from webui.tabs.samples import PromptTexts, Samples, Text
 
 STEPS: Final = range(1, 601)
 
@@ -65,8 +65,10 @@ def _skew(random: Random) -> HeatCard:
         for rank in range(8)
     ]
     marks = [
-        Mark(300, "Slow rank 5 (n2, stage 1) at step 300: other ranks wait for it 87% of the time"),
-        Mark(470, "No progress for 31 s on rank 2", "bad"),
+        EventMark(
+            300, "Slow rank 5 (n2, stage 1) at step 300: other ranks wait for it 87% of the time"
+        ),
+        EventMark(470, "No progress for 31 s on rank 2", "bad"),
     ]
     chart = heat(
         strips, format=formatting.seconds, summary=skew_summary(strips[:6], 0.4), marks=marks
@@ -195,7 +197,7 @@ def _samples() -> Samples:
     }
     steps, older = ("2,400", "1,200", "200"), [Text("800", "an older text", False)]
     lanes = [
-        Lane(
+        PromptTexts(
             prompt,
             [Text(step, text, step == "2,400") for step, text in zip(steps, some, strict=True)],
             older[:place],
@@ -207,7 +209,7 @@ def _samples() -> Samples:
 
 def _samples_in_ids() -> Samples:
     return Samples(
-        [Lane("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])],
+        [PromptTexts("15 2044 9 71", [Text("200", "11 9 2044 2044 8", False)], [])],
         "Step 200.",
         in_ids=True,
     )

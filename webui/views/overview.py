@@ -225,7 +225,7 @@ def usage() -> Usage:
     now = timezone.now()
     since = (now - timedelta(days=week.DAYS - 1)).replace(hour=0, minute=0, second=0, microsecond=0)
     held = [
-        week.Held(start, end or now, _mfu(mfu), devices)
+        week.RunAllocation(start, end or now, _mfu(mfu), devices)
         for start, end, mfu, devices in scheduling.held_since(since=since)
     ]
     return Usage(

@@ -66,7 +66,7 @@ def _run(allocation: Any, visible: bool) -> dict[str, Any]:
     }
 
 
-def _mark(node: Any, device: Any, run: dict[str, Any] | None) -> devices.Mark:
+def _mark(node: Any, device: Any, run: dict[str, Any] | None) -> devices.DeviceMark:
     """The mark of a device; `node` is one of `nodes_visible_to`."""
     cordoned = any(cordon.device_id in (None, device.pk) for cordon in cordons.open_of(node))
     sample = next(

@@ -168,7 +168,7 @@ def _join(
 
 
 def _join_body(
-    request: dict[str, str], inventory: NodeInventory, control: versions.Peer | None
+    request: dict[str, str], inventory: NodeInventory, control: versions.PeerVersion | None
 ) -> dict[str, Any]:
     """A join request that the control plane reads; one that is not known may be of release 0.1.
 
@@ -185,7 +185,7 @@ def _join_body(
     }
 
 
-def _check_versions(control: versions.Peer) -> None:
+def _check_versions(control: versions.PeerVersion) -> None:
     judgment = versions.judge(control, name="the control plane", own_name="agent")
     if judgment.skew is versions.Skew.REFUSED:
         raise Incompatible(f"This node cannot join. {judgment}")

@@ -47,7 +47,7 @@ class Reporter:
         self._disconnected = False
         self._own_user = broker_access.is_node_user(redis_url)
         # the control plane's versions; None while none is published
-        self.control: versions.Peer | None = None
+        self.control: versions.PeerVersion | None = None
 
     def heartbeat(
         self,
@@ -167,7 +167,7 @@ class Reporter:
         return True
 
 
-def parse_control(text: Any) -> versions.Peer | None:
+def parse_control(text: Any) -> versions.PeerVersion | None:
     """The control plane's versions, as its scheduler publishes them; None if it does not."""
     try:
         data = json.loads(text or "null")

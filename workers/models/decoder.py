@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ModelPart:
     """Consecutive layers of a model, with the embedding if `first` and the head if `last`."""
 
     layers: range
@@ -87,11 +87,11 @@ class Decoder(nn.Module):
     scalar head gives scores `[B, S, 1]`.
     """
 
-    def __init__(self, spec: ModelSpec, part: Part | None = None) -> None:
+    def __init__(self, spec: ModelSpec, part: ModelPart | None = None) -> None:
         super().__init__()
         check_supported(spec)
         self.spec = spec
-        self.part = part = part or Part(range(spec.layers))
+        self.part = part = part or ModelPart(range(spec.layers))
         tied = spec.tie_embeddings
         self.embed = (
             nn.Embedding(spec.vocab, spec.hidden) if part.first or (part.last and tied) else None

@@ -23,21 +23,21 @@ from workers.training.parallel.parallelize import Parallel
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class BaseWeights:
     """The weights that an adapter is trained over: where they are, and their digest."""
 
     path: str
     fingerprint: str
 
 
-def base_of(weights: Weights) -> Base:
+def base_of(weights: Weights) -> BaseWeights:
     """The base of an adapter's files and manifest."""
-    return Base(weights.where, fingerprint(weights))
+    return BaseWeights(weights.where, fingerprint(weights))
 
 
 @torch.no_grad()
 def adapter_writer(
-    parallel: Parallel, adapter: AdapterSpec, model: ModelSpec, base: Base
+    parallel: Parallel, adapter: AdapterSpec, model: ModelSpec, base: BaseWeights
 ) -> Callable[[Path], None]:
     """What writes the adapter's files as of now. Collective; only rank 0's writes something."""
     full = {name: _full(each) for name, each in parallel.parameters().items()}

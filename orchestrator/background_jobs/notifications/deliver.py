@@ -44,9 +44,9 @@ def deliver(id: int) -> Delivery | None:
     row.tries += 1
     try:
         _send(row)
-    except (http_post.Blocked, secret_text.Unreadable) as error:
+    except (http_post.TargetBlocked, secret_text.Unreadable) as error:
         row.state, row.error = Delivery.State.FAILED, str(error)[:300]
-    except (http_post.Failed, OSError, smtplib.SMTPException) as error:
+    except (http_post.PostFailed, OSError, smtplib.SMTPException) as error:
         row.error = str(error)[:300]
         delay = min(FIRST_DELAY_S * 4 ** (row.tries - 1), 6 * 3600)
         row.next_try = clock.now() + timedelta(seconds=delay)

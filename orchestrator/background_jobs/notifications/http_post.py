@@ -21,30 +21,32 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 addresses inside IPv6
 
 
-class Blocked(Exception):
+class TargetBlocked(Exception):
     """The URL is not allowed; another attempt would not change that."""
 
 
-class Failed(Exception):
+class PostFailed(Exception):
     """The receiver did not accept the message; it may later."""
 
 
 def check_url(url: str) -> SplitResult:
-    """The parts of an http or https URL without credentials. Raises Blocked."""
+    """The parts of an http or https URL without credentials. Raises TargetBlocked."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        raise Blocked("the URL is malformed") from None
+        raise TargetBlocked("the URL is malformed") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise Blocked("the URL needs http:// or https:// and a host")
+        raise TargetBlocked("the URL needs http:// or https:// and a host")
     if parts.username is not None or port == 0 or any(ord(c) < 33 or ord(c) > 126 for c in url):
-        raise Blocked("the URL has credentials, a wrong port or characters that need escaping")
+        raise TargetBlocked(
+            "the URL has credentials, a wrong port or characters that need escaping"
+        )
     return parts
 
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> int:
-    """Post the body; returns the 2xx status. Raises Blocked or Failed."""
+    """Post the body; returns the 2xx status. Raises TargetBlocked or PostFailed."""
     parts = check_url(url)
     host, secure = str(parts.hostname), parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
@@ -66,7 +68,7 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> int:
         connection.request("POST", path, body=body, headers=headers)
         status = connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise Failed(f"{type(error).__name__}: {error}"[:200]) from None
+        raise PostFailed(f"{type(error).__name__}: {error}"[:200]) from None
     finally:
         if timer is not None:
             timer.cancel()
@@ -74,9 +76,9 @@ def post(url: str, body: bytes, headers: dict[str, str]) -> int:
             watched.close()
         connection.close()
     if 300 <= status < 400:
-        raise Failed(f"HTTP {status}: redirects are not followed")
+        raise PostFailed(f"HTTP {status}: redirects are not followed")
     if not 200 <= status < 300:
-        raise Failed(f"HTTP {status}")
+        raise PostFailed(f"HTTP {status}")
     return status
 
 
@@ -91,11 +93,11 @@ def _checked_address(host: str, port: int) -> _Address:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise Failed(f"the host {host} does not resolve: {error}") from None
+        raise PostFailed(f"the host {host} does not resolve: {error}") from None
     addresses = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in rows]
     for address in addresses:
         if not _allowed(address):
-            raise Blocked(
+            raise TargetBlocked(
                 f"{host} resolves to {address}, which is not a public address; "
                 "ORRERY_WEBHOOK_NETWORKS can allow its network"
             )

@@ -146,7 +146,7 @@ def secrets_renew(*, dry_run: bool) -> int:
 def _url_host(target: str) -> str:
     try:
         return str(http_post.check_url(target).hostname)[:255]
-    except http_post.Blocked as error:
+    except http_post.TargetBlocked as error:
         raise invalid("target", str(error), "https://example.com/hook") from None
 
 

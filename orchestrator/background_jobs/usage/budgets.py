@@ -21,7 +21,7 @@ LEVELS: Final = (100, 80)  # percent, at which a message is sent
 
 
 @dataclass(frozen=True)
-class Use:
+class TeamUse:
     """Device-hours of a team's members since the first day of the month (UTC)."""
 
     since: date
@@ -43,12 +43,12 @@ class Use:
         return next((level for level in LEVELS if 100 * share >= level), None)
 
 
-def use_of(team: Team) -> Use:
+def use_of(team: Team) -> TeamUse:
     """What the team used in this month."""
     return uses([team])[team.pk]
 
 
-def uses(teams: Sequence[Team]) -> dict[int, Use]:
+def uses(teams: Sequence[Team]) -> dict[int, TeamUse]:
     """The use of each team in this month, by key; three queries for any number of teams."""
     since = clock.now().astimezone(UTC).date().replace(day=1)
     members: dict[int, set[int]] = {team.pk: set() for team in teams}
@@ -64,7 +64,7 @@ def uses(teams: Sequence[Team]) -> dict[int, Use]:
                 sums[team.pk][0] += row.device_s / 3600
                 sums[team.pk][1] += row.productive_s / 3600
     return {
-        team.pk: Use(since, sums[team.pk][0], sums[team.pk][1], team.budget_device_hours)
+        team.pk: TeamUse(since, sums[team.pk][0], sums[team.pk][1], team.budget_device_hours)
         for team in teams
     }
 
@@ -96,7 +96,7 @@ def deliveries(subscriptions: Iterable[Subscription], *, now: datetime) -> list[
     return rows
 
 
-def _body(team: Team, use: Use, now: datetime) -> dict[str, Any]:
+def _body(team: Team, use: TeamUse, now: datetime) -> dict[str, Any]:
     share = use.share or 0.0
     text = (
         f"Team {team.name} used {use.device_hours:,.1f} of {use.budget or 0:,.1f} device-hours "

@@ -38,7 +38,7 @@ _QUICK_LIMIT = 500_000
 
 
 @dataclass(frozen=True)
-class Change:
+class PlanChange:
     """One change that makes a plan fit, as text and as values by field, with the prediction.
 
     Fields are those of a plan, or `nodes`, `device`, `seq_len`; None: not fixed. `request` holds
@@ -79,7 +79,7 @@ class _Candidate:
 
 def advise(
     request: Request, calibration: Calibration | None = None, *, most: int = 6
-) -> list[Change]:
+) -> list[PlanChange]:
     """Single changes that make the plan fit: changes of the plan, then of devices, fastest first.
 
     Of each kind of change (more recomputation, smaller micro-batches, more devices, ...) the
@@ -101,13 +101,13 @@ def advise_search(
     calibration: Calibration | None = None,
     *,
     most: int = 4,
-) -> list[Change]:
+) -> list[PlanChange]:
     """Single changes of cluster, device, sequence, batch or fixed fields that make some plan fit.
 
     Each comes with the fastest of a few plans that then fit. Of each kind the smallest sufficient
     change; changes on the same devices first, then by device time per token.
     """
-    changes: list[tuple[float, Change]] = []
+    changes: list[tuple[float, PlanChange]] = []
     for candidates in _scenario_candidates(scenario, fix or {}):
         for values, message, changed, changed_fix in candidates:
             try:
@@ -128,7 +128,7 @@ def advise_search(
 
 def _change_of_search(
     changes: dict[str, Any], message: str, result: SearchResult
-) -> tuple[float, Change]:
+) -> tuple[float, PlanChange]:
     """`(device seconds per token, change)`."""
     request, table = result.requests[0], result.table
     assert table is not None
@@ -139,12 +139,12 @@ def _change_of_search(
     )
     tokens = request.plan.global_batch_size * request.seq_len
     cost = time_s * request.plan.world_size / tokens
-    return cost, Change(changes, text, request, total, time_s)
+    return cost, PlanChange(changes, text, request, total, time_s)
 
 
 def _fitting(
     candidates: list[_Candidate], before_s: float, calibration: Calibration | None
-) -> list[Change]:
+) -> list[PlanChange]:
     """The smallest sufficient change of each kind."""
     if not candidates:
         return []
@@ -152,14 +152,14 @@ def _fitting(
     table = table_of(requests, columns_for(requests, calibration))
     total, time_s, fits = (table.column(name) for name in ("total_bytes", "step_time_s", "fits"))
     usable = table.column("usable_bytes")
-    best: dict[str, Change] = {}
+    best: dict[str, PlanChange] = {}
     for row, item in enumerate(candidates):
         if fits[row] and item.kind not in best:
             text = (
                 f"{item.message}: {max(0.1, total[row] / GIB):.1f} of {usable[row] / GIB:.1f} "
                 f"GiB{_host_text(table, row)}, {_time_change(float(time_s[row]), before_s)}."
             )
-            best[item.kind] = Change(
+            best[item.kind] = PlanChange(
                 item.changes, text, item.request, float(total[row]), float(time_s[row])
             )
     return sorted(best.values(), key=lambda change: (_is_hardware(change), change.step_time_s))
@@ -167,7 +167,7 @@ def _fitting(
 
 def _combined_change(
     request: Request, before_s: float, calibration: Calibration | None
-) -> list[Change]:
+) -> list[PlanChange]:
     """The fastest plan that fits on the same devices in the same precision."""
     plan = request.plan
     work = Workload(
@@ -199,7 +199,7 @@ def _combined_change(
         f"No single change is sufficient; together {text}: {total / GIB:.1f} "
         f"GiB{_host_text(table, 0)}, {_time_change(time_s, before_s)}."
     )
-    return [Change(changes, message, fitting, total, time_s)]
+    return [PlanChange(changes, message, fitting, total, time_s)]
 
 
 def _candidates(request: Request) -> Iterator[_Candidate]:
@@ -394,7 +394,7 @@ def _is_legal(request: Request) -> bool:
     )
 
 
-def _is_hardware(change: Change) -> bool:
+def _is_hardware(change: PlanChange) -> bool:
     return bool({"nodes", "device"} & change.changes.keys())
 
 

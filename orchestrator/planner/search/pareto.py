@@ -16,7 +16,7 @@ Ids = NDArray[np.int64]
 
 
 @dataclass
-class Best:
+class TopRows:
     """The first `most` rows by their keys in lexicographic order; ties go to the lower id."""
 
     most: int

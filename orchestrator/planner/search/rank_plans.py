@@ -29,7 +29,7 @@ from orchestrator.planner.plan_request import Scenario
 from orchestrator.planner.search.axes import DEVICES, Axes, build_axes
 from orchestrator.planner.search.enumeration import MOST_CANDIDATES, enumerate_plans
 from orchestrator.planner.search.grid import Block, constant_plan, plan_of
-from orchestrator.planner.search.pareto import Best, Front, thinned, undominated
+from orchestrator.planner.search.pareto import Front, TopRows, thinned, undominated
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import nearest_divisor, plan_problems
@@ -141,7 +141,10 @@ class _Ranking:
     def __init__(self, objective: Objective, top: int) -> None:
         self.order = _ORDER[objective]
         self.top = max(1, top)
-        self.best, self.smallest = Best(self.top * _CANDIDATES_PER_PLAN if top > 1 else 1), Best(1)
+        self.best, self.smallest = (
+            TopRows(self.top * _CANDIDATES_PER_PLAN if top > 1 else 1),
+            TopRows(1),
+        )
         self.fronts: dict[int, Front] = {}
         self.blocks: list[Block] = []
         self.starts: list[int] = []

@@ -39,7 +39,7 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Head:
+class GitHead:
     """What is checked out; `commit` is empty before the first one, `branch` if HEAD is detached."""
 
     commit: str
@@ -70,7 +70,7 @@ def find(folder: Path, roots: Sequence[Path]) -> Repository | None:
     return Repository(top, repository, common)
 
 
-def head(repository: Repository) -> Head:
+def head(repository: Repository) -> GitHead:
     """Commit, branch and remote, without credentials. Raises GitProblem."""
     given = [f"--git-dir={repository.git_dir}"]
     branch = _text(given, "symbolic-ref", "-q", "--short", "HEAD", codes=(0, 1))
@@ -87,7 +87,7 @@ def head(repository: Repository) -> Head:
     chosen = settings.get(f"branch.{branch}.remote", "origin")
     urls = [text for name, text in settings.items() if name.startswith("remote.")]
     remote = settings.get(f"remote.{chosen}.url") or (urls[0] if urls else "")
-    return Head(commit, branch[:200], without_credentials(remote)[:500])
+    return GitHead(commit, branch[:200], without_credentials(remote)[:500])
 
 
 def without_credentials(remote: str) -> str:

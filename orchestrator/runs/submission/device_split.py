@@ -39,7 +39,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenSplit:
     """The spec with a number of devices for rollouts, and the splits that were compared.
 
     `how` explains the choice in one sentence.
@@ -53,7 +53,7 @@ class Chosen:
 
 def choose_split(
     spec: RunSpec, hardware: TargetHardware | None, teacher: ModelSpec | None = None
-) -> Chosen:
+) -> ChosenSplit:
     """The spec unchanged if it names a number.
 
     With an explicit plan rollouts get the devices that it leaves; else each split gets the fastest
@@ -61,29 +61,31 @@ def choose_split(
     """
     policy = None if spec.train is None else spec.train.policy
     if policy is None or not policy.rollout.splits_devices:
-        return Chosen(spec)
+        return ChosenSplit(spec)
     name = f"train.{spec.train.objective}.rollout.devices" if spec.train is not None else ""
     total, plan = spec.resources.devices, spec.plan
     if total is None or total < 2:
         message = "auto splits resources.devices between training and rollouts"
         message += ", which is not given" if total is None else f", {total} cannot be split"
         hint = "resources.devices 4, or a number here"
-        return Chosen(with_rollout_devices(spec, 1), problems=[problem(name, message, hint)])
+        return ChosenSplit(with_rollout_devices(spec, 1), problems=[problem(name, message, hint)])
     if spec.has_explicit_plan and isinstance(plan, ParallelPlan):
         left = total - plan.world_size
         if left < 1:
             message = f"the plan's {plan.world_size} devices leave none of {total} for rollouts"
             hint = f"resources.devices {plan.world_size + 1}"
-            return Chosen(with_rollout_devices(spec, 1), problems=[problem(name, message, hint)])
-        return Chosen(with_rollout_devices(spec, left))
+            return ChosenSplit(
+                with_rollout_devices(spec, 1), problems=[problem(name, message, hint)]
+            )
+        return ChosenSplit(with_rollout_devices(spec, left))
     if hardware is None or spec.shape is None:
-        return Chosen(with_rollout_devices(spec, 1))
+        return ChosenSplit(with_rollout_devices(spec, 1))
     splits = [_split(spec, hardware, total, number, teacher) for number in _numbers(total)]
     usable = [each for each in splits if each.choice.plan is not None]
     fitting = [each for each in usable if each.choice.fits] or usable
     timed = [each for each in fitting if each.choice.step_time_s is not None] or fitting
     if not timed:
-        return Chosen(with_rollout_devices(spec, 1), splits)
+        return ChosenSplit(with_rollout_devices(spec, 1), splits)
     best = min(timed, key=lambda each: (each.choice.step_time_s or 0.0, each.rollouts))
     compared = f"the fastest of {len(timed)} splits" if len(timed) > 1 else "the only split"
     took = format_time(best.choice.step_time_s) if best.choice.step_time_s else "an unknown time"
@@ -91,7 +93,7 @@ def choose_split(
         f"Of {total} devices {best.training} train and {best.rollouts} sample: {compared} that "
         f"fit, with {took} per update."
     )
-    return Chosen(with_rollout_devices(spec, best.rollouts), splits, how)
+    return ChosenSplit(with_rollout_devices(spec, best.rollouts), splits, how)
 
 
 def with_rollout_devices(spec: RunSpec, number: int) -> RunSpec:

@@ -12,7 +12,7 @@ from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.model.trained.rollout_columns import rollouts_of
 from orchestrator.planner.plan_request import Scenario, Workload
-from orchestrator.planner.search.advice import Change, advise
+from orchestrator.planner.search.advice import PlanChange, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto
 from orchestrator.planner.search.axes import AXES
 from orchestrator.runs.submission.target_hardware import TargetHardware
@@ -60,7 +60,7 @@ class Prediction:
 
     document: dict[str, Any]
     fits: bool
-    advice: list[Change] = field(default_factory=list)
+    advice: list[PlanChange] = field(default_factory=list)
 
     def problems(self, hardware: TargetHardware) -> list[Problem]:
         """The problems of a plan that does not fit; empty if it fits or the devices are unknown."""
@@ -222,7 +222,7 @@ def _device(entry: Device) -> str | dict[str, Any]:
     return entry.name if entry == DEVICES[entry.name] else entry.to_dict()
 
 
-def _advice(spec: RunSpec, request: Request, hardware: TargetHardware) -> list[Change]:
+def _advice(spec: RunSpec, request: Request, hardware: TargetHardware) -> list[PlanChange]:
     """The nearest changes that fit and that the engine supports."""
     changes = advise(request, hardware.calibration)
     return [change for change in changes if _is_supported(spec, change.plan)][:_MAX_ADVICE]
@@ -235,7 +235,7 @@ def _is_supported(spec: RunSpec, plan: ParallelPlan) -> bool:
     )
 
 
-def _field(change: Change) -> str:
+def _field(change: PlanChange) -> str:
     name = next(iter(change.changes), "")
     return (
         f"plan.{name}"

@@ -74,7 +74,7 @@ def run_folder(run: Run) -> str:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedSpec:
     """A checked spec: parsed, its plan resolved, as stored, its problems and prediction.
 
     `misfits`: the plan is predicted not to fit the pool's devices, with changes that would fit.
@@ -199,7 +199,7 @@ def run_submit(
     return run
 
 
-def check(spec: Any, *, by: User | None) -> Checked:
+def check(spec: Any, *, by: User | None) -> CheckedSpec:
     """Check a spec in this order: parse, run paths, plan, fields, prediction. Writes nothing.
 
     `by` is the submitter: paths in the folder of a run need the right to see that run. None: a
@@ -209,18 +209,18 @@ def check(spec: Any, *, by: User | None) -> Checked:
     """
     if not isinstance(spec, dict):
         hint = '{"kind": "train", ...}'
-        return Checked(
+        return CheckedSpec(
             problems=[Problem(field="spec", message="the spec is not an object", hint=hint)]
         )
     spec, unknown = data_sets.with_data_sets(spec, by=by)
     try:
         parsed = _parse(spec)
     except ValidationError as error:
-        return Checked(problems=[*unknown, *validation_problems(error)])
+        return CheckedSpec(problems=[*unknown, *validation_problems(error)])
     if unknown:
-        return Checked(parsed, problems=unknown)
+        return CheckedSpec(parsed, problems=unknown)
     if hidden := _hidden_runs(parsed, by):  # before anything reads those runs
-        return Checked(parsed, problems=hidden)
+        return CheckedSpec(parsed, problems=hidden)
     if parsed.shape_source is not None and not _path_problems(parsed):
         parsed = with_shape(parsed)
     training = as_training(parsed)  # of a benchmark: its base
@@ -248,13 +248,13 @@ def check(spec: Any, *, by: User | None) -> Checked:
     problems += script_secrets.problems(stored, by=by)
     unsupported = support_problems(parsed)
     if problems or hardware is None:
-        return Checked(parsed, resolved, stored, problems, unsupported=unsupported)
+        return CheckedSpec(parsed, resolved, stored, problems, unsupported=unsupported)
     prediction = _predict(as_training(complete), resolved, hardware, teacher)
     if split.splits and prediction is not None:
         prediction.document["splits"] = [each.to_dict() for each in split.splits]
         resolved = replace(resolved, how=f"{split.how} {resolved.how}")
     misfits = prediction.problems(hardware) if prediction is not None else []
-    return Checked(parsed, resolved, stored, [], prediction, misfits, unsupported)
+    return CheckedSpec(parsed, resolved, stored, [], prediction, misfits, unsupported)
 
 
 def _weights_problems(spec: RunSpec) -> list[Problem]:
@@ -427,7 +427,7 @@ def _experiment(value: Experiment | str | None, owner: User) -> Experiment | Non
 
 
 def _first_events(
-    checked: Checked, forked_from: Run | None, resume_from: Checkpoint | None
+    checked: CheckedSpec, forked_from: Run | None, resume_from: Checkpoint | None
 ) -> list[events.NewEvent]:
     resolved, new = checked.resolved, list[events.NewEvent]()
     assert resolved is not None

@@ -16,7 +16,7 @@ from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.models import Allocation, DeviceTime
 
 
-class Held(NamedTuple):
+class HeldDevices(NamedTuple):
     """Devices of one attempt: `seconds`, times devices, within the period; shares of 1 of ended
     attempts.
     """
@@ -30,7 +30,7 @@ class Held(NamedTuple):
     lost: float
 
 
-def held_devices(*, since: datetime, until: datetime) -> Iterator[Held]:
+def held_devices(*, since: datetime, until: datetime) -> Iterator[HeldDevices]:
     """Every device that an attempt held between the two times."""
     rows = Allocation.objects.filter(
         Q(released=None) | Q(released__gt=since), created__lt=until
@@ -51,13 +51,13 @@ def held_devices(*, since: datetime, until: datetime) -> Iterator[Held]:
     for attempt, owner, username, pool, created, released in values.iterator():
         end = until if released is None else min(released, until)
         seconds = max(0.0, (end - max(created, since)).total_seconds())
-        yield Held(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
+        yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
     yield from _in_engines(since, until, shares)
 
 
 def _in_engines(
     since: datetime, until: datetime, shares: Mapping[int, tuple[float, float]]
-) -> Iterator[Held]:
+) -> Iterator[HeldDevices]:
     """Attempts in jobs of other engines hold their devices from launch to end."""
     rows = Attempt.objects.filter(
         Q(ended=None) | Q(ended__gt=since), engine_job__isnull=False, launched__lt=until
@@ -76,7 +76,7 @@ def _in_engines(
         begin = since if launched is None else max(launched, since)
         held = sum(len(share["devices"]) for share in placement)
         seconds = held * max(0.0, (end - begin).total_seconds())
-        yield Held(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
+        yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
 
 
 def first_allocation(otherwise: date) -> date:

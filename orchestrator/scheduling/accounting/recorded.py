@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, RunEvent
-from orchestrator.scheduling.accounting.split import Facts
+from orchestrator.scheduling.accounting.split import AttemptTimes
 from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.wire.node_messages import ExitClass
@@ -17,7 +17,7 @@ _RETAINED = (ExitClass.OK, ExitClass.CANCELLED)
 _STEPPED = ("train",)  # kinds whose work depends on checkpoints
 
 
-def read(attempt: Attempt) -> Facts:
+def read(attempt: Attempt) -> AttemptTimes:
     """The facts of an ended attempt. Times of ranks are corrected by their node's clock skew."""
     assert attempt.ended is not None, f"attempt {attempt} has not ended"
     ended = attempt.ended.timestamp()
@@ -28,7 +28,7 @@ def read(attempt: Attempt) -> Facts:
     stepped = attempt.run.kind in _STEPPED
     seen = telemetry.progress(run=attempt.run, attempt=attempt.number)
     paused = attempt.exit_class == ExitClass.PREEMPTED and attempt.requested == "pause"
-    return Facts(
+    return AttemptTimes(
         devices=sum(len(share["devices"]) for share in attempt.placement),
         created=created,
         ended=ended,

@@ -26,7 +26,7 @@ _TAIL: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class AttemptTimes:
     """Recorded times of an ended attempt, in Unix seconds; None where none was recorded.
 
     `retained` is until when its work counts: its end, or the newest checkpoint that the run keeps.
@@ -53,7 +53,7 @@ class Split:
     queued: float
 
 
-def split(facts: Facts) -> Split:
+def split(facts: AttemptTimes) -> Split:
     """Split the attempt's device time. Times outside the attempt are moved to its limits."""
     start, end = facts.created, max(facts.created, facts.ended)
     work = _within(facts.first_work, start, end, _within(facts.started, start, end, end))

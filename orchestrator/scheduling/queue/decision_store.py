@@ -71,7 +71,7 @@ def clear(*, now: datetime) -> None:
     )
 
 
-class Decided:
+class StoredDecision:
     """The newest decision: positions and waits of runs, in the queue's order."""
 
     def __init__(self, reasons: Sequence[str], waits: Sequence[Any]) -> None:
@@ -96,10 +96,10 @@ class Decided:
         return StoredWait(position, self._reasons[text], may_start)
 
 
-_newest: tuple[tuple[str, Any], Decided] = (("", None), Decided([], []))
+_newest: tuple[tuple[str, Any], StoredDecision] = (("", None), StoredDecision([], []))
 
 
-def load() -> Decided:
+def load() -> StoredDecision:
     """The newest decision. Each process reads a revision once: pages share it."""
     global _newest
     rows = QueueDecision.objects.filter(name=NAME)
@@ -109,9 +109,9 @@ def load() -> Decided:
         return decided
     row = rows.values_list("revision", "decided", "reasons", "waits").first()
     if row is None:
-        return Decided([], [])
+        return StoredDecision([], [])
     revision, time, reasons, waits = row
-    decided = Decided(reasons, waits)
+    decided = StoredDecision(reasons, waits)
     _newest = (revision, time), decided
     return decided
 

@@ -92,7 +92,9 @@ def _waiting_visible_to(user: User) -> QuerySet[Run]:
     return visible.select_related(None)
 
 
-def _first(visible: QuerySet[Run], decided: decision_store.Decided, limit: int) -> list[int] | None:
+def _first(
+    visible: QuerySet[Run], decided: decision_store.StoredDecision, limit: int
+) -> list[int] | None:
     """The first `limit` runs of the decision that the user may see; None if there are fewer."""
     if len(decided) < limit:
         return None
@@ -127,7 +129,7 @@ def decision_age_s() -> float | None:
 
 
 def _entries(
-    chosen: Sequence[int], positions: dict[int, int], decided: decision_store.Decided
+    chosen: Sequence[int], positions: dict[int, int], decided: decision_store.StoredDecision
 ) -> list[QueueEntry]:
     """The entries of these runs, in this order; those that no longer exist are left out."""
     if not chosen:

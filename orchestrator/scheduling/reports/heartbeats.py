@@ -22,7 +22,7 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.reports.liveness import Beat
+from orchestrator.scheduling.reports.liveness import NewHeartbeat
 from orchestrator.scheduling.reports.presence import presence
 from workers.contracts.wire import envelope, names, versions
 from workers.contracts.wire.node_messages import DeviceSample, Heartbeat
@@ -32,7 +32,7 @@ _KILL_EVERY_S = 10.0
 _SAMPLES = TypeAdapter(list[DeviceSample])
 
 
-def apply(beats: Sequence[Beat], *, broker_ahead_s: float = 0.0) -> bool:
+def apply(beats: Sequence[NewHeartbeat], *, broker_ahead_s: float = 0.0) -> bool:
     """Apply the heartbeats; True if a node is back or changed, so a tick is worthwhile.
 
     `broker_ahead_s` is the broker's clock minus this machine's. Heartbeats that are forged,
@@ -50,9 +50,9 @@ def apply(beats: Sequence[Beat], *, broker_ahead_s: float = 0.0) -> bool:
         return any([apply([beat], broker_ahead_s=broker_ahead_s) for beat in beats])
 
 
-def _apply(beats: Sequence[Beat], broker_ahead_s: float) -> bool:
+def _apply(beats: Sequence[NewHeartbeat], broker_ahead_s: float) -> bool:
     known = {sender.name: sender for sender in fleet.senders([beat.node for beat in beats])}
-    readings: list[tuple[Beat, Heartbeat]] = []
+    readings: list[tuple[NewHeartbeat, Heartbeat]] = []
     for beat in beats:
         sender = known.get(beat.node)
         if sender is None:
@@ -90,7 +90,7 @@ def _apply(beats: Sequence[Beat], broker_ahead_s: float) -> bool:
     return back
 
 
-def _read(beat: Beat, body: dict[str, Any]) -> Heartbeat:
+def _read(beat: NewHeartbeat, body: dict[str, Any]) -> Heartbeat:
     """The heartbeat; of a version that is refused only that the node lives, so nothing is lost."""
     peer = versions.parse_peer(body.get("release"), body.get("wire"))
     if not _is_refused(peer):
@@ -99,15 +99,15 @@ def _read(beat: Beat, body: dict[str, Any]) -> Heartbeat:
     return Heartbeat(node=beat.node, time=beat.stamp, release=peer.release, wire=wire)
 
 
-def _peer(reading: Heartbeat) -> versions.Peer:
+def _peer(reading: Heartbeat) -> versions.PeerVersion:
     return versions.parse_peer(reading.release, reading.wire)
 
 
-def _is_refused(peer: versions.Peer) -> bool:
+def _is_refused(peer: versions.PeerVersion) -> bool:
     return versions.skew(versions.WIRE, peer.wire) is versions.Skew.REFUSED
 
 
-def _apply_attempts(readings: Sequence[tuple[Beat, Heartbeat]]) -> None:
+def _apply_attempts(readings: Sequence[tuple[NewHeartbeat, Heartbeat]]) -> None:
     """Compare the attempts that nodes report with those that are placed on them."""
     placed: dict[str, dict[str, tuple[int, str]]] = defaultdict(dict)
     for node, fence, attempt, state in runs.shares_on([beat.node for beat, _ in readings]):

@@ -63,7 +63,7 @@ _SCRIPT: Final = _READ.replace(
 ).replace("LEASES", f"string.format('{wire.leases_key('%s')}', node)")
 
 
-class Beat(NamedTuple):
+class NewHeartbeat(NamedTuple):
     """A new heartbeat of a node: sealed text, and its arrival by the broker's clock."""
 
     node: str
@@ -97,7 +97,7 @@ class Liveness:
         client: redis.Redis,
         nodes: Sequence[str],
         fences: Mapping[str, Sequence[str]] | None = None,
-    ) -> list[Beat]:
+    ) -> list[NewHeartbeat]:
         """Read what these nodes wrote to the broker; the heartbeats that are new.
 
         `fences` are those of the open attempts by node; other leases are not read, and forgotten.
@@ -137,7 +137,7 @@ class Liveness:
         leases: Iterable[tuple[str, Sequence[str], bytes]] = (),
         *,
         now: float | None = None,
-    ) -> list[Beat]:
+    ) -> list[NewHeartbeat]:
         """Take one reading of the broker; `now` is the monotonic clock, for tests.
 
         `beats` are `(node, entry, text)` and `leases` `(node, fences, lines of their values)`.
@@ -152,7 +152,7 @@ class Liveness:
             # a node chooses the id of its own entry, but not beyond the broker's clock
             stamp = min(wire.stamp_of(entry), broker_now)
             if self._mark(self._nodes, node, entry, stamp):
-                fresh.append(Beat(node, stamp, text))
+                fresh.append(NewHeartbeat(node, stamp, text))
         for node, fences, lines in leases:
             if self._mark(self._lines, node, (fences, lines)):
                 for fence, value in zip(fences, lines.split(b"\n"), strict=True):
@@ -160,11 +160,11 @@ class Liveness:
                         self._mark(self._leases, (fence, node), value)
         return fresh
 
-    def arrived(self, node: str, text: bytes) -> Beat:
+    def arrived(self, node: str, text: bytes) -> NewHeartbeat:
         """A heartbeat that came another way than by polling; it arrived now."""
         stamp = time.time() + self.broker_ahead_s
         self._mark(self._nodes, node, stamp, stamp)
-        return Beat(node, stamp, text)
+        return NewHeartbeat(node, stamp, text)
 
     def node_silence(self, node: str) -> float:
         """Seconds without heartbeat of the node; counts from now on for an unknown node."""

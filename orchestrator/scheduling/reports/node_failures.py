@@ -33,7 +33,7 @@ _WORKED: Final = (
 _READ: Final = 50  # newest attempts of a node
 
 
-class Ended(NamedTuple):
+class EndedAttempt(NamedTuple):
     """An attempt that ended on a node."""
 
     run: int
@@ -48,7 +48,9 @@ def culprits(placement: Sequence[Mapping[str, Any]], exit: Mapping[str, Any]) ->
     return {str(node)} if node else {str(share["node"]) for share in placement}
 
 
-def failures_in_a_row(node: str, ended: Iterable[Ended], elsewhere: set[int]) -> list[Ended]:
+def failures_in_a_row(
+    node: str, ended: Iterable[EndedAttempt], elsewhere: set[int]
+) -> list[EndedAttempt]:
     """The node's own failures, newest first, until an attempt that worked.
 
     `ended` are its attempts, newest first; `elsewhere` are runs that failed on other nodes too.
@@ -110,17 +112,17 @@ def _judge(node: Node, attempt: Attempt) -> Cordon | None:
     return cordon
 
 
-def _ended_on(node: str, since: datetime) -> list[Ended]:
+def _ended_on(node: str, since: datetime) -> list[EndedAttempt]:
     rows = Attempt.objects.filter(shares__node=node, ended__gte=since).order_by("-ended", "-id")
     return [
-        Ended(run, exit_class, frozenset(culprits(placement, exit or {})), _reason(exit))
+        EndedAttempt(run, exit_class, frozenset(culprits(placement, exit or {})), _reason(exit))
         for run, exit_class, placement, exit in rows.values_list(
             "run_id", "exit_class", "placement", "exit"
         )[:_READ]
     ]
 
 
-def _failed_elsewhere(node: str, matches: list[Ended], since: datetime) -> set[int]:
+def _failed_elsewhere(node: str, matches: list[EndedAttempt], since: datetime) -> set[int]:
     rows = Attempt.objects.filter(
         run__in={ended.run for ended in matches}, exit_class__in=CLASSES, ended__gte=since
     )

@@ -120,7 +120,7 @@ class Source:
 
 
 @dataclass(slots=True)
-class Part:
+class ReadPoints:
     """Points read from a source; unless `exact`, some represent the 256 points around them."""
 
     points: Curve
@@ -173,7 +173,7 @@ class _Node:
     rows: Floats = field(default_factory=lambda: np.zeros((0, pyramid.WIDTH)))
 
 
-def load(source: Source, window: Window, *, enough: int) -> Part:
+def load(source: Source, window: Window, *, enough: int) -> ReadPoints:
     """The source's points in the window by step: exact if in fewer than `enough` chunks.
 
     Otherwise by summaries; those at the window's edges are replaced by their points, so totals are
@@ -207,7 +207,7 @@ def load(source: Source, window: Window, *, enough: int) -> Part:
             else:
                 nodes.append(_children(source, node, opened))
     points = join_curves(read).once()
-    return Part(join_curves([points, *marks]).sorted(), len(points) + represented, exact)
+    return ReadPoints(join_curves([points, *marks]).sorted(), len(points) + represented, exact)
 
 
 def iterate(source: Source, window: Window) -> Iterator[Curve]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.run_table.columns import Names, read_columns
+from orchestrator.run_table.columns import ColumnNames, read_columns
 from orchestrator.run_table.language import Comparison, Group, Node, QueryError, parse
 
-NAMES = Names(
+NAMES = ColumnNames(
     frozenset({"loss", "val_loss", "reward/mean"}),
     frozenset({"train.optimizer.lr", "train.seq_len", "eval.seq_len"}),
 )

@@ -14,7 +14,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import ledger
-from orchestrator.scheduling.accounting.split import CAUSES, Facts, split
+from orchestrator.scheduling.accounting.split import CAUSES, AttemptTimes, split
 from orchestrator.scheduling.models import DeviceTime
 from orchestrator.telemetry.models import Cursor
 from tests import factories
@@ -47,7 +47,7 @@ def test_productive_and_lost_time_add_up_to_the_allocated_time(
     retained: float | None,
 ) -> None:
     result = split(
-        Facts(devices, created, ended, exit_class, queued, started, first, last, retained)
+        AttemptTimes(devices, created, ended, exit_class, queued, started, first, last, retained)
     )
     assert set(result.lost) == set(CAUSES)
     assert result.productive >= 0 and min(result.lost.values()) >= 0 and result.queued >= 0
@@ -71,7 +71,7 @@ def test_productive_and_lost_time_add_up_to_the_allocated_time(
 def test_the_time_after_the_last_step_counts_for_the_exit_class(
     exit_class: str, cause: str | None
 ) -> None:
-    result = split(Facts(2, 100, 200, exit_class, 90, 105, 110, 160, 160))
+    result = split(AttemptTimes(2, 100, 200, exit_class, 90, 105, 110, 160, 160))
     expected = dict.fromkeys(CAUSES, 0.0) | {"startup": 20.0}
     if cause is not None:
         expected[cause] += 80.0

@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from orchestrator.scheduling.reports import heartbeats
-from orchestrator.scheduling.reports.liveness import Beat
+from orchestrator.scheduling.reports.liveness import NewHeartbeat
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import names
@@ -17,10 +17,10 @@ from workers.contracts.wire import names
 pytestmark = pytest.mark.django_db
 
 
-def beat(name: str, at: float, **changes: Any) -> Beat:
+def beat(name: str, at: float, **changes: Any) -> NewHeartbeat:
     node = FakeNode(factories.Node.objects.get(name=name))
     body = {"node": name, "time": at, **changes}
-    return Beat(name, at, node.sealed(names.KIND_HEARTBEAT, body).encode())
+    return NewHeartbeat(name, at, node.sealed(names.KIND_HEARTBEAT, body).encode())
 
 
 def last(name: str) -> float:

@@ -6,7 +6,7 @@ import math
 
 import redis
 
-from orchestrator.scheduling.reports.liveness import Beat, Liveness
+from orchestrator.scheduling.reports.liveness import Liveness, NewHeartbeat
 from workers.contracts.wire import liveness as wire
 
 START = 1e9  # the broker's clock
@@ -29,7 +29,7 @@ class Observer:
             if polls:
                 self.poll()
 
-    def poll(self) -> list[Beat]:
+    def poll(self) -> list[NewHeartbeat]:
         beats = [
             (name, f"{at * 1000:.0f}-0".encode(), b"sealed") for name, at in self.beats.items()
         ]

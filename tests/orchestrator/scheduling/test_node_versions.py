@@ -18,7 +18,7 @@ from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
 from orchestrator.scheduling import dispatch, selectors, services
 from orchestrator.scheduling.reaper import reap
 from orchestrator.scheduling.reports import control_versions, heartbeats
-from orchestrator.scheduling.reports.liveness import Beat
+from orchestrator.scheduling.reports.liveness import NewHeartbeat
 from orchestrator.scheduling.reports.presence import presence
 from orchestrator.telemetry.writing.decoding import Entry, EntryDecoder
 from tests import factories
@@ -58,7 +58,7 @@ def _of_run(body: Any, attempt: Attempt) -> Any:
 
 def beat(node: Node, body: dict[str, Any]) -> bool:
     text = FakeNode(node).sealed(names.KIND_HEARTBEAT, body).encode()
-    return heartbeats.apply([Beat(node.name, time.time(), text)])
+    return heartbeats.apply([NewHeartbeat(node.name, time.time(), text)])
 
 
 def body_of(node: Node, wire: str | None, **more: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from orchestrator.scheduling import services
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports import heartbeats
 from orchestrator.scheduling.reports.handler import dropped
-from orchestrator.scheduling.reports.liveness import Beat
+from orchestrator.scheduling.reports.liveness import NewHeartbeat
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import envelope, names, versions
@@ -218,9 +218,9 @@ def test_heartbeats_of_many_nodes_take_few_statements(broker: Broker, owner: Use
         body = {"node": node.name, "time": time.time() + 75, "later_field": 1}
         body |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
         body |= {"samples": [{"index": 0, "power_w": 7.5}], "dropped_orders": 3}
-        beats.append(Beat(node.name, time.time(), fake.sealed("heartbeat", body).encode()))
-    beats.append(Beat("unknown", time.time(), b"junk"))
-    beats.append(Beat("n0", time.time(), b"forged"))
+        beats.append(NewHeartbeat(node.name, time.time(), fake.sealed("heartbeat", body).encode()))
+    beats.append(NewHeartbeat("unknown", time.time(), b"junk"))
+    beats.append(NewHeartbeat("n0", time.time(), b"forged"))
     with CaptureQueriesContext(connection) as statements:
         assert not heartbeats.apply(beats)
     # one per node inside one executemany

@@ -165,7 +165,7 @@ def test_a_refusal_or_another_version_in_the_reply_ends_the_join() -> None:
 
 @pytest.mark.parametrize("wire", [None, WireVersion(1, 0), WIRE])
 def test_a_join_request_has_the_form_that_the_control_plane_reads(wire: Any) -> None:
-    control = None if wire is None else versions.Peer("9.9", wire)
+    control = None if wire is None else versions.PeerVersion("9.9", wire)
     request = {"id": "a", "name": "n1", "nonce_a": "b", "mac": "c"}
     body = identity._join_body(request, INVENTORY, control)
     assert (body["release"], body["wire"]) == (versions.RELEASE, str(WIRE))

@@ -11,7 +11,7 @@ import pytest
 from workers.contracts.base import WireContract
 from workers.contracts.wire import versions
 from workers.contracts.wire.field_versions import Since, message_for
-from workers.contracts.wire.versions import Peer, Skew, WireVersion, judge, parse_wire, skew
+from workers.contracts.wire.versions import PeerVersion, Skew, WireVersion, judge, parse_wire, skew
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,24 +52,28 @@ def test_only_major_dot_minor_is_a_version(text: object, expected: Any) -> None:
 
 def test_a_side_without_versions_is_of_the_first_release() -> None:
     for wire in (None, ""):
-        assert versions.parse_peer("ignored", wire) == Peer("0.1", WireVersion(1, 0))
+        assert versions.parse_peer("ignored", wire) == PeerVersion("0.1", WireVersion(1, 0))
     assert versions.parse_peer("9", "nonsense").wire is None
-    assert versions.parse_peer(None, "1.1") == Peer("", WireVersion(1, 1))
+    assert versions.parse_peer(None, "1.1") == PeerVersion("", WireVersion(1, 1))
     assert len(versions.parse_peer("x" * 99, "1.1").release) == 40
 
 
 def test_the_sentence_names_both_versions_and_which_side_to_upgrade() -> None:
-    own = Peer("0.3", WireVersion(1, 2))
-    assert judge(Peer("0.3", WireVersion(1, 2)), name="node a", own=own) == (Skew.SAME, "", "")
-    older = judge(Peer("0.1", WireVersion(1, 0)), name="node a", own=own)
+    own = PeerVersion("0.3", WireVersion(1, 2))
+    assert judge(PeerVersion("0.3", WireVersion(1, 2)), name="node a", own=own) == (
+        Skew.SAME,
+        "",
+        "",
+    )
+    older = judge(PeerVersion("0.1", WireVersion(1, 0)), name="node a", own=own)
     assert older.message == (
         "Node a runs release 0.1 (wire protocol 1.0), the control plane release 0.3 "
         "(wire protocol 1.2)."
     )
     assert older.skew is Skew.REFUSED and "upgrade node a," in older.hint
-    newer = judge(Peer("0.4", WireVersion(1, 3)), name="node a", own=own)
+    newer = judge(PeerVersion("0.4", WireVersion(1, 3)), name="node a", own=own)
     assert newer.skew is Skew.MINOR and "upgrade the control plane next" in newer.hint
-    unreadable = judge(Peer("", None), name="node a", own=own)
+    unreadable = judge(PeerVersion("", None), name="node a", own=own)
     assert "release unknown (wire protocol unreadable)" in unreadable.message
     assert unreadable.skew is Skew.REFUSED and (ROOT / versions.DOCUMENT).is_file()
 

@@ -10,7 +10,7 @@ import pytest
 
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody
 from workers.posttraining.reinforcement.rewards.build import build_rewards
-from workers.posttraining.reinforcement.rewards.reward import Answered
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
 from workers.posttraining.reinforcement.rollout_log import RolloutLog
 from workers.posttraining.reinforcement.rollouts import Rollout
 
@@ -22,7 +22,7 @@ def reward_of(spec, **options):
 
 
 def score(reward, *texts):
-    return reward.score([Answered("", text, None, "line 1") for text in texts])
+    return reward.score([AnswerToScore("", text, None, "line 1") for text in texts])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from tests.workers.posttraining.policy_ranks import run_policy
 from tests.workers.posttraining.test_policy_losses import options_of
 from workers.posttraining.reinforcement.rewards.build import build_rewards
-from workers.posttraining.reinforcement.rewards.reward import Answered
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
 from workers.posttraining.reinforcement.rewards.rules import last_number
 from workers.runtime.exits import UserError
 
@@ -17,7 +17,9 @@ from workers.runtime.exits import UserError
 def scores(reward, *answers, expected="42"):
     [built] = build_rewards(options_of(rewards=[reward]))
     try:
-        results = built.score([Answered("6 * 7 =", text, expected, "line 1") for text in answers])
+        results = built.score(
+            [AnswerToScore("6 * 7 =", text, expected, "line 1") for text in answers]
+        )
         return [each.failure or each.value for each in results]
     finally:
         built.close()
@@ -107,7 +109,7 @@ def test_a_function_that_fails_gives_no_reward(functions, function, message):
     reward = {"kind": "python", "path": functions, "function": function, "timeout_s": 0.5}
     [built] = build_rewards(options_of(rewards=[reward]))
     try:
-        answers = [Answered("p", "a", None, "line 1")] * 2
+        answers = [AnswerToScore("p", "a", None, "line 1")] * 2
         for _ in range(2):  # a new process replaces one that ended
             assert all(message in each.failure for each in built.score(answers))
     finally:
@@ -163,7 +165,7 @@ def test_a_judge_reads_the_answer_as_text(monkeypatch):
         return Reply("8 of 10" if len(seen) < 3 else "great")
 
     monkeypatch.setattr(built._client, "complete", complete)
-    answer = Answered("{answer}", "{expected}", "42", "line 1")
+    answer = AnswerToScore("{answer}", "{expected}", "42", "line 1")
     built._client.lost = "it gave no answer"
     assert [each.value for each in built.score([answer, answer])] == [0.8, 0.8]
     assert seen[0] == "Q: {answer} A: {expected} Right: 42"

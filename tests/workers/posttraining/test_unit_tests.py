@@ -12,7 +12,7 @@ import pytest
 from tests.workers.posttraining.test_policy_losses import options_of
 from workers.posttraining.reinforcement.rewards import sandbox_process, unit_tests
 from workers.posttraining.reinforcement.rewards.build import build_rewards
-from workers.posttraining.reinforcement.rewards.reward import Answered
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
 from workers.runtime.exits import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs seccomp")
@@ -28,7 +28,7 @@ def reward():
 
 
 def scored(reward, *codes, tests=TESTS):
-    answers = [Answered("Write double.", code, tests, "tasks.jsonl: line 7") for code in codes]
+    answers = [AnswerToScore("Write double.", code, tests, "tasks.jsonl: line 7") for code in codes]
     return [each.failure or each.value for each in reward.score(answers)]
 
 

@@ -130,15 +130,15 @@ def part_shapes(model: dict[str, Any]) -> list[list[int]]:
 
     Checks that the parts in sequence compute the logits of the full decoder.
     """
-    from workers.models.decoder import Part
+    from workers.models.decoder import ModelPart
 
     spec = ModelSpec.model_validate(model)
     tokens = torch.randint(0, spec.vocab, (2, 12), generator=torch.Generator().manual_seed(2))
     shapes, x = [], tokens
     for part in (
-        Part(range(1), last=False),
-        Part(range(1, 2), first=False, last=False),
-        Part(range(2, 2), first=False),
+        ModelPart(range(1), last=False),
+        ModelPart(range(1, 2), first=False, last=False),
+        ModelPart(range(2, 2), first=False),
     ):
         decoder = Decoder(spec, part)
         initialize(decoder, layers=spec.layers, seed=3)

@@ -56,7 +56,7 @@ CALLS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TrafficBar:
     """One bar: a kind of traffic; `share` in percent of the largest."""
 
     name: str
@@ -67,22 +67,22 @@ class Kind:
     share: float
 
 
-def kinds(comm: Mapping[str, Any]) -> list[Kind]:
+def kinds(comm: Mapping[str, Any]) -> list[TrafficBar]:
     """Returns all kinds of parallelism, including those without traffic."""
     return _kinds(KINDS, comm)
 
 
-def calls(collectives: Mapping[str, Any] | None) -> list[Kind]:
+def calls(collectives: Mapping[str, Any] | None) -> list[TrafficBar]:
     """Returns the bytes per collective; empty if they are not counted or all are zero."""
     rows = _kinds(CALLS, collectives or {})
     return rows if any(kind.bytes for kind in rows) else []
 
 
-def _kinds(known: tuple[tuple[str, str, str], ...], values: Mapping[str, Any]) -> list[Kind]:
+def _kinds(known: tuple[tuple[str, str, str], ...], values: Mapping[str, Any]) -> list[TrafficBar]:
     sizes = {name: formatting.number(values.get(name)) or 0.0 for name, label, about in known}
     most = max(sizes.values()) or 1.0
     return [
-        Kind(
+        TrafficBar(
             name,
             _(label),
             _(description),
@@ -106,7 +106,7 @@ def summary(comm: Mapping[str, Any]) -> str:
     }
 
 
-def servers(each: float, link: float, dp: int) -> list[Kind]:
+def servers(each: float, link: float, dp: int) -> list[TrafficBar]:
     """Compares a ring all-reduce of the gradients with a parameter server; empty for dp = 1.
 
     `each`: bytes per device and step in both cases; `link`: bytes over the server's link.
@@ -134,7 +134,7 @@ def servers(each: float, link: float, dp: int) -> list[Kind]:
         ),
     )
     return [
-        Kind(name, label, description, value, _size(value), round(100 * value / link, 2))
+        TrafficBar(name, label, description, value, _size(value), round(100 * value / link, 2))
         for name, label, description, value in rows
     ]
 

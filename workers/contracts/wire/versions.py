@@ -38,7 +38,7 @@ class Skew(StrEnum):
     REFUSED = "refused"
 
 
-class Peer(NamedTuple):
+class PeerVersion(NamedTuple):
     """What one side says about itself; `wire` is None if it names a version that is not one."""
 
     release: str
@@ -48,10 +48,10 @@ class Peer(NamedTuple):
         return f"release {self.release or 'unknown'} (wire protocol {self.wire or 'unreadable'})"
 
 
-OWN: Final = Peer(RELEASE, WIRE)
+OWN: Final = PeerVersion(RELEASE, WIRE)
 
 
-class Judgment(NamedTuple):
+class VersionCheck(NamedTuple):
     """The skew of two sides, what is wrong, and a hint; both are empty for `same`."""
 
     skew: Skew
@@ -71,11 +71,11 @@ def parse_wire(text: object) -> WireVersion | None:
     return WireVersion(int(match[1]), int(match[2])) if match else None
 
 
-def parse_peer(release: object, wire: object) -> Peer:
+def parse_peer(release: object, wire: object) -> PeerVersion:
     """From the fields of a message; a side that names no version is of release 0.1."""
     if not wire:
-        return Peer(FIRST_RELEASE, FIRST)
-    return Peer(str(release or "")[:40], parse_wire(wire))
+        return PeerVersion(FIRST_RELEASE, FIRST)
+    return PeerVersion(str(release or "")[:40], parse_wire(wire))
 
 
 def skew(one: WireVersion | None, other: WireVersion | None) -> Skew:
@@ -87,21 +87,25 @@ def skew(one: WireVersion | None, other: WireVersion | None) -> Skew:
     return Skew.MINOR if abs(one.minor - other.minor) == 1 else Skew.REFUSED
 
 
-def judge(peer: Peer, *, name: str, own: Peer = OWN, own_name: str = "control plane") -> Judgment:
+def judge(
+    peer: PeerVersion, *, name: str, own: PeerVersion = OWN, own_name: str = "control plane"
+) -> VersionCheck:
     """Compare a peer with this side; `name` and `own_name` are the subjects of the sentence."""
     result = skew(own.wire, peer.wire)
     if result is Skew.SAME:
-        return Judgment(result)
+        return VersionCheck(result)
     older = name if _is_older(peer, own) else f"the {own_name}"
     message = f"{name[:1].upper()}{name[1:]} runs {peer}, the {own_name} {own}."
     if result is Skew.MINOR:
-        return Judgment(result, message, f"They work together; upgrade {older} next ({DOCUMENT}).")
-    return Judgment(
+        return VersionCheck(
+            result, message, f"They work together; upgrade {older} next ({DOCUMENT})."
+        )
+    return VersionCheck(
         result,
         message,
         f"They cannot work together: upgrade {older}, one minor version at a time ({DOCUMENT}).",
     )
 
 
-def _is_older(peer: Peer, own: Peer) -> bool:
+def _is_older(peer: PeerVersion, own: PeerVersion) -> bool:
     return peer.wire is None or own.wire is None or peer.wire < own.wire

@@ -19,7 +19,7 @@ from workers.contracts.wire.serving_reports import EVALUATED, ArtifactRef, Evalu
 from workers.inference.control import StopControl
 from workers.inference.engine import check_prompt
 from workers.inference.evaluate.compare import compare, intervals, win_rate
-from workers.inference.evaluate.items import Item
+from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.judge import Judge
 from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
 from workers.inference.evaluate.lines import read_items
@@ -48,7 +48,7 @@ _JUDGED_TOGETHER = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class BaselineResult:
     """The baseline's metrics and rows."""
 
     metrics: dict[str, float]
@@ -78,7 +78,7 @@ class Evaluation:
         self._began = self._reported_s = time.perf_counter()
         self._completed = self._earlier = 0
 
-    def run(self, loaded: LoadedModel, *, before: Before | None = None) -> Outcome:
+    def run(self, loaded: LoadedModel, *, before: BaselineResult | None = None) -> Outcome:
         """Evaluate the remaining items and write the results, compared with `before`."""
         if before is not None:
             self._earlier = len(before.rows)
@@ -169,7 +169,7 @@ class Evaluation:
             )
         return rows
 
-    def _prompt_of(self, item: Item) -> dict[str, str]:
+    def _prompt_of(self, item: EvaluationItem) -> dict[str, str]:
         """With a baseline, the prompt: people compare both answers to it."""
         if self.body.baseline is None or item.prompt is None:
             return {}
@@ -216,7 +216,7 @@ class Evaluation:
             return None
         return [json.loads(row) for row in (self.folder / LINES).read_text("utf-8").splitlines()]
 
-    def _tokenize(self, loaded: LoadedModel, item: Item) -> list[int]:
+    def _tokenize(self, loaded: LoadedModel, item: EvaluationItem) -> list[int]:
         assert item.prompt is not None
         try:
             if loaded.tokenizer is None:
@@ -257,7 +257,10 @@ class Evaluation:
         return {name: results[name] for name in self.metrics}
 
     def _describe(
-        self, metrics: dict[str, float], rows: Sequence[dict[str, Any]], before: Before | None
+        self,
+        metrics: dict[str, float],
+        rows: Sequence[dict[str, Any]],
+        before: BaselineResult | None,
     ) -> Evaluated:
         body = self.body
         references = [item.references for item in self.items]
@@ -360,7 +363,7 @@ def evaluate_body(run: InferenceRun) -> EvaluateBody:
     return run.spec.evaluate
 
 
-def _fingerprint_data(item: Item) -> dict[str, Any]:
+def _fingerprint_data(item: EvaluationItem) -> dict[str, Any]:
     """Keys as written by version 0.1, so that its unfinished runs can be continued."""
     data = asdict(item)
     prompt = data.pop("prompt")
@@ -376,7 +379,7 @@ def model_name(model: str | ModelSpec | ModelSource) -> str:
     return model if isinstance(model, str) else model.name
 
 
-def prompt_text(item: Item) -> str:
+def prompt_text(item: EvaluationItem) -> str:
     """An item's prompt as a judge reads it."""
     assert item.prompt is not None
     if item.prompt.form == "messages":

@@ -12,12 +12,12 @@ from typing import Any
 from workers.contracts.examples.example import Completion, Example, LineError, Text
 from workers.contracts.examples.formats import parse_line
 from workers.contracts.specs.data import ExampleFormat
-from workers.inference.evaluate.items import Item
+from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.generate.prompts import PromptLine
 from workers.runtime.exits import UserError
 
 
-def read_examples(path: Path, format_: ExampleFormat, field: str) -> list[Item]:
+def read_examples(path: Path, format_: ExampleFormat, field: str) -> list[EvaluationItem]:
     """The last tenth of a file's examples, as training holds out; at least one of them.
 
     An answer is a reference of its prompt; a pair is a question whose correct choice is the chosen
@@ -45,16 +45,16 @@ def _examples(path: Path, format_: ExampleFormat, field: str) -> Iterator[tuple[
                 raise UserError(f"{field}: {path} line {number}: {error}") from None
 
 
-def _item(number: int, example: Example) -> Item | None:
-    from workers.inference.evaluate.items import Item
+def _item(number: int, example: Example) -> EvaluationItem | None:
+    from workers.inference.evaluate.items import EvaluationItem
 
     if example.label is False:
         return None
     prompt = _prompt(number, example.texts[0])
     answers = tuple(_answer(text) for text in example.texts)
     if len(answers) == 2:
-        return Item(number, None, prompt, (answers[0],), answers, 0)
-    return Item(number, None, prompt, answers)
+        return EvaluationItem(number, None, prompt, (answers[0],), answers, 0)
+    return EvaluationItem(number, None, prompt, answers)
 
 
 def _prompt(number: int, text: Text) -> PromptLine:

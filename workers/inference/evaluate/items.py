@@ -9,7 +9,7 @@ from workers.inference.generate.prompts import PromptLine
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class EvaluationItem:
     """One item to evaluate: `text` is a document or a finished answer, else `prompt` is set.
 
     `right` is the index of the correct choice.

@@ -14,7 +14,7 @@ from typing import Any
 
 from workers.contracts.specs.data import EXAMPLE_FORMATS, SUFFIXES, DataSpec
 from workers.inference.evaluate.example_items import read_examples
-from workers.inference.evaluate.items import Item
+from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES
 from workers.inference.generate.prompts import PROMPT_CHECKS, PromptLine
 from workers.runtime.exits import UserError
@@ -38,7 +38,7 @@ _OTHER_FIELDS = (
 
 def read_items(
     input_: str | None, references: str | None, data: DataSpec, metrics: Sequence[str]
-) -> list[Item]:
+) -> list[EvaluationItem]:
     """Read the items and their references.
 
     Raises UserError naming the file, the line and the problem, or a line that a metric cannot
@@ -54,7 +54,7 @@ def read_items(
             if row.strip()
         ]
     else:
-        items = [Item(Path(input_).name, _text(Path(input_), "evaluate.input"))]
+        items = [EvaluationItem(Path(input_).name, _text(Path(input_), "evaluate.input"))]
     if not items or not any(item.text != "" for item in items):
         raise UserError(
             f"evaluate.input: {input_ or 'the data'} is empty; give a file with text or lines"
@@ -65,7 +65,7 @@ def read_items(
     return items
 
 
-def _check(items: Sequence[Item], metrics: Sequence[str], where: str) -> None:
+def _check(items: Sequence[EvaluationItem], metrics: Sequence[str], where: str) -> None:
     choice_metric = next((name for name in metrics if name in CHOICES), None)
     answer_metric = next((name for name in metrics if name in ANSWERS), None)
     for number, item in enumerate(items, 1):
@@ -83,7 +83,7 @@ def _check(items: Sequence[Item], metrics: Sequence[str], where: str) -> None:
             )
 
 
-def _parse_item(number: int, row: str, where: str) -> Item:
+def _parse_item(number: int, row: str, where: str) -> EvaluationItem:
     where = f"{where} line {number}"
     value = _object(row, where)
     forms = [form for form in _FORMS if value.get(form) is not None]
@@ -107,7 +107,9 @@ def _parse_item(number: int, row: str, where: str) -> Item:
             )
         prompt = PromptLine(number, value.get("id", number), form, value[form], {})
     choices, right = _choices(value, where)
-    return Item(value.get("id", number), text, prompt, _references(value, where), choices, right)
+    return EvaluationItem(
+        value.get("id", number), text, prompt, _references(value, where), choices, right
+    )
 
 
 def _choices(value: Mapping[str, Any], where: str) -> tuple[tuple[str, ...], int | None]:
@@ -141,7 +143,7 @@ def _references(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _add_references(items: list[Item], path: Path) -> list[Item]:
+def _add_references(items: list[EvaluationItem], path: Path) -> list[EvaluationItem]:
     """By id from JSON lines, by position from a text with one reference per line."""
     where = f"evaluate.references: {path}"
     rows = _text(path, "evaluate.references").split("\n")
@@ -187,7 +189,7 @@ def _add_references(items: list[Item], path: Path) -> list[Item]:
     return [replace(item, references=by_id[key]) for item, key in zip(items, keys, strict=True)]
 
 
-def read_texts(data: DataSpec, *, held_out: bool = True) -> list[Item]:
+def read_texts(data: DataSpec, *, held_out: bool = True) -> list[EvaluationItem]:
     """The held-out part of each source, as in training: the last tenth of its text, or of its
     documents if it has several; or the part before it. Raises UserError.
     """
@@ -209,11 +211,14 @@ def read_texts(data: DataSpec, *, held_out: bool = True) -> list[Item]:
         if len(texts) == 1:
             (name, text) = texts[0]
             middle = len(text) - len(text) // 10 if len(text) >= 10 else 0
-            items.append(Item(name, text[middle:] if held_out else text[: middle or None]))
+            items.append(
+                EvaluationItem(name, text[middle:] if held_out else text[: middle or None])
+            )
         else:
             middle = len(texts) - max(1, len(texts) // 10)
             items += [
-                Item(name, text) for name, text in (texts[middle:] if held_out else texts[:middle])
+                EvaluationItem(name, text)
+                for name, text in (texts[middle:] if held_out else texts[:middle])
             ]
     return items
 

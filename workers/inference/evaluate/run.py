@@ -13,7 +13,12 @@ from pathlib import Path
 import torch
 
 from workers.inference.control import StopControl
-from workers.inference.evaluate.evaluation import BASELINE, Before, Evaluation, evaluate_body
+from workers.inference.evaluate.evaluation import (
+    BASELINE,
+    BaselineResult,
+    Evaluation,
+    evaluate_body,
+)
 from workers.inference.model_loading import (
     load_model,
     rank_device,
@@ -83,7 +88,7 @@ def _evaluate_baseline(
     beacon: Beacon,
     control: StopControl,
     device: torch.device,
-) -> Before | Outcome:
+) -> BaselineResult | Outcome:
     """The baseline's rows, in the folder `baseline`; an Outcome after a stop request.
 
     A baseline without chat template formats messages as the model does: both answer the same text.
@@ -106,4 +111,4 @@ def _evaluate_baseline(
     if rows is None:
         return evaluation.stopped()
     evaluation.write_rows(rows)
-    return Before(evaluation.compute_metrics(rows), rows)
+    return BaselineResult(evaluation.compute_metrics(rows), rows)

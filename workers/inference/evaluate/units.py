@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.inference.evaluate.items import Item
+from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.likelihood import Window, split_windows
 from workers.inference.model_loading import LoadedModel
 from workers.runtime.exits import UserError
@@ -22,7 +22,7 @@ class Unit:
 
     row: Mapping[str, Any]
     windows: tuple[Window, ...]
-    item: Item
+    item: EvaluationItem
 
     @property
     def tokens(self) -> int:
@@ -54,7 +54,7 @@ class Unit:
 
 def build_units(
     loaded: LoadedModel,
-    items: Sequence[Item],
+    items: Sequence[EvaluationItem],
     rows: Sequence[Mapping[str, Any]],
     *,
     window: int,
@@ -101,7 +101,7 @@ def _scored_bytes(loaded: LoadedModel, windows: Sequence[Window]) -> int:
     )
 
 
-def _texts(loaded: LoadedModel, item: Item) -> list[tuple[list[int], int]]:
+def _texts(loaded: LoadedModel, item: EvaluationItem) -> list[tuple[list[int], int]]:
     """Ids and the index of the first one that counts: a full text, or each choice or the reference
     after its prompt.
     """
@@ -125,7 +125,7 @@ def _texts(loaded: LoadedModel, item: Item) -> list[tuple[list[int], int]]:
     ]
 
 
-def _check(ids: Sequence[int], item: Item, *, vocab: int) -> None:
+def _check(ids: Sequence[int], item: EvaluationItem, *, vocab: int) -> None:
     wrong = next((id for id in ids if not 0 <= id < vocab), None)
     if wrong is not None:
         raise UserError(

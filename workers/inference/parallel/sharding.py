@@ -19,7 +19,7 @@ from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.inference.parallel.groups import RankGroup, connection_errors
 from workers.inference.quantize.tensor_parallel import check_shape, inputs, outputs
-from workers.models.decoder import Decoder, Part
+from workers.models.decoder import Decoder, ModelPart
 from workers.models.hf.quantized_formats import Packed
 from workers.models.initialize import fill_parameter
 from workers.models.tensor_parallel_plan import ParameterShard, block_plan
@@ -132,7 +132,7 @@ class ShardedWeights:
             ) from None
 
 
-def stage_part(plan: ParallelPlan, place: RankPlacement, layers: int) -> Part:
+def stage_part(plan: ParallelPlan, place: RankPlacement, layers: int) -> ModelPart:
     """The layers of this rank's stage. Raises UserError if there are fewer layers than stages."""
     if layers < place.stages:
         raise UserError(
@@ -145,7 +145,7 @@ def stage_part(plan: ParallelPlan, place: RankPlacement, layers: int) -> Part:
             "it out"
         )
     first = sum(counts[: place.stage])
-    return Part(range(first, first + counts[place.stage]), place.stage == 0, place.last)
+    return ModelPart(range(first, first + counts[place.stage]), place.stage == 0, place.last)
 
 
 def shard_decoder(decoder: Decoder, rank_group: RankGroup) -> dict[str, Shard]:

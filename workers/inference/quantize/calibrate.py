@@ -50,7 +50,7 @@ class InputStats:
 
 
 @dataclass(slots=True)
-class Walk:
+class BlockWalk:
     """Walks the blocks of a decoder on calibration windows."""
 
     decoder: Decoder

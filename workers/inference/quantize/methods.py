@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.contracts.specs.model import ModelSpec
-from workers.inference.quantize.calibrate import InputStats, Walk
+from workers.inference.quantize.calibrate import BlockWalk, InputStats
 from workers.inference.quantize.gptq import gptq
 from workers.inference.quantize.linears import pack_weight, round_groups
 from workers.inference.quantize.low_rank import low_rank, rank_for
@@ -55,7 +55,7 @@ def compress(
     ValueError.
     """
     compressed = CompressedModel()
-    for number, block, inputs in Walk(decoder, ids).blocks():
+    for number, block, inputs in BlockWalk(decoder, ids).blocks():
         prefix = f"blocks.{number}."
         if method == "prune":
             assert to is not None

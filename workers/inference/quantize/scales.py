@@ -21,7 +21,7 @@ GRID = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class ScaleFold:
     """`by`, a norm or a linear's outputs, is divided by the scales; the columns of the linears
     named `onto` are multiplied.
     """
@@ -30,22 +30,22 @@ class Fold:
     onto: tuple[str, ...]
 
 
-def find_folds(block: Block) -> list[Fold]:
+def find_folds(block: Block) -> list[ScaleFold]:
     """Where scales fit in a dense block; from values to the attention output only if each query
     head has its own values.
     """
     folds = []
     attn, mlp = block.attn, block.mlp
     if isinstance(attn, Attention):
-        folds.append(Fold(block.attn_norm, ("attn.q", "attn.k", "attn.v")))
+        folds.append(ScaleFold(block.attn_norm, ("attn.q", "attn.k", "attn.v")))
         if attn.v.out_features == attn.o.in_features:
-            folds.append(Fold(attn.v, ("attn.o",)))
+            folds.append(ScaleFold(attn.v, ("attn.o",)))
     if isinstance(mlp, Mlp):
         gated = ("mlp.gate", "mlp.up") if mlp.gate is not None else ("mlp.up",)
-        folds.append(Fold(block.mlp_norm, gated))
+        folds.append(ScaleFold(block.mlp_norm, gated))
         # a gated product is linear in `up`; a plain MLP's activation is not
         if mlp.gate is not None:
-            folds.append(Fold(mlp.up, ("mlp.down",)))
+            folds.append(ScaleFold(mlp.up, ("mlp.down",)))
     return folds
 
 
@@ -83,7 +83,7 @@ def smooth_scales(weights: Sequence[Tensor], inputs: InputStats, *, power: float
 
 
 @torch.no_grad()
-def fold(block: Block, target: Fold, scales: Tensor, inputs: dict[str, InputStats]) -> None:
+def fold(block: Block, target: ScaleFold, scales: Tensor, inputs: dict[str, InputStats]) -> None:
     """Apply scales in place, to the weights and to the statistics of the scaled inputs."""
     for name in target.onto:
         layer = block.get_submodule(name)

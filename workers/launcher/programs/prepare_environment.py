@@ -42,7 +42,7 @@ UNREACHABLE = (
 )
 
 
-class Failed(Exception):
+class PreparationFailed(Exception):
     """The environment cannot be prepared: exit class and reason."""
 
     def __init__(self, exit_class: str, reason: str) -> None:
@@ -62,8 +62,8 @@ def main() -> NoReturn:
             report |= environment(request)
             use(Path(request["folder"]))
         check_torch(words[0], locked=bool(request.get("lock")))
-    except (Failed, OSError) as error:
-        exit_class = error.exit_class if isinstance(error, Failed) else INFRASTRUCTURE
+    except (PreparationFailed, OSError) as error:
+        exit_class = error.exit_class if isinstance(error, PreparationFailed) else INFRASTRUCTURE
         print(f"environment: {error}", file=sys.stderr, flush=True)
         write(request["report"], {"state": "failed", "class": exit_class, "reason": str(error)})
         sys.exit(CODES[exit_class])
@@ -81,18 +81,22 @@ def load_modules(names: list[str]) -> None:
             timeout=MODULE_LIMIT_S,
         )
     except FileNotFoundError:
-        raise Failed(INFRASTRUCTURE, "This node has no bash, which loads modules.") from None
+        raise PreparationFailed(
+            INFRASTRUCTURE, "This node has no bash, which loads modules."
+        ) from None
     except subprocess.TimeoutExpired:
         message = f"module load did not end within {MODULE_LIMIT_S} s."
-        raise Failed(INFRASTRUCTURE, message) from None
+        raise PreparationFailed(INFRASTRUCTURE, message) from None
     errors = done.stderr.decode(errors="replace")
     print(errors, end="", file=sys.stderr, flush=True)
     if done.returncode == NO_MODULES:
         message = "This node has no environment modules (Lmod or Tcl), so it cannot load "
-        raise Failed(INFRASTRUCTURE, message + ", ".join(names) + ".")
+        raise PreparationFailed(INFRASTRUCTURE, message + ", ".join(names) + ".")
     # Tcl modules print an error and exit with 0
     if done.returncode or "ERROR:" in errors:
-        raise Failed(USER_ERROR, f"Modules {', '.join(names)} cannot be loaded: {last(errors)}")
+        raise PreparationFailed(
+            USER_ERROR, f"Modules {', '.join(names)} cannot be loaded: {last(errors)}"
+        )
     before, _, after = done.stdout.partition(b"--\0")
     old, new = variables(before), variables(after)
     for name in old.keys() - new.keys():
@@ -168,7 +172,7 @@ def build(request: dict[str, Any], folder: Path) -> None:
 
 
 def uv(*words: object) -> str:
-    """Run uv, whose progress goes to the log; its output. Raises Failed."""
+    """Run uv, whose progress goes to the log; its output. Raises PreparationFailed."""
     program = shutil.which("uv") or str(Path(sys.executable).parent / "uv")
     command = [program, *map(str, words), "--no-progress", "--color", "never"]
     try:
@@ -182,7 +186,7 @@ def uv(*words: object) -> str:
         )
     except FileNotFoundError:
         message = "This node has no uv, which installs packages: pip install uv there."
-        raise Failed(INFRASTRUCTURE, message) from None
+        raise PreparationFailed(INFRASTRUCTURE, message) from None
     limit = threading.Timer(BUILD_LIMIT_S, running.kill)
     limit.start()
     with running, ThreadPoolExecutor(1) as reader:
@@ -195,12 +199,12 @@ def uv(*words: object) -> str:
     limit.cancel()
     if code == -signal.SIGKILL:
         message = f"uv was ended; it may take {BUILD_LIMIT_S} s."
-        raise Failed(INFRASTRUCTURE, message)
+        raise PreparationFailed(INFRASTRUCTURE, message)
     if code:
         text = "".join(lines)
         unreachable = any(each in text.lower() for each in UNREACHABLE)
         reason = f"The packages cannot be installed: {summary(text)}"
-        raise Failed(INFRASTRUCTURE if unreachable else USER_ERROR, reason)
+        raise PreparationFailed(INFRASTRUCTURE if unreachable else USER_ERROR, reason)
     return output.result()
 
 
@@ -232,13 +236,15 @@ def check_torch(python: str, *, locked: bool) -> None:
     try:
         missing = subprocess.run([python, "-c", probe], stdin=subprocess.DEVNULL).returncode
     except FileNotFoundError:
-        raise Failed(USER_ERROR, f"There is no {python} on the PATH of the modules.") from None
+        raise PreparationFailed(
+            USER_ERROR, f"There is no {python} on the PATH of the modules."
+        ) from None
     if missing and locked:
         message = "The environment has no torch, which starts the ranks: add it to the lock, or "
-        raise Failed(USER_ERROR, message + "set script.environment.node_packages.")
+        raise PreparationFailed(USER_ERROR, message + "set script.environment.node_packages.")
     if missing:
         message = f"{python} has no torch, which starts the ranks: load a module that has it."
-        raise Failed(USER_ERROR, message)
+        raise PreparationFailed(USER_ERROR, message)
 
 
 def summary(text: str) -> str:

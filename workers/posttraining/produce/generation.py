@@ -33,7 +33,7 @@ class Unit:
 
 
 @dataclass(slots=True)
-class Made:
+class GeneratedCandidates:
     """The candidates of a unit, and how its prompt came about (`steps`, `examples`).
 
     `problem` is why there is no candidate to filter.
@@ -74,9 +74,9 @@ class Generator:
             with self._lock:
                 self._own.append((unit, prompt))
 
-    def make(self, unit: Unit) -> Made:
+    def make(self, unit: Unit) -> GeneratedCandidates:
         """The candidates of a unit. Raises as ChatClient."""
-        made = Made()
+        made = GeneratedCandidates()
         prompt = self._prompt(unit, made)
         if made.problem:
             made.candidates = [Candidate(({"role": "user", "content": prompt},))]
@@ -103,7 +103,7 @@ class Generator:
             messages.append({"role": "assistant", "content": reply.text})
         return Candidate(tuple(messages), cut=cut, expected=expected)
 
-    def _prompt(self, unit: Unit, made: Made) -> str:
+    def _prompt(self, unit: Unit, made: GeneratedCandidates) -> str:
         if self.answers_seeds:
             assert unit.seed is not None
             return unit.seed.prompt
@@ -120,7 +120,7 @@ class Generator:
         request = tasks.new_instruction(unit.task, [prompt for _, prompt in shown])
         return self._query(request, unit.random).text
 
-    def _evolved(self, unit: Unit, made: Made) -> str:
+    def _evolved(self, unit: Unit, made: GeneratedCandidates) -> str:
         """The seed prompt after `rounds` operations; the steps are in `made.how`."""
         assert unit.seed is not None
         prompt, steps = unit.seed.prompt, list[dict[str, str]]()
@@ -141,7 +141,9 @@ class Generator:
         return self.client.complete(messages, sampling)
 
 
-def provenance(unit: Unit, body: ProduceBody, client: ChatClient, made: Made) -> dict[str, Any]:
+def provenance(
+    unit: Unit, body: ProduceBody, client: ChatClient, made: GeneratedCandidates
+) -> dict[str, Any]:
     """Where a line comes from: unit, method, server, seed prompt, steps and sampling."""
     seed = unit.seed
     return {

@@ -19,7 +19,7 @@ from workers.inference.control import StopControl
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.posttraining.produce.client import ChatClient, ServerLost
 from workers.posttraining.produce.filters import Filters, Verdict
-from workers.posttraining.produce.generation import Generator, Made, Unit, provenance
+from workers.posttraining.produce.generation import GeneratedCandidates, Generator, Unit, provenance
 from workers.posttraining.produce.output import OutputFiles
 from workers.posttraining.produce.progress import Progress
 from workers.posttraining.produce.scores import Candidate, Scorer, best_and_worst
@@ -42,7 +42,7 @@ _NOT_IN_FINGERPRINT: Any = {
 class _Result:
     """A unit's candidates with what the filters say about each, and the scores of best_of_n."""
 
-    made: Made
+    made: GeneratedCandidates
     verdicts: list[Verdict]
     scores: list[float | None]
 

@@ -20,7 +20,7 @@ from workers.metrics.kernel_choices import kernels_chosen
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer
 from workers.runtime.exits import Outcome
-from workers.training.adapter_files import Base, adapter_writer
+from workers.training.adapter_files import BaseWeights, adapter_writer
 from workers.training.checkpoint import Checkpointer, training_tensors
 from workers.training.data.rows import RowSource
 from workers.training.loop import console
@@ -96,7 +96,7 @@ class Loop:
         self.preparation, self.data_fingerprint = preparation, data_fingerprint
         self.parameters = context.parallel.parameters()
         self.tokens = self.sample = 0
-        self.base: Base | None = None  # of an adapter, once its weights are loaded
+        self.base: BaseWeights | None = None  # of an adapter, once its weights are loaded
         self._has_state = False
         self.progress.enter("starting")
 

@@ -16,7 +16,7 @@ _MIN_SCALE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ScaleChange:
     """A change of the scale."""
 
     old: float
@@ -54,14 +54,14 @@ class LossScaler:
         """Whether the scale is at its minimum."""
         return self.scale <= min(_MIN_SCALE, self.spec.initial)
 
-    def overflowed(self) -> Change:
+    def overflowed(self) -> ScaleChange:
         """Reduce the scale after a step with non-finite gradients, whose update was skipped."""
         self.skipped += 1
         return self._set(
             max(self.scale * self.spec.backoff, min(_MIN_SCALE, self.spec.initial)), "overflow"
         )
 
-    def updated(self) -> Change | None:
+    def updated(self) -> ScaleChange | None:
         """After an update: grow the scale after `growth_interval` updates in a row."""
         self.quiet += 1
         self.updates += 1
@@ -69,7 +69,7 @@ class LossScaler:
             return None
         return self._set(self.scale * self.spec.growth, "growth")
 
-    def _set(self, scale: float, reason: str) -> Change:
-        change = Change(self.scale, scale, reason)
+    def _set(self, scale: float, reason: str) -> ScaleChange:
+        change = ScaleChange(self.scale, scale, reason)
         self.scale, self.quiet = scale, 0
         return change

@@ -17,7 +17,7 @@ from workers.contracts.specs.plan import LossScale
 from workers.metrics.memory import local_tensor
 from workers.metrics.recorder import Recorder
 from workers.runtime.exits import NumericsError
-from workers.training.numerics.loss_scale import Change, LossScaler
+from workers.training.numerics.loss_scale import LossScaler, ScaleChange
 from workers.training.numerics.nan_locator import find_non_finite
 from workers.training.parallel.parallelize import Parallel
 from workers.training.setup.spec_loading import TrainingRun
@@ -171,7 +171,7 @@ class StepChecks:
             f"{'bf16' if self.scaler else 'fp32'}"
         )
 
-    def _report_scale(self, number: int, change: Change | None, **more: list[int]) -> None:
+    def _report_scale(self, number: int, change: ScaleChange | None, **more: list[int]) -> None:
         if change is not None and change.old != change.new and self.parallel.world.rank == 0:
             self.recorder.event(
                 "loss_scale_changed",

@@ -19,7 +19,7 @@ from workers.models.weights.manifest import (
     read_manifest,
 )
 from workers.runtime.exits import UserError
-from workers.training.adapter_files import Base
+from workers.training.adapter_files import BaseWeights
 from workers.training.setup.spec_loading import TrainingRun
 
 
@@ -86,7 +86,7 @@ def check_same_data(start: Start, fingerprint: str, *, allow_change: bool) -> bo
     return False
 
 
-def check_same_base(folder: Path, base: Base) -> None:
+def check_same_base(folder: Path, base: BaseWeights) -> None:
     """Raises UserError if an adapter's checkpoint was trained over other weights than `base`."""
     saved = read_manifest(folder).get("base") or {}
     if saved.get("fingerprint") != base.fingerprint:

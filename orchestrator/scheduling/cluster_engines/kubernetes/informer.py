@@ -24,7 +24,7 @@ _RETRY_S = (0.5, 1.0, 2.0, 5.0)
 Object = dict[str, Any]
 
 
-class Gone(Exception):
+class ResourceExpired(Exception):
     """The resource version is too old; list again."""
 
 
@@ -70,7 +70,7 @@ class Informer:
                 version = self._watch(version)
                 failures = 0
                 continue
-            except Gone:
+            except ResourceExpired:
                 version = ""
                 continue
             except EngineUnavailable as error:
@@ -116,7 +116,7 @@ class Informer:
         kind, item = event.get("type"), event.get("object") or {}
         if kind == "ERROR":
             if item.get("code") == 410:
-                raise Gone
+                raise ResourceExpired
             raise ApiError(int(item.get("code") or 500), "", str(item.get("message", "")))
         if kind in ("ADDED", "MODIFIED"):
             with self._lock:

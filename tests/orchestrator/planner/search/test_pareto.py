@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.search.pareto import Best, Front, thinned, undominated
+from orchestrator.planner.search.pareto import Front, TopRows, thinned, undominated
 
 
 def stream(seed: int, n: int = 900):
@@ -19,7 +19,7 @@ def stream(seed: int, n: int = 900):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_best_of_a_stream_match_a_full_sort(seed: int) -> None:
     first, second, parts = stream(seed)
-    best = Best(17)
+    best = TopRows(17)
     for part in parts:
         best.add([first[part], second[part]], part)
     expected = np.lexsort((np.arange(first.size), second, first))[:17]

@@ -14,7 +14,7 @@ from tests.workers.inference.quantize.test_layers import InMemory
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.wire.serving_reports import Quantized
 from workers.inference.model_loading import load_model
-from workers.inference.quantize.calibrate import Walk
+from workers.inference.quantize.calibrate import BlockWalk
 from workers.inference.quantize.command import main
 from workers.inference.quantize.gptq import gptq
 from workers.inference.quantize.methods import compress, scale_block
@@ -162,7 +162,7 @@ def test_scales_change_no_output_and_gptq_loses_less_than_rounding(taught):
     with torch.inference_mode():
         wanted = plain(ids[0])
     for method in ("awq", "smoothquant"):
-        for _, block, inputs in Walk(folded, ids).blocks():
+        for _, block, inputs in BlockWalk(folded, ids).blocks():
             scale_block(block, method, inputs, 32)
     with torch.inference_mode():
         torch.testing.assert_close(folded(ids[0]), wanted, atol=2e-3, rtol=2e-3)

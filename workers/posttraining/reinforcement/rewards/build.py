@@ -22,7 +22,7 @@ from workers.contracts.specs.finetuning.rewards import (
 from workers.posttraining.reinforcement.rewards.judge import JudgedReward
 from workers.posttraining.reinforcement.rewards.pattern import PatternReward
 from workers.posttraining.reinforcement.rewards.python_function import FunctionReward
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward
 from workers.posttraining.reinforcement.rewards.reward_model import ScoredReward
 from workers.posttraining.reinforcement.rewards.rules import build_rule
 from workers.posttraining.reinforcement.rewards.unit_tests import UnitTestReward
@@ -75,7 +75,9 @@ def score_rollouts(
     lines.
     """
     answers = [
-        Answered(each.prompt, each.text, each.expected, where, (*each.prompt_ids, *each.token_ids))
+        AnswerToScore(
+            each.prompt, each.text, each.expected, where, (*each.prompt_ids, *each.token_ids)
+        )
         for each, where in zip(rollouts, places, strict=True)
     ]
     for reward in rewards:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.contracts.specs.finetuning.rewards import JudgeReward
 from workers.posttraining.produce.client import ChatClient, Sampling, ServerLost
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
 
 _REQUESTS = 8  # at a time
 _MAX_TOKENS = 64
@@ -33,7 +33,7 @@ class JudgedReward(Reward):
         )
         self._pool = ThreadPoolExecutor(_REQUESTS)
 
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """One request per answer; a judge that is down, gives no number or is too slow for the
         batch is a failure: the other ranks wait for this one only so long.
         """
@@ -53,7 +53,7 @@ class JudgedReward(Reward):
         self._pool.shutdown(cancel_futures=True)
         self._client.close()
 
-    def _score(self, answer: Answered) -> Score:
+    def _score(self, answer: AnswerToScore) -> Score:
         values = {
             "prompt": answer.prompt,
             "answer": answer.text,

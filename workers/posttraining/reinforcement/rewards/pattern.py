@@ -13,7 +13,7 @@ from typing import Any
 from jsonschema import exceptions, validators
 
 from workers.contracts.specs.finetuning.rewards import JsonSchemaReward, RegexReward
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
 from workers.posttraining.reinforcement.rewards.reward_process import RewardProcess
 from workers.runtime.exits import UserError
 
@@ -39,7 +39,7 @@ class PatternReward(Reward):
         self.what = "the pattern" if isinstance(spec, RegexReward) else "the schema"
         self._process = RewardProcess(_PROGRAM, [spec.kind, json.dumps(rule)])
 
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """1, 0 or a failure per answer."""
         scores: list[Score] = []
         timeouts, problem = 0, ""

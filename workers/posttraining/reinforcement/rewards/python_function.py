@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.contracts.specs.finetuning.rewards import PythonReward
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score, checked
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score, checked
 from workers.posttraining.reinforcement.rewards.reward_process import RewardProcess
 from workers.runtime.exits import UserError
 
@@ -30,7 +30,7 @@ class FunctionReward(Reward):
         if problem:
             raise UserError(f"{name}: {spec.path}: {problem}")
 
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """One call for all answers."""
         if not answers:
             return []

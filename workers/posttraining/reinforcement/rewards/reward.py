@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnswerToScore:
     """An answer to score: texts of the prompt, the answer and the expected answer; `where` is the
     prompt's line, `ids` are those of prompt and answer with its stop token.
     """
@@ -39,7 +39,7 @@ class Reward(ABC):
         self.name, self.weight = name, weight
 
     @abstractmethod
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """One score per answer, in their order."""
 
     def close(self) -> None:

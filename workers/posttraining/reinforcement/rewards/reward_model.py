@@ -17,7 +17,7 @@ from workers.models.errors import WeightsError
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score, checked
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score, checked
 from workers.runtime.exits import UserError
 from workers.training.data.tokenizer import NAME, check_same
 
@@ -69,7 +69,7 @@ class ScoredReward(Reward):
         self.device, self.context = device, weights.spec.max_seq_len
 
     @torch.no_grad()
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """One score per answer; a failure for one that is longer than the model's context."""
         scores = [
             Score()

@@ -12,7 +12,7 @@ from workers.contracts.specs.finetuning.rewards import (
     ExactReward,
     NumberReward,
 )
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
 
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
@@ -22,11 +22,11 @@ Rule = ExactReward | NumberReward
 class RuleReward(Reward):
     """1 where the rule's test holds."""
 
-    def __init__(self, name: str, weight: float, holds: Callable[[Answered], bool]) -> None:
+    def __init__(self, name: str, weight: float, holds: Callable[[AnswerToScore], bool]) -> None:
         super().__init__(name, weight)
         self._holds = holds
 
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """1 or 0 per answer."""
         return [Score(float(self._holds(each))) for each in answers]
 
@@ -48,10 +48,10 @@ def last_number(text: str) -> float | None:
         return None
 
 
-def _is_exact(answer: Answered) -> bool:
+def _is_exact(answer: AnswerToScore) -> bool:
     return answer.text.strip() == (answer.expected or "").strip()
 
 
-def _is_number(answer: Answered, tolerance: float) -> bool:
+def _is_number(answer: AnswerToScore, tolerance: float) -> bool:
     number, expected = last_number(answer.text), last_number(answer.expected or "")
     return number is not None and expected is not None and abs(number - expected) <= tolerance

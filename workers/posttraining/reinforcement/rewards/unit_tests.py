@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workers.contracts.specs.finetuning.rewards import TestsReward
-from workers.posttraining.reinforcement.rewards.reward import Answered, Reward, Score
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
 from workers.runtime.exits import UserError
 
 _PROGRAM = Path(__file__).with_name("sandbox_process.py")
@@ -47,7 +47,7 @@ class UnitTestReward(Reward):
             self.close()
             raise
 
-    def score(self, answers: Sequence[Answered]) -> list[Score]:
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
         """One process per answer."""
         return list(self._pool.map(self._score, answers))
 
@@ -64,7 +64,7 @@ class UnitTestReward(Reward):
                 "try Linux on x86_64 or aarch64 whose containers allow seccomp filters"
             )
 
-    def _score(self, answer: Answered) -> Score:
+    def _score(self, answer: AnswerToScore) -> Score:
         outcome = self._run(code_of(answer.text), answer.expected or "")
         if "forbidden" in outcome:
             return Score(failure=f"the code tried {outcome['forbidden']} and was stopped")

@@ -42,7 +42,7 @@ def has_trained_tokens(store: Store, example: int, limits: Sequence[int]) -> boo
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedDocument:
     """A document in a row: its first `length` tokens, from `start` of the store, from `at` on.
 
     `number` counts the documents of `example`.
@@ -57,14 +57,14 @@ class Placed:
 
 def placed_documents(
     store: Store, examples: Sequence[int], shape: Shape, seq_len: int
-) -> Iterator[Placed]:
+) -> Iterator[PlacedDocument]:
     """The documents of a row of `examples`, one after another."""
     at, most = 0, capacity(shape, seq_len)
     for example in examples:
         documents = store.documents(example)
         limits = _limits([stop - start for start, stop in documents], most)
         for number, ((start, _), length) in enumerate(zip(documents, limits, strict=True)):
-            yield Placed(example, number, start, length, at)
+            yield PlacedDocument(example, number, start, length, at)
             at += length
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import V_SHAPED, ParallelPlan
-from workers.models.decoder import Decoder, Part
+from workers.models.decoder import Decoder, ModelPart
 from workers.training.parallel.mesh import Axis
 
 
@@ -25,11 +25,11 @@ def rank_of_stage(plan: ParallelPlan, stage: int) -> int:
     return stage % plan.pp
 
 
-def stage_part(model: ModelSpec, plan: ParallelPlan, stage: int) -> Part:
+def stage_part(model: ModelSpec, plan: ParallelPlan, stage: int) -> ModelPart:
     """The layers of a stage."""
     counts = plan.layers_of_stages(model.layers)
     first = sum(counts[:stage])
-    return Part(
+    return ModelPart(
         range(first, first + counts[stage]), first=stage == 0, last=stage == plan.stages - 1
     )
 

@@ -10,7 +10,7 @@ from ninja import Router
 from orchestrator.accounts import selectors
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import AuditOut
+from orchestrator.api.schemas.accounts import AuditOut
 
 router = Router(tags=["accounts"])
 

@@ -14,7 +14,7 @@ from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_calibration, get_device_type, get_run
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import invalid
-from orchestrator.api.schemas import CalibrationOut, DeviceTypeOut
+from orchestrator.api.schemas.plans import CalibrationOut, DeviceTypeOut
 from orchestrator.planner.store import selectors, services
 from orchestrator.telemetry.outcome import measurement_lines
 from workers.contracts.base import Contract

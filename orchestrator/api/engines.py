@@ -11,7 +11,7 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Time
+from orchestrator.api.schemas.base import Time
 from orchestrator.fleet.cluster_engines import services as engines
 from workers.contracts.base import Contract
 

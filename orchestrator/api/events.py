@@ -10,7 +10,7 @@ from ninja import Router
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import last_key, paginated
-from orchestrator.api.schemas import EventOut
+from orchestrator.api.schemas.runs import EventOut
 from orchestrator.runs import selectors
 
 router = Router(tags=["fleet"])

@@ -12,7 +12,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_experiment
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import ExperimentOut
+from orchestrator.api.schemas.runs import ExperimentOut
 from orchestrator.runs import selectors, services
 from workers.contracts.base import Contract
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Time
+from orchestrator.api.schemas.base import Time
 from orchestrator.runs.outputs import training_data
 from orchestrator.runs.outputs.lineage import lineage_of, newest_checkpoint
 from orchestrator.runs.outputs.rollouts import rollouts_of

@@ -17,14 +17,14 @@ from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.pagination import Page, last_key, paginated
 from orchestrator.api.http.problems import invalid, missing_object, refuse
 from orchestrator.api.http.responses import stream_response
-from orchestrator.api.schemas import (
+from orchestrator.api.schemas.base import PageOf
+from orchestrator.api.schemas.runs import (
     ArtifactOut,
     AttemptOut,
     CheckpointOut,
     CodeOut,
     EventOut,
     LogLine,
-    PageOf,
     SamplesOut,
 )
 from orchestrator.runs import selectors

@@ -14,7 +14,7 @@ from orchestrator.api.history import router as router  # reading and writing sha
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.problems import refuse
-from orchestrator.api.schemas import IngestOut, RunOut
+from orchestrator.api.schemas.runs import IngestOut, RunOut
 from orchestrator.common import clock
 from orchestrator.runs import selectors
 from orchestrator.runs import services as runs

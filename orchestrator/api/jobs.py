@@ -10,7 +10,7 @@ from ninja import Router, Schema
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from orchestrator.background_jobs import selectors, services
 from workers.contracts.base import Contract
 

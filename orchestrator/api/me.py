@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Router
 
 from orchestrator.api.http.auth import caller, require_scope
-from orchestrator.api.schemas import MeOut
+from orchestrator.api.schemas.accounts import MeOut
 
 router = Router(tags=["accounts"])
 

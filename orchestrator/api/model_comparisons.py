@@ -13,7 +13,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.reviews import DataSetOut
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from orchestrator.reviews import comparisons, datasets, votes
 from workers.contracts.base import Contract
 

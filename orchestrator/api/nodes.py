@@ -13,14 +13,14 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_node
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import (
+from orchestrator.api.schemas.base import aware
+from orchestrator.api.schemas.fleet import (
     CordonOut,
     DeviceOut,
     NodeOut,
     NodeProbeOut,
     PoolOut,
     ProbeOut,
-    aware,
 )
 from orchestrator.fleet import (
     broker_users,

@@ -11,7 +11,7 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from orchestrator.background_jobs.notifications import subscriptions
 from workers.contracts.base import Contract
 

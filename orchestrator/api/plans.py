@@ -14,7 +14,7 @@ from orchestrator.api.http.lookup import get_saved_plan
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import Invalid
 from orchestrator.api.http.responses import gzip_if_large, json_response
-from orchestrator.api.schemas import (
+from orchestrator.api.schemas.plans import (
     EstimateOut,
     ExportOut,
     SavedPlanOut,

@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from ninja import Router
 
 from orchestrator.api.http.auth import require_scope
-from orchestrator.api.schemas import PresetsOut
+from orchestrator.api.schemas.plans import PresetsOut
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.devices import DEVICES
 from workers.contracts.catalog.presets import PRESETS

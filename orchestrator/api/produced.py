@@ -15,7 +15,7 @@ from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import Page
 from orchestrator.api.http.problems import invalid
 from orchestrator.api.http.responses import stream_response
-from orchestrator.api.schemas import PageOf
+from orchestrator.api.schemas.base import PageOf
 from orchestrator.runs.outputs import produced_lines
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.base import Contract

@@ -9,7 +9,7 @@ from ninja import Router
 
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.pagination import Paging, last_key, paginated
-from orchestrator.api.schemas import QueueOut
+from orchestrator.api.schemas.runs import QueueOut
 from orchestrator.common.units import iso
 from orchestrator.scheduling import selectors
 

@@ -13,7 +13,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import Page, paginated
 from orchestrator.api.http.problems import invalid
-from orchestrator.api.schemas import Id, PageOf, Time
+from orchestrator.api.schemas.base import Id, PageOf, Time
 from orchestrator.reviews import datasets, selectors, services
 from workers.contracts.base import Contract
 from workers.contracts.specs.data import ExampleFormat

@@ -14,7 +14,8 @@ from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_experiment, get_run
 from orchestrator.api.http.pagination import Page, encode_cursor, last_key, last_text
 from orchestrator.api.http.responses import json_response
-from orchestrator.api.schemas import CheckpointOut, PageOf, RunOut
+from orchestrator.api.schemas.base import PageOf
+from orchestrator.api.schemas.runs import CheckpointOut, RunOut
 from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import bundles, selectors, services, storage
 from orchestrator.scheduling import selectors as scheduling

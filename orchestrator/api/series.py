@@ -15,7 +15,7 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope
 from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.responses import JSON, json_response, stream_response, wants_csv
-from orchestrator.api.schemas import SeriesNames, SeriesOut
+from orchestrator.api.schemas.runs import SeriesNames, SeriesOut
 from orchestrator.common.units import csv_text
 from orchestrator.telemetry import selectors
 from workers.contracts.base import Contract

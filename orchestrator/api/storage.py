@@ -11,7 +11,7 @@ from ninja import Field, Router, Schema
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.lookup import get_run
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from orchestrator.background_jobs import selectors as jobs
 from orchestrator.runs import storage
 from orchestrator.runs.store import access, copies

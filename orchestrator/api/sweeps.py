@@ -12,7 +12,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import get_experiment, get_sweep
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from orchestrator.sweeps import selectors, services
 from orchestrator.sweeps.definition import SweepDefinition
 

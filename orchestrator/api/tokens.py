@@ -19,7 +19,8 @@ from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import MAX_ID
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import invalid, missing_object, refuse
-from orchestrator.api.schemas import NewTokenOut, TokenOut, aware
+from orchestrator.api.schemas.accounts import NewTokenOut, TokenOut
+from orchestrator.api.schemas.base import aware
 from workers.contracts.base import Contract
 
 router = Router(tags=["accounts"])

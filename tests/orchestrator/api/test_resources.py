@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from orchestrator.accounts.models import ApiToken, User
-from orchestrator.api.schemas import QueueOut
+from orchestrator.api.schemas.runs import QueueOut
 from orchestrator.fleet.models import JoinToken
 from orchestrator.runs.models import Experiment
 from tests import factories

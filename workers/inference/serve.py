@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from workers.contracts.specs.run_bodies import DEFAULT_ADAPTER_RANK, ServeBody
+from workers.contracts.specs.inference_bodies import DEFAULT_ADAPTER_RANK, ServeBody
 from workers.inference.adapters.files import configured_rank
 from workers.inference.adapters.low_rank_slots import SlotSpec
 from workers.inference.backends.serve import Backend

@@ -20,7 +20,7 @@ from orchestrator.runs.submission.examples.example_lines import (
 from workers.contracts import ModelSource, Problem, RunSpec
 from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.data import EXAMPLE_FORMATS, SUFFIXES, DataSpec
-from workers.contracts.specs.finetuning.reinforcement import policy_field
+from workers.contracts.specs.finetuning.reinforcement_checks import policy_field
 from workers.contracts.specs.finetuning.rewards import ModelReward, PythonReward
 from workers.contracts.specs.script import UV_LOCK, ScriptBody
 

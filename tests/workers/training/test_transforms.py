@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from workers.contracts.specs.training_transforms import EXCLUSIONS, TECHNIQUES
-from workers.contracts.specs.training_transforms import TRANSFORMS as RULES
+from workers.contracts.specs.training_rules.exclusions import EXCLUSIONS
+from workers.contracts.specs.training_rules.techniques import TECHNIQUES
+from workers.contracts.specs.training_rules.transforms import TRANSFORMS as RULES
 from workers.training.parallel.transforms import SHARDING, TRANSFORMS
 
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workers.contracts.base import Problem, problem
+from workers.contracts.specs.inference_bodies import EvaluateBody, GenerateBody, ServeBody
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import EvaluateBody, GenerateBody, ServeBody
 from workers.contracts.specs.weight_rounding import sharded_widths
 
 INFERENCE_KINDS = ("generate", "serve", "evaluate")

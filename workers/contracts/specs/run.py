@@ -18,23 +18,16 @@ from workers.contracts.examples.shapes import FORMATS, needed_shape
 from workers.contracts.specs.data import DataSpec, data_problems
 from workers.contracts.specs.finetuning.freezing import frozen_problems
 from workers.contracts.specs.finetuning.produce import ProduceBody
-from workers.contracts.specs.finetuning.reinforcement import (
-    PROMPT_FORMATS,
+from workers.contracts.specs.finetuning.reinforcement import PROMPT_FORMATS
+from workers.contracts.specs.finetuning.reinforcement_checks import (
     policy_problems,
     with_prompts_per_step,
 )
+from workers.contracts.specs.inference_bodies import EvaluateBody, GenerateBody, ModelRef, ServeBody
 from workers.contracts.specs.legality import plan_problems, rotary_problems
 from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positive
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import (
-    BenchmarkBody,
-    EvaluateBody,
-    ExternalBody,
-    GenerateBody,
-    ModelRef,
-    ServeBody,
-    TrainBody,
-)
+from workers.contracts.specs.run_bodies import BenchmarkBody, ExternalBody, TrainBody
 from workers.contracts.specs.script import ScriptBody
 
 Kind = Literal[

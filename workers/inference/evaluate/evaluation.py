@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.contracts.specs.inference_bodies import EvaluateBody
 from workers.contracts.specs.model import ModelSource, ModelSpec
-from workers.contracts.specs.run_bodies import EvaluateBody
 from workers.contracts.wire.serving_reports import EVALUATED, ArtifactRef, Evaluated, Wins
 from workers.inference.control import StopControl
 from workers.inference.engine import check_prompt

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.contracts.specs.run_bodies import GenerateBody, ServeBody, SpeculateSpec
+from workers.contracts.specs.inference_bodies import GenerateBody, ServeBody, SpeculateSpec
 from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.kv_cache.paged_cache import PagedCache
 from workers.inference.model_loading import LoadedModel, load_model

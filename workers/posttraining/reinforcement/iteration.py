@@ -10,12 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.specs.finetuning.reinforcement import (
-    GrpoBody,
-    PolicyBody,
-    PpoBody,
-    policy_field,
-)
+from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody, PpoBody
+from workers.contracts.specs.finetuning.reinforcement_checks import policy_field
 from workers.contracts.wire.rollouts import ROLLOUTS_SAMPLED
 from workers.models.text.chat_format import ChatFormat
 from workers.models.weights.manifest import complete_checkpoints

@@ -1,6 +1,6 @@
 """The ordered list of transforms that turn a model part into this rank's share of it.
 
-Names, order and exclusions are declared in `workers.contracts.specs.training_transforms`; this
+Names, order and exclusions are declared in `workers.contracts.specs.training_rules`; this
 module implements them. Does not depend on optimizers, data or steps.
 """
 
@@ -13,7 +13,7 @@ from workers.contracts.catalog.parameter_shapes import frozen_names
 from workers.contracts.specs.finetuning.adapters import AdapterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.training_transforms import TRANSFORMS as RULES
+from workers.contracts.specs.training_rules.transforms import TRANSFORMS as RULES
 from workers.contracts.specs.weight_rounding import group_for, linear_widths
 from workers.models.adapters.apply import apply_adapter, freeze, quantize_frozen, trained_names
 from workers.models.decoder import Decoder

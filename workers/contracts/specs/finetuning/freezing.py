@@ -1,6 +1,6 @@
 """Checks of `train.freeze` and `train.adapter` against the model's shape and the plan.
 
-Does not check what the engine can combine (`training_transforms`).
+Does not check what the engine can combine (`training_rules`).
 """
 
 from __future__ import annotations

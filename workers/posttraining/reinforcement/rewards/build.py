@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from workers.contracts.specs.finetuning.reinforcement import PolicyBody, policy_field
+from workers.contracts.specs.finetuning.reinforcement import PolicyBody
+from workers.contracts.specs.finetuning.reinforcement_checks import policy_field
 from workers.contracts.specs.finetuning.rewards import (
     ExactReward,
     JsonSchemaReward,

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody, policy_field
+from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody
+from workers.contracts.specs.finetuning.reinforcement_checks import policy_field
 from workers.models.initialize import derived_seed
 from workers.models.text.chat_format import ChatFormat
 from workers.posttraining.reinforcement.advantages.groups import overlong_penalty

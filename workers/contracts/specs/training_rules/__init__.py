@@ -1,0 +1,1 @@
+"""What the training engine combines: transforms in order, techniques, refused combinations."""

@@ -12,9 +12,9 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.reviews import DataSetOut
+from orchestrator.api.reviews import ReviewedFileOut
 from orchestrator.api.schemas.base import Id, Time
-from orchestrator.reviews import comparisons, datasets, votes
+from orchestrator.reviews import comparisons, reviewed_files, votes
 from workers.contracts.base import Contract
 
 router = Router(tags=["data"])
@@ -181,15 +181,17 @@ def turn_vote(request: HttpRequest, id: int, turn: int, body: Vote) -> Any:
 
 @router.post(
     "/{int:id}/data-sets",
-    response={201: DataSetOut},
+    response={201: ReviewedFileOut},
     auth=require_scope("runs"),
-    summary="Write votes to a data set",
+    summary="Write votes to a reviewed file",
 )
-@creates(DataSetOut)
-def data_set_create(request: HttpRequest, id: int) -> Any:
+@creates(ReviewedFileOut)
+def reviewed_file_create(request: HttpRequest, id: int) -> Any:
     """Writes the votes as preference pairs to a new file that runs can read."""
     row = _comparison(request, id)
-    return datasets.votes_write(comparison=row, by=user(request), lines=votes.preference_lines(row))
+    return reviewed_files.votes_write(
+        comparison=row, by=user(request), lines=votes.preference_lines(row)
+    )
 
 
 def _comparison(request: HttpRequest, id: int) -> Any:

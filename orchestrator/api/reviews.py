@@ -1,4 +1,4 @@
-"""Reviews: people keep, drop, rate and edit lines, and write the result to a data set."""
+"""Reviews: people keep, drop, rate and edit lines, and write the result to a reviewed file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import Page, paginated
 from orchestrator.api.http.problems import invalid
 from orchestrator.api.schemas.base import Id, PageOf, Time
-from orchestrator.reviews import datasets, selectors, services
+from orchestrator.reviews import reviewed_files, selectors, services
 from workers.contracts.base import Contract
 from workers.contracts.specs.data import ExampleFormat
 
@@ -111,7 +111,7 @@ class NextOut(Schema):
     line: int | None
 
 
-class NewDataSet(Contract):
+class NewReviewedFile(Contract):
     """What is written."""
 
     writes: Annotated[
@@ -122,7 +122,7 @@ class NewDataSet(Contract):
     min_rating: Annotated[int, Field(ge=1, le=5)] | None = None
 
 
-class DataSetOut(Schema):
+class ReviewedFileOut(Schema):
     """A file with the decisions, each line with its review, line, version, person and time."""
 
     id: Id
@@ -163,7 +163,7 @@ def review(request: HttpRequest, id: int) -> Any:
     "/{int:id}", response={204: None}, auth=require_scope("runs"), summary="Delete a review"
 )
 def review_remove(request: HttpRequest, id: int) -> HttpResponse:
-    """Deletes the copy and all decisions; written data sets stay."""
+    """Deletes the copy and all decisions; reviewed files stay."""
     services.review_delete(review=_review(request, id), by=user(request))
     return HttpResponse(status=204)
 
@@ -260,26 +260,26 @@ def next_line(request: HttpRequest, id: int, body: NextWanted) -> Any:
 
 @router.get(
     "/{int:id}/data-sets",
-    response=list[DataSetOut],
+    response=list[ReviewedFileOut],
     auth=require_scope("read"),
-    summary="List data sets of a review",
+    summary="List reviewed files of a review",
 )
 @paginated(name="data-sets", newest_first=True)
-def data_sets(request: HttpRequest, id: int) -> Any:
+def reviewed_file_list(request: HttpRequest, id: int) -> Any:
     """The files that the decisions were written to, newest first."""
-    return selectors.data_sets_of(review=_review(request, id))
+    return selectors.reviewed_files_of(review=_review(request, id))
 
 
 @router.post(
     "/{int:id}/data-sets",
-    response={201: DataSetOut},
+    response={201: ReviewedFileOut},
     auth=require_scope("runs"),
-    summary="Write a data set",
+    summary="Write a reviewed file",
 )
-@creates(DataSetOut)
-def data_set_create(request: HttpRequest, id: int, body: NewDataSet) -> Any:
+@creates(ReviewedFileOut)
+def reviewed_file_create(request: HttpRequest, id: int, body: NewReviewedFile) -> Any:
     """Writes the kept lines, or edits as preference pairs, to a new file that runs can read."""
-    return datasets.review_write(
+    return reviewed_files.review_write(
         review=_review(request, id),
         by=user(request),
         writes=body.writes,
@@ -291,12 +291,12 @@ def data_set_create(request: HttpRequest, id: int, body: NewDataSet) -> Any:
 @router.get(
     "/{int:id}/data-sets/{int:data_set}/download",
     auth=require_scope("read"),
-    summary="Download a data set",
+    summary="Download a reviewed file",
     openapi_extra={"responses": {200: {"content": {"application/x-ndjson": {}}}}},
 )
-def data_set_download(request: HttpRequest, id: int, data_set: int) -> FileResponse:
+def reviewed_file_download(request: HttpRequest, id: int, data_set: int) -> FileResponse:
     """The file's lines. 409 if it is on another machine."""
-    path = datasets.file_of(review=_review(request, id), id=data_set)
+    path = reviewed_files.file_of(review=_review(request, id), id=data_set)
     return FileResponse(open(path, "rb"), as_attachment=True, filename=path.name)
 
 

@@ -135,14 +135,14 @@ class ComparisonTurn(models.Model):
         return f"{self.comparison_id}.{self.id} {self.choice}"
 
 
-class DataSet(models.Model):
+class ReviewedFile(models.Model):
     """A file that decisions or votes were written to."""
 
     review = models.ForeignKey(
-        Review, null=True, on_delete=models.SET_NULL, related_name="data_sets"
+        Review, null=True, on_delete=models.SET_NULL, related_name="reviewed_files"
     )
     comparison = models.ForeignKey(
-        ModelComparison, null=True, on_delete=models.SET_NULL, related_name="data_sets"
+        ModelComparison, null=True, on_delete=models.SET_NULL, related_name="reviewed_files"
     )
     path = models.CharField(max_length=4096, unique=True)
     format = models.CharField(max_length=24)
@@ -152,6 +152,9 @@ class DataSet(models.Model):
     by = models.CharField(max_length=150)
     created = models.DateTimeField(default=timezone.now)
     options = models.JSONField(default=dict)
+
+    class Meta:
+        db_table = "reviews_dataset"
 
     def __str__(self) -> str:
         return self.path

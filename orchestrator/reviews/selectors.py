@@ -1,4 +1,4 @@
-"""Reads reviews, lines with their decisions, and data sets, limited to what the user may see."""
+"""Reads reviews, lines with their decisions and reviewed files that the user may see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.common import clock
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id
 from orchestrator.reviews import source
-from orchestrator.reviews.models import Claim, DataSet, LineChange, LineReview, Review
+from orchestrator.reviews.models import Claim, LineChange, LineReview, Review, ReviewedFile
 
 Show = Literal["all", "undecided", "keep", "drop", "swap", "edited"]
 SHOW: Final = ("all", "undecided", "keep", "drop", "swap", "edited")
@@ -121,9 +121,9 @@ def changes_of(*, review: Review, line: int) -> QuerySet[LineChange]:
     return LineChange.objects.filter(review=review, line=line).order_by("version")
 
 
-def data_sets_of(*, review: Review) -> QuerySet[DataSet]:
+def reviewed_files_of(*, review: Review) -> QuerySet[ReviewedFile]:
     """The files that this review's decisions were written to, newest first."""
-    return DataSet.objects.filter(review=review).order_by("-id")
+    return ReviewedFile.objects.filter(review=review).order_by("-id")
 
 
 def serialize_review(review: Review) -> dict[str, Any]:

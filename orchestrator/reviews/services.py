@@ -1,6 +1,6 @@
 """Begins reviews and changes lines. Of two people who change a line at once, the second is refused.
 
-Does not write data sets (`datasets`).
+Does not write reviewed files (`reviewed_files`).
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def may_delete(review: Review, user: User) -> bool:
 
 
 def review_delete(*, review: Review, by: User) -> None:
-    """Delete a review with its copy and decisions; data sets stay. Raises 403."""
+    """Delete a review with its copy and decisions; reviewed files stay. Raises 403."""
     if not may_delete(review, by):
         raise forbidden("Only the owner of a review and operators delete it.")
     path = source.path_of(review)

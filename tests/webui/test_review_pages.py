@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.accounts.roles import Role
 from orchestrator.reviews import services
-from orchestrator.reviews.models import DataSet, ModelComparison, Review
+from orchestrator.reviews.models import ModelComparison, Review, ReviewedFile
 from tests import factories
 from tests.webui.pages import compact
 
@@ -48,7 +48,7 @@ def test_a_review_is_begun_written_and_deleted(people: factories.People, data_ro
     page = compact(client.get(begun["Location"]).content.decode())
     assert "1 of 2 lines decided: 1 kept." in page and "<dt>teammate</dt>" in page
     none = client.post(f"/data/reviews/{row.pk}/write/", {"min_rating": "5"})
-    assert none.status_code == 409 and not DataSet.objects.exists()
+    assert none.status_code == 409 and not ReviewedFile.objects.exists()
     assert client.post(f"/data/reviews/{row.pk}/write/", {"min_rating": "9"}).status_code == 422
     done = client.post(f"/data/reviews/{row.pk}/write/", {"min_rating": "4"}, follow=True)
     shown = done.content.decode()
@@ -60,7 +60,7 @@ def test_a_review_is_begun_written_and_deleted(people: factories.People, data_ro
     seen = factories.client_for(viewer).get(begun["Location"]).content.decode()
     assert "require the role submitter" in seen and 'data-key="k"' not in seen
     client.post(f"/data/reviews/{row.pk}/delete/")
-    assert not Review.objects.exists() and DataSet.objects.get().review is None
+    assert not Review.objects.exists() and ReviewedFile.objects.get().review is None
 
 
 def test_votes_are_shown_with_their_interval(people: factories.People) -> None:

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import invalid
-from orchestrator.reviews import comparisons, datasets, votes
+from orchestrator.reviews import comparisons, reviewed_files, votes
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.outputs import endpoint
 from webui.presentation import formatting
@@ -81,9 +81,11 @@ def model_comparison(request: PageRequest, id: int) -> HttpResponse:
 @page
 @require_POST
 def model_comparison_write(request: PageRequest, id: int) -> HttpResponse:
-    """Write the votes to a data set of preference pairs."""
+    """Write the votes to a reviewed file of preference pairs."""
     row = votes.comparison_get(user=request.user, id=id)
-    made = datasets.votes_write(comparison=row, by=request.user, lines=votes.preference_lines(row))
+    made = reviewed_files.votes_write(
+        comparison=row, by=request.user, lines=votes.preference_lines(row)
+    )
     return redirect_with_message(request, written(made), "model-comparison", row.pk)
 
 

@@ -1,4 +1,4 @@
-"""Review pages: begin a review, decide line by line, write the decisions to a data set."""
+"""Review pages: begin a review, decide line by line, write the decisions to a reviewed file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.views.decorators.http import require_GET, require_http_methods, requ
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import invalid
-from orchestrator.reviews import datasets, selectors, services
+from orchestrator.reviews import reviewed_files, selectors, services
 from orchestrator.runs.submission.examples.example_preview import example_files
 from webui.presentation import formatting
 from webui.views.access import PageRequest, has_role, page, redirect_with_message, require_role
@@ -76,7 +76,7 @@ def review(request: PageRequest, id: int) -> HttpResponse:
         "may_review": has_role(request.user, Role.SUBMITTER),
         "may_delete": services.may_delete(row, request.user),
         "reviewers": selectors.reviewers(review=row),
-        "data_sets": list(selectors.data_sets_of(review=row)[:20]),
+        "reviewed_files": list(selectors.reviewed_files_of(review=row)[:20]),
         "as_pairs": row.format in ("messages", "prompt_completion"),
         "show": [(name, _(SHOW[name])) for name in selectors.SHOW if pairs or name != "swap"],
         "config": {
@@ -92,14 +92,14 @@ def review(request: PageRequest, id: int) -> HttpResponse:
 @page
 @require_POST
 def review_write(request: PageRequest, id: int) -> HttpResponse:
-    """Write the decisions to a data set."""
+    """Write the decisions to a reviewed file."""
     row = selectors.review_get(user=request.user, id=id)
     rating = request.POST.get("min_rating", "")
     undecided = request.POST.get("undecided", "drop")
     writes = request.POST.get("writes", "lines")
     if rating not in ("", *map(str, RATINGS)):
         raise invalid("min_rating", _("%(value)s is not a rating") % {"value": rating}, "1–5")
-    made = datasets.review_write(
+    made = reviewed_files.review_write(
         review=row,
         by=request.user,
         writes="edits_as_pairs" if writes == "edits_as_pairs" else "lines",
@@ -118,14 +118,14 @@ def review_delete(request: PageRequest, id: int) -> HttpResponse:
     return redirect_with_message(request, _("Review deleted."), "reviews")
 
 
-def written(data_set: Any) -> str:
+def written(row: Any) -> str:
     """Say what was written and where."""
     text = ngettext(
         "%(count)s line written to %(path)s.",
         "%(count)s lines written to %(path)s.",
-        data_set.lines,
+        row.lines,
     )
-    return text % {"count": f"{data_set.lines:,}", "path": data_set.path}
+    return text % {"count": f"{row.lines:,}", "path": row.path}
 
 
 def _begin(request: PageRequest) -> Any:

@@ -27,7 +27,7 @@ from orchestrator.background_jobs.simulations import requests as simulations
 from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
-from orchestrator.reviews.models import DataSet, ModelComparison, Review
+from orchestrator.reviews.models import ModelComparison, Review, ReviewedFile
 from orchestrator.reviews.source import pack
 from orchestrator.run_table import services as run_table
 from orchestrator.runs import services as runs
@@ -179,7 +179,7 @@ def world(live_redis: str, settings: Any) -> World:
         owner=owner, name="r", source="x", format="messages", lines=1, index=index
     )
     ids["review"], ids["line"] = review.pk, 1
-    ids["data_set"] = DataSet.objects.create(
+    ids["data_set"] = ReviewedFile.objects.create(
         review=review, path="x", format="messages", lines=1, bytes=1, by="owner"
     ).pk
     DataSetVersion.objects.create(

@@ -12,7 +12,7 @@ import pytest
 from django.test import Client
 
 from orchestrator.reviews import source
-from orchestrator.reviews.models import DataSet, LineChange, Review
+from orchestrator.reviews.models import LineChange, Review, ReviewedFile
 from tests import factories
 from workers.contracts.examples.formats import parse_line
 
@@ -274,7 +274,7 @@ def test_a_folder_that_cannot_be_written_is_named(
     monkeypatch.setattr(os, "link", no_links)
     refused = owner.post(address, {}, content_type=JSON)
     assert refused.status_code == 409 and "not permitted" in refused.json()["detail"]
-    assert DataSet.objects.count() == 1 and len(list((data_root / "reviewed").iterdir())) == 2
+    assert ReviewedFile.objects.count() == 1 and len(list((data_root / "reviewed").iterdir())) == 2
 
 
 def test_a_produce_run_is_reviewed_and_a_review_deleted(

@@ -24,7 +24,7 @@ from orchestrator.common import clock
 from orchestrator.common.errors import Refusal, conflict, invalid, missing_object
 from orchestrator.common.units import is_id, iso
 from orchestrator.reviews import source
-from orchestrator.reviews.models import DataSet, LineReview, ModelComparison, Review
+from orchestrator.reviews.models import LineReview, ModelComparison, Review, ReviewedFile
 
 Writes = Literal["lines", "edits_as_pairs"]
 FOLDER: Final = "reviewed"
@@ -39,13 +39,13 @@ def review_write(
     writes: Writes = "lines",
     undecided: Literal["keep", "drop"] = "drop",
     min_rating: int | None = None,
-) -> DataSet:
+) -> ReviewedFile:
     """Write the kept lines as they now are, or each edit as a preference pair.
 
     Of pairs, `swap` exchanges chosen and rejected. `min_rating` leaves out lines with a lower
     rating or none. Raises 403, 409 without a line to write, 422.
     """
-    accounts.require_role(by, Role.SUBMITTER, "write data sets")
+    accounts.require_role(by, Role.SUBMITTER, "write reviewed files")
     if writes == "edits_as_pairs" and review.format not in ("messages", "prompt_completion"):
         raise invalid(
             "writes", f"lines of {review.format} are no single answers", "lines", type="invalid"
@@ -66,9 +66,9 @@ def review_write(
     )
 
 
-def votes_write(*, comparison: ModelComparison, by: User, lines: Iterable[Any]) -> DataSet:
+def votes_write(*, comparison: ModelComparison, by: User, lines: Iterable[Any]) -> ReviewedFile:
     """Write the votes of a comparison as preference pairs. Raises 403, 409 without one."""
-    accounts.require_role(by, Role.SUBMITTER, "write data sets")
+    accounts.require_role(by, Role.SUBMITTER, "write reviewed files")
     name = " vs ".join(map(str, comparison.model_ids))
     return _write(
         by=by, name=name, format="preference", lines=lines, options={}, comparison=comparison
@@ -76,10 +76,10 @@ def votes_write(*, comparison: ModelComparison, by: User, lines: Iterable[Any]) 
 
 
 def file_of(*, review: Review, id: int) -> Path:
-    """The file of a data set of this review. Raises 404, 409 if it is on another machine."""
-    row = DataSet.objects.filter(review=review, pk=id).first() if is_id(id) else None
+    """The path of a reviewed file of this review. Raises 404, 409 if it is on another machine."""
+    row = ReviewedFile.objects.filter(review=review, pk=id).first() if is_id(id) else None
     if row is None:
-        raise missing_object("data set", id)
+        raise missing_object("reviewed file", id)
     path = Path(row.path)
     if not path.is_file():
         raise conflict(f"{path} is not on this machine, or was deleted.", type="file-elsewhere")
@@ -179,7 +179,7 @@ def _write(
     options: dict[str, Any],
     review: Review | None = None,
     comparison: ModelComparison | None = None,
-) -> DataSet:
+) -> ReviewedFile:
     if not settings.DATA_ROOTS:
         raise conflict("There is no data folder. Set ORRERY_DATA_ROOTS.", type="no-data-root")
     folder = Path(settings.DATA_ROOTS[0]) / FOLDER
@@ -201,7 +201,7 @@ def _write(
                 "No line has such a decision yet, so the file would be empty.",
                 type="nothing-decided",
             )
-        row = DataSet(
+        row = ReviewedFile(
             review=review,
             comparison=comparison,
             format=format,
@@ -221,7 +221,7 @@ def _write(
     return row
 
 
-def _store(row: DataSet, partial: Path, folder: Path, name: str, by: User) -> None:
+def _store(row: ReviewedFile, partial: Path, folder: Path, name: str, by: User) -> None:
     """Give the written file a free name and store its row; another request may take the name."""
     for attempt in range(_TRIES):
         path = _free_path(folder, name)
@@ -245,7 +245,7 @@ def _not_written(folder: Path, error: OSError) -> Refusal:
     hint = "a first folder of ORRERY_DATA_ROOTS that is writable, has space and allows hard links"
     return Refusal(
         "data-set-not-written",
-        "The data set cannot be written",
+        "The reviewed file cannot be written",
         409,
         f"{folder} cannot be written: {reason}.",
         [{"field": "", "message": reason, "hint": hint}],
@@ -258,6 +258,6 @@ def _free_path(folder: Path, name: str) -> Path:
     number = 1
     while True:
         path = folder / (f"{stem}.jsonl" if number == 1 else f"{stem}-{number}.jsonl")
-        if not path.exists() and not DataSet.objects.filter(path=str(path)).exists():
+        if not path.exists() and not ReviewedFile.objects.filter(path=str(path)).exists():
             return path
         number += 1

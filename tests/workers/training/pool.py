@@ -3,11 +3,13 @@ seconds each time.
 
 A rank is forked from a process that has loaded torch and the engine once for all; jobs come in as
 plain data, outcomes
-go out. `Pool` is the other end.
+go out. `Pool` is the other end. Between jobs the ranks are stopped: each of gloo's threads wakes up
+100 times a second, used or not.
 """
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import json
@@ -26,22 +28,6 @@ from typing import Any
 
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300
-# what a rank comes to need, loaded before it is forked; nothing of it starts a thread
-LOADED = [
-    "torch._dynamo",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-    "torch.distributed.pipelining",
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torch.distributed.checkpoint.state_dict_loader",
-    "torch.nn.attention.flex_attention",
-    "workers.training.setup.attempt",
-    "workers.training.parallel.tensor",
-    "workers.training.parallel.expert",
-    "workers.training.parallel.pipeline.pipedream_loop",
-    "workers.training.optim.scaled_adamw",
-    "workers.training.trace.communication_bytes",
-]
 
 
 @dataclass
@@ -65,8 +51,9 @@ class Pool:
     def __init__(self, size: int, rendezvous: Path) -> None:
         self.size = size
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(LOADED)
+        context.set_forkserver_preload(["tests.workers.training.rank_imports"])
         self.ranks, self.lines = [], []
+        atexit.register(self.close)  # a stopped rank would not end with this process
         for rank in range(size):
             ours, theirs = context.Pipe()
             given = (rank, size, str(rendezvous), theirs)
@@ -100,21 +87,29 @@ class Pool:
 
     def _request(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         output = json.dumps(job)
+        self._signal(signal.SIGCONT)
         for line in self.lines:
             line.send(output)
         hung = threading.Timer(TIMEOUT_S, self.abort)
         hung.start()
         try:
-            return [json.loads(line.recv()) for line in self.lines]
+            answers = [json.loads(line.recv()) for line in self.lines]
         finally:
             hung.cancel()
+        self._signal(signal.SIGSTOP)
+        return answers
 
     def abort(self) -> None:
         """On a hang: every rank says where its threads stand, then ends."""
+        self._signal(signal.SIGABRT)
+
+    def _signal(self, number: int) -> None:
         for rank in self.ranks:
-            os.kill(rank.pid or 0, signal.SIGABRT)
+            if rank.is_alive():
+                os.kill(rank.pid or 0, number)
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         for rank in self.ranks:
             rank.kill()
         for rank, line in zip(self.ranks, self.lines, strict=True):
@@ -172,8 +167,11 @@ def _serve(rank: int, size: int, rendezvous: str, line: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    from tests.workers.training import rank_imports  # noqa: F401  (fails if it was not preloaded)
+    from workers.launcher.processes import die_with_parent
     from workers.training.loop import text_samples
 
+    die_with_parent()  # also a stopped rank ends with the process that forked it
     faulthandler.enable()
     # texts are compared: on a busy machine they take as long as they take
     text_samples.GRACE_S = TIMEOUT_S

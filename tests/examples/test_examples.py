@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.workers.training import forked_program
 from tests.workers.training.pool import train_alone
 from workers.contracts import RunSpec
 
@@ -31,6 +32,11 @@ def run(*command: str, cwd: Path = ROOT, **variables: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
+
+
+def run_module(module: str, *arguments: str, output: Path, ranks: int = 1) -> None:
+    ended = forked_program.run_module(module, *arguments, output=output, ranks=ranks)
+    assert ended.codes == [0] * ranks, ended.output[-6000:]
 
 
 def losses(folder: Path) -> list[float]:
@@ -62,28 +68,33 @@ def test_every_file_is_in_the_readme() -> None:
 )
 def test_training_on_one_process(name: str, tmp_path: Path) -> None:
     spec = EXAMPLES / f"{name}.json"
-    run("-m", "workers.training.main", "--spec", str(spec), "--dir", str(tmp_path))
-    history = losses(tmp_path)
+    command = ("workers.training.main", "--spec", str(spec), "--dir", str(tmp_path / "run"))
+    run_module(*command, output=tmp_path / "output")
+    history = losses(tmp_path / "run")
     assert len(history) == json.loads(spec.read_text())["train"]["steps"]
     assert min(history[-3:]) < history[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "ranks"), [("train_zero3_tensor_parallel", 4), ("train_pipeline_zero_bubble", 2)]
-)
-def test_training_on_several_ranks(name: str, ranks: int, tmp_path: Path) -> None:
-    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    spec = str(EXAMPLES / f"{name}.json")
+def test_training_under_torchrun(tmp_path: Path) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    spec = str(EXAMPLES / "train_pipeline_zero_bubble.json")
     run(*launch, "-m", "workers.training.main", "--spec", spec, "--dir", str(tmp_path))
     assert len(losses(tmp_path)) == 10
 
 
+def test_training_on_four_ranks(tmp_path: Path) -> None:
+    spec = str(EXAMPLES / "train_zero3_tensor_parallel.json")
+    command = ("workers.training.main", "--spec", spec, "--dir", str(tmp_path / "run"))
+    run_module(*command, output=tmp_path / "output", ranks=4)
+    assert len(losses(tmp_path / "run")) == 10
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "base"
-    spec = EXAMPLES / "train_base.json"
-    run("-m", "workers.training.main", "--spec", str(spec), "--dir", str(folder))
-    return folder
+    folder = tmp_path_factory.mktemp("base")
+    command = ("workers.training.main", "--spec", str(EXAMPLES / "train_base.json"))
+    run_module(*command, "--dir", str(folder / "base"), output=folder / "output")
+    return folder / "base"
 
 
 def trained(name: str, folder: Path, **more: dict[str, Any]) -> list[float]:
@@ -136,7 +147,7 @@ def test_policy_optimization(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(spec))
         module = "training" if name == "reverser" else "posttraining.reinforcement"
         command = ("--spec", str(tmp_path / f"{name}.json"), "--dir", str(tmp_path / name))
-        run("-m", f"workers.{module}.main", *command)
+        run_module(f"workers.{module}.main", *command, output=tmp_path / f"{name}.log")
     rollouts = (tmp_path / "out" / "rank-0" / "rollouts.jsonl").read_text().splitlines()
     assert len(rollouts) == 2 * 128 and json.loads(rollouts[0])["expected"]
 
@@ -162,7 +173,7 @@ def test_reward_model_and_ppo(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps(spec))
         module = "posttraining.reinforcement" if name == "ppo" else "training"
         command = ("--spec", str(tmp_path / f"{name}.json"), "--dir", str(tmp_path / name))
-        run("-m", f"workers.{module}.main", *command)
+        run_module(f"workers.{module}.main", *command, output=tmp_path / f"{name}.log")
     lines = (tmp_path / "ppo" / "rank-0" / "points.jsonl").read_text().splitlines()
     values = json.loads(lines[-1])["values"]
     assert {"reward/reward_model", "reward/exact", "value_loss"} <= set(values)
@@ -170,8 +181,9 @@ def test_reward_model_and_ppo(tmp_path: Path) -> None:
 
 def test_benchmark(tmp_path: Path) -> None:
     spec = str(EXAMPLES / "benchmark.json")
-    run("-m", "workers.training.benchmark.main", "--spec", spec, "--dir", str(tmp_path))
-    assert json.loads((tmp_path / "benchmark.json").read_text())
+    command = ("workers.training.benchmark.main", "--spec", spec, "--dir", str(tmp_path / "run"))
+    run_module(*command, output=tmp_path / "output")
+    assert json.loads((tmp_path / "run" / "benchmark.json").read_text())
 
 
 def test_generate(tmp_path: Path) -> None:
@@ -179,7 +191,8 @@ def test_generate(tmp_path: Path) -> None:
     spec["generate"]["output"] = str(tmp_path / "answers.jsonl")
     path = tmp_path / "spec.json"
     path.write_text(json.dumps(spec))
-    run("-m", "workers.inference.main", "--spec", str(path), "--dir", str(tmp_path))
+    command = ("workers.inference.main", "--spec", str(path), "--dir", str(tmp_path))
+    run_module(*command, output=tmp_path / "output")
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [answer["id"] for answer in answers] == ["sky", "citizen"]
     assert all(len(answer["token_ids"]) == 16 for answer in answers)

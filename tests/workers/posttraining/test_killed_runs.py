@@ -47,7 +47,8 @@ class Attempts:
     def __init__(self, directory: Path, ranks: int) -> None:
         self.directory, self.ranks = directory, ranks
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(["workers.posttraining.reinforcement.roles"])
+        loaded = ["tests.workers.training.rank_imports", "workers.posttraining.reinforcement.roles"]
+        self.context.set_forkserver_preload(loaded)
 
     def start(self, given: dict) -> list:
         """The processes of an attempt."""

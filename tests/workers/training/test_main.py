@@ -100,13 +100,10 @@ def test_print_shows_the_resolved_plan_without_torch(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_fake_ranks_report_every_shard(tmp_path):
+def test_fake_ranks_report_every_shard(tmp_path, capsys):
     args = write_spec(tmp_path, make_spec("llama2-7b", {"dp": 64, "zero": 3}))
-    command = [sys.executable, *ENGINE, *args, "--fake-ranks", "64"]
-    finished_process = subprocess.run(
-        command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=True
-    )
-    report = json.loads(finished_process.stdout)
+    assert main([*args, "--fake-ranks", "64"]) == 0
+    report = json.loads(capsys.readouterr().out)
     assert len(report["ranks"]) == 64
     assert report["parameters"] == 6_738_415_616
     assert sum(rank["parameter_bytes"] for rank in report["ranks"]) == 4 * report["parameters"]

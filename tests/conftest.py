@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from hypothesis import settings
 
 from orchestrator.accounts.models import User
 from tests import factories, order, tiers
-from tests.redis_server import redis_server, redis_url  # noqa: F401  (fixtures)
+from tests.migrated_database import migrated_database  # noqa: F401  (fixtures)
+from tests.redis_server import redis_server, redis_url  # noqa: F401
 from webui import shared_parts
 
 # Collection creates a million objects that all stay: searching them for garbage again and again
@@ -89,6 +92,16 @@ def no_process_group_left() -> Iterator[None]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
         pytest.fail("the test left torch's default process group behind")
+
+
+@pytest.fixture(scope="session")
+def django_db_keepdb(request: pytest.FixtureRequest, django_db_modify_db_settings: None) -> bool:
+    """Whether pytest-django uses a database that exists: a copy, if several processes test."""
+    database = django_settings.DATABASES["default"]
+    if "PYTEST_XDIST_WORKER" not in os.environ or not database["ENGINE"].endswith("sqlite3"):
+        return bool(request.config.getvalue("reuse_db"))
+    shutil.copyfile(request.getfixturevalue("migrated_database"), database["TEST"]["NAME"])
+    return True
 
 
 class FakeClock:

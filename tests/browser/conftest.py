@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests import factories
 from tests.browser.site import Site, chromium
+from tests.migrated_database import install
 from tests.redis_server import RedisServer
 
 PATIENCE_MS = 90_000  # against hangs only
@@ -36,8 +37,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def site(tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("site"), redis_server.url)
+def site(
+    tmp_path_factory: pytest.TempPathFactory, redis_server: RedisServer, migrated_database: Path
+) -> Iterator[Site]:
+    home = tmp_path_factory.mktemp("site")
+    install(migrated_database, home)
+    made = Site(home, redis_server.url)
     made.start()
     yield made
     made.close()

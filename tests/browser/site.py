@@ -18,8 +18,6 @@ from tests.flows.embedded import ROOT, clean_environ, free_port
 _PREPARE = """
 import json, django
 django.setup()
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
 from orchestrator.accounts import services
 from tests import factories
 owner = factories.user("owner")
@@ -29,7 +27,7 @@ print(json.dumps(services.token_create(user=owner, name="tests", by=owner)[1]))
 
 class Site:
     """`url` answers between `start` and `kill`; `owner` logs in with `factories.PASSWORD`, and owns
-    the REST client.
+    the REST client. `home` has a migrated database.
     """
 
     def __init__(self, home: Path, redis_url: str) -> None:

@@ -13,13 +13,15 @@ from playwright.sync_api import Browser, expect
 from tests.browser.polling import wait_until
 from tests.flows.embedded import Orrery, train_spec
 from tests.flows.gate import Gate, drained
+from tests.migrated_database import install
 
 pytestmark = [pytest.mark.browser, pytest.mark.flow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
-def orrery(tmp_path: Path) -> Iterator[Orrery]:
+def orrery(tmp_path: Path, migrated_database: Path) -> Iterator[Orrery]:
     made = Orrery(tmp_path / "home", devices=2)
+    install(migrated_database, made.home)
     made.start()
     yield made
     made.close()

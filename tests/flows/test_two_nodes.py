@@ -15,6 +15,7 @@ import pytest
 
 from tests.flows.embedded import ROOT, Orrery, train_spec
 from tests.flows.gate import submitted
+from tests.migrated_database import install
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
@@ -77,8 +78,9 @@ class SecondNode:
 
 
 @pytest.fixture
-def orrery(tmp_path: Path) -> Iterator[Orrery]:
+def orrery(tmp_path: Path, migrated_database: Path) -> Iterator[Orrery]:
     server = Orrery(tmp_path / "home", devices=2)
+    install(migrated_database, server.home)
     yield server
     server.close()
 
@@ -135,9 +137,10 @@ def test_a_run_spans_two_nodes_and_survives_the_loss_of_an_agent(
 
 
 def test_a_lost_rank_ends_both_nodes_and_the_run_resumes_where_directories_are_shared(
-    tmp_path: Path,
+    tmp_path: Path, migrated_database: Path
 ) -> None:
     orrery = Orrery(tmp_path / "home", devices=1, environ={"ORRERY_SHARED_RUNS": "1"})
+    install(migrated_database, orrery.home)
     second = SecondNode(orrery, orrery.home, devices=1)
     try:
         orrery.start()

@@ -12,17 +12,17 @@ import psutil
 import pytest
 
 from tests.flows.embedded import clean_environ, free_port
+from tests.migrated_database import install
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.flow
-def test_web_processes_end_with_their_parent(tmp_path: Path) -> None:
+def test_web_processes_end_with_their_parent(tmp_path: Path, migrated_database: Path) -> None:
     port = free_port()
     environ = {**clean_environ(), "ORRERY_HOME": str(tmp_path), "ORRERY_SECRET_KEY": "x" * 50}
     (tmp_path / "static").mkdir()
-    manage = [sys.executable, str(ROOT / "manage.py")]
-    subprocess.run([*manage, "migrate", "-v", "0"], env=environ, check=True)
+    install(migrated_database, tmp_path)
     command = [sys.executable, "-m", "uvicorn", "orchestrator.config.asgi:application"]
     command += ["--port", str(port), "--workers", "2", "--log-level", "warning"]
     parent = subprocess.Popen(command, cwd=ROOT, env=environ)

@@ -1,0 +1,55 @@
+"""An SQLite database with all migrations, created once per session: they take four CPU seconds.
+
+Other test processes and installations that tests start copy it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAME = "orrery.sqlite3"  # in the data directory of an installation
+
+
+@pytest.fixture(scope="session")
+def migrated_database(
+    tmp_path_factory: pytest.TempPathFactory, django_test_environment: None, django_db_blocker: Any
+) -> Path:
+    """The file to copy (`install`); nothing may write to it."""
+    folder = tmp_path_factory.getbasetemp()
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        folder = folder.parent  # that of all test processes
+    path, part = folder / NAME, folder / f"{NAME}.part"
+    with open(folder / f"{NAME}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            part.unlink(missing_ok=True)
+            with django_db_blocker.unblock():
+                _migrate(part)
+            part.rename(path)
+    return path
+
+
+def install(database: Path, home: Path) -> None:
+    """Make a copy of `database` the database of the data directory `home`, which need not exist."""
+    home.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(database, home / NAME)
+    (home / NAME).chmod(0o600)
+
+
+def _migrate(path: Path) -> None:
+    from django.core.management import call_command
+    from django.db import connection
+
+    connection.close()
+    usual, connection.settings_dict["NAME"] = connection.settings_dict["NAME"], str(path)
+    try:
+        call_command("migrate", verbosity=0)
+        connection.close()
+    finally:
+        connection.settings_dict["NAME"] = usual

@@ -18,40 +18,79 @@ from tests.bench.stack import postgresql, postgresql_programs
 from tests.matrix import FULL
 
 ROOT = Path(__file__).resolve().parents[2]
+# by folder of tests/orchestrator: the files whose subject can differ between databases
+FILES = {
+    "accounts": ["idempotency", "teams"],
+    "api": ["ingest", "runs"],
+    "common": ["common", "live"],
+    "config": ["backup"],
+    "dead_letters": ["dead_letters"],
+    "fleet": ["fleet"],
+    "background_jobs": [
+        "exports",
+        "frequent",
+        "garbage",
+        "notifications",
+        "retention",
+        "retention_of_telemetry",
+        "running",
+        "slow_devices",
+        "usage",
+    ],
+    "planner/store": ["node_probes", "services"],
+    "reviews": ["comparisons"],
+    "run_table": ["table"],
+    "runs": [
+        "actions",
+        "attempts",
+        "data_sets",
+        "events",
+        "lineage",
+        "lists",
+        "races",
+        "run_rows",
+        "samples",
+        "states",
+        "store",
+    ],
+    "scheduling": [
+        "cordons",
+        "delivery",
+        "device_time",
+        "heartbeats",
+        "liveness",
+        "loop",
+        "node_removal",
+        "preemption",
+        "reaper",
+        "reports",
+        "state_machine",
+        "tick",
+    ],
+    "sweeps": ["sweeps"],
+    "telemetry": ["ingest", "ingest_loop", "logs", "outcome", "points", "rewind", "summaries"],
+}
 TESTS = [
-    "tests/orchestrator/accounts",  # keys of repeated requests
-    "tests/orchestrator/api/test_ingest.py",
-    "tests/orchestrator/api/test_runs.py",  # filters and cursors
-    "tests/orchestrator/common",
-    "tests/orchestrator/config/test_backup.py",
-    "tests/orchestrator/dead_letters",
-    "tests/orchestrator/fleet",
-    "tests/orchestrator/background_jobs",
-    "tests/orchestrator/planner/store",
-    "tests/orchestrator/runs",
-    "tests/orchestrator/scheduling",
-    "tests/orchestrator/telemetry",
-    "tests/orchestrator/test_admin.py",  # searches and filters
-    "tests/webui/test_runs.py",
+    f"tests/orchestrator/{folder}/test_{name}.py"
+    for folder, names in FILES.items()
+    for name in names
 ]
+TESTS.append("tests/orchestrator/test_admin.py")  # searches and filters
 if FULL:
     TESTS = ["tests/orchestrator", "tests/webui"]
-# the planner needs a database only for its store
+# of the full list: the planner needs a database only for its store
 LEFT_OUT = [
     f"--ignore=tests/orchestrator/planner/{path.name}"
     for path in sorted((Path(__file__).resolve().parents[1] / "orchestrator" / "planner").iterdir())
     if path.name not in ("__init__.py", "conftest.py", "store")
 ]
-# pages of the planner, forms and charts compute; a long run's page asks what the lists and REST ask
+# pages of the planner, forms and charts compute; settings and the policy never ask a database, a
+# proxied call asks what REST does; signals and Redis are the same
 PURE = [
     "webui/test_planner.py",
     "webui/test_planner_more.py",
     "webui/test_new_run.py",
     "webui/test_engine_charts.py",
-]
-# settings and the policy never ask a database, a proxied call asks what REST does; signals and
-# Redis are the same
-PURE += [
     *(
         f"orchestrator/config/test_{name}.py"
         for name in ("embedded", "env", "request_handler", "security")
@@ -59,24 +98,8 @@ PURE += [
     "orchestrator/telemetry/packing",
     "orchestrator/scheduling/test_policy.py",
     "orchestrator/scheduling/test_policy_boundaries.py",
+    "orchestrator/api/test_serve.py",
 ]
-PURE += ["orchestrator/api/test_serve.py"]
-if not FULL:
-    # the planner, nodes' reports and Redis, whose rows others write; a decision kept in memory
-    PURE += [
-        "orchestrator/common/test_checked_files.py",
-        "orchestrator/common/test_stream_groups.py",
-        "orchestrator/common/test_streams.py",
-        "orchestrator/fleet/test_broker_users.py",
-        "orchestrator/runs/test_example_lines.py",
-        "orchestrator/runs/test_policy_submit.py",
-        "orchestrator/runs/test_predict.py",
-        "orchestrator/scheduling/test_engines.py",
-        "orchestrator/scheduling/test_node_versions.py",
-        "orchestrator/scheduling/test_preflight.py",
-        "orchestrator/scheduling/test_slurm_parsing.py",
-        "orchestrator/scheduling/test_tick_changes.py",
-    ]
 LEFT_OUT += [f"--ignore=tests/{name}" for name in PURE]
 LEFT_OUT += ["-k", "not (costs_few_queries or sigterm or killed_server or redis_may_die)"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import pytest
@@ -39,7 +38,6 @@ def test_peft_computes_the_logits_of_our_modules(name, base, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="PEFT is not installed")
 @pytest.mark.parametrize("name", written.ADAPTERS)
 def test_an_installed_peft_computes_the_same(name, base, tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "BASE", tmp_path / "base")

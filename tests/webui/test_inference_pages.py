@@ -124,6 +124,8 @@ def test_a_served_reward_model_scores_answers_on_its_page(people: factories.Peop
     assert ">Score</a>" in tabs and ">Chat</a>" not in tabs
     requests = factories.client_for(people.owner).get(f"/runs/{run.pk}/?tab=requests").content
     assert "Send a message under Chat" not in requests.decode()
+    tiles = factories.client_for(people.owner).get(f"/runs/{run.pk}/?tab=summary").content.decode()
+    assert "Time per score" in tiles and "ime to first token" not in tiles
     # a new produce run does not name it as its server
     form = factories.client_for(people.owner).get("/runs/new/?kind=produce").content.decode()
     assert "http://127.0.0.1:8000/v1" in form and "is a reward model" not in form
@@ -333,6 +335,9 @@ def test_bars_blocks_and_headlines() -> None:
         "Serving: 2 requests running, 1 waiting; time to first token 120 ms, 25 ms per token, "
         "80 tokens/s."
     )
+    scored = {"inference/running": 1.0, "inference/score_s": 0.02, "inference/scores_per_s": 44.0}
+    live = headline(state="running", kind="serve", phase="serving", summary=scored)
+    assert live == "Serving: 1 request running; 20 ms per score, 44 scores/s."
     assert (
         headline(state="running", kind="serve", phase="loading")
         == "Loading the model; it will serve in a moment."

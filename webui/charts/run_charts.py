@@ -21,6 +21,8 @@ from webui.charts.serving_panels import (
     HOST_TIME,
     PREEMPTED,
     REQUESTS,
+    SCORE_TIME,
+    SCORES,
     SERVED,
     SHARES,
     SPECULATION,
@@ -89,6 +91,8 @@ SUMMARY: Final = (
     SERVED,
     FIRST_TOKEN,
     TIME_PER_TOKEN,
+    SCORES,
+    SCORE_TIME,
     REQUESTS,
     BLOCKS,
     HOST_TIME,
@@ -101,9 +105,10 @@ SUMMARY: Final = (
     COMPLETED,
     *PRODUCE,
 )
-# before the first point, by kind
+# before the first point, by kind or "score"
 ANSWERING: Final = {
     "serve": (SERVED, FIRST_TOKEN, TIME_PER_TOKEN, REQUESTS, BLOCKS),
+    "score": (SCORES, SCORE_TIME, REQUESTS, BLOCKS),  # a serve run of a reward model
     "generate": (SERVED, REQUESTS, BLOCKS),
     "evaluate": (SERVED, COMPLETED),
     "produce": (PRODUCED, PRODUCE_SPEED),

@@ -12,6 +12,12 @@ FIRST_TOKEN = single(
 TIME_PER_TOKEN = single(
     "tpot", _("Time per output token"), "s", "inference/tpot_s", _("per token"), "time-2"
 )
+SCORE_TIME = single(
+    "score-time", _("Time per score"), "s", "inference/score_s", _("from request to score"), "time"
+)
+SCORES = single(
+    "scores", _("Scores"), "scores/s", "inference/scores_per_s", _("scores/s"), "throughput"
+)
 HOST_TIME = single(
     "host-time", _("Host time per step"), "s", "inference/host_s", _("host"), "time-2"
 )

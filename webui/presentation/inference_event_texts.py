@@ -46,7 +46,9 @@ def _served(data: Mapping[str, Any], rank: int | None) -> str:
     first = formatting.number((data.get("ttft_s") or {}).get("p50"))
     per_token = formatting.number((data.get("tpot_s") or {}).get("p50"))
     medians = []
-    if first:
+    if first and not tokens:  # of a reward model, or of log-probabilities alone
+        medians.append(_("time per request %(time)s") % {"time": formatting.seconds(first)})
+    elif first:
         medians.append(_("time to first token %(time)s") % {"time": formatting.seconds(first)})
     if per_token:
         medians.append(_("%(time)s per token") % {"time": formatting.seconds(per_token)})

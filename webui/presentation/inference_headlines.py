@@ -67,7 +67,8 @@ def _serving(facts: RunFacts) -> str:
     first, per_token = (
         formatting.number(facts.summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
     )
-    if first is None and not active:
+    score = formatting.number(facts.summary.get("inference/score_s"))
+    if first is None and score is None and not active:
         return _("Serving; no request yet.")
     count = round(active or 0)
     load = _("Serving: idle")
@@ -82,6 +83,8 @@ def _serving(facts: RunFacts) -> str:
         latency.append(_("time to first token %(time)s") % {"time": formatting.seconds(first)})
     if per_token:
         latency.append(_("%(time)s per token") % {"time": formatting.seconds(per_token)})
+    if score:
+        latency.append(_("%(time)s per score") % {"time": formatting.seconds(score)})
     text = load + (f"; {', '.join(latency)}" if latency else "")
     return text + (_rate(facts) if active else "") + "."
 
@@ -149,7 +152,10 @@ def _saved(facts: RunFacts) -> str:
 
 def _rate(facts: RunFacts) -> str:
     speed = formatting.number(facts.summary.get("inference/tokens_per_s"))
-    return _(", %(count)s tokens/s") % {"count": formatting.quantity(speed)} if speed else ""
+    if speed:
+        return _(", %(count)s tokens/s") % {"count": formatting.quantity(speed)}
+    scores = formatting.number(facts.summary.get("inference/scores_per_s"))
+    return _(", %(count)s scores/s") % {"count": formatting.quantity(scores)} if scores else ""
 
 
 def producing(facts: RunFacts) -> str:

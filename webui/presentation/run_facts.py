@@ -157,7 +157,8 @@ class Facts:
     def scores(self) -> bool:
         """Whether the run serves a reward model, which scores answers and writes none."""
         serving = self.endpoint.serving if self.endpoint is not None else None
-        return serving is not None and serving.pooling
+        # an ended run has no endpoint but its metrics
+        return (serving is not None and serving.pooling) or "inference/score_s" in self.latest
 
     def headline(self, *, trending: bool) -> str:
         """Return the run's headline.

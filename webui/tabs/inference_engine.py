@@ -44,10 +44,12 @@ def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         snapshot = snapshot if rows else None
     return {
         **_shared(facts, state, snapshot),
-        "summary": _totals(summary) if summary else None,
-        "tiles": _current(state, facts.latest) if state else [],
+        "summary": _totals(summary, scores=facts.scores) if summary else None,
+        "tiles": _current(state, facts.latest, scores=facts.scores) if state else [],
         "timeline": waterfall.waterfall(rows, now_s=now_s),
-        "comparison": compare(facts.run.prediction, rows, now_s),
+        "comparison": []
+        if facts.scores
+        else compare(facts.run.prediction, rows, now_s),
         "files": _files(facts),
         **_adapters(facts, request, state),
     }
@@ -186,7 +188,9 @@ def _shared(
     }
 
 
-def _current(state: EngineState, latest: dict[str, float]) -> list[dict[str, str]]:
+def _current(
+    state: EngineState, latest: dict[str, float], *, scores: bool
+) -> list[dict[str, str]]:
     first = [time for row in state.requests if (time := waterfall.first_token_s(row)) is not None]
     per_token = [
         time
@@ -196,23 +200,30 @@ def _current(state: EngineState, latest: dict[str, float]) -> list[dict[str, str
     speed = latest.get("inference/tokens_per_s") if state.running else 0.0
     preempted = latest.get("inference/preemptions") or 0
     hint = _("median of the requests below")
+    latency = formatting.seconds(median(first)) if first else formatting.DASH
+    if scores:
+        speed = latest.get("inference/scores_per_s") if state.running else 0.0
+        rates = [
+            tile(_("Time per score"), latency, hint),
+            tile(_("Scores/s"), formatting.quantity(speed), _("current, all requests")),
+        ]
+    else:
+        rates = [
+            tile(_("Time to first token"), latency, hint),
+            tile(
+                _("Time per token"),
+                formatting.seconds(median(per_token)) if per_token else formatting.DASH,
+                hint,
+            ),
+            tile(_("Tokens/s"), formatting.quantity(speed), _("current, all requests")),
+        ]
     return [
         tile(
             _("Running"),
             f"{state.running:,}",
             _("%(count)s waiting") % {"count": f"{state.waiting:,}"},
         ),
-        tile(
-            _("Time to first token"),
-            formatting.seconds(median(first)) if first else formatting.DASH,
-            hint,
-        ),
-        tile(
-            _("Time per token"),
-            formatting.seconds(median(per_token)) if per_token else formatting.DASH,
-            hint,
-        ),
-        tile(_("Tokens/s"), formatting.quantity(speed), _("current, all requests")),
+        *rates,
         tile(
             _("Completed"),
             f"{state.ended:,}",
@@ -221,21 +232,24 @@ def _current(state: EngineState, latest: dict[str, float]) -> list[dict[str, str
     ]
 
 
-def _totals(summary: Summary) -> dict[str, Any]:
+def _totals(summary: Summary, *, scores: bool) -> dict[str, Any]:
     reasons = formatting.listed(
         [f"{count:,} {reason}" for reason, count in summary.finishes.items()]
     )
     cached = _("%(count)s from the cache") % {"count": formatting.quantity(summary.shared_tokens)}
     rows = [(_("Time to first token"), summary.ttft_s), (_("Time per token"), summary.tpot_s)]
+    if scores:
+        rows = [(_("Time per score"), summary.ttft_s)]
+    output = tile(
+        _("Output tokens"),
+        formatting.quantity(summary.new_tokens),
+        _("in %(time)s") % {"time": formatting.duration(summary.seconds)},
+    )
     return {
         "tiles": [
             tile(_("Requests"), f"{summary.requests:,}", reasons),
             tile(_("Prompt tokens"), formatting.quantity(summary.prompt_tokens), cached),
-            tile(
-                _("Output tokens"),
-                formatting.quantity(summary.new_tokens),
-                _("in %(time)s") % {"time": formatting.duration(summary.seconds)},
-            ),
+            *([] if scores else [output]),
         ],
         "rows": [
             {

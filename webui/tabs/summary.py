@@ -36,6 +36,8 @@ TILES: Final = (
     ("inference/tokens_per_s", gettext_noop("Generated"), "tokens/s", "throughput"),
     ("inference/ttft_s", gettext_noop("Time to first token"), "", "time"),
     ("inference/tpot_s", gettext_noop("Time per token"), "", "time-2"),
+    ("inference/scores_per_s", gettext_noop("Scores"), "scores/s", "throughput"),
+    ("inference/score_s", gettext_noop("Time per score"), "", "time"),
     ("inference/running", gettext_noop("Running"), "", "throughput"),
     ("inference/kv_blocks_used", gettext_noop("Cache blocks"), "", "mem-kv_cache"),
 )
@@ -49,6 +51,7 @@ DEFAULT_TILES: Final = {
         "inference/tpot_s",
         "inference/running",
     ),
+    "score": ("inference/scores_per_s", "inference/score_s", "inference/running"),
     "generate": ("inference/tokens_per_s", "inference/running"),
     "evaluate": ("inference/tokens_per_s",),
     "produce": ("produce/accepted", "produce/rejected", "produce/lines_per_s"),
@@ -63,7 +66,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                run_charts.summary(names, facts.run.kind, facts.run.spec), facts.run.prediction
+                run_charts.summary(names, _kind(facts), facts.run.spec), facts.run.prediction
             )
         ],
         "unshown": run_charts.unshown(names),
@@ -73,9 +76,14 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     }
 
 
+def _kind(facts: Facts) -> str:
+    """The run's kind; "score" for a serve run of a reward model."""
+    return "score" if facts.scores else facts.run.kind
+
+
 def tiles(facts: Facts) -> list[dict[str, str]]:
     """Return tiles of the run's metrics; the defaults before its first point."""
-    defaults = DEFAULT_TILES.get(facts.run.kind, ())
+    defaults = DEFAULT_TILES.get(_kind(facts), ())
     return [
         {
             "name": name,

@@ -40,7 +40,7 @@ BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
 WINS = gettext_noop("share of examples for which the judge prefers the answer after training")
 # compared by their median over steps
-_STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s")
+_STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s", "inference/scores_per_s")
 
 
 @page
@@ -143,13 +143,14 @@ def metrics_of(run: Any) -> dict[str, float]:
     served = endpoint.summary_of(run=run) if run.kind == "serve" else None
     if served is not None and served.requests:
         metrics["requests"] = float(served.requests)
-        for name, percentiles in (("ttft", served.ttft_s), ("tpot", served.tpot_s)):
+        first = "score" if "inference/score_s" in latest else "ttft"
+        for name, percentiles in ((first, served.ttft_s), ("tpot", served.tpot_s)):
             metrics |= {f"{name}_{share}": value for share, value in (percentiles or {}).items()}
     elif run.kind in (
         "serve",
         "generate",
     ):  # running or killed: the median over its logged points
-        for name in ("ttft", "tpot"):
+        for name in ("ttft", "tpot", "score"):
             if formatting.number(latest.get(f"inference/{name}_s")) is not None:
                 metrics[f"{name}_p50"] = median(
                     telemetry.series(run=run, name=f"inference/{name}_s", points=500).y

@@ -170,15 +170,25 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
     return result
 
 
-def _serving(summary: dict[str, Any]) -> dict[str, str]:
+def _serving(summary: dict[str, Any]) -> dict[str, Any]:
     values = {
         name: summary.get(f"inference/{name}")
-        for name in ("ttft_s", "tpot_s", "tokens_per_s", "running")
+        for name in (
+            "ttft_s",
+            "tpot_s",
+            "tokens_per_s",
+            "running",
+            "score_s",
+            "scores_per_s",
+        )
     }
     return {
         "first": formatting.seconds(values["ttft_s"]),
         "per_token": formatting.seconds(values["tpot_s"]),
         "speed": formatting.quantity(values["tokens_per_s"]),
+        "scores": values["score_s"] is not None,
+        "score": formatting.seconds(values["score_s"]),
+        "score_speed": formatting.quantity(values["scores_per_s"]),
         "running": formatting.quantity(values["running"]),
     }
 

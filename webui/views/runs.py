@@ -274,16 +274,21 @@ def serving_metrics(kind: str, summary: dict[str, Any]) -> dict[str, str] | None
     first, per_token = (
         formatting.number(summary.get(f"inference/{name}")) for name in ("ttft_s", "tpot_s")
     )
+    score = formatting.number(summary.get("inference/score_s"))
     latencies = [
         f"TTFT {formatting.seconds(first, 2)}" if first else "",
         f"TPOT {formatting.seconds(per_token, 2)}" if per_token else "",
+        _("%(time)s per score") % {"time": formatting.seconds(score, 2)} if score else "",
     ]
-    speed = formatting.number(summary.get("inference/tokens_per_s"))
+    speed, scores = (
+        formatting.number(summary.get(f"inference/{name}"))
+        for name in ("tokens_per_s", "scores_per_s")
+    )
+    rate = _("%(rate)s tokens/s") if speed is not None else _("%(rate)s scores/s")
+    shown = speed if speed is not None else scores
     return {
         "latency": " · ".join(part for part in latencies if part),
-        "speed": _("%(rate)s tokens/s") % {"rate": formatting.quantity(speed)}
-        if speed is not None
-        else "",
+        "speed": rate % {"rate": formatting.quantity(shown)} if shown is not None else "",
     }
 
 

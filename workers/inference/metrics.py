@@ -49,6 +49,8 @@ class EngineMetrics:
     """Writes points. Means and rates cover the time since the last point, counts since the start.
 
     TTFT counts from when a request was added; TPOT is the mean time between tokens of one answer.
+    A reward model writes no tokens: its requests count as `score_s`, from added to scored, and
+    `scores_per_s`.
     `prefix_hit_rate` is the share of prompt tokens found in the cache, `prefill_share` the share
     of prompt tokens among computed tokens, `accepted_per_step` the accepted drafts per decoding
     request and step, `host_s` the host's own time per step. `more` returns further values of the
@@ -64,12 +66,18 @@ class EngineMetrics:
         self._before = EngineCounts()
         self._ttft_s: list[float] = []
         self._tpot_s: list[float] = []
+        self._score_s: list[float] = []
+        self._scores = False  # whether any request was scored
         self._device = engine.runner.device
         self._memory = memory_reader(engine.runner.decoder, engine.runner.cache)
 
     def request_finished(self, request: Request) -> None:
         """Record the latencies of a finished request."""
         if not request.first_token_s:
+            return
+        if request.sampling.pooled:
+            self._scores = True
+            self._score_s.append(request.first_token_s - request.added_s)
             return
         self._ttft_s.append(request.first_token_s - request.added_s)
         more = len(request.tokens) - len(request.prompt) - 1
@@ -103,7 +111,6 @@ class EngineMetrics:
         )
         output, prompt, cached = since.output_tokens, since.prompt_tokens, since.cached_tokens
         values = {
-            "inference/tokens_per_s": output / (now - self._at),
             "inference/host_s": since.host_s / max(since.steps, 1),
             "inference/running": float(len(scheduler.running)),
             "inference/waiting": float(len(scheduler.waiting)),
@@ -116,6 +123,10 @@ class EngineMetrics:
             **self._memory(),
             **self._more(),
         }
+        if self._score_s:
+            values["inference/scores_per_s"] = len(self._score_s) / (now - self._at)
+        if output or not self._scores:
+            values["inference/tokens_per_s"] = output / (now - self._at)
         if prompt + output:
             values["inference/prefill_share"] = prompt / (prompt + output)
         if prompt + cached:
@@ -123,7 +134,11 @@ class EngineMetrics:
         if since.decode_steps and since.drafted:
             values["inference/accepted_per_step"] = since.accepted / since.decode_steps
             values["inference/acceptance"] = since.accepted / since.drafted
-        for name, seconds in (("ttft_s", self._ttft_s), ("tpot_s", self._tpot_s)):
+        for name, seconds in (
+            ("ttft_s", self._ttft_s),
+            ("tpot_s", self._tpot_s),
+            ("score_s", self._score_s),
+        ):
             if seconds:
                 values[f"inference/{name}"] = sum(seconds) / len(seconds)
                 seconds.clear()

@@ -34,6 +34,8 @@ HEADLINE: Final = (
     "inference/tokens_per_s",
     "inference/ttft_s",
     "inference/tpot_s",
+    "inference/score_s",
+    "inference/scores_per_s",
     "inference/running",
     "inference/waiting",
     "inference/answered",

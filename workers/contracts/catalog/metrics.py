@@ -103,6 +103,8 @@ METRICS: dict[str, str] = {
     "device/temperature_c": "°C",
     "inference/ttft_s": "s",
     "inference/tpot_s": "s",
+    "inference/score_s": "s",
+    "inference/scores_per_s": "scores/s",
     "inference/host_s": "s",
     "inference/tokens_per_s": "tokens/s",
     "inference/running": "requests",

@@ -91,6 +91,18 @@ def test_the_client_of_produce_runs_reads_its_scores(served: Serving, reward_mod
     client.close()
 
 
+def test_its_points_count_scores_and_no_tokens(served: Serving):
+    post(served, "/pooling", input=[[1, 5, 6]] * 3)
+
+    def first_scores() -> dict[str, float] | None:
+        values = [each["values"] for each in served.lines("points")]
+        return next((each for each in values if "inference/score_s" in each), None)
+
+    values = served.until(first_scores)
+    assert values["inference/score_s"] > 0 and values["inference/scores_per_s"] > 0
+    assert not {"inference/ttft_s", "inference/tpot_s", "inference/tokens_per_s"} & values.keys()
+
+
 def test_it_reports_that_it_scores(served: Serving):
     serving = served.event("serving")
     assert serving["pooling"] and not serving["chat"]

@@ -11,6 +11,7 @@ const { epoch, after } = document.body.dataset;
 const FORMATS = {
   loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration,
   "inference/ttft_s": (v) => inUnit(v, "s"), "inference/tpot_s": (v) => inUnit(v, "s"),
+  "inference/score_s": (v) => inUnit(v, "s"), "inference/scores_per_s": quantity,
   "inference/tokens_per_s": quantity, "inference/running": quantity,
 };
 

@@ -30,11 +30,16 @@ class BadRequest(ValueError):
 
 
 class Workload(Contract):
-    """Training work: sequence length, sequences per step (for a search), tokens in total."""
+    """Training work: sequence length, sequences per step (for a search), tokens in total.
+
+    `trained_share` of the positions have a token with loss: where only their logits are computed,
+    the others need no memory for them.
+    """
 
     seq_len: Positive
     global_batch_size: Positive | None = None
     tokens: Annotated[float, Field(gt=0)] | None = None
+    trained_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class Scenario:
             self.device,
             self.train,
             self.second,
+            trained_share=self.workload.trained_share,
         )
 
 

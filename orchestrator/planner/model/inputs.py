@@ -210,6 +210,7 @@ declare_inputs(
 declare_inputs("B", "device catalogue", "capacity_bytes")
 declare_inputs("", "best published MFU on this device generation and precision", "best_peer_mfu")
 declare_inputs("", "1 if no run measured this framework on this device", "limited_by_peers")
+declare_inputs("", "workload: positions whose tokens have loss", "trained_share")
 declare_inputs("B", "cluster: host_gib_per_device", "host_capacity_bytes")
 declare_inputs("", "cluster", "nodes", "devices_per_node", "usd_per_hour", "power_w", "is_cpu")
 
@@ -232,6 +233,7 @@ class Request:
     device: Device | None = None  # a user-defined catalogue entry; default: the cluster's
     train: TrainBody | None = None  # what is frozen or added; default: all weights are trained
     second: ModelSpec | None = None  # the teacher's shape, if it is known
+    trained_share: float = 1.0  # of positions, whose tokens have loss
     assumed: tuple[str, ...] = ()
     open_spread: float = 0.0
 
@@ -478,6 +480,7 @@ def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Tabl
             **device_columns(each.entry, each.cluster, each.plan.precision),
             **each.framework.columns(each.plan, each.model),
             "tokens": each.tokens or 0.0,
+            "trained_share": each.trained_share,
         }
         for each in requests
     ]

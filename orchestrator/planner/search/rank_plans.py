@@ -257,7 +257,11 @@ def _tables(
     for name in by_precision[0]:
         values = np.array([item[name] for item in by_precision], float)
         common[name] = values[0] if (values == values[0]).all() else values.reshape(-1, 1, 1, 1, 1)
-    common |= {"tokens": scenario.workload.tokens or 0.0, **parameters}
+    common |= {
+        "tokens": scenario.workload.tokens or 0.0,
+        "trained_share": scenario.workload.trained_share,
+        **parameters,
+    }
     layers = fixed.get("stage_layers")
     for block in blocks:
         columns, n = {**common, **block.columns(constants, seq_len)}, len(block.rows["dp"])

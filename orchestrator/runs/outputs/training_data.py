@@ -11,9 +11,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from orchestrator.runs.models import Run, RunEvent
+from workers.contracts import RunSpec
 from workers.contracts.wire.samples import TRAINING_ROWS, TrainingRows
 
 _STATISTICS: Final = "data_statistics"
+_RECENT_RUNS: Final = 20
 _PLAN: Final = "plan_resolved"
 
 
@@ -47,6 +49,37 @@ def data_statistics(*, run: Run) -> dict[str, Any] | None:
     event = RunEvent.objects.filter(run=run, type=_STATISTICS).order_by("-seq").first()
     data = event.data if event is not None else None
     return data if isinstance(data, dict) and isinstance(data.get("sources"), dict) else None
+
+
+def trained_share(spec: RunSpec) -> float:
+    """The share of positions with loss that a run of equal data, length and packing reported.
+
+    Of the pool's recent runs; 1 if none had them.
+    """
+    train = spec.train
+    if train is None or train.sft is None or spec.data is None:
+        return 1.0
+    own = (spec.data.to_dict(), train.seq_len, train.sft.to_dict())
+    recent = Run.objects.filter(pool_name=spec.resources.pool or "default", kind="train")
+    ids = []
+    for id, stored in recent.order_by("-id").values_list("id", "spec")[:_RECENT_RUNS]:
+        try:
+            other = RunSpec.from_dict(stored)
+        except ValidationError:
+            continue
+        body = other.train
+        if body is None or body.sft is None or other.data is None:
+            continue
+        if (other.data.to_dict(), body.seq_len, body.sft.to_dict()) == own:
+            ids.append(id)
+    events = RunEvent.objects.filter(run_id__in=ids, type=_STATISTICS).order_by("-id")
+    for data in events.values_list("data", flat=True)[:4] if ids else ():
+        sources = list((data.get("sources") or {}).values())
+        positions = sum(each["rows"] for each in sources) * train.seq_len
+        trained = sum(each["trained_tokens"] for each in sources)
+        if 0 < trained <= positions:
+            return float(trained / positions)
+    return 1.0
 
 
 def trained_parameters(*, run: Run) -> TrainedParameters | None:

@@ -15,6 +15,7 @@ from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.advice import PlanChange, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto
 from orchestrator.planner.search.axes import AXES
+from orchestrator.runs.outputs.training_data import trained_share
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.catalog.devices import DEVICES, Device
@@ -192,7 +193,12 @@ def _scenario(
 ) -> Scenario:
     assert spec.train is not None
     tokens = float(spec.train.steps * batch * spec.train.seq_len)
-    work = Workload(seq_len=spec.train.seq_len, global_batch_size=batch, tokens=tokens)
+    work = Workload(
+        seq_len=spec.train.seq_len,
+        global_batch_size=batch,
+        tokens=tokens,
+        trained_share=trained_share(spec) if hardware.entry.kind == "cpu" else 1.0,
+    )
     return Scenario(
         shape,
         hardware.cluster(devices),

@@ -12,6 +12,7 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
 from orchestrator.planner.store import services as planner
 from orchestrator.runs import selectors, services
+from orchestrator.runs.outputs.training_data import trained_share
 from tests import factories
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.catalog.counts import parameter_count
@@ -190,3 +191,36 @@ def test_an_unknown_teacher_is_named(owner: User, data_root: Path) -> None:
     (data_root / "teacher" / "teacher.json").write_text("{}")
     predicted = distilled(owner, {"path": str(data_root / "teacher")})
     assert not any("teacher" in note for note in predicted["notes"]), "stored tokens run no model"
+
+
+def test_memory_on_a_cpu_counts_the_share_of_trained_tokens_that_a_run_reported(
+    owner: User,
+) -> None:
+    node = factories.node("n1")
+    data = settings.DATA_ROOTS[0] / "chats.jsonl"
+    data.write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    spec: dict[str, Any] = {
+        "kind": "train",
+        "model": "llama-15m",
+        "data": {"path": "chats.jsonl", "format": "prompt_completion"},
+        "plan": {"micro_batch_size": 4, "global_batch_size": 4},
+        "train": {"steps": 2, "seq_len": 256, "objective": "sft"},
+    }
+    first = submit(owner, spec)
+
+    def logits_bytes(run: Any) -> float:
+        return float(run.prediction["memory"]["logits_bytes"])
+
+    attempt = factories.running(first, node)
+    sources = {"chats": {"rows": 10, "trained_tokens": 640}}
+    services.event_record(
+        run=first,
+        type="data_statistics",
+        data={"seq_len": 256, "sources": sources},
+        attempt=attempt.number,
+    )
+    # a quarter of the 4 x 256 positions, and others of another length
+    assert logits_bytes(submit(owner, spec)) < 0.5 * logits_bytes(first)
+    longer = {**spec, "train": {**spec["train"], "seq_len": 128}}
+    assert trained_share(RunSpec.from_dict(longer)) == 1.0
+    assert trained_share(RunSpec.from_dict(first.spec)) == 0.25

@@ -136,8 +136,9 @@ def loss_without_logits(
 
 @term(
     "tokens",
-    "local_tokens / loss_chunks; without stored logits at most loss_chunk_bytes of logits",
-    "a multiple of 64 tokens, at least 64",
+    "local_tokens / loss_chunks; without stored logits at most loss_chunk_bytes of logits; "
+    "trained_share of them on a CPU without tp, pp and compile",
+    "chunks: a multiple of 64 tokens, at least 64; a CPU knows the number of tokens with loss",
 )
 def loss_tokens(
     local_tokens: Column,
@@ -146,10 +147,17 @@ def loss_tokens(
     loss_chunk_bytes: Column,
     local_vocab: Column,
     compute_bytes: Column,
+    trained_share: Column,
+    is_cpu: Column,
+    tp: Column,
+    pp: Column,
+    compiled: Column,
 ) -> Column:
     """Tokens whose logits exist at the same time."""
     chunk = np.maximum(64.0, np.floor(loss_chunk_bytes / (local_vocab * compute_bytes) / 64) * 64)
     tokens = local_tokens / loss_chunks
+    selects = (is_cpu == 1) & (tp == 1) & (pp == 1) & (compiled == 0)
+    tokens = np.where(selects, tokens * trained_share, tokens)
     return np.asarray(np.where(loss_without_logits == 1, np.minimum(chunk, tokens), tokens))
 
 

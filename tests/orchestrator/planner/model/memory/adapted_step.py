@@ -14,7 +14,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run_bodies import TrainBody
 from workers.models.adapters import nf4
 from workers.models.decoder import Decoder
-from workers.training.objectives.token_losses import token_loss
+from workers.training.objectives.token_losses import token_loss, token_losses_at
 from workers.training.parallel.mesh import World
 from workers.training.parallel.transforms import BuildContext, apply_transforms
 from workers.training.trace.memory_tracker import MemoryTracker
@@ -22,9 +22,13 @@ from workers.training.trace.memory_tracker import MemoryTracker
 BUILT = ("freeze", "quantize_frozen", "cast", "recompute")
 
 
-def tracked_step(model: ModelSpec, plan: ParallelPlan, train: TrainBody) -> dict[str, int]:
+def tracked_step(
+    model: ModelSpec, plan: ParallelPlan, train: TrainBody, *, trained_share: float = 1.0
+) -> dict[str, int]:
     """Bytes by category at the peak of the second step's passes of the engine's decoder on one
     device, with AdamW and gradients freed between steps.
+
+    With a `trained_share` the head computes logits of so many positions only.
     """
     with FakeTensorMode(), _fresh_levels():
         context = BuildContext(
@@ -46,7 +50,12 @@ def tracked_step(model: ModelSpec, plan: ParallelPlan, train: TrainBody) -> dict
         with tracker:
             for _ in range(plan.accumulation):
                 tokens = torch.zeros(plan.micro_batch_size, train.seq_len, dtype=torch.long)
-                token_loss(decoder(tokens), tokens).backward()
+                if trained_share == 1.0:
+                    token_loss(decoder(tokens), tokens).backward()
+                    continue
+                at = torch.arange(int(trained_share * tokens.numel()))
+                logits = decoder(tokens, None, None, False, at)
+                token_losses_at(logits, tokens, at).sum().backward()
     [snapshot] = tracker.get_tracker_snapshot("peak").values()
     return {_name(kind): int(value) for kind, value in snapshot.items()}
 

@@ -36,12 +36,25 @@ def body(seq_len: int = 512, **options: Any) -> TrainBody:
 
 
 def table(
-    model: ModelSpec, train: TrainBody, second: ModelSpec | None = None, **plan: Any
+    model: ModelSpec,
+    train: TrainBody,
+    second: ModelSpec | None = None,
+    trained_share: float = 1.0,
+    **plan: Any,
 ) -> dict[str, float]:
     laid = ParallelPlan.from_dict({**BATCH, **plan})
     cluster = ClusterSpec(device="cpu", nodes=1, devices_per_node=laid.world_size)
     using = framework("orrery")
-    made = Request(model, laid, cluster, train.seq_len, using, train=train, second=second)
+    made = Request(
+        model,
+        laid,
+        cluster,
+        train.seq_len,
+        using,
+        train=train,
+        second=second,
+        trained_share=trained_share,
+    )
     result = table_of([made], columns_for([made]))
     names = ("params", "grads", "optimizer", "reference", "activations", "buffers", "explained")
     return {name: float(result.column(f"{name}_bytes").max()) for name in names}
@@ -75,13 +88,25 @@ def test_the_peak_is_that_of_torchs_tracker(name, options, plan):
     assert predicted["explained"] == pytest.approx(tracked["Total"], rel=rel), name
 
 
-@pytest.mark.parametrize("recompute", select(["none", "selective", "full"], []))
+@pytest.mark.parametrize("recompute", select(["selective", "none", "full"], []))
 def test_the_peak_of_qlora_8b(recompute):
     train = body(2048, adapter={"method": "qlora", "rank": 16})
     plan = ParallelPlan.from_dict({**BATCH, "recompute": recompute})
     tracked = tracked_step(wide(32), plan, train)
     predicted = table(wide(32), train, recompute=recompute)
     assert predicted["explained"] == pytest.approx(tracked["Total"], rel=0.02)
+
+
+def test_a_cpu_has_logits_of_tokens_with_loss_only():
+    train, layers = body(adapter=LORA), wide(1)
+    plan = ParallelPlan.from_dict(BATCH)
+    tracked = tracked_step(layers, plan, train, trained_share=0.25)["Total"]
+    assert table(layers, train, trained_share=0.25)["explained"] == pytest.approx(tracked, rel=0.02)
+    assert table(layers, train)["explained"] > 1.05 * tracked
+    # with pp every stage's loss needs the logits of all positions
+    split = wide(2)
+    whole = table(split, train, pp=2)
+    assert table(split, train, trained_share=0.25, pp=2) == whole
 
 
 def test_states_of_an_adapter_are_its_own():

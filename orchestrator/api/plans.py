@@ -42,7 +42,8 @@ Framework = Annotated[
     dict[str, Any] | str | None, Field(description="its name, or {name, switches…}")
 ]
 Workload = Annotated[
-    dict[str, Any] | None, Field(description="{seq_len, tokens?, global_batch_size?}")
+    dict[str, Any] | None,
+    Field(description="{seq_len, tokens?, global_batch_size?, trained_share?}"),
 ]
 CalibrationId = Annotated[
     int | str | None,

@@ -22,6 +22,7 @@ from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptio
 from orchestrator.planner.search.advice import advise_search
 from orchestrator.planner.search.auto_plan import choose_plan
 from orchestrator.planner.search.axes import divisors
+from orchestrator.planner.search.device_splits import leaves_split_open, search_splits
 from orchestrator.planner.search.plan_notes import notes_on_ranking
 from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
 from orchestrator.planner.search.search_request import parse_search_request
@@ -84,8 +85,20 @@ def search(
 
     `request` is `{model, cluster, workload {seq_len, global_batch_size, tokens?}, framework?, fix?,
     objective?, top?}`. `top` limits the plans of the answer; without it, or with `front`, the
-    Pareto front follows the ranked plans. Raises BadRequest with a problem for each wrong field.
+    Pareto front follows the ranked plans. With `rollout.devices` "auto" the cluster's devices are
+    split between training and rollouts: the plans are those of the fastest split, and `splits` has
+    the best plan of each. Raises BadRequest with a problem for each wrong field.
     """
+    if leaves_split_open(request):
+        cluster, _device, problems = request_parsing.parse_cluster(
+            request.get("cluster"), (options or ParseOptions()).devices
+        )
+        if cluster is None or problems:
+            raise BadRequest(problems)
+        again = partial(
+            search, calibration=calibration, explain=explain, options=options, front=front
+        )
+        return search_splits(request, cluster, again)
     started = time.perf_counter()
     query = parse_search_request(request, options or ParseOptions(), explained=explain is not None)
     scenario = query.scenario

@@ -64,7 +64,7 @@ def parse_training(
     except ValidationError as error:
         return None, validation_problems(error, prefix="train")
     if train.policy is not None and train.policy.rollout.splits_devices:
-        message = "only the submission of a run splits its devices"
+        message = "a search or the submission of a run splits devices, an estimate does not"
         return None, [problem(f"train.{train.objective}.rollout.devices", message, "a number")]
     shape = train.trained_shape(model)
     problems = frozen_problems(train, shape, None)

@@ -131,6 +131,13 @@ class SearchOut(Schema):
     advice: list[dict[str, Any]] | None = Field(
         None, description="if nothing fits: single changes that would make a plan fit"
     )
+    rollout_devices: int | None = Field(
+        None, description='with rollout.devices "auto": the devices for rollouts, best split'
+    )
+    splits: list[dict[str, Any]] | None = Field(
+        None,
+        description="the compared splits: [{training, rollouts, plan, step_time_s, fits}]",
+    )
 
 
 class ExportOut(Schema):

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.planner.search.auto_plan import Choice
+from orchestrator.planner.search.device_splits import split_numbers
 from orchestrator.runs.submission.predict_training import choose_plan
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import Refused, problem
 from workers.contracts.catalog.units import format_time
-
-MOST_SPLITS = 12  # of many devices, spread evenly
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def choose_split(
         return ChosenSplit(with_rollout_devices(spec, left))
     if hardware is None or spec.shape is None:
         return ChosenSplit(with_rollout_devices(spec, 1))
-    splits = [_split(spec, hardware, total, number, teacher) for number in _numbers(total)]
+    splits = [_split(spec, hardware, total, number, teacher) for number in split_numbers(total)]
     usable = [each for each in splits if each.choice.plan is not None]
     fitting = [each for each in usable if each.choice.fits] or usable
     timed = [each for each in fitting if each.choice.step_time_s is not None] or fitting
@@ -120,11 +119,3 @@ def _split(
         refused = Problem(field=error.field or "plan", message=error.message, hint=error.hint)
         choice = Choice(None, error.message, False, None, [refused])
     return Split(rollouts, training, choice)
-
-
-def _numbers(total: int) -> list[int]:
-    """Devices of rollouts to try: all, or some that are spread evenly."""
-    if total - 1 <= MOST_SPLITS:
-        return list(range(1, total))
-    steps = [round(total * part / (MOST_SPLITS + 1)) for part in range(1, MOST_SPLITS + 1)]
-    return sorted({min(total - 1, max(1, each)) for each in steps})

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planner import answers
+from orchestrator.planner import answers, api
+from orchestrator.planner.plan_request import BadRequest
 from orchestrator.planner.request_parsing import parse_line
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.catalog.presets import preset
@@ -74,3 +75,26 @@ def test_wrong_training_is_refused_by_field(more, field, message):
     assert parsed.request is None
     [problem] = [each for each in parsed.problems if each.field == field]
     assert message in f"{problem.message} {problem.hint}"
+
+
+def test_a_search_splits_devices_between_training_and_rollouts():
+    rollout = {"devices": "auto", "sync": "separate", "max_new_tokens": 64}
+    grpo = {"rewards": [{"kind": "exact"}], "rollout": rollout, "prompts_per_step": 4}
+    request = {
+        "model": "llama-15m",
+        "cluster": {"device": "cpu", "nodes": 1, "devices_per_node": 4},
+        "workload": {"seq_len": 128, "global_batch_size": 32},
+        "train": {"objective": "grpo", "grpo": grpo},
+        "top": 2,
+    }
+    result = api.search(request)
+    assert [(each["training"], each["rollouts"]) for each in result["splits"]] == [
+        (3, 1),
+        (2, 2),
+        (1, 3),
+    ]
+    timed = {each["rollouts"]: each["step_time_s"] for each in result["splits"] if each["plan"]}
+    assert timed[result["rollout_devices"]] == min(timed.values())
+    assert result["plans"][0]["step_time_s"] == min(timed.values()) and len(result["plans"]) <= 2
+    with pytest.raises(BadRequest, match="cannot be split"):
+        api.search({**request, "cluster": {"device": "cpu", "nodes": 1, "devices_per_node": 1}})

@@ -95,7 +95,7 @@ def measure(folder: Path) -> dict[str, float]:
 
     return {
         "steps_per_hour": 3600 * len(measured) / seconds,
-        "generation_share": mean("generation_s") * len(measured) / seconds,
+        "generation_share": mean("generation_wait_s") * len(measured) / seconds,
         "reward": statistics.mean(last),
         "reward_error": statistics.stdev(last) / len(last) ** 0.5,
         "staleness": mean("staleness"),

@@ -157,6 +157,7 @@ PHASES = Panel(
     "s",
     (
         Line("generation_s", _("generation"), "split-forward"),
+        Line("generation_wait_s", _("waiting for answers"), "split-other"),
         Line("sync_s", _("weight sync"), "split-exposed"),
         Line("scoring_s", _("scoring"), "split-data"),
         Line("update_s", _("update"), "split-backward"),

@@ -80,6 +80,9 @@ def test_answers_are_no_older_than_allowed_and_every_token_is_of_its_weights(pro
     assert max(ages) == 2 and min(ages) >= 0
     assert values(tmp_path, "staleness/longest")[2:] == [2.0] * 6
     assert values(tmp_path, "mismatch/kl")[-1] > 0
+    # the rollout rank's time of each iteration, next to what training waits for
+    assert min(values(tmp_path, "generation_s")) > 0
+    assert min(values(tmp_path, "generation_wait_s")) >= 0
     # a rollout rank reports at each version that it receives
     assert [each for each in values(tmp_path, "inference/tokens_per_s", rank=1)]
 

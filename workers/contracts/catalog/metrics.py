@@ -43,6 +43,7 @@ METRICS: dict[str, str] = {
     "response_tokens": "tokens",
     "on_policy": "",
     "generation_s": "s",
+    "generation_wait_s": "s",
     "dpo/margin": "",
     "dpo/accuracy": "fraction",
     "dpo/reward_chosen": "",

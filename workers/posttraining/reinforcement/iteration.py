@@ -160,7 +160,12 @@ class Iterations:
         self._store(iteration, step, rollouts, state)
         marks.append(time.perf_counter())
         names = ("sync_s", "generation_s", "scoring_s")
-        return {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
+        seconds = {name: marks[i + 1] - marks[i] for i, name in enumerate(names)}
+        if ranks := self.options.rollout.separate_devices:
+            # rollout ranks sample during updates, too: training only waits for the rest
+            seconds["generation_wait_s"] = seconds["generation_s"]
+            seconds["generation_s"] = sum(each.generation_s for each in rollouts) / ranks
+        return seconds
 
     def _sample(self, iteration: int, step: int) -> list[Rollout]:
         """Answers to the iteration's prompts, with rewards; equal on all ranks."""

@@ -23,6 +23,7 @@ class Rollout:
     first token was sampled; `token_versions` are those of all tokens, if they differ. `failure`
     says why an answer has no reward; it is not trained on. `old_logprobs` are those of the policy
     at the start of the iteration, `reference_logprobs` the reference's.
+    `generation_s` is its share of the engine's time.
     PPO also has, for each token, its value before it was sampled, its return and its advantage.
     """
 
@@ -46,6 +47,7 @@ class Rollout:
     returns: list[float] | None = None
     advantages: list[float] | None = None
     token_versions: list[int] | None = None
+    generation_s: float = 0.0
 
     def to_line(self) -> str:
         """One JSON line of everything."""
@@ -54,7 +56,7 @@ class Rollout:
     def to_log_line(self) -> str:
         """One JSON line without what only the next updates need."""
         fields = asdict(self)
-        for name in ("old_logprobs", "reference_logprobs", "values", "returns"):
+        for name in ("old_logprobs", "reference_logprobs", "values", "returns", "generation_s"):
             del fields[name]
         for name in ("advantages", "token_versions"):
             if fields[name] is None:

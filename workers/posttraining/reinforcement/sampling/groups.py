@@ -60,6 +60,7 @@ class GroupMaker:
             prompt=prompt.text,
             text=self.chat.decode(ids[:-1] if ended else ids),
             expected=prompt.expected,
+            generation_s=answer.generation_s,
         )
 
     def rate(self, rollouts: Sequence[Rollout], places: Sequence[str]) -> None:

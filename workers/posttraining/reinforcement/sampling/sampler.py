@@ -6,6 +6,7 @@ version is part of the prefix cache's key. Does not depend on where weights come
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -39,11 +40,14 @@ _STEP_TOKENS = 8192
 class Answer:
     """Sampled ids with the stop token, if one ended the answer, their log-probabilities, and the
     version of the weights that sampled each of them.
+
+    `generation_s` is its share of the engine's steps, each divided by the answers that got tokens.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     versions: list[int]
+    generation_s: float = 0.0
 
 
 @dataclass
@@ -66,6 +70,7 @@ class AnswerEngine:
     _holds_cache: bool = False
     _may_grow: bool = True
     _unfinished: dict[int, dict[int, Request]] = field(default_factory=dict)
+    _generation_s: dict[Request, float] = field(default_factory=dict)
 
     @property
     def busy(self) -> bool:
@@ -138,14 +143,18 @@ class AnswerEngine:
         """Sample one token of each running answer; all answers of prompts that are finished."""
         assert self._engine is not None
         done: dict[int, list[Answer]] = {}
-        for request in self._engine.step():
+        began = time.perf_counter()
+        advanced = self._engine.step()
+        share = (time.perf_counter() - began) / max(1, len(advanced))
+        for request in advanced:
+            self._generation_s[request] = self._generation_s.get(request, 0.0) + share
             if request.finish is None:
                 continue
             group = self._unfinished[request.parent]
             group[request.answer] = request
             if len(group) == request.sampling.n:
                 del self._unfinished[request.parent]
-                done[request.parent] = [_answer(each) for _, each in sorted(group.items())]
+                done[request.parent] = [self._answer(each) for _, each in sorted(group.items())]
         return done
 
     def sample(
@@ -165,6 +174,14 @@ class AnswerEngine:
             done |= self.step()
             on_step()
         return [done[number] for number in numbers]
+
+    def _answer(self, request: Request) -> Answer:
+        return Answer(
+            list(request.output_tokens),
+            list(request.logprobs),
+            list(request.token_versions),
+            self._generation_s.pop(request),
+        )
 
     def _build(self, wanted: int, answers: int) -> Engine:
         loaded = LoadedModel(self.decoder, None, tuple(self.stops))
@@ -215,10 +232,6 @@ class Sampler(AnswerEngine):
         for name, full in full_weights(self.context, targets):
             targets[name].copy_(full)
         self.take_weights(version)
-
-
-def _answer(request: Request) -> Answer:
-    return Answer(list(request.output_tokens), list(request.logprobs), list(request.token_versions))
 
 
 def _cache(engine: Engine) -> PagedCache:

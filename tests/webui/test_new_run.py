@@ -496,7 +496,7 @@ def test_the_compute_of_a_distillation_counts_its_teacher() -> None:
     def compute(**more: Any) -> str:
         return dict(summarize_spec(spec, [], fleet_devices=1, **more)["facts"])["Compute"]
 
-    assert (compute(), compute(teacher=teacher)) == ("17.6 TFLOP", "23.5 TFLOP")
+    assert (compute(), compute(teacher=teacher)) == ("52.8 TFLOP", "70.5 TFLOP")
 
 
 @pytest.mark.django_db

@@ -12,17 +12,29 @@ from django.utils.translation import gettext_noop as _
 from webui.forms.spec_fields import SMOLLM2
 
 _WEIGHTS: Final = {"package": SMOLLM2}
+# begins with random weights and reads text with the teacher's tokenizer
+_STUDENT: Final = {
+    "name": "smollm2-student-11m",
+    "layers": 4,
+    "hidden": 192,
+    "heads": 3,
+    "kv_heads": 3,
+    "ffn": 512,
+    "vocab": 49152,
+    "max_seq_len": 8192,
+    "tie_embeddings": True,
+}
 
 
 def _spec(objective: str, file: str, format: str, **train: Any) -> dict[str, Any]:
-    """A fine-tuning run of a few minutes on a CPU."""
+    """A fine-tuning run of a few minutes on a CPU; a student starts from random weights."""
     return {
         "kind": "train",
         "data": {"path": f"examples/{file}", "format": format},
         "plan": {"precision": "fp32", "micro_batch_size": 2, "global_batch_size": 4},
         "train": {
             "objective": objective,
-            "init_from": _WEIGHTS,
+            **({} if objective == "distill" else {"init_from": _WEIGHTS}),
             "steps": 20,
             "seq_len": 256,
             "optimizer": {"lr": 2e-5},
@@ -80,7 +92,17 @@ FINETUNING_EXAMPLES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
         _spec("reward", "preferences.jsonl", "preference", optimizer={"lr": 1e-5}),
     ),
     "distill": (
-        _("Distillation"),
-        _spec("distill", "chats.jsonl", "messages", distill={"teacher": _WEIGHTS}),
+        _("Distillation of SmolLM2 into an 11M student"),
+        {
+            "model": _STUDENT,
+            **_spec(
+                "distill",
+                "chats.jsonl",
+                "messages",
+                distill={"teacher": _WEIGHTS},
+                steps=60,
+                optimizer={"lr": 2e-3},
+            ),
+        },
     ),
 }

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from tests.matrix import select
 from tests.workers.training.conftest import TINY, final_weights, make_spec, relative
@@ -11,9 +15,11 @@ from tests.workers.training.row_ranks import run_rows
 from tests.workers.training.test_preference import ROUTED
 from tests.workers.training.test_sft import MADE, STEPS, packed, padded, spec
 from workers.contracts.specs.finetuning.objectives import DistillBody
-from workers.training.objectives.distill.divergences import (
-    divergence,
-)
+from workers.training.data.pretrained_tokenizer import copy_tokenizer, resolve_data
+from workers.training.objectives.distill.divergences import divergence
+from workers.training.setup.spec_loading import accept
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def options(loss: str, **more) -> DistillBody:
@@ -30,6 +36,27 @@ def test_golden_values(loss, expected):
     losses = divergence(student, teacher, options(loss))
     assert float(losses[trained].mean()) == pytest.approx(expected, abs=1e-5)
     assert float(divergence(teacher, teacher, options(loss)).abs().max()) <= 1e-6
+
+
+def test_a_student_from_random_weights_reads_with_its_teachers_tokenizer(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    example = json.loads((ROOT / "examples/finetune_distill.json").read_text())
+    teacher, checkpoints = tmp_path / "teacher", tmp_path / "checkpoints"
+    for folder in (teacher, checkpoints):
+        folder.mkdir()
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words.save(str(teacher / "tokenizer.json"))
+    example["train"]["distill"]["teacher"] = {"path": str(teacher)}
+    run = accept(example)
+    copy_tokenizer(run, checkpoints=checkpoints)
+    assert resolve_data(run, checkpoints=checkpoints).tokenizer == str(
+        checkpoints / "tokenizer.json"
+    )
+    # stored tokens of a teacher come without its tokenizer
+    (checkpoints / "tokenizer.json").unlink()
+    (teacher / "teacher.json").write_text("{}")
+    copy_tokenizer(run, checkpoints=checkpoints)
+    assert resolve_data(run, checkpoints=checkpoints).tokenizer is None
 
 
 def test_temperature_divides_logits():

@@ -1,13 +1,17 @@
 """The tokenizer of training that starts from existing weights: theirs, or one with the same ids.
 
+A student that starts from random weights reads text with its teacher's tokenizer.
+
 Does not depend on how text is read.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from workers.contracts.specs.data import BpeSpec, DataSpec
+from workers.contracts.specs.finetuning.objectives import TEACHER_MANIFEST
 from workers.contracts.specs.model import ModelSource
 from workers.models.errors import WeightsError
 from workers.models.text.assets import NAMES, read_assets, reads_bytes, write_files
@@ -31,6 +35,9 @@ def copy_tokenizer(run: TrainingRun, *, checkpoints: Path) -> None:
         if isinstance(tokenizer, str) and tokenizer != "bytes"
         else {}
     )
+    if tokenizer is None and (teacher := _tokenizer_teacher(run)) is not None:
+        with suppress(WeightsError):  # loading the teacher reports it
+            files |= read_assets(locate_weights(teacher))
     if source is not None:
         try:
             where = locate_weights(source)
@@ -54,7 +61,7 @@ def resolve_data(run: TrainingRun, *, checkpoints: Path) -> DataSpec:
     data = run.spec.data
     if (
         data.tokenizer is not None
-        or run.train.init_from is None
+        or (run.train.init_from is None and _tokenizer_teacher(run) is None)
         or not (checkpoints / NAME).is_file()
     ):
         return data
@@ -94,6 +101,17 @@ def check_teacher_tokenizer(source: ModelSource, *, checkpoints: Path) -> None:
         raise UserError(
             f"train.distill.teacher: {message}; try a teacher with the run's tokenizer"
         ) from None
+
+
+def _tokenizer_teacher(run: TrainingRun) -> ModelSource | None:
+    """The teacher of a student without initial weights; None for a folder of teacher files."""
+    distill = run.train.distill
+    if distill is None or run.train.init_from is not None:
+        return None
+    path = distill.teacher.path
+    return (
+        None if path is not None and (Path(path) / TEACHER_MANIFEST).is_file() else distill.teacher
+    )
 
 
 def _uses_weights_tokenizer(run: TrainingRun) -> bool:

@@ -73,17 +73,21 @@ def _model_problems(spec: RunSpec, place: str, id: int, serving: Serving) -> lis
     scores = set[str]()
     if body is not None and place == ("produce.judge" if body.judge else "produce.server"):
         scores = body.requested_scores
+    if spec.evaluate is not None and spec.evaluate.judge_by == "reward":
+        scores = {"reward"}
     field, chat_model = f"{place}.run", "an instruction-tuned model"
     needs_answers = place == "produce.server" or "reward" not in scores or "judge" in scores
     if needs_answers and serving.pooling:
         message = f"the model of run {id} is a reward model, which scores answers and writes none"
+        if spec.evaluate is not None:
+            chat_model += ', or evaluate.judge_by "reward"'
         return [Problem(field=field, message=message, hint=chat_model)]
     if needs_answers and not serving.chat:
         message = f"the model of run {id} has no chat template, so it cannot be asked"
         return [Problem(field=field, message=message, hint=chat_model)]
     if "reward" in scores and not serving.pooling and serving.backend == "orrery":
         message = f"the model of run {id} writes texts, and reward scores come from a reward model"
-        hint = "a serve run of a model that objective reward trained, as produce.judge"
+        hint = f"a serve run of a model that objective reward trained, as {spec.kind}.judge"
         return [Problem(field=field, message=message, hint=hint)]
     return []
 

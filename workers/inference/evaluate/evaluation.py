@@ -20,7 +20,7 @@ from workers.inference.control import StopControl
 from workers.inference.engine import check_prompt
 from workers.inference.evaluate.compare import compare, intervals, win_rate
 from workers.inference.evaluate.items import EvaluationItem
-from workers.inference.evaluate.judge import Judge
+from workers.inference.evaluate.judge import open_judge
 from workers.inference.evaluate.likelihood import BATCH_TOKENS, losses
 from workers.inference.evaluate.lines import read_items
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES, LIKELIHOOD, read_metrics
@@ -295,7 +295,7 @@ class Evaluation:
         assert self.body.judge is not None
         judged_items = [index for index, item in enumerate(self.items) if item.prompt is not None]
         file = self._open_file(JUDGED, [self.items[index].id for index in judged_items])
-        judge = Judge(self.body.judge)
+        judge = open_judge(self.body.judge, self.body.judge_by)
         try:
             while file.done < len(judged_items):
                 batch = judged_items[file.done : file.done + _JUDGED_TOGETHER]

@@ -1,4 +1,5 @@
-"""A judge's choices between the answers of two models, asked in both orders.
+"""A judge's choices between the answers of two models: of a chat model, asked in both orders, or
+by the scores of a reward model.
 
 Does not depend on how answers are made.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.posttraining.produce.client import ChatClient, Sampling, ServerLost
@@ -45,6 +47,9 @@ class Judge:
         prompt, before, after = pair
         if before == after:
             return "tie"
+        return self._prefer(prompt, before, after)
+
+    def _prefer(self, prompt: str, before: str, after: str) -> str:
         first, second = self._request(prompt, before, after), self._request(prompt, after, before)
         if (first, second) == ("B", "A"):
             return "win"
@@ -60,3 +65,26 @@ class Judge:
             raise UserError(f"evaluate.judge: {error}; try again when it serves") from None
         choice = _CHOICE.search(reply.upper())
         return choice[1] if choice else "TIE"
+
+
+class RewardJudge(Judge):
+    """Prefers the answer to which a served reward model gives the higher score."""
+
+    def _prefer(self, prompt: str, before: str, after: str) -> str:
+        first, second = self._score(prompt, before), self._score(prompt, after)
+        return "tie" if first == second else "win" if second > first else "loss"
+
+    def _score(self, prompt: str, answer: str) -> float:
+        messages = [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": answer},
+        ]
+        try:
+            return self._client.reward(messages)
+        except ServerLost as error:
+            raise UserError(f"evaluate.judge: {error}; try again when it serves") from None
+
+
+def open_judge(server: ServerSpec, by: Literal["choice", "reward"]) -> Judge:
+    """The judge that a run asks."""
+    return RewardJudge(server) if by == "reward" else Judge(server)

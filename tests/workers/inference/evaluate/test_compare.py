@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from tests.workers.inference.untrained import BYTES, Untrained
+from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.contracts.specs.inference_support import inference_problems
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.run import RunSpec, spec_problems
 from workers.contracts.wire.serving_reports import Evaluated
 from workers.inference.evaluate.compare import compare, intervals, mcnemar, wilson, win_rate
+from workers.inference.evaluate.judge import open_judge
 from workers.inference.evaluate.lines import read_items
 from workers.inference.main import main
 from workers.models.hf.saving import save_hugging_face
@@ -162,12 +164,19 @@ class JudgeServer:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 text = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                text = text["messages"][0]["content"]
                 outer.requests += 1
+                if self.path == "/pooling":  # the longer answer has the higher score
+                    score = float(len(text["messages"][1]["content"]))
+                    self.reply({"data": [{"index": 0, "data": [score]}]})
+                    return
+                text = text["messages"][0]["content"]
                 a = text.split("[Answer A]\n")[1].split("\n\n[Answer B]")[0]
                 b = text.split("[Answer B]\n")[1].split("\n\nReply with")[0]
                 choice = "A" if len(a) > len(b) else "B" if len(b) > len(a) else "TIE"
                 reply = {"choices": [{"message": {"content": choice}, "finish_reason": "stop"}]}
+                self.reply(reply)
+
+            def reply(self, reply: dict[str, Any]) -> None:
                 body = json.dumps(reply).encode()
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
@@ -191,6 +200,14 @@ def judge() -> Iterator[JudgeServer]:
     yield server
     server.server.shutdown()
     server.server.server_close()
+
+
+def test_a_reward_model_judges_by_its_scores(judge: JudgeServer) -> None:
+    asked = open_judge(ServerSpec(url=judge.url, model="m"), "reward")
+    pairs = [("q", "short", "longer one"), ("q", "longer one", "short"), ("q", "aa", "bb")]
+    assert asked.choose([*pairs, ("q", "same", "same")]) == ["win", "loss", "tie", "tie"]
+    assert judge.requests == 6
+    asked.close()
 
 
 def test_a_run_evaluates_both_models_on_the_same_examples(

@@ -56,11 +56,12 @@ class Turns:
 class Contender:
     """The benchmark's side: runs `module` with a pipe descriptor, a job file and an output folder.
 
-    If it is `helped`, it gets one more argument and torch's huge pages.
+    `python` runs it. If it is `helped`, it gets one more argument and torch's huge pages.
     """
 
     name: str
     module: str
+    python: str = sys.executable
     turns: list[float] = field(default_factory=list)  # seconds per step, one mean per turn
     cpu: list[float] = field(
         default_factory=list
@@ -72,7 +73,7 @@ class Contender:
         """Starts the process and waits until its setup is done."""
         self._pipe, remote = Pipe()
         command = [
-            sys.executable,
+            self.python,
             "-m",
             f"tests.bench.{self.module}",
             str(remote.fileno()),
@@ -131,7 +132,7 @@ def run_in_turns(contenders: list[Contender], *, rounds: int, steps: int, warmup
 
     Every second round runs the contenders in reverse order.
     """
-    for contender in contenders:
+    for contender in contenders if warmup else ():
         contender.turn(warmup, counts=False)
     for number in range(rounds):
         for contender in contenders if number % 2 == 0 else reversed(contenders):

@@ -53,7 +53,9 @@ MEASURES: Final = (
     ),
     Measure("tpot_p50", _("Time per token, p50"), "s", _LESS, _("between two output tokens")),
     Measure("tpot_p90", _("Time per token, p90"), "s", _LESS, _("90% of all requests are faster")),
-    Measure("score_p50", _("Time per score, p50"), "s", _LESS, _("half of all requests are faster")),
+    Measure(
+        "score_p50", _("Time per score, p50"), "s", _LESS, _("half of all requests are faster")
+    ),
     Measure("score_p90", _("Time per score, p90"), "s", _LESS, _("90% of all requests are faster")),
     Measure("inference/scores_per_s", _("Scores"), "scores/s", _MORE, _("median while busy")),
     Measure(

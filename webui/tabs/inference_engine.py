@@ -47,9 +47,7 @@ def requests(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "summary": _totals(summary, scores=facts.scores) if summary else None,
         "tiles": _current(state, facts.latest, scores=facts.scores) if state else [],
         "timeline": waterfall.waterfall(rows, now_s=now_s),
-        "comparison": []
-        if facts.scores
-        else compare(facts.run.prediction, rows, now_s),
+        "comparison": [] if facts.scores else compare(facts.run.prediction, rows, now_s),
         "files": _files(facts),
         **_adapters(facts, request, state),
     }
@@ -188,9 +186,7 @@ def _shared(
     }
 
 
-def _current(
-    state: EngineState, latest: dict[str, float], *, scores: bool
-) -> list[dict[str, str]]:
+def _current(state: EngineState, latest: dict[str, float], *, scores: bool) -> list[dict[str, str]]:
     first = [time for row in state.requests if (time := waterfall.first_token_s(row)) is not None]
     per_token = [
         time

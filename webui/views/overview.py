@@ -152,8 +152,10 @@ def cards(shown: list[Any]) -> list[dict[str, Any]]:
     curves = telemetry.sparkline(
         run_ids=[run.pk for run in shown if run.kind not in ANSWERING], name="loss"
     )
-    if answering := [run.pk for run in shown if run.kind in ANSWERING]:
-        curves |= telemetry.sparkline(run_ids=answering, name="inference/tokens_per_s")
+    for name in ("inference/tokens_per_s", "inference/scores_per_s"):
+        # a reward model's runs have the second alone
+        if answering := [run.pk for run in shown if run.kind in ANSWERING and name in run.summary]:
+            curves |= telemetry.sparkline(run_ids=answering, name=name)
     result = []
     for run in shown:
         step, steps = run.summary.get("step"), run.summary.get("steps")

@@ -139,7 +139,8 @@ def _rows(shown: list[Any], table: TableColumns) -> list[dict[str, Any]]:
 def spark_metric(run: Any) -> str:
     """The metric that shows whether a run gets better: its loss, reward, or speed of answers."""
     if run.kind in ANSWERING:
-        return "inference/tokens_per_s"
+        scores = "inference/score_s" in (run.summary or {})
+        return "inference/scores_per_s" if scores else "inference/tokens_per_s"
     objective = (run.spec.get("train") or {}).get("objective")
     return "reward/mean" if objective in ("grpo", "ppo") else "loss"
 

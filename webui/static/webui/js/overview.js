@@ -41,7 +41,7 @@ function progress({ run, summary }) {
     }
   if (summary.step && summary.steps) card.querySelector(".meter").style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);
   const canvas = card.querySelector("canvas");
-  const drawn = summary.loss ?? summary["inference/tokens_per_s"];
+  const drawn = summary.loss ?? summary["inference/tokens_per_s"] ?? summary["inference/scores_per_s"];
   if (drawn === undefined || String(summary.step) === canvas.dataset.step) return; // a repeated frame
   canvas.dataset.step = summary.step;
   let values = canvas.dataset.values ? canvas.dataset.values.split(",").map(Number) : [];

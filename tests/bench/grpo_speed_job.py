@@ -15,8 +15,11 @@ PROMPT_TOKENS, SHORTEST, LONGEST = 32, 16, 128
 LR = 1e-6
 
 
-def write_job(folder: Path, *, steps: int, model: str = MODEL) -> Path:
-    """Random weights of SmolLM2's shape with a tokenizer of words; prompts, answer lengths."""
+def write_job(folder: Path, *, steps: int, layers: int | None = None) -> Path:
+    """Random weights of SmolLM2's shape with a tokenizer of words; prompts, answer lengths.
+
+    `layers` are fewer of its 30, for a short run.
+    """
     import numpy as np
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -28,7 +31,9 @@ def write_job(folder: Path, *, steps: int, model: str = MODEL) -> Path:
     torch.set_num_threads(1)
     base = folder / "base"
     base.mkdir()
-    shape = preset(model)
+    shape = preset(MODEL)
+    if layers is not None:
+        shape = shape.model_copy(update={"layers": layers})
     save_hugging_face(InitialWeights(shape, seed=1), base)
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(shape.vocab)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -44,7 +49,7 @@ def write_job(folder: Path, *, steps: int, model: str = MODEL) -> Path:
     path.write_text("".join(json.dumps(each) + "\n" for each in prompts))
     lengths = generator.integers(SHORTEST, LONGEST + 1, (steps, PROMPTS * GROUP))
     job: dict[str, Any] = {
-        "model": model,
+        "model": shape.to_dict(),
         "base": str(base),
         "prompts": str(path),
         "lengths": lengths.tolist(),

@@ -133,8 +133,8 @@ def test_a_judge_of_answers_is_what_it_judges_by(
             },
         }
     )
-    found = produce_servers.server_problems(spec, by=people.owner)
-    assert [message in each.message for each in found] == ([True] if message else [])
+    problems = produce_servers.server_problems(spec, by=people.owner)
+    assert [message in each.message for each in problems] == ([True] if message else [])
 
 
 def test_a_serve_run_is_used_by_those_who_may_see_it(people: factories.People) -> None:

@@ -203,11 +203,11 @@ def judge() -> Iterator[JudgeServer]:
 
 
 def test_a_reward_model_judges_by_its_scores(judge: JudgeServer) -> None:
-    asked = open_judge(ServerSpec(url=judge.url, model="m"), "reward")
+    scorer = open_judge(ServerSpec(url=judge.url, model="m"), "reward")
     pairs = [("q", "short", "longer one"), ("q", "longer one", "short"), ("q", "aa", "bb")]
-    assert asked.choose([*pairs, ("q", "same", "same")]) == ["win", "loss", "tie", "tie"]
+    assert scorer.choose([*pairs, ("q", "same", "same")]) == ["win", "loss", "tie", "tie"]
     assert judge.requests == 6
-    asked.close()
+    scorer.close()
 
 
 def test_a_run_evaluates_both_models_on_the_same_examples(

@@ -76,6 +76,8 @@ class Node(models.Model):
     health = models.CharField(max_length=8, choices=Health.choices, default=Health.UP)
     drained = models.BooleanField(default=False)
     drain_reason = models.CharField(max_length=200, blank=True)
+    # path in the cluster's tree of switches: row-1/rack-3; empty: unknown
+    topology = models.CharField(max_length=200, blank=True, default="", db_default="")
     inventory = models.JSONField(default=dict)  # contract NodeInventory
     sample = models.JSONField(default=dict)  # newest device samples, from the last heartbeat
     # the secret is derived from token id and nonces, not stored

@@ -20,6 +20,7 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
 from orchestrator.scheduling.cluster_engines.watcher import Watcher
+from orchestrator.scheduling.preemption import windows
 from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
 from orchestrator.scheduling.reports import control_versions, heartbeats, revocation
 from orchestrator.scheduling.reports.delivery import Delivery
@@ -119,6 +120,7 @@ class Loop:
             control_versions.publish()
             self._keep_users(now)
             wake = reap(drained=self._drained()) > 0 or wake
+            windows.clear(now=clock.now())
             self._prune(now)
             self._settle(now)
         if wake or now >= self._tick_due:

@@ -1,4 +1,4 @@
-"""Tables of device allocations, jobs in other engines, the lease, and the newest decision."""
+"""Allocations, jobs in other engines, lease, newest decision, guarantees and node windows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from orchestrator.fleet.models import Device, Engine
+from orchestrator.accounts.models import Team
+from orchestrator.fleet.models import Device, Engine, Node, Pool
 from orchestrator.runs.models import Attempt
 
 
@@ -155,3 +156,42 @@ class DeviceTime(models.Model):
 
     def __str__(self) -> str:
         return f"{self.attempt_id}: {self.productive:.0f} of {self.allocated:.0f} device-seconds"
+
+
+class TeamGuarantee(models.Model):
+    """Devices of a pool that a team gets when it needs them; others use them meanwhile."""
+
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="guarantees")
+    team = models.ForeignKey(Team, on_delete=models.CASCADE, related_name="guarantees")
+    devices = models.PositiveIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["pool", "team"], name="guarantee_pool_team")]
+
+    def __str__(self) -> str:
+        return f"{self.team_id} in {self.pool_id}: {self.devices}"
+
+
+class NodeWindow(models.Model):
+    """A time in which nodes of a pool take only the runs of one team, or none: maintenance.
+
+    No run is placed that may last into it, unless it is the team's.
+    """
+
+    pool = models.ForeignKey(Pool, on_delete=models.CASCADE, related_name="windows")
+    # empty: all nodes of the pool
+    nodes = models.ManyToManyField(Node, related_name="windows", blank=True)
+    team = models.ForeignKey(  # null: maintenance
+        Team, null=True, blank=True, on_delete=models.CASCADE, related_name="windows"
+    )
+    reason = models.CharField(max_length=200, blank=True)
+    start = models.DateTimeField()
+    end = models.DateTimeField()
+    created = models.DateTimeField(default=timezone.now)
+    created_by = models.CharField(max_length=150, blank=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["end"], name="node_window_end")]
+
+    def __str__(self) -> str:
+        return f"{self.pool_id} from {self.start} to {self.end}"

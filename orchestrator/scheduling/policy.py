@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
+from orchestrator.scheduling.ordering.guarantees import PerTeam, guaranteed_first, held_by_team
 from orchestrator.scheduling.ordering.orders import ORDERS, Order, Rank, effective_priority
 from orchestrator.scheduling.placement import reasons
 from orchestrator.scheduling.placement.capacity import (
@@ -19,6 +20,7 @@ from orchestrator.scheduling.placement.capacity import (
     NodeDevices,
     NodeView,
     Slot,
+    Window,
     could_fit,
 )
 from orchestrator.scheduling.placement.gangs import Gangs, Reservation
@@ -30,7 +32,17 @@ from orchestrator.scheduling.placement.requests import (
     Wait,
 )
 
-__all__ = ["Decision", "NodeView", "Placement", "QueuedRun", "Share", "Slot", "Wait", "place"]
+__all__ = [
+    "Decision",
+    "NodeView",
+    "Placement",
+    "QueuedRun",
+    "Share",
+    "Slot",
+    "Wait",
+    "Window",
+    "place",
+]
 
 # a run that has waited this long at the head of its pool gets the next devices
 RESERVE_AFTER_S = 5.0
@@ -49,6 +61,7 @@ def place(
     quotas: Mapping[str, int] | None = None,
     team_quotas: Mapping[str, int] | None = None,
     pool_priority: Mapping[str, int] | None = None,
+    guarantees: PerTeam | None = None,
     usage: DecayedUsage | None = None,
     order: Order = ORDERS["orrery"],
     estimated: int = ESTIMATE_LIMIT,
@@ -56,12 +69,16 @@ def place(
     """Decide for every queued run; equal input gives an equal decision.
 
     `quotas` limits the devices that one owner may hold per pool, `team_quotas` those that a team
-    may hold in all pools. `usage` is the past device time of the teams.
+    may hold in all pools. `guarantees` are the devices that a team gets first, per pool. `usage` is
+    the past device time of the teams.
     """
     time = now.timestamp()
     current = _Pass(sorted(nodes, key=lambda node: node.name), time, quotas or {}, estimated)
     current.limit_teams(team_quotas or {})
-    for run in in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time):
+    ordered = in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time)
+    if guarantees:
+        ordered = guaranteed_first(ordered, guarantees, held_by_team(nodes), time)
+    for run in ordered:
         current.consider(run)
     return Decision(tuple(current.placements), tuple(current.waits))
 
@@ -187,6 +204,8 @@ class _Pass:
         free_at, nodes = best
         ready = run.not_before or 0.0
         start, per_node = max(self._now, free_at, ready), run.devices // len(nodes)
+        if not any(group.can_ever_fit(run.devices, run.together) for group in groups):
+            return start if math.isfinite(start) else None  # windows exclude it until then
         if ready <= self._now:
             self._reserve(run, groups, nodes)
         end = start + run.max_seconds if run.max_seconds is not None else math.inf
@@ -212,6 +231,8 @@ class _Pass:
         self, run: QueuedRun, groups: list[DeviceGroup], reservation: Reservation | None
     ) -> str:
         """Why no group fits the run."""
+        if (excluded := self._gangs.excluded(run)) and self._fits_without_windows(run, groups):
+            return reasons.window(run, excluded)
         if run.needs and not groups and (lacking := self._lacking(run)):
             return reasons.unsupported(run, lacking)
         if not groups:
@@ -233,6 +254,19 @@ class _Pass:
                 return reasons.reserved(run, reservation.run, free)
             return reasons.uneven(run, group.free_counts, ever=False)
         return reasons.busy(run, free, group.total, holders)
+
+    def _fits_without_windows(self, run: QueuedRun, groups: list[DeviceGroup]) -> bool:
+        """Whether the run would fit now, or could fit at all, if no node had a window."""
+        gangs = self._gangs
+        everywhere = gangs.candidates(run, windows=False)
+        if any(
+            group.fit(run.devices, (), backfill=gangs.may_backfill(run), together=run.together)
+            for group in everywhere
+        ):
+            return True
+        return any(
+            group.can_ever_fit(run.devices, run.together) for group in everywhere
+        ) and not any(group.can_ever_fit(run.devices, run.together) for group in groups)
 
     def _lacking(self, run: QueuedRun) -> list[str]:
         """What no usable node of the pool with the run's kind of device supports."""

@@ -115,7 +115,7 @@ def tick(*, now: datetime | None = None, rest: RemainingDecision | None = None) 
         waits,
         now=now,
         fingerprint=inputs.fingerprint if settled else "",
-        next_change=_next_change(current.queue, now),
+        next_change=_next_change(current, now),
     )
     return TickResult(tuple(placed), len(waits), following if later else None)
 
@@ -140,13 +140,14 @@ def _waits(queue: Sequence[QueuedRun], decision: Decision, placed: set[int]) -> 
     return [replace(wait, position=number) for number, wait in enumerate(waits, start=1)]
 
 
-def _next_change(queue: Sequence[QueuedRun], now: datetime) -> float:
-    """When the first back-off ends, run may reserve devices, or run stops avoiding a node.
+def _next_change(current: snapshot.Snapshot, now: datetime) -> float:
+    """When the first back-off or window ends, run may reserve devices, or stops avoiding a node.
 
     In Unix seconds.
     """
-    start = now.timestamp()
+    queue, start = current.queue, now.timestamp()
     times = [run.queued_at + RESERVE_AFTER_S for run in queue]
     times += [run.not_before for run in queue if run.not_before is not None]
     times += [run.avoid_until for run in queue if run.avoid_until is not None]
+    times += {window.end for node in current.nodes for window in node.windows}
     return min((time for time in times if time > start), default=math.inf)

@@ -10,6 +10,8 @@ from bisect import bisect_left, insort
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.scheduling.placement import topology
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -28,6 +30,23 @@ class Slot:
     team: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A time (Unix seconds) in which a node takes only the team's runs; without team none."""
+
+    start: float
+    end: float
+    team: str = ""
+
+    def excludes(self, team: str, start: float, lasts_s: float) -> bool:
+        """Whether a run of the team, from `start` on, may last into the window."""
+        return (
+            self.end > start
+            and self.start < start + lasts_s
+            and (not self.team or self.team != team)
+        )
+
+
 @dataclass(frozen=True)
 class NodeView:
     """One node.
@@ -42,6 +61,8 @@ class NodeView:
     usable: bool = True  # up and not drained
     unusable_reason: str = ""
     supports: frozenset[str] = frozenset()  # images, limits, limits of images
+    windows: tuple[Window, ...] = ()
+    place: tuple[str, ...] = ()  # path in the tree of switches
 
 
 class NodeDevices:
@@ -51,7 +72,10 @@ class NodeDevices:
     each may be free at the earliest.
     """
 
-    def __init__(self, node: str, slots: Sequence[Slot], now: float) -> None:
+    def __init__(
+        self, node: str, slots: Sequence[Slot], now: float, place: topology.Place = ()
+    ) -> None:
+        self.place = place
         self.node, self.kind, self.gpu, self.size = node, slots[0].kind, slots[0].gpu, len(slots)
         self.free = sorted(slot.index for slot in slots if slot.run is None)
         held = [
@@ -110,6 +134,7 @@ class DeviceGroup:
         self.nodes = sorted(nodes, key=lambda node: node.node)
         self.total = sum(node.size for node in nodes)
         self._sizes = sorted(node.size for node in nodes)
+        self._has_places = any(node.place for node in nodes)
         self._levels: dict[bool, _Levels] = {}
 
     @property
@@ -149,15 +174,31 @@ class DeviceGroup:
         """Whether the gang would fit evenly if all devices were free."""
         return any(
             _enough(self._sizes, devices // count, count)
-            for count in node_counts(devices, len(self.nodes), together)
+            for count in self._counts(devices, together)
         )
 
     def fit(
-        self, devices: int, prefer: Collection[str], *, backfill: bool, together: int = 1
+        self,
+        devices: int,
+        prefer: Collection[str],
+        *,
+        backfill: bool,
+        together: int = 1,
+        stages: int = 1,
+        pipeline_close: bool = False,
     ) -> list[NodeDevices]:
-        """The fewest nodes that fit the gang evenly, preferring the fullest; empty if none do."""
+        """The fewest nodes that fit the gang evenly, preferring the fullest; empty if none do.
+
+        In a tree of switches the closest ones, in the order of their ranks (`topology`).
+        """
         levels = self._by_level(backfill)
-        for count in node_counts(devices, len(self.nodes), together):
+        for count in self._counts(devices, together):
+            if self._has_places and count > 1 and not prefer:
+                unit = topology.unit_of(count, stages, pipeline_close)
+                close = topology.closest(levels.at_least(devices // count), count, unit)
+                if close:
+                    return topology.in_rank_order(close, stages, pipeline_close)
+                continue
             if nodes := levels.fullest(devices // count, count, prefer):
                 return sorted(nodes, key=lambda node: node.node)
         return []
@@ -165,7 +206,7 @@ class DeviceGroup:
     def earliest(self, devices: int, together: int = 1) -> tuple[float, list[NodeDevices]] | None:
         """The latest time at which the gang fits, and where; inf if unknown, None if never."""
         best: tuple[float, list[NodeDevices]] | None = None
-        for count in node_counts(devices, len(self.nodes), together):
+        for count in self._counts(devices, together):
             per_node = devices // count
             if not _enough(self._sizes, per_node, count):
                 continue
@@ -182,11 +223,16 @@ class DeviceGroup:
     def may_start(self, devices: int, together: int = 1) -> float:
         """The earliest time at which the gang may fit if holders end early; inf if never."""
         times = [math.inf]
-        for count in node_counts(devices, len(self.nodes), together):
+        for count in self._counts(devices, together):
             per_node = devices // count
             ends = sorted(node.early[per_node - 1] for node in self.nodes if node.size >= per_node)
             times += ends[count - 1 : count]
         return min(times)
+
+    def _counts(self, devices: int, together: int) -> Iterator[int]:
+        """`node_counts`; a tensor-parallel group larger than every node may span nodes."""
+        whole = together if self._sizes and self._sizes[-1] >= together else 1
+        return node_counts(devices, len(self.nodes), whole)
 
     def _by_level(self, backfill: bool) -> _Levels:
         if backfill not in self._levels:
@@ -214,6 +260,11 @@ class _Levels:
         names.pop(bisect_left(names, name))
         insort(self.names.setdefault(level, []), name)
         self._level[name] = level
+
+    def at_least(self, least: int) -> list[NodeDevices]:
+        """The nodes with at least `least` devices, the fullest first."""
+        levels = sorted(level for level in self.names if level >= least)
+        return [self._nodes[name] for level in levels for name in self.names[level]]
 
     def fullest(self, least: int, count: int, prefer: Collection[str]) -> list[NodeDevices]:
         """`count` nodes with at least `least` devices, preferred ones first, then the fullest."""
@@ -256,7 +307,7 @@ def groups_by_pool(nodes: Sequence[NodeView], now: float) -> dict[str, list[Devi
         if node.usable:
             for kind in {slot.kind for slot in node.slots}:
                 slots = [slot for slot in node.slots if slot.kind == kind]
-                devices = NodeDevices(node.name, slots, now)
+                devices = NodeDevices(node.name, slots, now, node.place)
                 by_kind[node.pool].setdefault(kind, []).append(devices)
     pools = {
         pool: [DeviceGroup(devices) for devices in kinds.values()]

@@ -14,6 +14,7 @@ from django.conf import settings
 from django.db.models import Count, Max, Q, QuerySet, Sum
 
 from orchestrator.accounts.models import Team
+from orchestrator.common import clock
 from orchestrator.fleet.cordons import has_open_cordon, usable_devices
 from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Checkpoint, Run
@@ -82,20 +83,33 @@ def read() -> Inputs:
         usable_devices().aggregate(
             Count("pk"), Max("pk"), Sum("pk"), Sum("index"), Count("catalogue", distinct=True)
         ),
-        list(Pool.objects.order_by("pk").values_list()),
+        list(_pools().values_list()),
         list(
-            Team.objects.order_by("pk", "members").values_list(
-                "name", "max_devices", "share", "members"
+            Team.objects.order_by("pk", "members", "guarantees").values_list(
+                "name",
+                "max_devices",
+                "share",
+                "members",
+                "guarantees__pool",
+                "guarantees__devices",
             )
         ),
         list(
             Node.objects.order_by("pk").values_list(
-                "pk", "pool_id", "health", "drained", "wire", has_open_cordon("node")
+                "pk", "pool_id", "health", "drained", "wire", "topology", has_open_cordon("node")
             )
         ),
     ]
     waiting = Queue(queue["runs"], queue["priorities"], queue["queued"])
     return Inputs(queue["runs"], _digest([facts, fleet]), _digest(fleet), waiting)
+
+
+def _pools() -> QuerySet[Pool]:
+    """The pools with their present and future windows, which never change after their creation."""
+    coming = Q(windows__end__gt=clock.now())
+    return Pool.objects.order_by("pk").annotate(
+        coming=Count("windows", filter=coming), coming_ids=Sum("windows__pk", filter=coming)
+    )
 
 
 def own_queue() -> QuerySet[Run]:

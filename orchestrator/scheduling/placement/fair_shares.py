@@ -15,7 +15,7 @@ from django.db.models.functions import TruncDay
 
 from orchestrator.accounts.models import Team, TeamMembership
 from orchestrator.common import clock
-from orchestrator.scheduling.models import Allocation, DeviceTime
+from orchestrator.scheduling.models import Allocation, DeviceTime, TeamGuarantee
 from orchestrator.scheduling.ordering.decayed_usage import HALF_LIFE_S, DecayedUsage
 
 _HALF_LIVES = 4  # older usage weighs less than 1/16
@@ -29,6 +29,8 @@ class FairShares:
     team_of: dict[str, str] = field(default_factory=dict)
     quotas: dict[str, int] = field(default_factory=dict)
     usage: DecayedUsage = field(default_factory=DecayedUsage)
+    # (pool, team) → devices
+    guarantees: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def team(self, owner: str) -> str:
         """The team that the owner's runs count for."""
@@ -37,14 +39,25 @@ class FairShares:
 
 def read() -> FairShares:
     """Teams now; past usage at most a minute old."""
-    members = TeamMembership.objects.order_by("-team__name")
-    team_of = dict(members.values_list("user__username", "team__name"))
+    team_of = memberships()
     limits = list(Team.objects.values_list("name", "max_devices", "share"))
     return FairShares(
         team_of,
         {name: most for name, most, _ in limits if most is not None},
         _usage(team_of, {name: share for name, _, share in limits}),
+        {
+            (pool, team): devices
+            for pool, team, devices in TeamGuarantee.objects.values_list(
+                "pool__name", "team__name", "devices"
+            )
+        },
     )
+
+
+def memberships() -> dict[str, str]:
+    """`{user name: the team that the user's runs count for}`: the first by name."""
+    members = TeamMembership.objects.order_by("-team__name")
+    return dict(members.values_list("user__username", "team__name"))
 
 
 _past: tuple[datetime | None, list[tuple[str, float, float]]] = (None, [])

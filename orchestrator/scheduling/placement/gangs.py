@@ -14,6 +14,7 @@ from orchestrator.scheduling.placement.capacity import (
     DeviceGroup,
     NodeDevices,
     NodeView,
+    Window,
     groups_by_pool,
 )
 from orchestrator.scheduling.placement.requests import QueuedRun, Share
@@ -39,6 +40,10 @@ class _Held:
     early: float
 
 
+# pool, what the nodes support, nodes that are excluded
+_Special = tuple[str, tuple[str, ...], frozenset[str]]
+
+
 class Gangs:
     """Devices of a fleet: which gangs fit now, and which devices are reserved."""
 
@@ -48,7 +53,8 @@ class Gangs:
         self.by_name = {node.name: node for node in self.nodes}
         self.groups = groups_by_pool(self.nodes, now)
         self.reservations: dict[str, Reservation] = {}
-        self._special: dict[tuple[str, tuple[str, ...]], list[DeviceGroup]] = {}  # `_supporting`
+        self._special: dict[_Special, list[DeviceGroup]] = {}  # `_supporting`
+        self._windows = {node.name: node.windows for node in self.nodes if node.windows}
         self._held: dict[int, _Held] = {}
         self._known: dict[str, Reservation] = {}  # pool → reservation of the previous pass
 
@@ -62,9 +68,24 @@ class Gangs:
                 self._changed(pool, reservation.nodes)
             self._known, self.reservations = self.reservations, {}
 
-    def candidates(self, run: QueuedRun) -> list[DeviceGroup]:
-        """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run."""
-        groups = self._supporting(run)
+    def excluded(self, run: QueuedRun) -> dict[str, Window]:
+        """Nodes of the pool that the run may not use now, because it may last into a window."""
+        if not self._windows:
+            return {}
+        return {
+            name: window
+            for name, windows in self._windows.items()
+            if self.by_name[name].pool == run.pool
+            for window in windows[::-1]  # the first one stays
+            if window.excludes(run.team, self.now, run.longest_s)
+        }
+
+    def candidates(self, run: QueuedRun, *, windows: bool = True) -> list[DeviceGroup]:
+        """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run.
+
+        Leaves out nodes with a window that the run may last into, unless `windows` is false.
+        """
+        groups = self._supporting(run, frozenset(self.excluded(run)) if windows else frozenset())
         if run.device is not None:
             groups = [group for group in groups if run.device == group.kind]
         if run.checkpoint_nodes and all(
@@ -97,7 +118,12 @@ class Gangs:
         """Give the run its devices now; None if no group fits it."""
         for group in groups:
             nodes = group.fit(
-                run.devices, run.checkpoint_nodes, backfill=backfill, together=run.together
+                run.devices,
+                run.checkpoint_nodes,
+                backfill=backfill,
+                together=run.together,
+                stages=run.stages,
+                pipeline_close=run.pipeline_close,
             )
             if nodes:
                 return self._take(run, nodes)
@@ -117,13 +143,37 @@ class Gangs:
     def earliest(
         self, run: QueuedRun, groups: Sequence[DeviceGroup]
     ) -> tuple[float, list[NodeDevices]] | None:
-        """The latest time at which the run starts, and where; None if never."""
-        options = [
-            best
-            for group in groups
-            if (best := group.earliest(run.devices, run.together)) is not None
-        ]
-        return min(options, key=lambda item: item[0]) if options else None
+        """The latest time at which the run starts, and where; None if never.
+
+        If it may then last into windows of all these nodes, it starts after the last of them.
+        """
+        options = list(groups)
+        while (best := _earliest(run, options)) is not None:
+            ends = self._ends_of_windows(run, best)
+            if not ends:
+                return best
+            options = [group.without(ends) for group in options]
+            options = [group for group in options if group.nodes]
+        if not self._windows:
+            return None
+        best = _earliest(run, self.candidates(run, windows=False))
+        if best is None:
+            return None
+        return max([best[0], *self._ends_of_windows(run, best).values()]), best[1]
+
+    def _ends_of_windows(
+        self, run: QueuedRun, found: tuple[float, list[NodeDevices]]
+    ) -> dict[str, float]:
+        """`{node: end}` of windows that the run may last into if it starts there and then."""
+        if not self._windows:
+            return {}
+        start = max(self.now, found[0])
+        return {
+            node.node: window.end
+            for node in found[1]
+            for window in self._windows.get(node.node, ())
+            if window.excludes(run.team, start, run.longest_s)
+        }
 
     def reserve(
         self, run: QueuedRun, groups: Sequence[DeviceGroup], nodes: list[NodeDevices] | None = None
@@ -149,15 +199,15 @@ class Gangs:
         self._changed(run.pool, reservation.nodes)
         return True
 
-    def _supporting(self, run: QueuedRun) -> list[DeviceGroup]:
+    def _supporting(self, run: QueuedRun, excluded: frozenset[str]) -> list[DeviceGroup]:
         """The pool's groups, or their nodes that support what the run needs."""
         groups = self.groups.get(run.pool, [])
-        if not run.needs:
+        if not run.needs and not excluded:
             return groups
-        key = run.pool, run.needs
+        key = run.pool, run.needs, excluded
         if key not in self._special:
             needs = set(run.needs)
-            able = {node.name for node in self.nodes if needs <= node.supports}
+            able = {node.name for node in self.nodes if needs <= node.supports} - excluded
             parts = [group.on_nodes(able) for group in groups]
             self._special[key] = [part for part in parts if part.nodes]
         return self._special[key]
@@ -180,3 +230,12 @@ class Gangs:
             if key[0] == pool:
                 for group in groups:
                     group.changed(nodes)
+
+
+def _earliest(
+    run: QueuedRun, groups: Sequence[DeviceGroup]
+) -> tuple[float, list[NodeDevices]] | None:
+    options = [
+        best for group in groups if (best := group.earliest(run.devices, run.together)) is not None
+    ]
+    return min(options, key=lambda item: item[0]) if options else None

@@ -6,12 +6,13 @@ rows are not rewritten needlessly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.scheduling.placement.capacity import NodeView
+    from orchestrator.scheduling.placement.capacity import NodeView, Window
     from orchestrator.scheduling.policy import QueuedRun
 
 UNDECIDED = "The scheduler considers this run at its next pass."
@@ -110,6 +111,36 @@ def behind(run: QueuedRun, limit: int) -> str:
     return (
         f"Waiting for {_devices(run)}: more than {limit:,} runs of pool {run.pool} are before it."
     )
+
+
+def window(run: QueuedRun, excluded: Mapping[str, Window]) -> str:
+    """The run may last into a window of the nodes that would fit it, or the window is now."""
+    first = min(excluded.values(), key=lambda window: (window.start, window.end, window.team))
+    names = sorted(each for each, its in excluded.items() if its == first)
+    nodes = ", ".join(names[:_SHOWN]) + (
+        f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    )
+    verb = "is" if len(names) == 1 else "are"
+    purpose = f"for team {first.team}" if first.team else "for maintenance"
+    times = f"from {_time(first.start)} to {_time(first.end)} UTC"
+    if math.isfinite(run.longest_s):
+        may = f"the run may last {_duration(run.longest_s)}"
+    else:
+        may = "the run has no time limit"
+    return (
+        f"Waiting for {_devices(run)}: {nodes} {verb} reserved {purpose} {times}, and {may}. It "
+        f"starts after that, or now with a time limit that ends before {_time(first.start)} UTC."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 5400:
+        return f"{math.ceil(seconds / 60)} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 def busy(run: QueuedRun, free: int, total: int, holders: str) -> str:

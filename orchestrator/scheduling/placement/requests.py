@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Final
+
+# a run without limit may last this many times its predicted duration
+PREDICTION_MARGIN: Final = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,15 @@ class QueuedRun:
     expected_s: float | None = None  # predicted duration, None if unknown
     min_seconds: float = 0.0  # it holds its devices for at least this long
     together: int = 1  # each node gets a multiple of this many devices: a tensor-parallel group
+    stages: int = 1  # of its pipeline
+    pipeline_close: bool = False  # they communicate more than the ranks of a stage
+
+    @property
+    def longest_s(self) -> float:
+        """How long it may last: its limit, else its predicted duration with a margin; else inf."""
+        if self.max_seconds is not None:
+            return self.max_seconds
+        return PREDICTION_MARGIN * self.expected_s if self.expected_s is not None else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.placement import fair_shares, resume_points
+from orchestrator.scheduling.placement import fair_shares, resume_points, topology
 from orchestrator.scheduling.placement.changes import own_queue
 from orchestrator.scheduling.placement.fair_shares import FairShares
 from orchestrator.scheduling.placement.resume_points import ResumePoint
@@ -32,6 +32,7 @@ from orchestrator.scheduling.policy import (
     place,
 )
 from orchestrator.scheduling.reports import node_failures
+from orchestrator.scheduling.reserved import windows
 from workers.contracts.specs.run import needs_of
 from workers.contracts.wire import versions
 from workers.contracts.wire.node_messages import RunState, supported
@@ -62,6 +63,7 @@ class Snapshot:
             quotas=self.quotas,
             team_quotas=self.shares.quotas,
             usage=self.shares.usage,
+            guarantees=self.shares.guarantees,
             pool_priority=self.pool_priority,
             estimated=estimated,
         )
@@ -85,6 +87,9 @@ def take() -> Snapshot:
             "wait_reason",
             "prediction__step_time_s",
             "spec__train__steps",
+            "plan__tp",
+            "plan__pp",
+            "prediction__comm",
         )
     )
     shares = fair_shares.read() if rows else FairShares()
@@ -97,6 +102,9 @@ def take() -> Snapshot:
                 _waiting(row[:8], resume.get(row[0]), failed.get(row[0]), servers.get(row[0], "")),
                 team=shares.team(row[5]),
                 expected_s=_expected_s(row, resume.get(row[0])),
+                together=max(1, int(row[11] or 1)),
+                stages=max(1, int(row[12] or 1)),
+                pipeline_close=_pipeline_close(row[13]),
             )
             for row in rows
         ],
@@ -120,7 +128,7 @@ def node_views(shares: FairShares | None = None) -> list[NodeView]:
     ):
         holder = holders.get(held[pk], _UNKNOWN) if pk in held else ()
         slots.setdefault(node, []).append(Slot(index, catalogue or name, kind == "gpu", *holder))
-    views = []
+    views, reserved = [], windows.of_nodes(clock.now())
     nodes = Node.objects.order_by("name").values_list(
         "pk",
         "name",
@@ -128,11 +136,12 @@ def node_views(shares: FairShares | None = None) -> list[NodeView]:
         "health",
         "drained",
         "wire",
+        "topology",
         has_open_cordon("node"),
         "inventory__isolation__container",
         "inventory__isolation__limits",
     )
-    for pk, name, pool, health, drained, wire, cordoned, container, limits in nodes:
+    for pk, name, pool, health, drained, wire, path, cordoned, container, limits in nodes:
         skew = versions.skew(versions.WIRE, versions.parse_wire(wire))
         unusable = "of a refused version" if skew is versions.Skew.REFUSED else ""
         unusable = "cordoned" if cordoned else unusable
@@ -146,6 +155,8 @@ def node_views(shares: FairShares | None = None) -> list[NodeView]:
                 usable=not unusable,
                 unusable_reason=str(unusable),
                 supports=supported(container, limits),
+                windows=reserved.get(pk, ()),
+                place=topology.parse(path),
             )
         )
     return views
@@ -220,6 +231,12 @@ def _expected_s(row: tuple[Any, ...], resume: ResumePoint | None) -> float | Non
     left = max(1, int(steps) - (resume.step if resume is not None else 0))
     predicted = STARTUP_S + float(step_time_s) * left
     return predicted if limit is None else min(predicted, float(limit))
+
+
+def _pipeline_close(comm: Any) -> bool:
+    """Whether the stages of the pipeline communicate more than data ranks, by the prediction."""
+    volumes = comm or {}
+    return bool((volumes.get("pp_bytes") or 0.0) > (volumes.get("dp_bytes") or 0.0))
 
 
 def _waiting(

@@ -5,7 +5,7 @@ A preempted run is queued again and uses none of its retries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -16,6 +16,7 @@ from django.db.models import Max
 from orchestrator.runs import events
 from orchestrator.runs.models import Attempt, Checkpoint
 from orchestrator.scheduling import dispatch
+from orchestrator.scheduling.ordering.guarantees import PerTeam, held_by_team, within
 from orchestrator.scheduling.placement.requests import Decision, QueuedRun
 from orchestrator.scheduling.placement.snapshot import Snapshot
 from orchestrator.scheduling.policy import RESERVE_AFTER_S
@@ -42,19 +43,36 @@ def preempt(current: Snapshot, decision: Decision, *, now: datetime) -> dict[int
     waiting = _first_of_pools(current, decision, now)
     if not waiting:
         return {}
-    holders = _holders(now)
+    holders, guarantees = _holders(now), current.shares.guarantees
     texts: dict[int, str] = {}
     for run in waiting:
-        if not any(may_preempt(run, holder) for holder in holders.values()):
+        guaranteed = within(run, guarantees, held_by_team(current.nodes, _leaving(holders)))
+        if not guaranteed and not any(may_preempt(run, holder) for holder in holders.values()):
             continue
-        chosen = choose(run, current.nodes, holders, now.timestamp())
-        requested = [each for each in chosen if _request(each, run)]
+        chosen = choose(run, current.nodes, holders, now.timestamp(), guarantees)
+        need = _need(run, guarantees if guaranteed else {})
+        requested = [each for each in chosen if request(each, by=run.run, need=need)]
         for each in requested:
             holders[each] = Holder(each, 0, 0, 0.0, leaving=True)
         stopping = waits_for_leaving(run, current.nodes, holders, now.timestamp())
         if stopping:
-            texts[run.run] = _text(run, stopping)
+            texts[run.run] = _text(run, stopping, guaranteed)
     return texts
+
+
+def _leaving(holders: Mapping[int, Holder]) -> frozenset[int]:
+    return frozenset(holder.run for holder in holders.values() if holder.leaving)
+
+
+def _need(run: QueuedRun, guarantees: PerTeam) -> str:
+    """Why the waiting run takes devices of others."""
+    devices = guarantees.get((run.pool, run.team))
+    if devices:
+        return (
+            f"Run {run.run} needs its devices: pool {run.pool} guarantees {devices} to team "
+            f"{run.team}."
+        )
+    return f"Run {run.run} of priority {run.priority} needs its devices."
 
 
 def _first_of_pools(current: Snapshot, decision: Decision, now: datetime) -> list[QueuedRun]:
@@ -123,12 +141,12 @@ def _holder(
     )
 
 
-def _request(run: int, waiting: QueuedRun) -> bool:
-    """Request the preemption of a running run; False if it has just ended or stops otherwise."""
-    reason = (
-        f"Run {waiting.run} of priority {waiting.priority} needs its devices. It continues from "
-        "its checkpoint when devices are free."
-    )
+def request(run: int, *, by: int | None, need: str) -> bool:
+    """Request the preemption of a running run; False if it has just ended or stops otherwise.
+
+    `need` is one sentence about the reason, `by` the run that gets the devices, if one does.
+    """
+    reason = f"{need} It continues from its checkpoint when devices are free."
     with transaction.atomic():
         attempts = Attempt.objects.filter(
             run=run, state=AttemptState.RUNNING, requested="", run__state=RunState.RUNNING
@@ -138,15 +156,16 @@ def _request(run: int, waiting: QueuedRun) -> bool:
             return False
         Attempt.objects.filter(pk=attempt.pk).update(requested=REQUEST)
         event = events.NewEvent(
-            type="preempted", data={"reason": reason, "by": waiting.run}, attempt=attempt.number
+            type="preempted", data={"reason": reason, "by": by}, attempt=attempt.number
         )
         events.record(run=attempt.run, new=[event])
     dispatch.control(attempt, REQUEST, grace_s=GRACE_S)  # the reaper repeats it
     return True
 
 
-def _text(run: QueuedRun, stopping: Iterable[int]) -> str:
+def _text(run: QueuedRun, stopping: Iterable[int], guaranteed: bool) -> str:
     names = [str(each) for each in stopping]
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     noun = "run" if len(names) == 1 else "runs"
-    return f"Waiting for {noun} {shown} to save a checkpoint and stop, because of its priority."
+    cause = f"the guarantee of team {run.team}" if guaranteed else "its priority"
+    return f"Waiting for {noun} {shown} to save a checkpoint and stop, because of {cause}."

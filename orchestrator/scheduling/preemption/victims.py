@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from orchestrator.scheduling.ordering.guarantees import PerTeam, held_by_team, within
 from orchestrator.scheduling.placement.capacity import NodeView
 from orchestrator.scheduling.placement.gangs import Gangs
 from orchestrator.scheduling.placement.requests import QueuedRun
@@ -32,6 +33,11 @@ class Holder:
     leaving: bool = False
     fixed: bool = False
 
+    @property
+    def cost(self) -> tuple[int, float, int]:
+        """Smaller is preempted first: priority, then device-seconds of unsaved work."""
+        return self.priority, self.devices * self.unsaved_s, self.run
+
 
 def may_preempt(run: QueuedRun, holder: Holder) -> bool:
     """Whether the waiting run may take the holder's devices.
@@ -43,14 +49,52 @@ def may_preempt(run: QueuedRun, holder: Holder) -> bool:
     )
 
 
+def borrowers(
+    run: QueuedRun,
+    nodes: Sequence[NodeView],
+    holders: Mapping[int, Holder],
+    guarantees: PerTeam,
+) -> frozenset[int]:
+    """The runs that hold what the waiting run's team lends; empty if it exceeds its guarantee.
+
+    Of each other team those that are preempted first, while it holds more than its own guarantee.
+    """
+    leaving = frozenset(holder.run for holder in holders.values() if holder.leaving)
+    held = held_by_team(nodes, leaving)
+    if not within(run, guarantees, held):
+        return frozenset()
+    team_of = {
+        slot.run: slot.team
+        for node in nodes
+        if node.pool == run.pool
+        for slot in node.slots
+        if slot.run is not None and slot.team != run.team
+    }
+    chosen = set()
+    for holder in sorted(holders.values(), key=lambda each: each.cost):
+        team = team_of.get(holder.run)
+        if team is None or holder.leaving or holder.fixed:
+            continue
+        key = run.pool, team
+        if held[key] > guarantees.get(key, 0):
+            held[key] -= holder.devices
+            chosen.add(holder.run)
+    return frozenset(chosen)
+
+
 def choose(
-    run: QueuedRun, nodes: Sequence[NodeView], holders: Mapping[int, Holder], now: float
+    run: QueuedRun,
+    nodes: Sequence[NodeView],
+    holders: Mapping[int, Holder],
+    now: float,
+    guarantees: PerTeam | None = None,
 ) -> tuple[int, ...]:
     """The runs to preempt so that the waiting run fits; empty if none helps or none is needed.
 
     Lowest priority first, then the least work since the last checkpoint (device-seconds). A run
     that is not needed for the gang stays. `now` in Unix seconds.
     """
+    lent = borrowers(run, nodes, holders, guarantees or {})
     own = [node for node in nodes if node.pool == run.pool]
     leaving = {holder.run for holder in holders.values() if holder.leaving}
     present = {slot.run for node in own for slot in node.slots if slot.run is not None}
@@ -61,9 +105,9 @@ def choose(
             if holder.run in present
             and not holder.leaving
             and not holder.fixed
-            and may_preempt(run, holder)
+            and (may_preempt(run, holder) or holder.run in lent)
         ),
-        key=lambda holder: (holder.priority, holder.devices * holder.unsaved_s, holder.run),
+        key=lambda holder: holder.cost,
     )
     names = [holder.run for holder in options]
     if not names or _fits(run, own, leaving, now) or not _fits(run, own, leaving | {*names}, now):

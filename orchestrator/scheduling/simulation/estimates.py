@@ -11,10 +11,11 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
+from orchestrator.scheduling.ordering.guarantees import PerTeam, guaranteed_first, held_by_team
 from orchestrator.scheduling.ordering.orders import ORDERS, Order
 from orchestrator.scheduling.policy import Decision, NodeView, QueuedRun, Slot, in_order, place
 
@@ -43,6 +44,14 @@ class Policy:
     pool_priority: Mapping[str, int]
     usage: DecayedUsage
     order: Order = ORDERS["orrery"]
+    guarantees: PerTeam = field(default_factory=dict)
+
+    def first(
+        self, queue: Sequence[QueuedRun], nodes: Sequence[NodeView], now: float
+    ) -> list[QueuedRun]:
+        """The first `MOST_RUNS` runs in the order in which the policy tries them."""
+        ordered = in_order(queue, self.order, self.usage, self.pool_priority, now)
+        return guaranteed_first(ordered, self.guarantees, held_by_team(nodes), now)[:MOST_RUNS]
 
     def decide(self, queue: Sequence[QueuedRun], nodes: Sequence[NodeView], now: float) -> Decision:
         """One pass of the scheduler."""
@@ -53,6 +62,7 @@ class Policy:
             quotas=self.quotas,
             team_quotas=self.team_quotas,
             pool_priority=self.pool_priority,
+            guarantees=self.guarantees,
             usage=self.usage,
             order=self.order,
             estimated=0,
@@ -77,7 +87,7 @@ def estimate_starts(
     are the runs submitted last, in that order: each sample submits them again at the same
     intervals, from a random one on. After `budget_s` no further sample is drawn.
     """
-    first = in_order(queue, policy.order, policy.usage, policy.pool_priority, now)[:MOST_RUNS]
+    first = policy.first(queue, nodes, now)
     deadline = clock() + budget_s
 
     def within() -> bool:
@@ -145,7 +155,10 @@ def _sample(
     }
     undecided, submitted = {run.run for run in waiting}, 0
     starts: dict[int, float] = {}
-    ready = sorted({run.not_before for run in waiting if run.not_before and run.not_before > now})
+    ready = sorted(
+        {run.not_before for run in waiting if run.not_before and run.not_before > now}
+        | {window.end for node in nodes for window in node.windows if window.end > now}
+    )
     time = now
     while undecided and may_continue():
         decision = policy.decide(list(left.values()), cluster.views(), time)
@@ -240,7 +253,7 @@ def sooner(
     answers: dict[int, str] = {}
     if not free:
         return answers
-    first = in_order(queue, policy.order, policy.usage, policy.pool_priority, now)[:MOST_RUNS]
+    first = policy.first(queue, nodes, now)
     for place_in_queue, run in enumerate(first[:most]):
         smaller = [size for size in sizes.get(run.run, ()) if size <= free][:3]
         options = [(replace(run, devices=size), f"With {size} devices: now.") for size in smaller]

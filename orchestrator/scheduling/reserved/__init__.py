@@ -1,0 +1,1 @@
+"""Devices set apart: guarantees of teams in pools; windows of maintenance and reservations."""

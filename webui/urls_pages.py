@@ -36,6 +36,8 @@ from webui.views import (
     sweeps,
     teams,
     usage,
+    what_if,
+    windows,
 )
 
 # texts of JavaScript; pages in English do not load it
@@ -73,6 +75,8 @@ urlpatterns: list[URLPattern] = [
         name="model-comparison-write",
     ),
     path("fleet/", fleet.fleet, name="fleet"),
+    path("windows/", windows.windows, name="windows"),
+    path("windows/<int:id>/delete/", windows.delete, name="window-delete"),
     path("dead-letters/", dead_letters.dead_letters, name="dead-letters"),
     path("dead-letters/<int:id>/", dead_letters.close, name="dead-letter-close"),
     path("join-node/", node_actions.join, name="node-join"),
@@ -84,6 +88,7 @@ urlpatterns: list[URLPattern] = [
     path("fleet/<str:name>/cordon/", node_actions.cordon, name="node-cordon"),
     path("fleet/<str:name>/uncordon/", node_actions.uncordon, name="node-uncordon"),
     path("fleet/<str:name>/confirm-lost/", node_actions.confirm_lost, name="node-confirm-lost"),
+    path("fleet/<str:name>/topology/", node_actions.topology, name="node-topology"),
     path("fleet/<str:name>/undrain/", node_actions.undrain, name="node-undrain"),
     path("fleet/<str:name>/remove/", node_actions.remove, name="node-remove"),
     path("queue/", queue.queue, name="queue"),
@@ -93,6 +98,7 @@ urlpatterns: list[URLPattern] = [
     path("sweeps/<int:id>/", sweeps.sweep, name="sweep"),
     path("sweeps/<int:id>/cancel/", sweeps.cancel, name="sweep-cancel"),
     path("simulator/", simulator.simulator, name="simulator"),
+    path("simulator/what-if/", what_if.what_if, name="what-if"),
     path("simulator/<int:id>/", simulator.simulation, name="simulation"),
     path("simulator/<int:id>/delete/", simulator.delete, name="simulation-delete"),
     path("experiments/", experiments.experiments, name="experiments"),
@@ -125,6 +131,7 @@ urlpatterns: list[URLPattern] = [
     path("account/teams/", teams.teams, name="teams"),
     path("account/teams/<int:id>/", teams.team, name="team"),
     path("account/teams/<int:id>/change/", teams.team_change, name="team-change"),
+    path("account/teams/<int:id>/guarantee/", teams.team_guarantee, name="team-guarantee"),
     path("account/teams/<int:id>/delete/", teams.team_delete, name="team-delete"),
     path("account/teams/<int:id>/members/", teams.member_set, name="member-set"),
     path(

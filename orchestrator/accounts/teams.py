@@ -13,9 +13,12 @@ from orchestrator.accounts.roles import Role, at_least
 from orchestrator.accounts.selectors import sees_everyone
 from orchestrator.accounts.services import audit, require_role
 from orchestrator.common.errors import conflict, forbidden, invalid, missing_object
+from orchestrator.common.redis import wake_scheduler
 from orchestrator.common.units import is_id
 
 MOST_HOURS = 1e12
+MOST_DEVICES = 1_000_000
+MOST_SHARE = 1000
 _MANAGED = "_orrery_managed_owners"  # attribute of a user object that lives for one request
 
 
@@ -91,8 +94,14 @@ def team_update(
     name: str | None = None,
     budget_device_hours: float | None = None,
     without_budget: bool = False,
+    max_devices: int | None = None,
+    without_quota: bool = False,
+    share: float | None = None,
 ) -> Team:
-    """Rename a team or set its monthly budget; only admins of the site set budgets."""
+    """Rename a team, or set its monthly budget, its quota of devices or its fair share.
+
+    Only admins of the site set the latter three. A quota below what the team holds stops no run.
+    """
     _require_admin(team, by)
     changes: dict[str, object] = {}
     if name is not None and _name(name) != team.name:
@@ -104,6 +113,7 @@ def team_update(
             message = f"{hours:g} is not a number of device-hours"
             raise invalid("budget_device_hours", message, "a number above 0")
         changes["budget_device_hours"] = hours
+    changes |= _limits(by, max_devices, without_quota, share)
     if not changes:
         return team
     try:
@@ -112,9 +122,29 @@ def team_update(
                 setattr(team, field, value)
             team.save(update_fields=list(changes))
             audit(actor=by, action="team.update", target=_target(team), data=changes)
+            wake_scheduler()
     except IntegrityError:
         raise conflict(f"There is already a team {name}. Choose another name.") from None
     return team
+
+
+def _limits(
+    by: User, max_devices: int | None, without_quota: bool, share: float | None
+) -> dict[str, object]:
+    changes: dict[str, object] = {}
+    if max_devices is not None or without_quota:
+        require_role(by, Role.ADMIN, "set quotas of teams")
+        if max_devices is not None and not 0 <= max_devices <= MOST_DEVICES:
+            message = f"{max_devices} is not a number of devices"
+            raise invalid("max_devices", message, f"0 to {MOST_DEVICES:,}, or none for no quota")
+        changes["max_devices"] = None if without_quota else max_devices
+    if share is not None:
+        require_role(by, Role.ADMIN, "set shares of teams")
+        if not (math.isfinite(share) and 0 < share <= MOST_SHARE):
+            message = f"{share:g} is not a share"
+            raise invalid("share", message, f"a number above 0, at most {MOST_SHARE:,}")
+        changes["share"] = share
+    return changes
 
 
 def team_delete(*, team: Team, by: User) -> None:

@@ -64,6 +64,12 @@ class NewCordon(Uncordon):
     reason: Annotated[str, Field(max_length=300, description="shown on the node")] = ""
 
 
+class Topology(Contract):
+    """A node's place; empty: unknown."""
+
+    path: Annotated[str, Field(max_length=200)]
+
+
 class NewJoinToken(Contract):
     """A join token to create."""
 
@@ -179,6 +185,18 @@ def uncordon(request: HttpRequest, id: str, body: Uncordon | None = None) -> Any
     device = body.device if body else None
     cordoning.node_uncordon(node=get_node(request, id), by=user(request), device=device)
     return selectors.serialize_node(get_node(request, id))
+
+
+@router.put(
+    "/nodes/{id}/topology",
+    response=NodeOut,
+    auth=require_scope("fleet"),
+    summary="Set a node's place in the network",
+)
+def node_topology(request: HttpRequest, id: str, body: Topology) -> dict[str, Any]:
+    """The path in the tree of switches, such as `row-1/rack-3`. Gangs get nodes that are close."""
+    row = services.node_topology_set(node=get_node(request, id), by=user(request), path=body.path)
+    return selectors.serialize_node(row)
 
 
 @router.get(

@@ -44,6 +44,7 @@ from orchestrator.api import (
     teams,
     tokens,
     usage,
+    windows,
 )
 from orchestrator.api.http import middleware, openapi, problems
 from orchestrator.api.http.auth import require_scope
@@ -140,6 +141,7 @@ for _prefix, _router in (
     ("/v1/exports", exports.router),
     ("/v1/datasets", datasets.router),
     ("/v1/simulations", simulations.router),
+    ("/v1/windows", windows.router),
     ("/v1/jobs", jobs.router),
     ("/v1/storage", storage.router),
     ("/v1/usage", usage.router),

@@ -14,6 +14,7 @@ from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
 from orchestrator.background_jobs.usage import budgets
+from orchestrator.scheduling.reserved import guarantees
 from workers.contracts.base import Contract
 
 router = Router(tags=["accounts"])
@@ -26,6 +27,15 @@ class MemberOut(Schema):
     role: str = Field(description="viewer, submitter, operator or admin, for the team's runs")
 
 
+class PoolUseOut(Schema):
+    """What the team holds of a pool."""
+
+    pool: str
+    held_devices: int
+    guaranteed_devices: int = Field(description="what the team gets first when it needs it")
+    borrowed_devices: int = Field(description="beyond the guarantee; others may take them back")
+
+
 class TeamOut(Schema):
     """A team with its members."""
 
@@ -34,6 +44,11 @@ class TeamOut(Schema):
     members: list[MemberOut]
     budget_device_hours: float | None = Field(description="per calendar month (UTC)")
     used_device_hours: float = Field(description="in this month, measured every hour")
+    max_devices: int | None = Field(description="quota in all pools; null: none")
+    share: float = Field(description="weight of the team's fair share")
+    held_devices: int
+    pools: list[PoolUseOut]
+    notes: list[str] = Field(description="limits that the team exceeds, and what follows")
 
 
 class NewTeam(Contract):
@@ -43,10 +58,18 @@ class NewTeam(Contract):
 
 
 class TeamChange(Contract):
-    """What changes; `budget_device_hours` 0 removes the budget."""
+    """What changes; `budget_device_hours` 0 and `max_devices` null remove the limit."""
 
     name: Annotated[str | None, Field(min_length=1, max_length=80)] = None
     budget_device_hours: Annotated[float | None, Field(ge=0)] = None
+    max_devices: Annotated[int | None, Field(ge=0, le=teams.MOST_DEVICES)] = None
+    share: Annotated[float | None, Field(gt=0, le=teams.MOST_SHARE)] = None
+
+
+class Guarantee(Contract):
+    """Devices of the pool that the team gets first; 0 ends the guarantee."""
+
+    devices: Annotated[int, Field(ge=0, le=teams.MOST_DEVICES)]
 
 
 class MemberRole(Contract):
@@ -56,13 +79,26 @@ class MemberRole(Contract):
 
 
 def _team(team: Any) -> dict[str, Any]:
-    use = budgets.use_of(team)
+    use, held = budgets.use_of(team), guarantees.team_use(team)
     return {
         "id": str(team.pk),
         "name": team.name,
         "members": [_member(each) for each in teams.members_of(team=team)],
         "budget_device_hours": team.budget_device_hours,
         "used_device_hours": round(use.device_hours, 3),
+        "max_devices": team.max_devices,
+        "share": team.share,
+        "held_devices": held.held,
+        "pools": [
+            {
+                "pool": pool.pool,
+                "held_devices": pool.held,
+                "guaranteed_devices": pool.guaranteed,
+                "borrowed_devices": pool.borrowed,
+            }
+            for pool in held.pools
+        ],
+        "notes": held.notes,
     }
 
 
@@ -92,7 +128,10 @@ def team_detail(request: HttpRequest, id: int) -> dict[str, Any]:
 
 @router.patch("/{int:id}", response=TeamOut, auth=require_scope("runs"), summary="Change a team")
 def team_update(request: HttpRequest, id: int, body: TeamChange) -> dict[str, Any]:
-    """Renames the team (its admins) or sets its monthly budget (admins)."""
+    """Renames the team (its admins), or sets budget, quota or share (admins).
+
+    A quota below what the team holds stops no run: `notes` say so.
+    """
     by = user(request)
     team = teams.team_get(user=by, id=id)
     hours = body.budget_device_hours
@@ -102,6 +141,9 @@ def team_update(request: HttpRequest, id: int, body: TeamChange) -> dict[str, An
         name=body.name,
         budget_device_hours=hours or None,
         without_budget=hours == 0,
+        max_devices=body.max_devices,
+        without_quota="max_devices" in body.model_fields_set and body.max_devices is None,
+        share=body.share,
     )
     return _team(changed)
 
@@ -114,6 +156,20 @@ def team_delete(request: HttpRequest, id: int) -> HttpResponse:
     by = user(request)
     teams.team_delete(team=teams.team_get(user=by, id=id), by=by)
     return HttpResponse(status=204)
+
+
+@router.put(
+    "/{int:id}/guarantees/{pool}",
+    response=TeamOut,
+    auth=require_scope("admin"),
+    summary="Guarantee devices of a pool",
+)
+def guarantee_set(request: HttpRequest, id: int, pool: str, body: Guarantee) -> dict[str, Any]:
+    """The team's runs get these devices first, by preemption if others use them. For admins."""
+    by = user(request)
+    team = teams.team_get(user=by, id=id)
+    guarantees.guarantee_set(team=team, pool=guarantees.pool_get(pool), devices=body.devices, by=by)
+    return _team(team)
 
 
 @router.put(

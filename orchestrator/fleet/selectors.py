@@ -154,6 +154,12 @@ def unsupported_needs(*, pool: str, needs: Sequence[str]) -> list[str]:
     return [need for need in needs if need not in best]
 
 
+def catalogue_counts() -> list[tuple[str, str, int]]:
+    """`(pool, name in the device catalogue, number of devices)`."""
+    rows = Device.objects.values_list("node__pool__name", "catalogue").order_by()
+    return list(rows.annotate(number=Count("pk")))
+
+
 def device_count() -> int:
     """Number of devices of the fleet, usable or not."""
     return Device.objects.count()
@@ -325,6 +331,7 @@ def serialize_node(node: Node) -> dict[str, Any]:
         "pool": node.pool.name,
         "address": node.address,
         "hostname": node.hostname,
+        "topology": node.topology,
         "health": node.health,
         "drained": node.drained,
         "drain_reason": node.drain_reason,

@@ -54,6 +54,17 @@ def drain(request: PageRequest, name: str) -> HttpResponse:
 
 @page
 @require_POST
+def topology(request: PageRequest, name: str) -> HttpResponse:
+    """Set the node's path in the tree of switches."""
+    row = services.node_topology_set(
+        node=node_named(request, name), by=request.user, path=request.POST.get("path", "")
+    )
+    text = _("The place of %(node)s is saved.") % {"node": row.name}
+    return redirect_with_message(request, text, "node", row.name)
+
+
+@page
+@require_POST
 def undrain(request: PageRequest, name: str) -> HttpResponse:
     """Take a drained node back into service."""
     row = node_named(request, name)

@@ -15,6 +15,7 @@ from orchestrator.accounts import teams as services
 from orchestrator.accounts.roles import Role
 from orchestrator.background_jobs.usage import budgets, reports
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.scheduling.reserved import guarantees
 from webui.views.access import PageRequest, has_role, page, redirect_with_message
 from webui.views.list_with_form import list_with_form
 
@@ -97,6 +98,8 @@ def _team(request: PageRequest, id: int, refusal: Refusal | None = None) -> Http
         ],
         "may_administer": administers,
         "may_set_budget": has_role(request.user, Role.ADMIN),
+        "held": guarantees.team_use(row),
+        "pools": [pool.name for pool in guarantees.pools_to_guarantee()],
         "refusal": refusal,
         "typed": request.POST,
     }
@@ -106,20 +109,42 @@ def _team(request: PageRequest, id: int, refusal: Refusal | None = None) -> Http
 @page
 @require_POST
 def team_change(request: PageRequest, id: int) -> HttpResponse:
-    """Rename the team or set its budget; an empty budget removes it."""
+    """Rename the team or set budget, quota and share; an empty budget or quota removes it."""
     row, typed = services.team_get(user=request.user, id=id), request.POST
     try:
-        budget = typed.get("budget")
+        budget, quota, share = (typed.get(name) for name in ("budget", "max_devices", "share"))
         services.team_update(
             team=row,
             by=request.user,
             name=typed.get("name"),
             budget_device_hours=_hours(budget) if budget and budget.strip() else None,
             without_budget=budget is not None and not budget.strip(),
+            max_devices=_devices("max_devices", quota) if quota and quota.strip() else None,
+            without_quota=quota is not None and not quota.strip(),
+            share=_number("share", share, _("1 is the usual share")) if share else None,
         )
     except Refusal as refusal:
         return _team(request, id, refusal)
     return redirect_with_message(request, _("Saved."), "team", row.pk)
+
+
+@page
+@require_POST
+def team_guarantee(request: PageRequest, id: int) -> HttpResponse:
+    """Guarantee the team devices of a pool; 0 ends the guarantee."""
+    row, typed = services.team_get(user=request.user, id=id), request.POST
+    try:
+        pool = guarantees.pool_get(typed.get("pool", ""))
+        devices = _devices("devices", typed.get("devices", ""))
+        guarantees.guarantee_set(team=row, pool=pool, devices=devices, by=request.user)
+    except Refusal as refusal:
+        return _team(request, id, refusal)
+    if devices:
+        text = _("Pool %(pool)s guarantees %(devices)s devices to %(team)s.")
+    else:
+        text = _("Pool %(pool)s guarantees no devices to %(team)s.")
+    values = {"pool": pool.name, "devices": devices, "team": row.name}
+    return redirect_with_message(request, text % values, "team", row.pk)
 
 
 @page
@@ -164,9 +189,22 @@ def member_remove(request: PageRequest, id: int, username: str) -> HttpResponse:
 
 
 def _hours(text: str) -> float:
+    return _number("budget", text, _("device-hours"))
+
+
+def _devices(field: str, text: str) -> int:
+    try:
+        return int(text.replace(",", "").strip())
+    except ValueError:
+        raise _not_a_number(field, text, _("a whole number of devices")) from None
+
+
+def _number(field: str, text: str, hint: str) -> float:
     try:
         return float(text.replace(",", "").strip())
     except ValueError:
-        raise invalid(
-            "budget", _("%(text)s is not a number") % {"text": repr(text[:20])}, _("device-hours")
-        ) from None
+        raise _not_a_number(field, text, hint) from None
+
+
+def _not_a_number(field: str, text: str, hint: str) -> Refusal:
+    return invalid(field, _("%(text)s is not a number") % {"text": repr(text[:20])}, hint)

@@ -121,6 +121,7 @@ class NodeOut(Schema):
     pool: str
     address: str
     hostname: str
+    topology: str = Field("", description="path in the tree of switches: row-1/rack-3")
     health: str = Field(description="up, silent (unknown, not failed) or lost")
     drained: bool
     drain_reason: str

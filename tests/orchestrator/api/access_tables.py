@@ -101,6 +101,7 @@ POST   v1/nodes/{id}/drain                            fleet
 POST   v1/nodes/{id}/undrain                          fleet
 POST   v1/nodes/{id}/confirm-lost                     fleet
 POST   v1/nodes/{id}/cordon                           fleet
+PUT    v1/nodes/{id}/topology                         fleet
 POST   v1/nodes/{id}/uncordon                         fleet
 GET    v1/nodes/{id}/cordons                          read
 GET    v1/nodes/{id}/probes                           read
@@ -115,6 +116,11 @@ POST   v1/engines                                     admin
 GET    v1/engines/{name}                              read
 PATCH  v1/engines/{name}                              admin
 DELETE v1/engines/{name}                              admin
+GET    v1/windows                                     read
+POST   v1/queue/what-if                               fleet
+POST   v1/windows                                     fleet
+GET    v1/windows/{int:id}                            read
+DELETE v1/windows/{int:id}                            fleet
 PUT    v1/engines/{name}/pools/{pool}                 admin
 DELETE v1/engines/{name}/pools/{pool}                 admin
 GET    v1/presets                                     read
@@ -166,8 +172,10 @@ POST   v1/teams                                       admin
 GET    v1/teams/{int:id}                              read    see
 PATCH  v1/teams/{int:id}                              runs    team
 DELETE v1/teams/{int:id}                              admin   see
+PUT    v1/teams/{int:id}/guarantees/{pool}            admin   see
 PUT    v1/teams/{int:id}/members/{username}           runs    team
 DELETE v1/teams/{int:id}/members/{username}           runs    team
+GET    v1/audit/export                                admin
 GET    v1/audit                                       admin
 GET    v1/notifications                               read
 POST   v1/notifications                               runs
@@ -220,6 +228,9 @@ node-join          GET   operator
 engines            GET
 engine-change      POST  admin
 node               GET
+windows            GET
+window-delete      POST  operator
+node-topology      POST  operator
 node-drain         GET   operator
 node-undrain       POST  operator
 node-confirm-lost  POST  operator
@@ -229,6 +240,7 @@ node-uncordon      POST  operator
 node-remove        GET   operator
 queue              GET
 queue-priority     POST  see
+what-if            GET   operator
 simulator          GET
 simulation         GET   private
 simulation-delete  POST  private
@@ -277,6 +289,7 @@ people             GET   admin
 teams              GET
 team               GET   see
 team-change        POST  team
+team-guarantee     POST  team-admin
 team-delete        POST  team-admin
 member-set         POST  team
 member-remove      POST  team

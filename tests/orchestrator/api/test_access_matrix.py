@@ -10,6 +10,7 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -24,14 +25,17 @@ from orchestrator.api.root import api
 from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.notifications import subscriptions
 from orchestrator.background_jobs.simulations import requests as simulations
+from orchestrator.common import clock
 from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.cluster_engines import services as engines
+from orchestrator.fleet.models import Node
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.reviews.models import ModelComparison, Review, ReviewedFile
 from orchestrator.reviews.source import pack
 from orchestrator.run_table import services as run_table
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import DataSetVersion
+from orchestrator.scheduling.models import NodeWindow
 from orchestrator.sweeps.definition import SweepDefinition
 from orchestrator.sweeps.services import sweep_create
 from tests import factories
@@ -69,6 +73,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/model-comparisons": {"runs": [1]},
     "POST v1/model-comparisons/{int:id}/turns": {"text": "hello"},
     "POST v1/model-comparisons/{int:id}/turns/{int:turn}/vote": {"choice": "tie"},
+    "POST v1/windows": {
+        "pool": "default",
+        "start": "2099-01-01T00:00:00Z",
+        "end": "2099-01-02T00:00:00Z",
+    },
+    "PUT v1/teams/{int:id}/guarantees/{pool}": {"devices": 0},
     "POST v1/run-views": {"name": "best", "query": "sort=loss"},
     "POST v1/runs/{int:id}/answer-votes": {"example": 0, "choice": "tie"},
 }
@@ -171,6 +181,11 @@ def world(live_redis: str, settings: Any) -> World:
     ids["view"] = run_table.view_save(owner=owner, name="v", query="sort=loss").pk
     ids["simulation"] = simulations.simulation_request(
         by=owner, trace="philly:10:1", nodes=1, devices_per_node=8
+    ).pk
+    ids["window"] = NodeWindow.objects.create(
+        pool=Node.objects.get(name="n1").pool,
+        start=clock.now() + timedelta(days=1),
+        end=clock.now() + timedelta(days=2),
     ).pk
     row, _ = subscriptions.subscription_create(by=owner, **SUBSCRIPTION)
     ids["subscription"] = row.pk
@@ -316,7 +331,7 @@ def filled(route: str, world: World) -> str:
     values = {"id": world.ids.get(kind, 1), "artifact": world.ids["artifact"], "step": 1}
     values |= {name: world.ids[name] for name in ("line", "data_set", "turn")}
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
-    values["provider_id"] = "sso"  # type: ignore[assignment]
+    values |= {"provider_id": "sso", "pool": "default"}  # type: ignore[dict-item]
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]
     if "datasets" in route or "data/sets" in route:
@@ -343,4 +358,5 @@ OBJECTS = {
     r"v1/device-types": "device",
     r"(v1|account)/exports": "export",
     r"(v1/simulations|simulator)": "simulation",
+    r"(v1/)?windows": "window",
 }

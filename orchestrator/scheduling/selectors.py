@@ -23,9 +23,11 @@ from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
 from orchestrator.scheduling.models import Allocation, EngineJob, Lease
 from orchestrator.scheduling.queue.waiting import (
+    ExpectedStart,
     QueueEntry,
     QueuePage,
     decision_age_s,
+    expected_start,
     queue_entries,
     queue_page,
     queue_visible_to,
@@ -41,6 +43,7 @@ _SHOWN_NODES = 3  # named in a sentence about many
 _ACTIVE = (RunState.STARTING, RunState.RUNNING, RunState.STOPPING)
 
 __all__ = [
+    "ExpectedStart",
     "Overview",
     "QueueEntry",
     "QueuePage",
@@ -49,6 +52,7 @@ __all__ = [
     "decision_age_s",
     "device_time",
     "device_time_of_run",
+    "expected_start",
     "health",
     "held_by_node",
     "held_devices",

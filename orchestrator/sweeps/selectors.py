@@ -10,6 +10,7 @@ from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import iso
+from orchestrator.runs.models import Run
 from orchestrator.sweeps import bayesian
 from orchestrator.sweeps.advance import best_trial, device_hours, observed
 from orchestrator.sweeps.definition import SweepDefinition
@@ -38,6 +39,11 @@ def sweep_get(*, user: User, id: int) -> Sweep:
 def trials_of(sweep: Sweep) -> list[Trial]:
     """The sweep's trials with their runs, by number."""
     return list(sweep.trials.select_related("run", "parent").order_by("number"))
+
+
+def trial_of(run: Run) -> Trial | None:
+    """The trial that the run measures, with its sweep; None outside sweeps."""
+    return Trial.objects.filter(run=run).select_related("sweep").first()
 
 
 def definition_of(sweep: Sweep) -> SweepDefinition:

@@ -6,6 +6,7 @@ Costs at most seven queries. Does not depend on markup.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from orchestrator.runs import services
 from orchestrator.runs.outputs import endpoint as endpoints
 from orchestrator.runs.outputs import evaluation_results, generated_answers, produced_lines
 from orchestrator.scheduling import selectors as scheduling
+from orchestrator.sweeps import selectors as sweeps
 from orchestrator.telemetry import selectors as telemetry
 from webui.charts.axes import per_step
 from webui.presentation import event_messages, formatting, run_headlines
@@ -171,6 +173,7 @@ class Facts:
         curve = (
             telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if trending else []
         )
+        expected = scheduling.expected_start(run)
         facts = run_headlines.RunFacts(
             state=run.state,
             kind=run.kind,
@@ -192,6 +195,8 @@ class Facts:
             else None,
             wanted=body.count if (body := produced_lines.body_of(run)) is not None else None,
             metrics=self.evaluated.metrics if self.evaluated is not None else None,
+            starts_in_s=_seconds_until(expected, now),
+            sooner=expected.sooner if expected is not None else "",
         )
         return run_headlines.run_headline(facts)
 
@@ -224,6 +229,7 @@ class Facts:
             "plan": run.plan or run.spec.get("plan"),
             "sentence": self.headline(trending=trending and run.state == "running"),
             "progress": f"{100 * done:.1f}" if done is not None else "",
+            "trial": sweeps.trial_of(run),
             "actions": actions(run) if self.may_manage else [],
             "may_manage": self.may_manage,
             "events": self.events[:SHOWN_EVENTS],
@@ -314,3 +320,16 @@ def actions(run: Any) -> list[dict[str, str]]:
 
 def _action(name: str, label: str, style: str, description: str) -> dict[str, str]:
     return {"name": name, "label": label, "style": style, "description": description}
+
+
+def _seconds_until(
+    expected: scheduling.ExpectedStart | None, now: datetime
+) -> tuple[float, float | None, float | None] | None:
+    if expected is None or expected.start is None:
+        return None
+    bounds = (
+        (time - now).total_seconds() if time is not None else None
+        for time in (expected.earliest, expected.latest)
+    )
+    low, high = bounds
+    return (expected.start - now).total_seconds(), low, high

@@ -40,6 +40,8 @@ class RunFacts:
     answered: tuple[int, int | None] | None = None  # of a generate run: done, total
     metrics: Mapping[str, float] | None = None  # of an evaluate run
     wanted: int | None = None  # lines of a produce run
+    starts_in_s: tuple[float, float | None, float | None] | None = None  # middle, 80% interval
+    sooner: str = ""  # what would start a waiting run now
 
 
 def run_headline(facts: RunFacts) -> str:
@@ -123,8 +125,25 @@ def _queued(facts: RunFacts) -> str:
         text = _("Waiting (attempt %(attempt)s ended)") % {"attempt": facts.attempt}
     reason = facts.wait_reason.rstrip(".")
     if reason.lower().startswith(("waits ", "waiting ")):
-        return f"{text} {reason.split(' ', 1)[1]}."
-    return f"{text}: {_lower(reason) or _('the scheduler has not looked at it yet')}."
+        text = f"{text} {reason.split(' ', 1)[1]}."
+    else:
+        text = f"{text}: {_lower(reason) or _('the scheduler has not looked at it yet')}."
+    return " ".join(part for part in (text, _expected_start(facts), facts.sooner) if part)
+
+
+def _expected_start(facts: RunFacts) -> str:
+    if facts.starts_in_s is None:
+        return ""
+    start, low, high = facts.starts_in_s
+    time = formatting.duration(max(0.0, start))
+    if low is None or high is None:
+        return _("Starts within %(time)s.") % {"time": time}
+    values = {
+        "time": time,
+        "low": formatting.duration(max(0.0, low)),
+        "high": formatting.duration(max(0.0, high)),
+    }
+    return _("Estimated start in %(time)s (80%%: %(low)s to %(high)s).") % values
 
 
 def _starting(facts: RunFacts) -> str:

@@ -16,9 +16,11 @@ from orchestrator.common.errors import invalid
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services
 from orchestrator.scheduling import selectors
+from orchestrator.scheduling.preemption import history
 from webui.presentation import formatting
 from webui.views.access import PageRequest, page, redirect_with_message
 
+PREEMPTIONS = 10
 SHOWN = 50  # runs on a page; a row takes 0.35 ms of CPU time
 
 
@@ -40,6 +42,7 @@ def queue(request: PageRequest) -> HttpResponse:
         "last": listed.entries[-1].position if listed.entries else 0,
         "more": listed.more,
         "sentence": sentence(listed, first=None if after else next(iter(listed.entries), None)),
+        "preemptions": [] if request.htmx else history.recent(user=request.user, limit=PREEMPTIONS),
         "decision_age_s": selectors.decision_age_s(),
         "head": {"epoch": epoch, "seq": seq},
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from django.conf import settings
 from django.db.models import Count, QuerySet, Sum
@@ -113,6 +114,26 @@ def _first(
 def queue_visible_to(*, user: User) -> list[QueueEntry]:
     """All entries of the queue that the user may see."""
     return queue_page(user=user, limit=10**9).entries
+
+
+class ExpectedStart(NamedTuple):
+    """When a waiting run starts, as far as known; `sooner` says what would start it sooner."""
+
+    start: datetime | None
+    earliest: datetime | None
+    latest: datetime | None
+    sooner: str
+
+
+def expected_start(run: Run) -> ExpectedStart | None:
+    """The estimate for a queued run; None for other runs. The caller checks visibility."""
+    if run.state != RunState.QUEUED:
+        return None
+    estimate, sooner = start_estimates.load().get(run.pk, (None, ""))
+    if estimate is not None:
+        return ExpectedStart(estimate.start, estimate.low, estimate.high, sooner)
+    wait = decision_store.load().wait(run.pk)
+    return ExpectedStart(wait.may_start if wait else None, None, None, sooner)
 
 
 def waiting_count(*, user: User, pool: str) -> int:

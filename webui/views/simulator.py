@@ -9,13 +9,14 @@ from django.shortcuts import redirect, render
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
+from orchestrator.accounts.roles import Role
 from orchestrator.background_jobs.simulations import requests
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.scheduling.ordering.orders import ORDERS
 from orchestrator.scheduling.simulation.traces import COLUMNS
 from webui.charts import policy_comparison
 from webui.presentation import formatting
-from webui.views.access import PageRequest, page, redirect_with_message
+from webui.views.access import PageRequest, has_role, page, redirect_with_message
 
 
 @page
@@ -44,6 +45,7 @@ def simulator(request: PageRequest) -> HttpResponse:
             (name, not sent or name in sent.getlist("policies"), _WHAT[name]()) for name in ORDERS
         ],
         "columns": ", ".join(COLUMNS),
+        "operator": has_role(request.user, Role.OPERATOR),
         "most_runs": requests.MOST_RUNS,
     }
     return render(request, "webui/simulator.html", context, status=status)

@@ -41,17 +41,15 @@ def compute() -> dict[str, int]:
     if not current.queue:
         QueueEstimate.objects.filter(name=NAME).exclude(starts={}).update(starts={}, computed=now)
         return {"estimated": 0}
-    policy = estimates.Policy(
-        current.quotas, current.shares.quotas, current.pool_priority, current.shares.usage
-    )
+    policy = policy_of(current)
     time = now.timestamp()
     starts = estimates.estimate_starts(
         current.queue,
         current.nodes,
         time,
         policy=policy,
-        ends=_ends(time),
-        recent=_recent(now),
+        ends=ends(time),
+        recent=recent(now),
         budget_s=BUDGET_S,
     )
     hints = estimates.sooner(
@@ -69,6 +67,17 @@ def compute() -> dict[str, int]:
     return {"estimated": len(starts)}
 
 
+def policy_of(current: snapshot.Snapshot) -> estimates.Policy:
+    """What the scheduler's decision needs besides queue and nodes."""
+    return estimates.Policy(
+        current.quotas,
+        current.shares.quotas,
+        current.pool_priority,
+        current.shares.usage,
+        guarantees=current.shares.guarantees,
+    )
+
+
 def load() -> dict[int, tuple[StartEstimate | None, str]]:
     """`{run: (estimate, what would start it sooner)}`; empty if they are old."""
     row = QueueEstimate.objects.filter(name=NAME, computed__gt=clock.now() - FRESH).first()
@@ -84,7 +93,7 @@ def _estimate(values: Sequence[Any]) -> StartEstimate | None:
     return StartEstimate(start, low, high, values[3])
 
 
-def _ends(now: float) -> dict[int, tuple[float, float]]:
+def ends(now: float) -> dict[int, tuple[float, float]]:
     """`{run: (earliest, latest end)}` of running runs by their measured progress or limit."""
     rows = (
         Attempt.objects.exclude(state=AttemptState.EXITED)
@@ -100,7 +109,7 @@ def _ends(now: float) -> dict[int, tuple[float, float]]:
             "run__spec__train__steps",
         )
     )
-    ends = {}
+    found = {}
     for run, started, created, limit, eta_s, seen, step_time_s, steps in rows:
         begun = (started or created).timestamp()
         until = begun + limit if limit else float("inf")
@@ -113,11 +122,11 @@ def _ends(now: float) -> dict[int, tuple[float, float]]:
         else:
             continue
         low, high = origin + _EARLY * left, min(until, origin + _LATE * left)
-        ends[run] = max(now, min(low, high)), max(now, high)
-    return ends
+        found[run] = max(now, min(low, high)), max(now, high)
+    return found
 
 
-def _recent(now: datetime) -> list[QueuedRun]:
+def recent(now: datetime) -> list[QueuedRun]:
     """Runs of the last day in the order of submission, as they may be submitted again."""
     rows = (
         Run.objects.filter(created__gte=now - RECENT)
@@ -138,7 +147,7 @@ def _recent(now: datetime) -> list[QueuedRun]:
             "spec__resources__device",
         )[:_RECENT_RUNS]
     )
-    recent = []
+    found = []
     for (
         pk,
         devices,
@@ -160,7 +169,7 @@ def _recent(now: datetime) -> list[QueuedRun]:
             lasted = most
         if lasted is None:
             continue
-        recent.append(
+        found.append(
             QueuedRun(
                 run=pk,
                 devices=devices,
@@ -173,9 +182,9 @@ def _recent(now: datetime) -> list[QueuedRun]:
                 expected_s=max(1.0, float(lasted)),
             )
         )
-    recent.reverse()
-    span = recent[-1].queued_at - recent[0].queued_at if recent else 0.0
-    return recent if span >= LEAST_HISTORY_S else []
+    found.reverse()
+    span = found[-1].queued_at - found[0].queued_at if found else 0.0
+    return found if span >= LEAST_HISTORY_S else []
 
 
 def _sizes(queue: Sequence[QueuedRun]) -> dict[int, list[int]]:

@@ -151,6 +151,33 @@ def test_everyone_audits_themselves_and_admins_everybody(people: factories.Peopl
     assert "user.create" in all_of_it and "<code>login</code>" not in all_of_it
 
 
+def test_the_audit_log_is_searched_and_exported(people: factories.People) -> None:
+    log_in(Client())
+    admin, rest = factories.client_for(people.admin), factories.api(people.admin)
+    for query, shown in (
+        ("text=owner", True),
+        ("text=OWNER&action=login", True),
+        ("action=log", False),  # a whole action, or a kind with its dot
+        ("user=owner&since=2020-01-01", True),
+        ("until=2020-01-01", False),
+    ):
+        text = admin.get(f"/account/audit/?{query}").content.decode()
+        assert ("<code>login</code>" in text) is shown, query
+    refused = admin.get("/account/audit/?since=soon")
+    assert refused.status_code == 422 and "is not a day" in refused.content.decode()
+    file = admin.get("/account/audit/?format=csv&action=login")
+    head, line = file.content.decode().split()[:2]
+    assert head == "time,user,action,target,data,ip" and ",owner,login," in line
+    assert file["Content-Disposition"] == 'attachment; filename="audit.csv"'
+    exported = rest.get("/api/v1/audit/export?action=login&actor=owner")
+    assert b"".join(exported.streaming_content).decode() == file.content.decode()  # type: ignore[attr-defined]
+    assert rest.get("/api/v1/audit?since=soon").status_code == 422
+    assert [row["actor"] for row in rest.get("/api/v1/audit?q=login").json()["items"]] == ["owner"]
+    # others export their own entries only
+    own = factories.client_for(people.teammate).get("/account/audit/?format=csv").content.decode()
+    assert "owner" not in own
+
+
 def test_admins_add_people_and_set_roles(people: factories.People) -> None:
     client = factories.client_for(people.admin)
     client.post(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.contrib.auth import update_session_auth_hash
@@ -17,7 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from orchestrator.accounts import selectors, services
+from orchestrator.accounts import audit_log, selectors, services
 from orchestrator.accounts.roles import SCOPES, Role, scopes_of
 from orchestrator.common.errors import Refusal, missing_object
 from webui.views.access import (
@@ -44,6 +45,7 @@ SECRET = {
     "oidc_client_secret",
 }
 AUDIT_PAGE = 100
+AUDIT_FIELDS = ("text", "action", "user", "since", "until")
 
 
 @page
@@ -129,22 +131,32 @@ def token_revoke(request: PageRequest, id: int) -> HttpResponse:
 @page
 @require_GET
 def audit(request: PageRequest) -> HttpResponse:
-    """Show the audit log, paged by id: admins see all entries, others their own."""
-    entries = selectors.audit_entries(user=request.user)
-    action, before = request.GET.get("action", "").strip(), request.GET.get("before", "")
-    if action:
-        entries = entries.filter(action__startswith=action)
-    if before.isdecimal():
+    """Show the audit log, paged by id, or as CSV: admins see all entries, others their own."""
+    typed = {name: request.GET.get(name, "").strip()[:200] for name in AUDIT_FIELDS}
+    wanted, before = audit_log.Search(**typed), request.GET.get("before", "")
+    refusal = None
+    try:
+        entries = audit_log.search(user=request.user, wanted=wanted)
+    except Refusal as refused:
+        refusal, entries = refused, audit_log.search(user=request.user, wanted=audit_log.Search())
+    if request.GET.get("format") == "csv" and refusal is None:
+        lines = "".join(audit_log.csv_lines(entries))
+        response = HttpResponse(lines, content_type="text/csv; charset=utf-8")
+        response["Content-Disposition"] = 'attachment; filename="audit.csv"'
+        return response
+    if before.isdecimal() and len(before) < 19:
         entries = entries.filter(pk__lt=int(before))
     rows = list(entries[: AUDIT_PAGE + 1])
     older = rows[AUDIT_PAGE - 1].pk if len(rows) > AUDIT_PAGE else None
     context = {
         "entries": rows[:AUDIT_PAGE],
         "older": older,
-        "action": action,
+        "typed": typed,
+        "query": urlencode(wanted.to_dict()),
+        "refusal": refusal,
         "all": has_role(request.user, Role.ADMIN),
     }
-    return render(request, "webui/audit.html", context)
+    return render(request, "webui/audit.html", context, status=refusal.status if refusal else 200)
 
 
 @page

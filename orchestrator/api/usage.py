@@ -1,4 +1,4 @@
-"""Usage reports: device-seconds by team, person, pool or day."""
+"""Usage reports: device-seconds and cost by team, person, pool, experiment, day or month."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ class UsageQuery(Contract):
 
     since: Annotated[str, Field(alias="from", description="default: 30 days before `to`")] = ""
     to: Annotated[str, Field(description="default: today")] = ""
-    by: Literal["team", "person", "pool", "day"] = "team"
+    by: Literal["team", "person", "pool", "experiment", "day", "month"] = "team"
+    monthly: Annotated[bool, Field(description="one row per group and month")] = False
 
 
 class UsageRow(Schema):
     """Device-seconds of one group; productive and lost time are of ended attempts."""
 
-    key: str = Field(description="team, person, pool or day; empty: without a team")
+    key: str = Field(description="name or time of the group; empty: without one")
     device_s: float = Field(description="time for which devices were held")
     productive_s: float
     lost_s: float
     attempts: int = Field(description="counted once per day on which they held devices")
+    cost_usd: float = Field(description="at the typical prices of the device catalogue")
+    month: str = Field("", description="2026-01; only with `monthly`")
 
 
 class UsageOut(Schema):
@@ -56,7 +59,9 @@ class UsageOut(Schema):
 def usage(request: HttpRequest, query: Query[UsageQuery]) -> Any:
     """Usage of the people whose runs you may see, from stored days; CSV with `Accept: text/csv`."""
     since, until = reports.period(query.since, query.to)
-    result = reports.report(user=user(request), since=since, until=until, by=query.by)
+    result = reports.report(
+        user=user(request), since=since, until=until, by=query.by, monthly=query.monthly
+    )
     if wants_csv(request):
         return HttpResponse(reports.report_csv(result), content_type=CSV)
     return {

@@ -1,4 +1,4 @@
-"""The page of usage reports: device-hours by team, person, pool or day, with a CSV download."""
+"""The page of usage reports: device-hours and cost by group, with a CSV download."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _GROUPS: Final = {
     "team": gettext_noop("team"),
     "person": gettext_noop("person"),
     "pool": gettext_noop("pool"),
+    "experiment": gettext_noop("experiment"),
+    "month": gettext_noop("month"),
     "day": gettext_noop("day"),
 }
 
@@ -31,10 +33,11 @@ def usage(request: PageRequest) -> HttpResponse:
     """Show a report, or return it as CSV with `?format=csv`."""
     chosen = request.GET
     by = chosen.get("by", "team")
+    monthly = chosen.get("monthly") == "1" and by not in reports.BY_TIME
     refusal, status = None, 200
     try:
         since, until = reports.period(chosen.get("from", ""), chosen.get("to", ""))
-        result = reports.report(user=request.user, since=since, until=until, by=by)
+        result = reports.report(user=request.user, since=since, until=until, by=by, monthly=monthly)
     except Refusal as refused:
         if chosen.get("format") == "csv":
             raise
@@ -49,7 +52,9 @@ def usage(request: PageRequest) -> HttpResponse:
     most = max((row.device_s for row in result.rows), default=0.0)
     rows = [
         {
-            "key": row.key or _("no team"),
+            "key": row.key or _("none"),
+            "month": row.month,
+            "cost": row.cost_usd,
             "hours": row.device_s / 3600,
             "productive": row.productive_s / row.device_s if row.device_s else None,
             "lost_hours": row.lost_s / 3600,
@@ -74,6 +79,8 @@ def usage(request: PageRequest) -> HttpResponse:
         "by": by,
         "group": _(_GROUPS[by]),
         "groups": [(name, _(text)) for name, text in _GROUPS.items()],
+        "monthly": monthly,
+        "cost": total.cost_usd,
         "since": since.isoformat(),
         "until": until.isoformat(),
         "periods": [(name, a.isoformat(), b.isoformat()) for name, a, b in periods],

@@ -1,15 +1,16 @@
-"""Reads usage reports: sums of stored days by team, person, pool or day, as far as a user may see.
+"""Reads usage reports: sums by team, person, pool, experiment, day or month, as a user may see.
 
-Does not measure (`measure`).
+Those by experiment are measured when they are read; the others add stored days (`measure`).
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import UTC, date, timedelta
-from typing import Any, Final
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any, Final, NamedTuple
 
 from orchestrator.accounts import selectors as accounts
 from orchestrator.accounts.models import User
@@ -17,21 +18,30 @@ from orchestrator.background_jobs.models import UsageDay
 from orchestrator.common import clock
 from orchestrator.common.errors import invalid
 from orchestrator.common.units import csv_text
+from orchestrator.fleet import selectors as fleet
+from orchestrator.scheduling.accounting.held import experiments_of, held_devices
+from workers.contracts.catalog.devices import DEVICES
 
-GROUPS: Final = ("team", "person", "pool", "day")
+GROUPS: Final = ("team", "person", "pool", "experiment", "day", "month")
+BY_TIME: Final = ("day", "month")
 MOST_DAYS: Final = 400
 DEFAULT_DAYS: Final = 30
 
 
 @dataclass(frozen=True)
 class Row:
-    """Usage of one team, person, pool or day, in device-seconds."""
+    """Usage of one group, in device-seconds, and its cost at the catalogue's typical prices.
+
+    `month` (2026-01) only in reports per month.
+    """
 
     key: str
     device_s: float
     productive_s: float
     lost_s: float
     attempts: int
+    cost_usd: float = 0.0
+    month: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Data of the REST response."""
@@ -41,6 +51,8 @@ class Row:
             "productive_s": round(self.productive_s, 3),
             "lost_s": round(self.lost_s, 3),
             "attempts": self.attempts,
+            "cost_usd": round(self.cost_usd, 4),
+            "month": self.month,
         }
 
 
@@ -71,50 +83,140 @@ def period(since: str, until: str) -> tuple[date, date]:
     return first, last
 
 
-def report(*, user: User, since: date, until: date, by: str = "team", own: bool = False) -> Report:
+def report(
+    *,
+    user: User,
+    since: date,
+    until: date,
+    by: str = "team",
+    own: bool = False,
+    monthly: bool = False,
+) -> Report:
     """Usage of the days `since` to `until`, of the people whose runs the user may see.
 
-    `own`: only the user's. Raises Refusal 422 for an unknown group.
+    `own`: only the user's. `monthly`: one row per group and month. Raises Refusal 422 for an
+    unknown group.
     """
     if by not in GROUPS:
         raise invalid("by", f"{by!r} is not a group", ", ".join(GROUPS))
-    days = UsageDay.objects.filter(day__gte=since, day__lte=until)
     owners = [user.pk] if own else accounts.visible_owners(user)
+    if by == "experiment":
+        parts, final = _of_experiments(since, until, owners)
+    else:
+        parts, final = _of_days(since, until, owners, by)
+    sums: dict[tuple[str, str], list[float]] = {}
+    total = [0.0] * 5
+    for part in parts:
+        total = [have + value for have, value in zip(total, part.values, strict=True)]
+        for name in part.keys:
+            key = part.month if monthly else "", name
+            have = sums.get(key, [0.0] * 5)
+            sums[key] = [one + value for one, value in zip(have, part.values, strict=True)]
+    rows = [_row(name, values, month) for (month, name), values in sums.items()]
+    if by in BY_TIME:
+        rows.sort(key=lambda row: row.key)
+    else:
+        rows.sort(key=lambda row: (row.month, -row.device_s, row.key))
+    return Report(since, until, by, rows, _row("", total), final)
+
+
+class _Part(NamedTuple):
+    """One summand: the groups it counts for, and the numbers of a row."""
+
+    keys: list[str]
+    month: str
+    values: tuple[float, float, float, float, float]
+
+
+def _of_days(
+    since: date, until: date, owners: Collection[int] | None, by: str
+) -> tuple[list[_Part], bool]:
+    days = UsageDay.objects.filter(day__gte=since, day__lte=until)
     if owners is not None:
         days = days.filter(owner__in=owners)
-    sums: dict[str, list[float]] = {}
-    total, final = [0.0, 0.0, 0.0, 0.0], True
+    prices, parts, final = prices_by_pool(), [], True
     for row in days.iterator():
-        values = (row.device_s, row.productive_s, row.lost_s, float(row.attempts))
         final = final and row.final
-        total = [have + value for have, value in zip(total, values, strict=True)]
-        for key in _keys(row, by) if row.owner else []:
-            have = sums.get(key, [0.0] * 4)
-            sums[key] = [one + value for one, value in zip(have, values, strict=True)]
-    rows = [_row(key, values) for key, values in sums.items()]
-    rows.sort(key=(lambda row: row.key) if by == "day" else (lambda row: (-row.device_s, row.key)))
-    return Report(since, until, by, rows, _row("", total), final)
+        cost = row.device_s / 3600 * prices.get(row.pool, 0.0)
+        values = (row.device_s, row.productive_s, row.lost_s, float(row.attempts), cost)
+        keys = _keys(row, by) if row.owner else []
+        parts.append(_Part(keys, row.day.isoformat()[:7], values))
+    return parts, final
+
+
+def _of_experiments(
+    since: date, until: date, owners: Collection[int] | None
+) -> tuple[list[_Part], bool]:
+    now, prices, parts = clock.now(), prices_by_pool(), []
+    start = since
+    while start <= until:  # month by month
+        following = (start.replace(day=1) + timedelta(days=32)).replace(day=1)
+        end = min(following, until + timedelta(days=1))
+        first, last = (datetime.combine(day, time.min, UTC) for day in (start, end))
+        held = [
+            each
+            for each in held_devices(since=first, until=min(last, now))
+            if owners is None or each.owner in owners
+        ]
+        names = experiments_of({each.attempt for each in held})
+        seen: set[int] = set()
+        for each in held:
+            cost = each.seconds / 3600 * prices.get(each.pool, 0.0)
+            attempts = 0.0 if each.attempt in seen else 1.0
+            seen.add(each.attempt)
+            seconds = each.seconds
+            values = (seconds, seconds * each.productive, seconds * each.lost, attempts, cost)
+            parts.append(_Part([names.get(each.attempt, "")], start.isoformat()[:7], values))
+        start = following
+    return parts, until < now.astimezone(UTC).date()
+
+
+def prices_by_pool() -> dict[str, float]:
+    """US dollars per device-hour of each pool: the mean of its devices' typical prices."""
+    sums: dict[str, list[float]] = {}
+    for pool, name, count in fleet.catalogue_counts():
+        entry = DEVICES.get(name)
+        if entry is not None:
+            have = sums.setdefault(pool, [0.0, 0.0])
+            have[0] += count * entry.usd_per_hour
+            have[1] += count
+    return {pool: usd / count for pool, (usd, count) in sums.items()}
 
 
 def report_csv(result: Report) -> str:
     """The report as CSV with a header line; texts are safe in spreadsheets."""
     out = io.StringIO()
     writer = csv.writer(out)
-    writer.writerow([result.by, "device_s", "productive_s", "lost_s", "attempts"])
+    numbers = ["device_s", "productive_s", "lost_s", "attempts", "cost_usd"]
+    monthly = any(row.month for row in result.rows)
+    writer.writerow([*(["month"] if monthly else []), result.by, *numbers])
     for row in result.rows:
         values = row.to_dict()
-        writer.writerow([csv_text(row.key), *[values[name] for name in list(values)[1:]]])
+        writer.writerow(
+            [
+                *([row.month] if monthly else []),
+                csv_text(row.key),
+                *[values[name] for name in numbers],
+            ]
+        )
     return out.getvalue()
 
 
 def _keys(row: UsageDay, by: str) -> list[str]:
     if by == "team":
         return list(row.teams) or [""]
-    return [{"person": row.person, "pool": row.pool, "day": row.day.isoformat()}[by]]
+    return [
+        {
+            "person": row.person,
+            "pool": row.pool,
+            "day": row.day.isoformat(),
+            "month": row.day.isoformat()[:7],
+        }[by]
+    ]
 
 
-def _row(key: str, values: list[float]) -> Row:
-    return Row(key, values[0], values[1], values[2], int(values[3]))
+def _row(key: str, values: list[float], month: str = "") -> Row:
+    return Row(key, values[0], values[1], values[2], int(values[3]), values[4], month)
 
 
 def _day(field: str, text: str) -> date:

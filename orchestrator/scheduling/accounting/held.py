@@ -5,7 +5,7 @@ Does not sum by person or pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import UTC, date, datetime
 from typing import NamedTuple
 
@@ -14,6 +14,8 @@ from django.db.models.functions import Coalesce
 
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.models import Allocation, DeviceTime
+
+_CHUNK = 500  # ids per query
 
 
 class HeldDevices(NamedTuple):
@@ -53,6 +55,15 @@ def held_devices(*, since: datetime, until: datetime) -> Iterator[HeldDevices]:
         seconds = max(0.0, (end - max(created, since)).total_seconds())
         yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
     yield from _in_engines(since, until, shares)
+
+
+def experiments_of(attempts: Collection[int]) -> dict[int, str]:
+    """`{attempt: name of its run's experiment}`; leaves out runs without one."""
+    ids, names = sorted(attempts), dict[int, str]()
+    for start in range(0, len(ids), _CHUNK):
+        rows = Attempt.objects.filter(pk__in=ids[start : start + _CHUNK])
+        names |= dict(rows.exclude(run__experiment=None).values_list("pk", "run__experiment__name"))
+    return names
 
 
 def _in_engines(

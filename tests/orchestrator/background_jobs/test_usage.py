@@ -15,7 +15,8 @@ from orchestrator.background_jobs.models import Delivery, Subscription, UsageDay
 from orchestrator.background_jobs.notifications import collect, subscriptions
 from orchestrator.background_jobs.usage import measure, messages
 from orchestrator.fleet.models import Device, Node
-from orchestrator.runs.models import Attempt
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import services as scheduling
 from orchestrator.scheduling.models import Allocation, DeviceTime
 from tests import factories
@@ -108,7 +109,36 @@ def test_reports_show_what_a_user_may_see(
         "18000.0",
         "18000.0",
         "4",
+        "0.48",  # 12 device-hours of CPU slots at the catalogue's 0.04 USD
     ]
+
+
+def test_usage_by_experiment_and_month_with_its_cost(owner: User, other: User) -> None:
+    question = runs.experiment_create(owner=owner, name="question")
+    Run.objects.filter(pk=Run.objects.filter(owner=owner).earliest("pk").pk).update(
+        experiment=question
+    )
+    hold(owner, datetime(2026, 2, 28, 23, tzinfo=UTC), 2)  # one hour in each month
+    path = "/api/v1/usage?from=2026-02-01&to=2026-03-31&by=experiment"
+    rows = factories.api(owner).get(path).json()["items"]
+    assert [(row["key"], row["device_s"], row["attempts"]) for row in rows] == [
+        ("question", 28_800.0, 1),
+        ("", 21_600.0, 3),  # one attempt in both months
+    ]
+    monthly = factories.api(owner).get(path + "&monthly=true").json()["items"]
+    assert [(row["month"], row["key"], row["cost_usd"]) for row in monthly] == [
+        ("2026-02", "", 0.08),
+        ("2026-03", "question", 0.32),
+        ("2026-03", "", 0.16),
+    ]
+    page = factories.client_for(owner)
+    url = "/account/usage/?from=2026-02-01&to=2026-03-31&by=experiment&monthly=1"
+    assert "question" in page.get(url).content.decode()
+    lines = page.get(url + "&format=csv").content.decode().splitlines()
+    assert lines[0] == "month,experiment,device_s,productive_s,lost_s,attempts,cost_usd"
+    assert lines[2].startswith("2026-03,question,28800.0,")
+    months = factories.api(owner).get(path.replace("experiment", "month")).json()["items"]
+    assert [row["key"] for row in months] == ["2026-03"]  # stored days: February was not measured
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 The trace is synthetic, after Philly's statistics, on 20 nodes of 8 devices at an offered load of
 0.9. When a run is submitted and must wait, the estimator gets what the scheduler knows then: queue,
-holders with their predicted ends (within 20%), usage and recent runs. A sample of these runs counts.
+holders with their predicted ends (within 20%), usage and recent runs. A sample of them counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
         submitted = [0]
 
         def observe(state: State) -> None:
-            new = [run for run in state.waiting if run.queued_at == state.now > 0]  # noqa: B023
+            new = [run for run in state.waiting if run.queued_at == state.now > 0]
             if not new or rng.random() > 0.2 or len(found) >= each:  # noqa: B023
                 return
             policy = Policy({}, {}, {}, state.usage, order=ORDERS["orrery"])

@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.api.http.auth import require_scope, user
 from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.pagination import paginated
-from orchestrator.api.schemas import Id, Time, aware
+from orchestrator.api.schemas.base import Id, Time, aware
 from orchestrator.scheduling.reserved import windows
 from workers.contracts.base import Contract
 

@@ -111,11 +111,12 @@ class CopyOut(Schema):
 class CopyCandidateOut(Schema):
     """What the next run of the job `store-garbage` deletes."""
 
-    run: Id
-    kind: str
+    run: Id | None = Field(description="whose copy it is; of a data set, the run that wrote it")
+    kind: str = Field(description="checkpoint, artifact or data")
     key: str
     bytes: int
-    reason: str = Field(description="superseded, discarded, age or size")
+    reason: str = Field(description="superseded, discarded, age, size or deleted")
+    data_set: str = Field(description="NAME@VERSION of a deleted data set, else empty")
 
 
 class CopyCandidatesOut(Schema):

@@ -20,6 +20,7 @@ from django.db.models.functions import Cast
 from orchestrator.common import clock
 from orchestrator.fleet.models import Node
 from orchestrator.runs import storage
+from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.models import Attempt, Checkpoint, Deletion, Run, StoredFolder
 from orchestrator.runs.states import ENDED
 from orchestrator.scheduling import dispatch
@@ -177,13 +178,20 @@ def _folder_bytes(attempt: Attempt, nodes: tuple[str, ...]) -> int:
 
 
 def references() -> dict[int, set[str]]:
-    """`{run: paths in its folder that specs of other runs name}`; "" is the whole folder."""
+    """`{run: paths in its folder that specs of other runs name}`; "" is the whole folder.
+
+    Also of registered data sets, whose only files may be there.
+    """
     named: dict[int, set[str]] = defaultdict(set)
     rows = Run.objects.annotate(text=Cast("spec", TextField())).filter(text__contains="runs/")
     for pk, text in rows.values_list("pk", "text").iterator(chunk_size=500):
         for run, inside in _REFERENCE.findall(text):
             if int(run) != pk:
                 named[int(run)].add(inside.strip("/"))
+    kept = DataSetVersion.objects.filter(deleted=None, path__contains="runs/")
+    for text in kept.exclude(state=DataSetVersion.State.STORED).values_list("path", flat=True):
+        for run, inside in _REFERENCE.findall(text):
+            named[int(run)].add(inside.strip("/"))
     return named
 
 

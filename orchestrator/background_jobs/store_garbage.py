@@ -28,12 +28,13 @@ _GB: Final = 10**9
 class Candidate(NamedTuple):
     """A copy that a run of the job would delete."""
 
-    run: int
-    kind: str  # checkpoint | artifact
+    run: int | None  # None: of a data set
+    kind: str  # checkpoint | artifact | data
     key: str
-    bytes: int
-    reason: str  # superseded | discarded | age | size
-    copy: StoredCopy
+    bytes: int  # 0 for a data set whose copy another version has too
+    reason: str  # superseded | discarded | age | size | deleted
+    copy: StoredCopy | None = None
+    data_set: str = ""  # NAME@VERSION
 
 
 def collect(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]:
@@ -41,9 +42,10 @@ def collect(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]:
     counts = {"copies": 0, "bytes": 0}
     if not access.configured():
         return counts
-    for candidate in candidates(now=clock.now()):
+    for candidate in copy_candidates(now=clock.now()):
         if not dry_run:
             renew()
+            assert candidate.copy is not None
             if not copies.copy_collect(candidate.copy):
                 continue
         counts["copies"] += 1
@@ -69,7 +71,14 @@ def _with_data_sets(
 
 
 def candidates(*, now: datetime) -> Iterator[Candidate]:
-    """What a run at this time deletes."""
+    """What a run at this time deletes: copies of runs, then of deleted data sets."""
+    yield from copy_candidates(now=now)
+    for row, freed in registration.removable():
+        yield Candidate(row.run_id, "data", row.key, freed, "deleted", None, row.label)
+
+
+def copy_candidates(*, now: datetime) -> Iterator[Candidate]:
+    """Copies of checkpoints and artifacts that a run at this time deletes."""
     env = settings.ENV
     references = garbage.references()
     by_run: dict[int, list[StoredCopy]] = defaultdict(list)

@@ -25,7 +25,7 @@ from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import MOST_DIFF_BYTES, Captured, capture, workdir_of
 from orchestrator.runs.datasets import selectors
 from orchestrator.runs.datasets.from_bundle import with_data_sets_of_bundle
-from orchestrator.runs.datasets.resolve import named
+from orchestrator.runs.datasets.references import references
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.submission.run_paths import spec_texts
 from orchestrator.runs.submission.submit import run_submit, spec_invalid
@@ -160,7 +160,7 @@ def _relative(value: Any) -> Any:
 def _fingerprints(spec: Mapping[str, Any]) -> dict[str, str]:
     """`{relative path: SHA-256}` of files and folders that the spec names and this machine has."""
     digests = {}
-    other = {str(place.get("path")) for _, place in named(spec)}
+    other = {str((each.data or {}).get("path")) for each in references(spec)}
     other.add(str((spec.get("script") or {}).get("workdir")))
     for _, text in spec_texts(spec):
         if not text.startswith("/") or text in other:

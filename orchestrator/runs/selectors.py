@@ -20,6 +20,7 @@ from orchestrator.common import clock
 from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id
+from orchestrator.runs.datasets.resolve import paths_of_texts
 from orchestrator.runs.models import (
     Artifact,
     Attempt,
@@ -368,7 +369,7 @@ def launch_spec(run: Run) -> dict[str, Any]:
 def runs_read_by(run: Run) -> list[str]:
     """Ids of other runs whose files this one reads: its spec names them, or it is their fork."""
     ids = runs_named(
-        run.spec,
+        {**run.spec, "data_set_paths": list(paths_of_texts(run.spec).values())},
         roots=[*settings.DATA_ROOTS, models_root(), settings.ENV.home],
         run_root=settings.ENV.media_runs,
     )

@@ -14,8 +14,7 @@ _MOST: Final = 50
 
 def with_data_sets(sections: list[dict[str, Any]], *, user: Any) -> list[dict[str, Any]]:
     """Add the newest usable data sets that the user sees, and the current one, to the choices."""
-    rows = selectors.newest_of_each(user=user)[:_MOST]
-    offered = [row.name for row in rows if row.usable]
+    offered = _usable(user)
     for section in sections:
         for item in section["fields"]:
             if item["field"].path == "data.preset":
@@ -32,5 +31,11 @@ def with_data_sets(sections: list[dict[str, Any]], *, user: Any) -> list[dict[st
     return sections
 
 
-def _label(name: str) -> str:
-    return _("data set %(name)s") % {"name": name}
+def input_choices(*, user: Any) -> list[str]:
+    """Texts that name a data set in place of an input file."""
+    return [DATA_SET + name for name in _usable(user)]
+
+
+def _usable(user: Any) -> list[str]:
+    rows = selectors.newest_of_each(user=user)[:_MOST]
+    return [row.name for row in rows if row.usable]

@@ -36,6 +36,7 @@ USES: Final = {
     "seeds": gettext_noop("seeds"),
     "server": gettext_noop("server"),
     "references": gettext_noop("references"),
+    "excluded": gettext_noop("excluded text"),
     "produced": gettext_noop("produced"),
     "fork": gettext_noop("fork"),
 }

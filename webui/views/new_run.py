@@ -19,7 +19,7 @@ from orchestrator.runs.outputs import endpoint
 from orchestrator.runs.submission import weights
 from orchestrator.runs.submission.examples.example_preview import example_files
 from webui.forms import forecast, spec_summary
-from webui.forms.data_set_choices import with_data_sets
+from webui.forms.data_set_choices import input_choices, with_data_sets
 from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
 from webui.forms.forecast_produce import produce_facts
 from webui.forms.pool_choices import pool_choices
@@ -68,9 +68,8 @@ START: dict[str, Any] = {
 }
 _MOST_CHECKPOINTS = 20
 _SERVERS = 20  # the newest, searched for one that answers messages
-# fields that complete names of files in the data roots
-_DATA_FILES = (
-    "data.path",
+# fields that complete names of data sets and of files in the data roots
+_INPUTS = (
     "generate.input",
     "evaluate.input",
     "evaluate.references",
@@ -308,6 +307,7 @@ def _context(
         "pools": pool_choices(),
         "models": [*weights.offered(), *_checkpoints(request.user)],
         "files": example_files() if has_role(request.user, Role.SUBMITTER) else [],
+        "inputs": input_choices(user=request.user),
         "examples": [(name, _(title)) for name, (title, _spec) in FINETUNING_EXAMPLES.items()],
         "table": table(),
         **_verdict(request, name, experiment, spec),
@@ -366,7 +366,7 @@ def _item(
     )
     return {
         "field": field,
-        "file_fields": _DATA_FILES,
+        "input_fields": _INPUTS,
         "value": value,
         "label": _(field.label),
         "help": _(field.help) if field.help else "",

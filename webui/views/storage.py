@@ -10,6 +10,7 @@ from django.contrib import messages
 from django.db.models import Sum
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET, require_POST
@@ -27,6 +28,7 @@ _REASONS = {
     "size": gettext_noop("total size"),
     "superseded": gettext_noop("newer checkpoints"),
     "discarded": gettext_noop("no use"),
+    "deleted": gettext_noop("the data set was deleted"),
 }
 
 
@@ -80,7 +82,21 @@ def _store(request: PageRequest) -> dict[str, Any]:
         "totals": copies.totals(user=request.user),
         "problems": list(copies.problems()[:SHOWN]),
         "copy_candidates": [
-            {"row": row, "reason": _(_REASONS[row.reason])} for row in matches[:SHOWN]
+            {
+                "row": row,
+                "reason": _(_REASONS[row.reason]),
+                "data_set": row.data_set,
+                "url": _url(row),
+            }
+            for row in matches[:SHOWN]
         ],
         "copy_bytes": sum(row.bytes for row in matches[:SHOWN]),
     }
+
+
+def _url(row: Any) -> str:
+    """The page of the run or data set whose copy it is."""
+    if not row.data_set:
+        return reverse("run", args=[row.run])
+    name, _at, version = row.data_set.partition("@")
+    return reverse("data-set-version", args=[name, int(version)])

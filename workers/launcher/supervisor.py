@@ -167,6 +167,7 @@ class Supervisor:
         ) or self.data_sets.provide(self.store, keep_waiting=self._no_stop_requested)
         if self.order.inputs and self._own_verdict is None:
             spec = self.data_sets.with_local_paths(_resolved_spec(self.order))
+            self.order = self.order.model_copy(update={"spec": spec})  # a script's words and env
             write_json(self.run_dir.spec, spec)
 
     def _probe(self) -> None:

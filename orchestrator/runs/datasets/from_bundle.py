@@ -9,7 +9,7 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
 from orchestrator.runs.datasets import registration, selectors, services
 from orchestrator.runs.datasets.models import DataSetVersion
-from orchestrator.runs.datasets.resolve import named
+from orchestrator.runs.datasets.references import references, replaced
 from workers.contracts import Problem
 from workers.contracts.wire.maintenance.data_sets import data_key
 
@@ -24,23 +24,27 @@ def with_data_sets_of_bundle(spec: dict[str, Any], facts: Any, *, by: User) -> d
     """
     known = facts if isinstance(facts, dict) else {}
     problems = []
-    for field, place in named(spec):
-        label, fingerprint = str(place["dataset"]), str(place.get("fingerprint"))
-        about = known.get(label)
+    for each in list(references(spec)):
+        label, about = each.label, known.get(each.label)
+        facts_of = each.data or (about if isinstance(about, dict) else {})
+        fingerprint = str(facts_of.get("fingerprint"))
         row = _here(fingerprint, label, by)
         try:
             if row is None:
                 row = _from_store(fingerprint, label, about if isinstance(about, dict) else {}, by)
         except OSError as error:
             message = f"the store cannot be read: {error}"
-            problems.append(_problem(field, message, "check the store"))
+            problems.append(_problem(each.place, message, "check the store"))
             continue
         if row is None:
             message = f"no data set here has the files of {label} ({fingerprint[:12]})"
             hint = "register the original files, or configure the store that has them"
-            problems.append(_problem(field, message, hint))
+            problems.append(_problem(each.place, message, hint))
             continue
-        place["dataset"] = row.label
+        if each.data is not None:
+            each.data["dataset"] = row.label
+        else:
+            spec = replaced(spec, each.field.split("."), label, row.label)
     if problems:
         first = "; ".join(str(item) for item in problems[:3])
         raise Refusal("spec-invalid", "The run cannot be submitted as it is", 422, first, problems)
@@ -78,4 +82,4 @@ def _from_store(
 
 
 def _problem(field: str, message: str, hint: str) -> Problem:
-    return Problem(field=f"{field}.dataset", message=message, hint=hint)
+    return Problem(field=field, message=message, hint=hint)

@@ -71,7 +71,9 @@ class DataSetVersion(models.Model):
 
 
 class DataSetUse(models.Model):
-    """A run that uses a data set; `use` is data or validation_data."""
+    """A run that uses a data set; `use` is data, validation_data, prompts, references, seeds or
+    excluded.
+    """
 
     run = models.ForeignKey("runs.Run", on_delete=models.CASCADE, related_name="data_set_uses")
     data_set = models.ForeignKey(DataSetVersion, on_delete=models.PROTECT, related_name="uses")

@@ -87,18 +87,30 @@ def remove_copies(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]
     Equal content has one copy, which stays while another version has it.
     """
     counts = {"data_sets": 0, "bytes": 0}
-    gone = DataSetVersion.objects.filter(removed=None).exclude(deleted=None).order_by("pk")
-    for row in gone.exclude(key=""):
-        shared = DataSetVersion.objects.filter(key=row.key, deleted=None).exists()
+    for row, freed in list(removable()):
         counts["data_sets"] += 1
-        counts["bytes"] += 0 if shared else row.bytes
+        counts["bytes"] += freed
         if dry_run:
             continue
         renew()
-        if not shared:
+        if not _is_shared(row):
             copies.remove_objects(row.key)
         DataSetVersion.objects.filter(pk=row.pk).update(removed=clock.now())
     return counts
+
+
+def removable() -> Iterator[tuple[DataSetVersion, int]]:
+    """Deleted versions whose copy is still in the store, with the bytes that its removal frees."""
+    gone = DataSetVersion.objects.filter(removed=None).exclude(deleted=None).order_by("pk")
+    seen = set()
+    for row in gone.exclude(key=""):
+        yield row, 0 if row.key in seen or _is_shared(row) else row.bytes
+        seen.add(row.key)
+
+
+def _is_shared(row: DataSetVersion) -> bool:
+    """Whether a version that is not deleted has the same content."""
+    return DataSetVersion.objects.filter(key=row.key, deleted=None).exists()
 
 
 def _register(row: DataSetVersion, renew: Callable[[], None]) -> int:

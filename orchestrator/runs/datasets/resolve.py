@@ -1,12 +1,14 @@
 """Resolves the data sets of a spec to versions, and describes them to nodes.
 
-A resolved spec has `name@version`, the path and the fingerprint, so a later version changes no run.
+A resolved spec has `name@version`, and in its data the path and the fingerprint, so a later version
+changes no run.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +17,17 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import conflict
 from orchestrator.runs.datasets import selectors
 from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
+from orchestrator.runs.datasets.references import Reference, references, replaced
 from orchestrator.runs.models import Run
 from workers.contracts import Problem
+from workers.contracts.specs.data import DATA_SET_NAME, DATA_SET_PREFIX
 from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.maintenance.store import StoredFile
 
 _State = DataSetVersion.State
 # changed files are compared by content up to this size; nodes compare all
 _MOST_COMPARED: Final = 256 << 20
+_TEXT_LABEL: Final = re.compile(rf"{DATA_SET_NAME}(@[1-9][0-9]{{0,8}})?")
 
 
 def with_data_sets(
@@ -34,32 +39,24 @@ def with_data_sets(
     """
     problems: list[Problem] = []
     changed = spec
-    for field, place in named(spec):
-        row, problem = _version(f"{field}.dataset", place, by)
+    for each in references(spec):
+        if each.data is None and not _TEXT_LABEL.fullmatch(each.label):
+            message = f"{DATA_SET_PREFIX}{each.label[:80]} does not name a data set"
+            hint = f"{DATA_SET_PREFIX}NAME or {DATA_SET_PREFIX}NAME@VERSION"
+            problems.append(Problem(field=each.place, message=message, hint=hint))
+            continue
+        row, problem = _version(each.place, each.data or {"dataset": each.label}, by)
         if problem is not None:
             problems.append(problem)
         if row is None:
             continue
-        values = {"dataset": row.label, "path": row.path, "fingerprint": row.fingerprint}
-        changed = _merged(changed, field.split("."), {"format": row.format, **place, **values})
-    return changed, problems
-
-
-def named(spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """`(field, data)` of every place of a spec that names a data set."""
-    train = spec.get("train")
-    evaluated = train.get("eval") if isinstance(train, Mapping) else None
-    bodies = [("data", spec.get("data"))]
-    if isinstance(evaluated, Mapping):
-        bodies.append(("train.eval.data", evaluated.get("data")))
-    for field, data in bodies:
-        if not isinstance(data, dict):
+        names = each.field.split(".")
+        if each.data is None:
+            changed = replaced(changed, names, each.label, row.label)
             continue
-        sources = data.get("sources")
-        listed = enumerate(sources) if isinstance(sources, list) else ()
-        for place, body in [(field, data), *((f"{field}.sources.{n}", each) for n, each in listed)]:
-            if isinstance(body, dict) and isinstance(body.get("dataset"), str):
-                yield place, body
+        values = {"dataset": row.label, "path": row.path, "fingerprint": row.fingerprint}
+        changed = _merged(changed, names[:-1], {"format": row.format, **each.data, **values})
+    return changed, problems
 
 
 def paths_elsewhere(spec: Mapping[str, Any]) -> frozenset[str]:
@@ -69,17 +66,21 @@ def paths_elsewhere(spec: Mapping[str, Any]) -> frozenset[str]:
     )
 
 
+def paths_of_texts(spec: Mapping[str, Any]) -> dict[str, str]:
+    """`{dataset:name@version: path}` of the texts of a resolved spec that name a data set."""
+    return {DATA_SET_PREFIX + row.label: row.path for each, row in _rows(spec) if each.data is None}
+
+
 def uses_store(run: Run) -> None:
     """Record which data sets the run uses. Raises 409 for one that was deleted meanwhile."""
     seen = set()
-    for field, row in _rows(run.spec):
-        use = "validation_data" if field.startswith("train.") else "data"
-        if (row.pk, use) in seen:
+    for each, row in _rows(run.spec):
+        if (row.pk, each.use) in seen:
             continue
-        seen.add((row.pk, use))
+        seen.add((row.pk, each.use))
         if DataSetVersion.objects.select_for_update().get(pk=row.pk).deleted is not None:
             raise conflict(f"Data set {row.label} was deleted.", type="data-set-deleted")
-        DataSetUse.objects.create(run=run, data_set=row, use=use)
+        DataSetUse.objects.create(run=run, data_set=row, use=each.use)
 
 
 def unusable(run: Run) -> str:
@@ -91,7 +92,9 @@ def unusable(run: Run) -> str:
 def inputs_of(run: Run) -> list[DataInput]:
     """What nodes need to have the run's data sets."""
     inputs: dict[int, DataInput] = {}
-    for field, row in _rows(run.spec):
+    for each, row in _rows(run.spec):
+        if not each.read_by_nodes:
+            continue
         known = inputs.setdefault(
             row.pk,
             DataInput(
@@ -104,18 +107,18 @@ def inputs_of(run: Run) -> list[DataInput]:
                 key=row.key or None,
             ),
         )
-        known.fields.append(f"{field}.path")
+        known.fields.append(each.field)
     return list(inputs.values())
 
 
-def _rows(spec: Mapping[str, Any]) -> list[tuple[str, DataSetVersion]]:
-    """`(field, version)` of a resolved spec."""
+def _rows(spec: Mapping[str, Any]) -> list[tuple[Reference, DataSetVersion]]:
+    """The references of a resolved spec, each with its version."""
     rows = []
-    for field, place in named(spec):
-        name, _, version = place["dataset"].partition("@")
+    for each in references(spec):
+        name, _, version = each.label.partition("@")
         if version.isdecimal():
             row = DataSetVersion.objects.filter(name=name, version=int(version)).first()
-            rows += [(field, row)] if row is not None else []
+            rows += [(each, row)] if row is not None else []
     return rows
 
 

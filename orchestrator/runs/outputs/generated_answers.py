@@ -17,6 +17,7 @@ from typing import IO, Any, BinaryIO, Final
 from django.conf import settings
 
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.runs.datasets.resolve import paths_of_texts
 from orchestrator.runs.models import Run
 from orchestrator.runs.outputs.output_files import open_output_file
 
@@ -53,7 +54,8 @@ def file_paths(run: Run) -> tuple[Path, Path]:
     body = run.spec.get("generate") or {}
     folder = Path(settings.ENV.media_runs) / str(run.pk)
     output = folder / str(body.get("output") or "")
-    return Path(str(body.get("input") or "")), output
+    given = str(body.get("input") or "")
+    return Path(paths_of_texts(run.spec).get(given, given)), output
 
 
 def is_available(run: Run) -> bool:

@@ -17,7 +17,7 @@ from django.db.models import Q, TextField
 from django.db.models.functions import Cast
 
 from orchestrator.accounts.models import User
-from orchestrator.runs.datasets.resolve import named
+from orchestrator.runs.datasets.references import references
 from orchestrator.runs.models import Checkpoint, DataSetVersion, Run
 from orchestrator.runs.selectors import runs_visible_to
 from orchestrator.runs.submission.run_paths import run_of_path, spec_texts
@@ -45,7 +45,7 @@ _USES: Final = {
     "evaluate.input": "prompts",
     "evaluate.references": "references",
 }
-_FILES: Final = frozenset({"data", "validation_data", "prompts", "seeds", "references"})
+_FILES: Final = frozenset({"data", "validation_data", "prompts", "seeds", "references", "excluded"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,11 @@ def _file_node(reference: _Reference, level: int) -> Node:
 def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
     """The paths and packages of a spec that name data or weights; each path once per use."""
     seen = set()
-    labels = {f"{field}.path": str(place["dataset"]) for field, place in named(spec)}
+    data_sets = list(references(spec))
+    for each in data_sets:
+        path = str(each.data.get("path") or "") if each.data is not None else ""
+        yield _Reference(each.use, path, None, None, each.label)
+    labels = {each.field for each in data_sets}
     preset = (spec.get("data") or {}).get("preset") if isinstance(spec.get("data"), dict) else None
     if isinstance(preset, str) and spec.get("kind") in ("train", "benchmark"):
         yield _Reference("data", preset, None, None)
@@ -268,7 +272,6 @@ def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
         ):
             continue
         if name in labels:
-            yield _Reference(use, text, None, None, labels[name])
             continue
         package = name.endswith(".package")
         run = None if package else run_of_path(_expanded(text), settings.ENV.media_runs)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workers.contracts.specs.data import data_set_in_text
+
 # where a spec may hold a ModelSource
 MODEL_FIELDS = (
     ("model",),
@@ -79,7 +81,7 @@ def _with_absolute(
     value = body.get(first)
     if rest and isinstance(value, dict):
         return {**body, first: _with_absolute(value, tuple(rest), roots)}
-    if not rest and isinstance(value, str):
+    if not rest and isinstance(value, str) and data_set_in_text(value) is None:
         return {**body, first: str(absolute_path(value, roots))}
     return body
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.runs.submission.absolute_paths import MODEL_FIELDS, absolute_path
@@ -36,22 +37,23 @@ def path_problems(
     run_root: Path,
     models_root: Path | None = None,
     elsewhere: Collection[str] = (),
+    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Problem]:
     """Problems with the paths of a spec.
 
     Weights and tokenizers may also be under `run_root` (checkpoints), and weights under
     `models_root` (downloads). Registered data sets may be a run's output; those `elsewhere` are not
-    on this machine.
+    on this machine. `texts`: their paths by the texts that name them in place of a path.
     """
     problems: list[Problem] = []
-    for field, path, format, registered in _data_files(spec):
+    for field, path, format, registered in _data_files(spec, texts):
         if registered and path in elsewhere:
             continue
         roots = [*data_roots, run_root] if registered else data_roots
         of_file = file_problems(field, path, format, roots)
         problems += of_file or _example_problems(spec, field, path, format, roots)
         if not of_file and spec.produce is not None and field == "produce.seeds":
-            resolved = resolve_path(field, path, data_roots)[0]
+            resolved = resolve_path(field, path, roots)[0]
             needed = spec.produce.needs_answers
             problems += seed_problems(field, resolved, needs_answer=needed) if resolved else []
     for field, path in _tokenizers(spec):
@@ -101,14 +103,15 @@ def _lock_problems(script: ScriptBody, folder: Path) -> list[Problem]:
     return []
 
 
-def _data_files(spec: RunSpec) -> Iterator[tuple[str, str, str, bool]]:
+def _data_files(spec: RunSpec, texts: Mapping[str, str]) -> Iterator[tuple[str, str, str, bool]]:
     """`(field, path, format, registered)` of all data files; `registered`: of a data set."""
     for field, data in _data_specs(spec):
         for source_field, source in data.parts(field):
             if source.path is not None:
                 registered = source.dataset is not None
                 yield f"{source_field}.path", source.path, source.format, registered
-    yield from ((field, path, format, False) for field, path, format in _other_files(spec))
+    for field, path, format in _other_files(spec):
+        yield field, texts.get(path, path), format, path in texts
 
 
 def _other_files(spec: RunSpec) -> Iterator[tuple[str, str, str]]:

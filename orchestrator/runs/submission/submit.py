@@ -288,12 +288,14 @@ def _hidden_runs(spec: RunSpec, by: User | None) -> list[Problem]:
 def _path_problems(spec: RunSpec) -> list[Problem]:
     if spec.kind == "external":
         return []
+    given = spec.model_dump(mode="json", exclude_unset=True)
     return path_problems(
         spec,
         data_roots=settings.DATA_ROOTS,
         run_root=settings.ENV.media_runs,
         models_root=models_root(),
-        elsewhere=data_sets.paths_elsewhere(spec.model_dump(mode="json", exclude_unset=True)),
+        elsewhere=data_sets.paths_elsewhere(given),
+        texts=data_sets.paths_of_texts(given),
     )
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
-from orchestrator.background_jobs import store_garbage
+from orchestrator.background_jobs import garbage, store_garbage
 from orchestrator.common.errors import Refusal
 from orchestrator.config.env_settings import Env
 from orchestrator.runs import bundles
+from orchestrator.runs import selectors as run_selectors
 from orchestrator.runs import services as runs
 from orchestrator.runs.datasets import registration, selectors, services
 from orchestrator.runs.datasets.resolve import inputs_of
@@ -21,6 +22,7 @@ from orchestrator.runs.store import access
 from orchestrator.scheduling import dispatch
 from tests import factories
 from tests.orchestrator.scheduling.conftest import FakeNode
+from tests.s3_server import REGION, S3Server
 from workers.contracts.wire.maintenance.store import INDEX
 
 pytestmark = pytest.mark.django_db
@@ -94,6 +96,13 @@ def test_a_data_set_from_its_registration_to_the_end(
     FakeNode(node).exited(attempt, "user_error")
     assert api.delete("/api/v1/datasets/hamlet/1").status_code == 204
     assert store_garbage.collect(dry_run=True, renew=lambda: None)["data_sets"] == 1
+    listed = factories.api(operator).get("/api/v1/storage/copies/candidates").json()
+    assert [(item["kind"], item["data_set"], item["reason"]) for item in listed["items"]] == [
+        ("data", "hamlet@1", "deleted")
+    ]
+    assert listed["bytes"] == len(TEXT)
+    page = factories.client_for(operator).get("/account/storage/").content.decode()
+    assert 'href="/data/sets/hamlet/1/">hamlet@1</a>' in page and "the data set was deleted" in page
     assert copy.exists()
     collected = store_garbage.collect(dry_run=False, renew=lambda: None)
     assert collected == {"copies": 0, "bytes": len(TEXT), "data_sets": 1}
@@ -142,6 +151,144 @@ def test_validation_data_and_sources(owner: User, root: Path) -> None:
         "hamlet@1": ["data.sources.0.path"],
         "other@1": ["data.sources.1.path", "train.eval.data.path"],
     }
+
+
+def test_inputs_of_other_kinds_name_a_data_set_in_place_of_a_path(owner: User, root: Path) -> None:
+    """Generate, evaluate, produce and script runs: at a fixed version, known to the nodes."""
+    line = json.dumps({"id": 1, "prompt": "To be", "answer": "or not to be"})
+    (root / "prompts.jsonl").write_text(line + "\n")
+    (root / "main.py").write_text("print('read')")
+    registered(owner)
+    registered(owner, name="prompts", path="prompts.jsonl")
+    read()
+    server = {"url": "http://127.0.0.1:8000/v1", "model": "tiny"}
+    filters = [{"kind": "ngram", "against": "dataset:hamlet"}]
+    specs = [
+        {"kind": "generate", "generate": {"input": "dataset:prompts", "output": "out.jsonl"}},
+        {
+            "kind": "evaluate",
+            "evaluate": {"input": "dataset:prompts@1", "references": "dataset:prompts"},
+        },
+        {
+            "kind": "produce",
+            "produce": {
+                "tasks": ["math"],
+                "count": 5,
+                "server": server,
+                "method": "answer",
+                "seeds": "dataset:prompts",
+                "filters": filters,
+            },
+        },
+        {
+            "kind": "script",
+            "script": {
+                "command": ["main.py", "--text=dataset:hamlet", "dataset:prompts"],
+                "workdir": str(root),
+                "env": {"TEXT": "dataset:hamlet@1", "OTHER": "text"},
+            },
+        },
+    ]
+    runs_ = [runs.run_submit(owner=owner, name="x", spec=each) for each in specs]
+    generate, evaluate, produce, script = runs_
+    assert generate.spec["generate"]["input"] == "dataset:prompts@1"
+    assert script.spec["script"]["command"][1:] == ["--text=dataset:hamlet@1", "dataset:prompts@1"]
+    fields = [{item.name: item.fields for item in inputs_of(each)} for each in runs_]
+    assert fields == [
+        {"prompts@1": ["generate.input"]},
+        {"prompts@1": ["evaluate.input", "evaluate.references"]},
+        {"prompts@1": ["produce.seeds"], "hamlet@1": ["produce.filters.0.against"]},
+        {
+            "hamlet@1": ["script.command.1", "script.env.TEXT"],
+            "prompts@1": ["script.command.2"],
+        },
+    ]
+    uses = DataSetUse.objects.order_by("run", "use").values_list("run", "use", "data_set__name")
+    assert list(uses) == [
+        (generate.pk, "prompts", "prompts"),
+        (evaluate.pk, "prompts", "prompts"),
+        (evaluate.pk, "references", "prompts"),
+        (produce.pk, "excluded", "hamlet"),
+        (produce.pk, "seeds", "prompts"),
+        *sorted((script.pk, "data", name) for name in ("hamlet", "prompts")),
+    ]
+    graph = factories.api(owner).get(f"/api/v1/runs/{produce.pk}/lineage").json()
+    assert {(edge["source"], edge["use"]) for edge in graph["edges"]} == {
+        ("data:prompts@1", "seeds"),
+        ("data:hamlet@1", "excluded"),
+    }
+    bundle = json.loads(json.dumps(bundles.bundle_of(generate)))
+    assert list(bundle["data_sets"]) == ["prompts@1"]
+    again = bundles.bundle_submit(owner=owner, bundle=bundle)
+    assert again.spec["generate"]["input"] == "dataset:prompts@1"
+    (root / "prompts.jsonl").unlink()  # the store has it
+    runs.run_submit(owner=owner, name="x", spec=specs[0])
+
+
+@pytest.mark.parametrize(
+    ("given", "message", "hint"),
+    [
+        ("dataset:hamlt", "there is no data set hamlt", "did you mean hamlet?"),
+        ("dataset:hamlet@x", "dataset:hamlet@x does not name a data set", "dataset:NAME"),
+        ("dataset:", "dataset: does not name a data set", "dataset:NAME"),
+        ("dataset:hamlet", "is not JSON", "one JSON object per line"),
+    ],
+)
+def test_wrong_data_sets_of_inputs(
+    owner: User, root: Path, given: str, message: str, hint: str
+) -> None:
+    registered(owner)
+    read()
+    spec = {"kind": "generate", "generate": {"input": given, "output": "out.jsonl"}}
+    [problem] = runs.spec_problem_list(spec, by=owner)
+    assert problem["field"] == "generate.input" and message in problem["message"]
+    assert hint in problem["hint"]
+
+
+def test_a_data_set_in_a_runs_folder_keeps_the_folder(
+    owner: User, root: Path, settings: Any, live_redis: str
+) -> None:
+    writer = factories.external_run(owner)
+    folder = settings.ENV.media_runs / str(writer.pk)
+    folder.mkdir(parents=True)
+    (folder / "out.jsonl").write_text('{"id": 1, "prompt": "To be"}\n')
+    registered(owner, name="out", path=str(folder / "out.jsonl"))
+    assert garbage.references()[writer.pk] == {"out.jsonl"}
+    read()  # now the store has it
+    assert writer.pk not in garbage.references()
+    spec = {"kind": "generate", "generate": {"input": "dataset:out", "output": "a.jsonl"}}
+    run = runs.run_submit(owner=owner, name="x", spec=spec)
+    assert run_selectors.runs_read_by(run) == [str(writer.pk)]
+
+
+def test_a_data_set_on_s3(owner: User, root: Path, settings: Any) -> None:
+    """Registered, copied, its copy listed and deleted again."""
+    server = S3Server()
+    try:
+        settings.ENV = Env(
+            home=settings.ENV.home,
+            store_url=server.bucket(),
+            store_endpoint=server.endpoint,
+            store_region=REGION,
+            store_key="k",
+            store_secret="s",
+        )
+        registered(owner)
+        assert read() == {"data_sets": 1, "bytes": len(TEXT)}
+        row = DataSetVersion.objects.get()
+        store = server.open(settings.ENV.store_url)
+        place = f"{settings.ENV.store_url.removeprefix('s3://')}/{row.key}"
+        assert row.state == "stored"
+        assert {path.rpartition("/")[2] for path in store.fs.ls(place)} == {"hamlet.txt", INDEX}
+        index = registration.find_copy(row.fingerprint)
+        assert index is not None and index.fingerprint == row.fingerprint
+        services.data_set_delete(row=row, by=owner)
+        collected = store_garbage.collect(dry_run=False, renew=lambda: None)
+        assert collected == {"copies": 0, "bytes": len(TEXT), "data_sets": 1}
+        store.fs.invalidate_cache()
+        assert not store.fs.exists(f"{place}/hamlet.txt")
+    finally:
+        server.close()
 
 
 def test_names_that_do_not_exist_are_refused_with_a_suggestion(owner: User, root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from tests.flows.embedded import train_spec
+from tests.s3_server import REGION, S3Server
 from tests.workers.launcher.harness import Node, script
+from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.maintenance.data_sets import DataInput, data_key
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher.exit_verdict import Verdict
@@ -169,16 +173,70 @@ def test_copies_without_use_are_deleted_and_used_ones_stay(tmp_path: Path) -> No
     os.close(held)
 
 
+READS = """
+    import json
+    print(open(sys.argv[1].partition("=")[2]).read(5), open(os.environ["TEXT"]).read(5))
+    print(json.load(open(os.environ["ORRERY_RUN_DIR"] + "/spec.json"))["data"]["path"])
+"""
+
+
 @pytest.mark.flow
-def test_a_supervisor_gives_the_engine_the_local_path(node: Node, tmp_path: Path) -> None:
+def test_a_script_gets_the_local_path_in_its_spec_words_and_variables(
+    node: Node, tmp_path: Path
+) -> None:
     place = Place(tmp_path / "more")
     place.source.unlink()
-    order = node.order(script("print('read')"), ranks=1, inputs=[place.item.to_dict()])
+    fields = ["data.path", "script.command.1", "script.env.TEXT"]
+    item = place.item.model_copy(update={"fields": fields})
+    order = node.order(script(READS), ranks=1, inputs=[item.to_dict()])
     order["spec"]["data"] = {"dataset": "hamlet@1", "path": place.item.path}
+    order["spec"]["script"]["command"].append("--data=dataset:hamlet@1")
+    order["spec"]["script"]["env"] = {"TEXT": "dataset:hamlet@1"}
     order["store"] = {"url": str(place.store)}
-    run_dir = node.launch(order)
+    node.launch(order)
     assert node.exited(order)["class"] == "ok"
-    path = read_json(run_dir.spec)["data"]["path"]
-    assert Path(path).read_text().startswith("to be") and str(node.home) in path
+    local = node.home / "datasets" / item.fingerprint / "a.txt"
+    assert node.lines(0) == ["to be to be", str(local)]
     fetched = [r["data"] for r in node.reports if r["data"].get("type") == "data_fetched"]
     assert fetched[0]["data"]["data_set"] == "hamlet@1"
+
+
+@pytest.mark.flow
+@pytest.mark.ranks
+def test_training_from_a_data_set_that_only_s3_has(node: Node, tmp_path: Path) -> None:
+    """A real run: registered files are copied to S3, read on the node and trained on."""
+    server = S3Server()
+    try:
+        place = Place(tmp_path / "more")
+        url = server.bucket()
+        index = register.describe(place.source)
+        assert place.item.key is not None
+        copies.put(server.open(url), place.source, place.item.key, index)
+        place.source.unlink()
+        spec = train_spec(steps=3, ranks=1, every=3)
+        data = {"dataset": "hamlet@1", "path": place.item.path, "format": "text"}
+        order = {
+            **node.order([], ranks=1, inputs=[place.item.to_dict()]),
+            "kind": "train",
+            "spec": {**spec, "data": data},
+            "plan": spec["plan"],
+        }
+        sealed = encrypted_text.encrypt(
+            node.secret,
+            json.dumps({"key": "k", "secret": "s"}),
+            purpose=LaunchOrder.from_dict(order).store_purpose,
+        )
+        order["store"] = {
+            "url": url,
+            "endpoint": server.endpoint,
+            "region": REGION,
+            "credentials": sealed,
+        }
+        run_dir = node.launch(order)
+        assert node.exited(order)["class"] == "ok", node.lines(0)
+        local = node.home / "datasets" / place.item.fingerprint / "a.txt"
+        assert read_json(run_dir.spec)["data"]["path"] == str(local)
+        assert local.read_text().startswith("to be")
+        node.until(lambda: node.seqs("points", 0)[-1:] == [3] or None, 60, "points of 3 steps")
+    finally:
+        server.close()

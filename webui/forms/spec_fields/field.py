@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.contracts.specs.data import DATA_SET_PREFIX
+
 Kind = Literal[
     "int",
     "float",
@@ -25,7 +27,7 @@ Kind = Literal[
 MODEL_OF_WEIGHTS = "weights"  # the choice of `model` that leaves it to `train.init_from`
 CUSTOM_MODEL = "custom"  # the choice of `model` that opens `model.custom`
 OWN_FILE = "file"  # the choice of `data.preset` that opens `data.path`
-DATA_SET = "dataset:"  # with a name, the choice of `data.preset` that is a data set
+DATA_SET = DATA_SET_PREFIX  # with a name, the choice of `data.preset` that is a data set
 # the choice that keeps `data` as in the JSON: sources, a tokenizer to train
 OWN_JSON = "json"
 TRAINS = ("train", "benchmark")

@@ -32,7 +32,19 @@ _NAME = r"^[A-Za-z0-9_.-]{1,60}$"
 # a registered data set: its name, or its name and version
 DATA_SET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,79}"
 DataSetRef = Annotated[str, Field(pattern=rf"^{DATA_SET_NAME}(@[1-9][0-9]{{0,8}})?$")]
+# a data set in place of the path of an input file: dataset:NAME or dataset:NAME@VERSION
+DATA_SET_PREFIX = "dataset:"
 Fingerprint = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+def data_set_in_text(text: str, *, after_equals: bool = False) -> str | None:
+    """`chats@3` of the text `dataset:chats@3`; None of a path or another text.
+
+    With `after_equals` also of an option such as `--data=dataset:chats@3`.
+    """
+    if after_equals and not text.startswith(DATA_SET_PREFIX):
+        text = text.partition("=")[2]
+    return text.removeprefix(DATA_SET_PREFIX) if text.startswith(DATA_SET_PREFIX) else None
 
 
 class BpeSpec(Contract):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from workers.contracts.specs.data import DATA_SET_PREFIX
 from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command
@@ -52,7 +53,7 @@ class DataSets:
         changed = copy.deepcopy(spec) if self._local else spec
         for item in self._order.inputs:
             for field in item.fields if item.name in self._local else ():
-                _set(changed, field.split("."), self._local[item.name])
+                _set(changed, field.split("."), item.name, self._local[item.name])
         return changed
 
     def _provide(
@@ -140,9 +141,14 @@ class DataSets:
         return self._top / "compared" / f"{item.fingerprint[:32]}-{place[:16]}.json"
 
 
-def _set(value: Any, names: list[str], path: str) -> None:
-    """Replace the text at a field of a spec, such as `data.sources.0.path`."""
+def _set(value: Any, names: list[str], label: str, path: str) -> None:
+    """Replace the path at a field of a spec, such as `data.sources.0.path`, or in its text the data
+    set `label`, as in `--data=dataset:chats@3`.
+    """
     *parents, last = names
     for name in parents:
         value = value[int(name)] if isinstance(value, list) else value[name]
-    value[last] = path
+    place: Any = int(last) if isinstance(value, list) else last
+    named = DATA_SET_PREFIX + label
+    text = str(value[place])
+    value[place] = text.removesuffix(named) + path if text.endswith(named) else path

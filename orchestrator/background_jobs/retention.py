@@ -1,7 +1,8 @@
 """Retention policies: what is old, deleted or thinned in short batches, or only counted.
 
-A dry run counts with the same query that a real run deletes by. Thinning empties the data of a
-chunk but not its summary: charts show every spike, exports lose detail.
+A dry run counts with the same query that a real run deletes by. Thinning empties a field: of
+a chunk the data but not its summary, so charts show every spike and exports lose detail; of a
+program the files but not their fingerprint.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 from django.conf import settings
 from django.contrib.sessions.models import Session
-from django.db.models import CharField, Exists, F, OuterRef, QuerySet, Value
+from django.db.models import CharField, Exists, F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Cast, Concat
 
 from orchestrator.accounts.idempotency import RETENTION as IDEMPOTENCY_RETENTION
@@ -22,7 +23,7 @@ from orchestrator.background_jobs.models import Delivery, JobRun, UsageDay
 from orchestrator.common.models import Frame, Topic
 from orchestrator.dead_letters.models import DeadLetter, DeadLetterState
 from orchestrator.fleet.models import ProbeResult
-from orchestrator.runs.models import Deletion, Run, RunEvent
+from orchestrator.runs.models import Deletion, ProgramSnapshot, Run, RunCode, RunEvent
 from orchestrator.telemetry.models import Chunk, LogChunk
 
 BATCH: Final = 1000  # rows per transaction, so that other writers do not wait long
@@ -37,7 +38,7 @@ class Policy:
     name: str
     setting: str  # field of Env; empty: fixed
     rows: Callable[[datetime], Rows | None]
-    thin: bool = False  # empty `data` instead of deleting the row
+    thin: str = ""  # the field to empty instead of deleting the row
 
 
 def retain(
@@ -64,7 +65,7 @@ def _apply(policy: Policy, rows: Rows, renew: Callable[[], None]) -> int:
         last = keys[-1]
         batch = rows.model._default_manager.filter(pk__in=keys)
         if policy.thin:
-            changed += batch.update(data=b"")
+            changed += batch.update(**{policy.thin: b""})
         else:
             batch.delete()  # its count would include dependent rows
             changed += len(keys)
@@ -164,6 +165,24 @@ def _usage(now: datetime) -> Rows | None:
     return None if before is None else UsageDay.objects.filter(day__lt=before.date(), final=True)
 
 
+def _programs(now: datetime) -> Rows | None:
+    """Files of stored programs whose runs have all ended long ago."""
+    before = _before(now, settings.ENV.retain_programs_days)
+    if before is None:
+        return None
+    needed = RunCode.objects.filter(snapshot=OuterRef("pk"))
+    needed = needed.filter(Q(run__ended=None) | Q(run__ended__gte=before))
+    old = ProgramSnapshot.objects.filter(~Exists(needed), created__lt=before)
+    return old.exclude(packed=b"")
+
+
+def _diffs(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_programs_days)
+    return (
+        None if before is None else RunCode.objects.filter(run__ended__lt=before).exclude(diff=b"")
+    )
+
+
 def _probes(now: datetime) -> Rows | None:
     """Results of preflight probes; they follow the setting of events."""
     before = _before(now, settings.ENV.retain_events_days)
@@ -181,7 +200,7 @@ FREQUENT: Final = (
 POLICIES: Final = (
     Policy("events", "retain_events_days", _events),
     Policy("logs", "retain_logs_days", _logs),
-    Policy("series", "retain_series_days", _series, thin=True),
+    Policy("series", "retain_series_days", _series, thin="data"),
     Policy("topics", "retain_topics_days", _topics),
     Policy("audit", "retain_audit_days", _audit),
     Policy("sessions", "retain_sessions_days", _sessions),
@@ -191,4 +210,6 @@ POLICIES: Final = (
     Policy("deliveries", "retain_jobs_days", _deliveries),
     Policy("dead_letters", "retain_jobs_days", _dead_letters),
     Policy("usage", "retain_usage_days", _usage),
+    Policy("programs", "retain_programs_days", _programs, thin="packed"),
+    Policy("program_diffs", "retain_programs_days", _diffs, thin="diff"),
 )

@@ -321,6 +321,11 @@ class Env(BaseSettings):
         0.0,
         description="usage by day, person and pool older than this is deleted; 0 keeps all",
     )
+    retain_programs_days: float = Field(
+        0.0,
+        description="stored files and diffs of scripts whose runs all ended before this are "
+        "deleted; such runs cannot be retried. 0 keeps all",
+    )
     log_mb: float = Field(
         128.0,
         gt=0,

@@ -229,6 +229,8 @@ def _place(name: str) -> Path | None:
 def _code(run: Run) -> dict[str, Any] | None:
     """`{files, start, …}` of a script's code at its submit; None for other runs."""
     stored = record.code_of(run)
+    if reason := record.unusable(run):
+        raise conflict(f"{reason} A bundle would lack it.", type="code-deleted")
     if stored is not None:
         return {
             "files": _files(record.files_of(stored)),

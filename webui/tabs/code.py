@@ -45,6 +45,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "source": facts.source(),
         "command": _command(facts),
         "remote_page": code.remote if _REMOTE_PAGE.fullmatch(code.remote) else "",
+        "gone": record.unusable(facts.run),
         "changed": changed,
         "added": sum(each.added for each in changed),
         "removed": sum(each.removed for each in changed),

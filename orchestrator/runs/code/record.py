@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.common import clock
 from orchestrator.runs.code.capture import Captured
 from orchestrator.runs.models import ProgramSnapshot, Run, RunCode
 from workers.contracts.wire.programs.program_files import ProgramFiles, ProgramOrder
@@ -16,7 +17,7 @@ def store(run: Run, code: Captured | None) -> None:
     """Store the code of a new run; within the transaction of its submit."""
     if code is None:
         return
-    snapshot, _ = ProgramSnapshot.objects.get_or_create(
+    snapshot, new = ProgramSnapshot.objects.get_or_create(
         fingerprint=code.files.fingerprint,
         defaults={
             "packed": code.files.packed(),
@@ -24,6 +25,10 @@ def store(run: Run, code: Captured | None) -> None:
             "bytes": code.files.size,
         },
     )
+    if not new and not snapshot.packed:  # its files were deleted
+        ProgramSnapshot.objects.filter(pk=snapshot.pk).update(
+            packed=code.files.packed(), created=clock.now()
+        )
     RunCode.objects.create(
         run=run,
         snapshot=snapshot,
@@ -47,6 +52,14 @@ def code_of(run: Run) -> RunCode | None:
     return RunCode.objects.select_related("snapshot").filter(run=run).first()
 
 
+def unusable(run: Run) -> str:
+    """Why the run cannot start again: its stored files were deleted; empty if it can."""
+    code = code_of(run)
+    if code is None or code.snapshot.packed:
+        return ""
+    return f"The stored code of run {run.pk} was deleted (ORRERY_RETAIN_PROGRAMS_DAYS)."
+
+
 def program_order(run: Run) -> dict[str, Any] | None:
     """The program of a launch order (`ProgramOrder`); None if the run has no stored code."""
     code = code_of(run)
@@ -63,7 +76,9 @@ def program_order(run: Run) -> dict[str, Any] | None:
 
 
 def files_of(code: RunCode) -> ProgramFiles:
-    """The files of the stored code."""
+    """The files of the stored code; none if they were deleted."""
+    if not code.snapshot.packed:
+        return ProgramFiles(files={})
     return ProgramFiles.unpacked(bytes(code.snapshot.packed))
 
 

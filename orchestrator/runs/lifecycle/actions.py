@@ -19,6 +19,7 @@ from orchestrator.common import clock, conditional, live
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.runs import live_frames, states
+from orchestrator.runs.code import record
 from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt, Run, RunTag
 from orchestrator.runs.submission.submit import NAME_LENGTH, priority_problems, run_submit
@@ -108,6 +109,8 @@ def run_retry(*, run: Run, by: User) -> Run:
             )
         if reason := data_sets.unusable(run):
             raise conflict(f"{reason} Clone the run with another one.", type="data-set-deleted")
+        if reason := record.unusable(run):
+            raise conflict(f"{reason} Submit the program again.", type="code-deleted")
         return requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)
 
     return perform(run, by, "retry", act)

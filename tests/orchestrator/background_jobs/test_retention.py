@@ -23,7 +23,17 @@ pytestmark = pytest.mark.django_db
 
 DAYS = {
     f"retain_{name}_days": 30.0
-    for name in ("events", "audit", "topics", "sessions", "jobs", "logs", "series", "usage")
+    for name in (
+        "events",
+        "audit",
+        "topics",
+        "sessions",
+        "jobs",
+        "logs",
+        "series",
+        "usage",
+        "programs",
+    )
 }
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import subprocess
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.accounts.models import User
+from orchestrator.background_jobs import retention
+from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import bundles
+from orchestrator.runs import services as runs
 from orchestrator.runs.code import capture as captures
 from orchestrator.runs.code import git, record
 from orchestrator.runs.code.capture import Captured, capture
@@ -324,3 +328,34 @@ def test_a_bundle_has_commit_and_diff(
     ):
         with pytest.raises(Refusal, match="code"):
             bundles.bundle_submit(owner=owner, bundle={**bundle, "code": wrong})
+
+
+def test_stored_files_of_old_runs_are_deleted_by_policy_only(
+    owner: User, data: Path, settings: Any
+) -> None:
+    """And the run says so: it cannot be retried or bundled; a new submit stores them again."""
+    work = data / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print('one')")
+    run, living = submitted(owner, work), submitted(owner, work)
+    runs.run_cancel(run=run, by=owner)
+    later = clock.now() + timedelta(days=31)
+    options = {"policies": retention.POLICIES, "dry_run": False, "renew": lambda: None}
+    assert "programs" not in retention.retain(now=later, **options)
+    settings.ENV = settings.ENV.model_copy(update={"retain_programs_days": 30.0})
+    assert retention.retain(now=later, **options)["programs"] == 0  # the other run needs it
+    runs.run_cancel(run=living, by=owner)
+    assert retention.retain(now=later, **{**options, "dry_run": True})["programs"] == 1
+    assert retention.retain(now=later, **options)["programs"] == 1
+    run.refresh_from_db()
+    with pytest.raises(Refusal, match=r"stored code of run .* was deleted"):
+        runs.run_retry(run=run, by=owner)
+    with pytest.raises(Refusal, match="was deleted"):
+        bundles.bundle_of(run)
+    page = factories.client_for(owner).get(f"/runs/{run.pk}/?tab=code").content.decode()
+    assert "ORRERY_RETAIN_PROGRAMS_DAYS" in page
+    rest = factories.api(owner).get(f"/api/v1/runs/{run.pk}/code").json()
+    assert rest["files"] == [] and len(rest["fingerprint"]) == 64
+    again = submitted(owner, work)
+    order = record.program_order(again)
+    assert order is not None and order["packed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -53,29 +54,43 @@ def postgresql(*, durable: bool = True) -> Iterator[str]:
         "PostgreSQL is not installed: initdb is neither on PATH nor in /usr/lib/postgresql"
     )
     folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
-    become: list[str] = []
+    # the server ends with this process, also if that is killed; PostgreSQL refuses to be root
+    become = ["setpriv", "--pdeathsig", "INT"]
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres", "postgres")
-        become = ["runuser", "-u", "postgres", "--"]
+        become += ["--reuid=postgres", "--regid=postgres", "--clear-groups"]
     port = free_port()
-
-    def run(*command: str | Path) -> None:
-        subprocess.run([*become, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-
-    run(programs / "initdb", "-D", folder / "data", "-U", "orrery", "-A", "trust")
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder}"
+    data = folder / "data"
+    initdb = [programs / "initdb", "-D", data, "-U", "orrery", "-A", "trust"]
+    subprocess.run([*become, "--", *initdb], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+    options = ["-c", "listen_addresses=127.0.0.1", "-p", str(port), "-k", str(folder)]
     if not durable:
-        options += " -c fsync=off -c synchronous_commit=off -c full_page_writes=off"
-    control = (programs / "pg_ctl", "-D", folder / "data", "-w", "-t", "240", "-l", folder / "log")
-    run(*control, "-o", options, "start")
+        off = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+        options += [word for setting in off for word in ("-c", setting)]
+    with open(folder / "log", "wb") as log:
+        command = [*become, "--", programs / "postgres", "-D", data, *options]
+        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
+        _wait_until_ready(programs, port, server, folder / "log")
         yield f"postgresql://orrery@127.0.0.1:{port}/postgres"
     finally:
         from django.db import connection
 
         connection.close()
-        run(*control, "-m", "fast", "stop")
+        server.send_signal(signal.SIGINT)  # a fast shutdown
+        server.wait(240)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_until_ready(
+    programs: Path, port: int, server: subprocess.Popen[bytes], log: Path
+) -> None:
+    ready = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+    deadline = time.monotonic() + 240
+    while subprocess.run(ready).returncode != 0:
+        failed = server.poll() is not None or time.monotonic() > deadline
+        assert not failed, log.read_text(errors="replace")
+        time.sleep(0.1)
 
 
 def postgresql_programs() -> Path | None:

@@ -123,6 +123,8 @@ class Loop:
             windows.clear(now=clock.now())
             self._prune(now)
             self._settle(now)
+        if wake and self._engines is not None:
+            self._engines.wake()
         if wake or now >= self._tick_due:
             result = tick(rest=self._rest)
             self._rest = result.rest

@@ -64,6 +64,17 @@ def enqueue(engine: Engine, pools: Mapping[str, Pool]) -> list[EngineJob]:
         return EngineJob.objects.bulk_create(jobs)
 
 
+def engines_with_new_runs() -> set[int]:
+    """Keys of the engines with queued runs that have no job yet."""
+    pools = dict(Pool.objects.exclude(engine=None).values_list("name", "engine_id"))
+    if not pools:
+        return set()
+    open_attempts = Attempt.objects.exclude(state=AttemptState.EXITED).values("run_id")
+    waiting = Run.objects.filter(state=RunState.QUEUED, pool_name__in=pools)
+    names = waiting.exclude(pk__in=open_attempts).values_list("pool_name", flat=True)
+    return {pools[name] for name in names.order_by().distinct()}
+
+
 def shape(engine: Engine, pool: Pool, devices: int) -> tuple[int, int, bool]:
     """`(nodes, devices per node, whether they are GPUs)` of so many devices in the pool."""
     chosen = kinds.pool_settings(engine, pool)

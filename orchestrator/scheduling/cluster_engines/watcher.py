@@ -14,12 +14,14 @@ from orchestrator.fleet import broker_users
 from orchestrator.fleet.cluster_engines import kinds, members
 from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.scheduling.cluster_engines import contact
+from orchestrator.scheduling.cluster_engines.enqueue import engines_with_new_runs
 from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
 from orchestrator.scheduling.cluster_engines.sync import sync
 
 log = logging.getLogger(__name__)
 _IDLE_S = 1.0
 _EXPIRE_EVERY_S = 600.0
+_LEAST_S = 0.5  # between two passes over an engine
 
 
 class Watcher:
@@ -28,7 +30,9 @@ class Watcher:
     def __init__(self, drained: Callable[[], bool]) -> None:
         self._drained = drained
         self._stopping = threading.Event()
+        self._woken = threading.Event()
         self._due: dict[int, float] = {}
+        self._last: dict[int, float] = {}
         self._expire_due = time.monotonic() + _EXPIRE_EVERY_S
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
 
@@ -36,9 +40,14 @@ class Watcher:
         """Start the thread."""
         self._thread.start()
 
+    def wake(self) -> None:
+        """Pass over engines with new runs soon, without waiting for their next turn."""
+        self._woken.set()
+
     def close(self) -> None:
         """Stop; waits for the current pass, which ends within the time limits of commands."""
         self._stopping.set()
+        self._woken.set()
         self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
@@ -51,7 +60,7 @@ class Watcher:
                 connection.close()
             except Exception:
                 log.exception("A pass over the engines failed; it is repeated")
-            self._stopping.wait(_IDLE_S if not self._due else 0.25)
+            self._woken.wait(_IDLE_S if not self._due else 0.25)
         contact.disconnect()
         connection.close()
 
@@ -61,6 +70,11 @@ class Watcher:
             self._expire_due = now + _EXPIRE_EVERY_S
             for name in members.members_expire(now=clock.now()):
                 broker_users.remove_node(name)
+        if self._woken.is_set():
+            self._woken.clear()
+            for id in sorted(engines_with_new_runs() & self._due.keys()):
+                soon = self._last.get(id, now - _LEAST_S) + _LEAST_S
+                self._due[id] = min(self._due[id], soon)
         if self._due and now < min(self._due.values()):
             return
         rows = list(EngineRow.objects.prefetch_related("pools"))
@@ -70,6 +84,7 @@ class Watcher:
         for row in rows:
             if now < self._due[row.pk] or self._stopping.is_set():
                 continue
+            self._last[row.pk] = time.monotonic()
             try:
                 settings = kinds.settings_of(row)
                 sync(row, contact.connect(row), drained=self._drained)

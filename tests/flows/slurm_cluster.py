@@ -1,6 +1,8 @@
 """A real Slurm cluster of two nodes on loopback ports: munged, slurmctld and two slurmd.
 
-Needs root and Debian's packages munge and slurm-wlm; everything is in one temporary folder.
+Needs root and Debian's packages munge and slurm-wlm; everything is in one temporary folder. The
+scripts of deploy/slurm are its prolog and epilog. With slurmdbd and mariadb-server-core also
+accounting, for sacct.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
-from tests.flows.embedded import free_port
+from tests.flows.embedded import ROOT, free_port
 
+BUNDLE = ROOT / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
@@ -47,9 +51,36 @@ MinJobAge=300
 MessageTimeout=3
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+Prolog={folder}/prolog.sh
+Epilog={folder}/epilog.sh
 PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 State=UP
 PartitionName=secret Nodes=n1,n2 AllowGroups=daemon State=UP
 """
+_ACCOUNTING = """\
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=127.0.0.1
+AccountingStoragePass={folder}/munge.socket
+AccountingStoragePort={ports[3]}
+"""
+_DATABASE = """\
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+DbdHost=localhost
+DbdPort={ports[3]}
+SlurmUser=root
+StorageType=accounting_storage/mysql
+StorageHost=127.0.0.1
+StoragePort={ports[4]}
+StorageUser=root
+StorageLoc=slurm
+LogFile={folder}/slurmdbd.log
+PidFile={folder}/slurmdbd.pid
+"""
+
+
+def has_accounting() -> bool:
+    """Whether slurmdbd and its database can be started too."""
+    return all(shutil.which(name, path=_PATH) for name in ("slurmdbd", "mariadbd", "sacctmgr"))
 
 
 def is_possible() -> bool:
@@ -62,14 +93,19 @@ class SlurmCluster:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder, folder / "slurm.conf"
+        self.database: subprocess.Popen[bytes] | None = None
         self.environ = {"PATH": _PATH, "SLURM_CONF": str(self.conf), "LANG": "C.UTF-8"}
 
-    def start(self) -> None:
+    def start(self, *, accounting: bool = False) -> None:
         for name in ("state", "spool.n1", "spool.n2"):
             (self.folder / name).mkdir(parents=True)
+        for script in BUNDLE.glob("*.sh"):
+            shutil.copy(script, self.folder)
+        (self.folder / "orrery.env").write_text(f"ORRERY_PYTHON={sys.executable}\n")
         host = socket.gethostname().partition(".")[0]
-        ports = [free_port() for _ in range(3)]
-        self.conf.write_text(_CONF.format(folder=self.folder, host=host, ports=ports))
+        ports = [free_port() for _ in range(5)]
+        conf = _CONF + _ACCOUNTING if accounting else _CONF
+        self.conf.write_text(conf.format(folder=self.folder, host=host, ports=ports))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o600)
@@ -82,10 +118,47 @@ class SlurmCluster:
             f"--pid-file={self.folder}/munged.pid",
             f"--seed-file={self.folder}/munged.seed",
         )
+        if accounting:
+            self._start_accounting(ports)
         self.start_controller()
         for node in ("n1", "n2"):
             self.run("slurmd", "-N", node)
         self.until(lambda: self.run("sinfo", "-h", "-p", "low", "-o", "%F") == "0/2/0/2", "idle")
+
+    def _start_accounting(self, ports: list[int]) -> None:
+        (self.folder / "mariadb").mkdir()
+        with open(self.folder / "mariadbd.log", "wb") as log:
+            self.database = subprocess.Popen(
+                [
+                    "/usr/sbin/mariadbd",
+                    "--no-defaults",
+                    "--user=root",
+                    "--skip-grant-tables",  # no tables of its own have to be created
+                    f"--datadir={self.folder}/mariadb",
+                    f"--socket={self.folder}/mariadb.socket",
+                    f"--port={ports[4]}",
+                    "--bind-address=127.0.0.1",
+                    "--innodb-buffer-pool-size=32M",
+                    "--innodb-log-file-size=8M",
+                ],
+                env=self.environ,
+                stdout=log,
+                stderr=log,
+            )
+        socket_ = self.folder / "mariadb.socket"
+        self.until(socket_.exists, "the database answers", seconds=60)
+        conf = self.folder / "slurmdbd.conf"
+        conf.write_text(_DATABASE.format(folder=self.folder, ports=ports))
+        conf.chmod(0o600)
+        self.run("slurmdbd")
+        self.until(self._has_cluster, "slurmdbd answers", seconds=60)
+
+    def _has_cluster(self) -> bool:
+        with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+            if "t" not in self.run("sacctmgr", "-nP", "show", "cluster", "format=cluster").split():
+                self.run("sacctmgr", "-i", "add", "cluster", "t")
+            return True
+        return False
 
     def start_controller(self) -> None:
         self.run("slurmctld")
@@ -113,6 +186,10 @@ class SlurmCluster:
         listed = self.run("squeue", "-h", "-t", "all", "-S", "i", "-o", "%T %j").splitlines()
         return [line.split()[0] for line in listed if f" orrery-{run}-" in line]
 
+    def state_of(self, job: str) -> str:
+        """The job's state in Slurm's words."""
+        return self.run("squeue", "-h", "-t", "all", "-j", job, "-o", "%T")
+
     def until(self, condition: object, what: str, seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -131,8 +208,11 @@ class SlurmCluster:
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
             self.run("scancel", "--user=root")
             self.until(lambda: not self.run("squeue", "-h"), "no job", seconds=10)
-        for name in ("slurmd.n1", "slurmd.n2", "slurmctld", "munged"):
+        for name in ("slurmd.n1", "slurmd.n2", "slurmctld", "slurmdbd", "munged"):
             self._end(name, signal.SIGTERM)
+        if self.database is not None:
+            self.database.terminate()
+            self.database.wait(60)
 
     def _answers(self) -> bool:
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):

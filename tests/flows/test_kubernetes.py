@@ -1,4 +1,4 @@
-"""Runs in supervisors of pods that a played cluster starts: points, eviction, resume, cancel."""
+"""Runs in pods that a played cluster starts: points, eviction, pause, kill, retry, cancel."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def losses(orrery: Orrery, run: str) -> list[float]:
     return orrery.get(f"runs/{run}/series", name="loss", raw=1)["y"]
 
 
-def test_a_run_is_the_same_as_on_own_nodes_and_survives_its_eviction(
+def test_a_run_is_the_same_as_on_own_nodes_and_survives_what_happens_to_its_pods(
     orrery: Orrery, cluster: Cluster
 ) -> None:
     own = orrery.submit(train_spec(steps=30), "own")
@@ -89,9 +89,39 @@ def test_a_run_is_the_same_as_on_own_nodes_and_survives_its_eviction(
     assert ended["exit"]["class"] == "preempted"
     assert "InClusterQueue: preempted to make room" in ended["exit"]["reason"]
 
-    # cancelled: its pods end
+    # paused: it saves, its pods end; resumed: a new JobSet continues from there
     assert orrery.client is not None
+    orrery.client.post(f"runs/{long}/pause")
+    orrery.until_state(long, "paused")
+    orrery.until(lambda: not cluster.living(), 60, "no pod lives")
+    last, restored = orrery.steps(long)[-1], len(orrery.events(long, "checkpoint_restored"))
+    orrery.client.post(f"runs/{long}/resume")
+    orrery.until(
+        lambda: len(orrery.events(long, "checkpoint_restored")) > restored, 120, "it resumes"
+    )
+    orrery.until_step(long, last + 3)
+
+    # SIGKILL to all of a pod's processes: retried, and what the dead supervisor left arrives
+    attempts = len(orrery.get(f"runs/{long}/attempts")["items"])
+    cluster.kill_pod(cluster.living()[0])
+    orrery.until(
+        lambda: len(orrery.get(f"runs/{long}/attempts")["items"]) > attempts, 120, "it is retried"
+    )
+    orrery.until_step(long, orrery.steps(long)[-1] + 6)
+    orrery.until(lambda: is_complete(orrery.steps(long)), 60, "every step has its point once")
+
+    # cancelled: its pods end; a retry continues from its checkpoint
     orrery.client.post(f"runs/{long}/cancel")
     orrery.until_state(long, "cancelled")
     orrery.until(lambda: not cluster.living(), 60, "no pod lives")
-    assert orrery.steps(long) == list(range(1, len(orrery.steps(long)) + 1))
+    last = orrery.steps(long)[-1]
+    orrery.client.post(f"runs/{long}/retry")
+    orrery.until_step(long, last + 2)
+    orrery.client.post(f"runs/{long}/cancel")
+    orrery.until_state(long, "cancelled")
+    orrery.until(lambda: not cluster.living(), 60, "no pod lives")
+    orrery.until(lambda: is_complete(orrery.steps(long)), 60, "every step has its point once")
+
+
+def is_complete(steps: list[int]) -> bool:
+    return steps == list(range(1, len(steps) + 1))

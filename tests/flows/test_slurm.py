@@ -1,18 +1,27 @@
-"""Runs on a real Slurm of two nodes: points, cancel, requeue, drain, a restarted controller."""
+"""Runs on a real Slurm of two nodes: points, cancel, requeue, drain, a restarted controller.
+
+Eight runs with fake ranks meet all of it at once; one with real ranks first.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from orchestrator.fleet.cluster_engines.settings import SlurmSettings
+from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm as SlurmEngine
+from tests.chaos.cluster import FAKE_TORCH
 from tests.flows.embedded import ROOT, Orrery, train_spec
-from tests.flows.slurm_cluster import SlurmCluster, is_possible
+from tests.flows.slurm_cluster import BUNDLE, SlurmCluster, has_accounting, is_possible
 
 pytestmark = [
     pytest.mark.flow,
@@ -44,6 +53,43 @@ class Slurm:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def add_fake(self, folder: Path) -> None:
+        """Engine `fake`: real supervisors with the ranks of the chaos tests."""
+        self.journal = folder / "journal"
+        self.journal.mkdir(parents=True)
+        python = folder / "python"
+        python.write_text(
+            "#!/bin/sh\n"
+            f"export PYTHONPATH={FAKE_TORCH}:$PYTHONPATH\n"
+            f"export CHAOS_JOURNAL={self.journal} CHAOS_STEP_S=0.5\n"
+            f'exec {sys.executable} "$@"\n'
+        )
+        python.chmod(0o755)
+        words = (f"config={self.cluster.conf}", f"home={folder / 'home'}", f"python={python}")
+        self.command("add", "fake", *words, "poll_s=0.5")
+        self.command("pool", "fake", "fake", "partition=low", "devices_per_node=1")
+
+    def starts(self) -> Counter[tuple[str, int]]:
+        """How often each attempt of the fake ranks has started, by run and attempt."""
+        rows = [
+            json.loads(line)
+            for path in self.journal.glob("*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        return Counter((row["run"], row["attempt"]) for row in rows if row["kind"] == "start")
+
+    def kill_supervisor(self, job: str) -> None:
+        """SIGKILL, as by the kernel for lack of memory."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                if (
+                    process.environ().get("SLURM_JOB_ID") == job
+                    and words[-1:] == ["workers.launcher.cluster_engines.job"]
+                    and not words[0].endswith("srun")
+                ):
+                    process.kill()
+
     def submit(self, *, steps: int, pool: str = "hpc-low", ranks: int = 2, every: int = 5) -> str:
         resources = {"pool": pool}
         spec = train_spec(steps=steps, ranks=ranks, every=every, resources=resources)
@@ -61,11 +107,12 @@ def slurm(installation: Orrery, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("slurm")
     cluster = SlurmCluster(folder / "cluster")
     try:
-        cluster.start()
+        cluster.start(accounting=has_accounting())
         engine = Slurm(installation, cluster, folder / "home")
         engine.command("add", "hpc", f"config={cluster.conf}", f"home={engine.home}", "poll_s=0.5")
         for pool, partition in (("hpc-low", "low"), ("hpc-none", "nowhere")):
             engine.command("pool", "hpc", pool, f"partition={partition}", "devices_per_node=1")
+        engine.add_fake(folder / "fake")
         yield engine
     finally:
         cluster.close()
@@ -141,3 +188,107 @@ def _complete(steps: list[int]) -> bool:
 def _wait(orrery: Orrery, run: str) -> str | None:
     entries = orrery.get("queue")["items"]
     return next((entry["reason"] for entry in entries if entry["run"] == run), None)
+
+
+def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
+    orrery: Orrery, slurm: Slurm
+) -> None:
+    """No run is lost, none starts twice, every point arrives once, reasons are right."""
+    cluster, steps = slurm.cluster, 1200
+    runs = [slurm.submit(steps=steps, ranks=1, pool="fake", every=50) for _ in range(8)]
+    for run in runs:
+        orrery.until_step(run, 3)
+    node = {run: attempt_of(orrery, run, 1)["placement"][0]["host"] for run in runs}
+    assert Counter(node.values()) == {"n1": 4, "n2": 4}
+    here = next(run for run in runs if node[run] == "n1")
+    there, killed, *_ = [run for run in runs if node[run] == "n2"]
+
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=disk")
+    cluster.kill_controller()
+    seen = {run: orrery.steps(run)[-1] for run in runs}
+    for run in runs:  # they train on without the controller, on the drained node too
+        orrery.until_step(run, seen[run] + 2)
+    assert {orrery.state(run) for run in runs} == {"running"}
+    cluster.start_controller()
+    for run in (here, there):
+        cluster.run("scontrol", "requeue", cluster.job_of(run))
+    slurm.kill_supervisor(cluster.job_of(killed))
+    for run in (here, there, killed):
+        orrery.until(lambda run=run: attempt_of(orrery, run, 2), 120, "a second attempt")
+    assert attempt_of(orrery, here, 1)["exit"]["class"] == "preempted"
+    assert "requeued job" in attempt_of(orrery, there, 1)["exit"]["reason"]
+    assert attempt_of(orrery, killed, 1)["exit"]["class"] == "infrastructure"
+    # the node that is not drained has room for one of the three
+    orrery.until(
+        lambda: [_waits(orrery, run) for run in (here, there, killed)].count(True) == 2,
+        120,
+        "two wait for a stated reason",
+    )
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+    (slurm.journal / "hurry").touch()
+    for run in runs:
+        orrery.until_state(run, "finished")
+        orrery.until(
+            lambda run=run: orrery.steps(run) == list(range(1, steps + 1)),
+            120,
+            f"every step of run {run} has its point once",
+        )
+    expected = {(run, 1): 1 for run in runs} | {(run, 2): 1 for run in (here, there, killed)}
+    assert slurm.starts() == expected
+    for run in runs:
+        assert len(cluster.jobs_of(run)) == (2 if run in (here, there, killed) else 1)
+
+
+def test_the_check_of_the_bundle_runs_on_every_node(slurm: Slurm) -> None:
+    """Also: prolog and epilog have run for every job, and refuse what they should."""
+    cluster, port = slurm.cluster, (slurm.orrery.home / "valkey" / "port").read_text().strip()
+    values = {"HOME": slurm.home, "PYTHON": sys.executable, "SOURCE": ROOT}
+    values["BROKER"] = f"127.0.0.1:{port}"
+    export = ",".join(["ALL", *(f"ORRERY_{name}={value}" for name, value in values.items())])
+    script, output = str(BUNDLE / "check.sbatch"), slurm.home.parent / "check.log"
+    cluster.run("sbatch", "--test-only", "--nodes=2", f"--export={export}", script)
+    command = ["sbatch", "--parsable", "--nodes=2", f"--output={output}", f"--export={export}"]
+    job = cluster.run(*command, script)
+    ended = ("COMPLETED", "FAILED")
+    cluster.until(lambda: cluster.state_of(job) in ended, "the check ends", seconds=120)
+    text = output.read_text()
+    assert cluster.state_of(job) == "COMPLETED" and text.count("ok: ") == 6, text
+    assert " n1: ok: home" in text and " n2: ok: broker" in text
+
+    export = export.replace(f"ORRERY_HOME={slurm.home}", "ORRERY_HOME=/proc/none")
+    command = ["sbatch", "--parsable", "--nodes=1", f"--output={output}", f"--export={export}"]
+    job = cluster.run(*command, script)
+    cluster.until(lambda: cluster.state_of(job) in ended, "the check ends", seconds=120)
+    assert cluster.state_of(job) == "FAILED" and "FAILED: home /proc/none" in output.read_text()
+
+
+@pytest.mark.skipif(not has_accounting(), reason="needs slurmdbd and mariadb-server-core")
+def test_sacct_agrees_with_squeue_on_ended_jobs(slurm: Slurm) -> None:
+    cluster = slurm.cluster
+    port = SlurmEngine(SlurmSettings(config=str(cluster.conf), home=str(slurm.home)))
+    name = "orrery-1-1-accounted"
+    command = ["sbatch", "--parsable", f"--job-name={name}", "--output=/dev/null", "--wrap=exit 7"]
+    job = cluster.run(*command)
+    cluster.until(lambda: cluster.state_of(job) == "FAILED", "the job ends")
+    seen = port.watch()[name]
+    # scontrol does not know the number of a job that was forgotten: sacct answers
+    cluster.until(lambda: port.lookup(number="999999", name=name), "the job is accounted")
+    known = port.lookup(number="999999", name=name)
+    assert known is not None
+    assert (known.number, known.state, known.phase, known.exit_class, known.hosts) == (
+        seen.number,
+        seen.state,
+        seen.phase,
+        seen.exit_class,
+        seen.hosts,
+    )
+
+
+def attempt_of(orrery: Orrery, run: str, number: int) -> Any:
+    """The attempt of this number, or None."""
+    attempts = orrery.get(f"runs/{run}/attempts")["items"]
+    return next((one for one in attempts if one["attempt"] == number), None)
+
+
+def _waits(orrery: Orrery, run: str) -> bool:
+    return "waits in Slurm: " in str(_wait(orrery, run))

@@ -144,6 +144,11 @@ class Cluster:
         with self._lock:
             return [name for name, one in self._processes.items() if one.poll() is None]
 
+    def kill_pod(self, name: str) -> None:
+        """SIGKILL to the pod's first process; its ranks die with it."""
+        with self._lock:
+            self._processes[name].kill()
+
     def evict(self, name: str, reason: str, message: str, detail: str = "") -> None:
         """Kueue takes the quota back: the JobSet is suspended and its pods are stopped."""
         conditions = [

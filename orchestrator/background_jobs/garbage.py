@@ -1,8 +1,8 @@
 """Which checkpoints and attempt folders of ended runs are deleted from nodes, by age and size.
 
 Never the newest and the best checkpoint of a run, pinned ones, those that another run's spec
-names or a fork still needs, and nothing of runs that have not ended. Agents delete; see
-`runs.storage`.
+names or a fork still needs, and nothing of runs that have not ended. Agents delete, and in the home
+of an engine its jobs; see `runs.storage` and `scheduling.cluster_engines.homes`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.models import Attempt, Checkpoint, Deletion, Run, StoredFolder
 from orchestrator.runs.states import ENDED
 from orchestrator.scheduling import dispatch
+from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.wire.maintenance.storage import MOST_ITEMS
 
@@ -162,7 +163,7 @@ def _folders(before: datetime, references: dict[int, set[str]]) -> Iterator[Cand
         path = f"runs/{attempt.run_id}/attempt-{attempt.number}"
         if path in deleted or attempt.run_id in references or attempt.run_id in pinned:
             continue
-        nodes = tuple(str(share["node"]) for share in attempt.placement)
+        nodes = tuple(dict.fromkeys(homes.home_name(share) for share in attempt.placement))
         size = _folder_bytes(attempt, nodes)
         yield Candidate(attempt.run_id, "attempt", path, size, "age", nodes)
 
@@ -188,8 +189,10 @@ def references() -> dict[int, set[str]]:
         for run, inside in _REFERENCE.findall(text):
             if int(run) != pk:
                 named[int(run)].add(inside.strip("/"))
-    kept = DataSetVersion.objects.filter(deleted=None, path__contains="runs/")
-    for text in kept.exclude(state=DataSetVersion.State.STORED).values_list("path", flat=True):
+    registered = DataSetVersion.objects.filter(deleted=None, path__contains="runs/")
+    for text in registered.exclude(state=DataSetVersion.State.STORED).values_list(
+        "path", flat=True
+    ):
         for run, inside in _REFERENCE.findall(text):
             named[int(run)].add(inside.strip("/"))
     return named
@@ -203,7 +206,7 @@ def _nodes_of(row: Checkpoint) -> tuple[str, ...]:
     return tuple(
         sorted(
             {
-                str(share["node"])
+                homes.home_name(share)
                 for placement in attempts.values_list("placement", flat=True)
                 for share in placement
             }

@@ -72,10 +72,12 @@ def deletions_create(*, run: int, kind: str, paths: Iterable[str], nodes: Iterab
     return len(Deletion.objects.bulk_create(new, ignore_conflicts=True))
 
 
-def deletions_due(*, node: str, most: int) -> list[Deletion]:
-    """Claim deletions of a node whose order is due."""
+def deletions_due(*, node: str, most: int, owner: int | None = None) -> list[Deletion]:
+    """Claim deletions of a node whose order is due; with `owner` of this user's runs only."""
     now = clock.now()
     rows = Deletion.objects.filter(Q(ordered=None) | Q(ordered__lt=now - REPEAT), node=node)
+    if owner is not None:
+        rows = rows.filter(run__in=Run.objects.filter(owner=owner).values("pk"))
     due = list(rows.filter(done=None).order_by("pk")[:most])
     Deletion.objects.filter(pk__in=[row.pk for row in due]).update(ordered=now)
     return due

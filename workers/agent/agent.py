@@ -12,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from workers.agent import garbage, order_transport
+from workers.agent import order_transport
 from workers.agent.attempts import Attempts
 from workers.agent.inventory import Machine
 from workers.agent.orders import OrderConsumer
@@ -22,6 +22,7 @@ from workers.contracts.wire.maintenance.node_probe import NodeProbed
 from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.node_messages import ControlOrder, ProbeOrder
 from workers.launcher.isolation.run_user import RunAs
+from workers.launcher.maintenance import garbage
 from workers.launcher.shipping.redis_link import NodeFile
 from workers.probe.node import ProbeError, probe_node
 

@@ -43,10 +43,14 @@ def is_reported(run_dir: RunDir) -> bool:
 
 
 def recover(
-    run_dir: RunDir, node_file: Path, *, patience_s: float = 3600.0
+    run_dir: RunDir,
+    node_file: Path,
+    *,
+    patience_s: float = 3600.0,
+    store_patience_s: float = STORE_PATIENCE_S,
 ) -> dict[str, Any] | None:
     """Report `exited` for a directory without a living supervisor; None if Redis stays unreachable
-    for `patience_s`.
+    for `patience_s`. `store_patience_s`: how long copies to the store are waited for.
     """
     order = LaunchOrder.from_dict(read_json(run_dir.order))
     link = Link(node_file, order)
@@ -64,7 +68,7 @@ def recover(
             return None
         time.sleep(0.2)
     sender.settle(patience_s, deadline=deadline)  # ingest may be down for a while
-    store.settle(STORE_PATIENCE_S, flush=link.flush)
+    store.settle(store_patience_s, flush=link.flush)
     with contextlib.suppress(OSError):
         sender.save()
         write_json(run_dir.exit, {**report, "reported": True})

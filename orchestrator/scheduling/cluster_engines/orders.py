@@ -18,9 +18,9 @@ from orchestrator.fleet.cluster_engines import kinds, members
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import EngineMember, Pool
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.models import Attempt
 from orchestrator.runs.store import access
 from orchestrator.scheduling import dispatch
+from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.scheduling.cluster_engines.interface import Order
 from orchestrator.scheduling.models import EngineJob
 from workers.contracts.wire import envelope, names
@@ -91,7 +91,7 @@ def publish(job: EngineJob, rows: Sequence[EngineMember]) -> bool:
         with client().pipeline(transaction=False) as pipe:
             for row in rows:
                 order, secret = (
-                    _launch_order(attempt, by_name[row.name]),
+                    _launch_order(job, by_name[row.name]),
                     members.member_secret(row),
                 )
                 order = access.with_store(order, secret)
@@ -139,8 +139,9 @@ def publish_missing(jobs: Sequence[EngineJob]) -> None:
             log.warning("The order of %s is published later: %s", job.name, error)
 
 
-def _launch_order(attempt: Attempt, share: dict[str, Any]) -> LaunchOrder:
+def _launch_order(job: EngineJob, share: dict[str, Any]) -> LaunchOrder:
     """The order for one node; the engine decides host and devices, the job fills them in."""
+    attempt = job.attempt
     order = dispatch.launch_order(attempt, share, gpu=bool(share.get("gpu")))
     spec = dict(order.spec)
     if resources := spec.get("resources"):
@@ -150,8 +151,9 @@ def _launch_order(attempt: Attempt, share: dict[str, Any]) -> LaunchOrder:
     return order.model_copy(
         update={
             "spec": spec,
-            "run_dir": f"{folder}/attempt-{attempt.number}/node-{share['node_rank']}",
+            "run_dir": homes.run_dir(attempt, share["node_rank"]),
             "shared_dir": folder,
             "rendezvous": Rendezvous(node=first["node"]),
+            **(homes.tasks(job.engine, attempt) if share is first else {}),
         }
     )

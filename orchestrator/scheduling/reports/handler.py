@@ -27,6 +27,7 @@ from orchestrator.runs import services as run_services
 from orchestrator.runs import storage
 from orchestrator.runs.models import Attempt
 from orchestrator.runs.store import copies
+from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.scheduling.reports import (
     attempt_end,
     heartbeats,
@@ -76,7 +77,9 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
         if kind == names.KIND_REPORT:
             _attempt_report(node, AttemptReport.from_dict(body))
         elif kind == names.KIND_COLLECTED:
-            storage.storage_report(node=node.name, report=StorageReport.from_dict(body))
+            storage.storage_report(
+                node=homes.name_of_sender(node), report=StorageReport.from_dict(body)
+            )
         elif kind == names.KIND_PROBED and isinstance(node, Node):
             _probed(node, NodeProbed.from_dict(body))
         else:

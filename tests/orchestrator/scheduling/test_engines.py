@@ -10,15 +10,18 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from orchestrator.background_jobs import garbage
 from orchestrator.common import clock
+from orchestrator.fleet.cluster_engines import members
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine as EngineRow
-from orchestrator.fleet.models import Pool
+from orchestrator.fleet.models import EngineMember, Pool
 from orchestrator.runs import services as runs
-from orchestrator.runs.models import Attempt, Run
+from orchestrator.runs.models import Attempt, Deletion, Run
 from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import held, recorded
 from orchestrator.scheduling.accounting.split import split
+from orchestrator.scheduling.cluster_engines import homes, watcher
 from orchestrator.scheduling.cluster_engines.interface import (
     Capacity,
     EngineUnavailable,
@@ -30,7 +33,10 @@ from orchestrator.scheduling.cluster_engines.interface import (
 from orchestrator.scheduling.cluster_engines.slurm import parse
 from orchestrator.scheduling.cluster_engines.sync import sync
 from orchestrator.scheduling.models import EngineJob
+from orchestrator.scheduling.reports import attempt_end
+from orchestrator.scheduling.reports.handler import report
 from tests import factories
+from workers.contracts.wire import envelope, names
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 
@@ -272,3 +278,83 @@ def test_credentials_are_encrypted_again_after_a_new_secret_key(
     assert engines.secrets_renew(dry_run=False) == 0
     settings.SECRET_KEY_FALLBACKS = []
     assert engines.redis_url(EngineRow.objects.get()) == settings.REDIS_URL
+
+
+def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
+    engine: EngineRow, run: Run, settings: Any
+) -> None:
+    port = Recorded()
+    _pass(engine, port, run)
+    port.become(run, "RUNNING")
+    first = _pass(engine, port, run)
+    assert first is not None
+    port.become(run, "NODE_FAIL")
+    first.refresh_from_db()
+    attempt_end.abandon(first, exit_class="user_error", reason="its node failed")
+    run.refresh_from_db()
+    assert run.state == "failed"
+    settings.ENV = settings.ENV.model_copy(update={"gc_folder_days": 1.0})
+    Run.objects.filter(pk=run.pk).update(ended=clock.now() - timedelta(days=2))
+    counts = garbage.collect_garbage(dry_run=False, renew=lambda: None)
+    assert counts["attempt_folders"] == 1
+    deletion = Deletion.objects.get()
+    assert (deletion.node, deletion.done) == ("engine:hpc", None)
+
+    second = runs.run_submit(owner=run.owner, name="second", spec=run.spec)
+    attempt = _pass(engine, port, second)
+    assert attempt is not None
+    # claimed by the order that was published
+    assert homes.tasks(engine, attempt)["collect"] is None
+    Deletion.objects.update(ordered=None)
+    tasks = homes.tasks(engine, attempt)
+    folder = f"runs/{run.pk}/attempt-1"
+    assert tasks["collect"].attempts == [folder] and tasks["collect"].scan
+    [left] = tasks["left"]
+    assert left.to_dict() == {"node": f"hpc.job{first.pk}.0", "run_dir": f"{folder}/node-0"}
+
+    # with homes of their own, users delete and send only what is theirs
+    EngineRow.objects.filter(pk=engine.pk).update(settings={"identity": "submitter"})
+    row = EngineRow.objects.get(pk=engine.pk)
+    Deletion.objects.update(ordered=None)
+    other = factories.user("bob", role="submitter")
+    theirs = runs.run_submit(owner=other, name="theirs", spec=run.spec)
+    stranger = _pass(row, port, theirs)
+    assert stranger is not None
+    assert homes.tasks(row, stranger) == {"left": [], "collect": None}
+    assert homes.tasks(row, attempt)["collect"] is not None
+
+    member = EngineMember.objects.get(attempt_id=attempt.pk)
+    body = {"collected": [{"path": folder, "bytes": 7}]}
+    text = envelope.seal(
+        members.member_secret(member),
+        names.KIND_COLLECTED,
+        body,
+        ttl_s=60,
+        now=clock.now().timestamp(),
+        node=member.name,
+    )
+    assert report(text)
+    deletion.refresh_from_db()
+    assert deletion.done is not None and deletion.freed == 7
+
+
+def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
+    engine: EngineRow, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passed: list[str] = []
+    monkeypatch.setattr(watcher, "sync", lambda row, port, drained: passed.append(row.name))
+    monkeypatch.setattr(watcher.contact, "connect", lambda row: None)
+    other = engines.engine_add(by=None, name="idle")
+    waits = watcher.Watcher(lambda: True)
+    waits._pass()
+    assert sorted(passed) == ["hpc", other.name]
+    waits._pass()
+    assert len(passed) == 2  # neither is due
+    monkeypatch.setattr(watcher, "_LEAST_S", 0.0)
+    waits.wake()
+    waits._pass()
+    assert passed[2:] == ["hpc"]
+    _pass(engine, Recorded(), run)  # it has a job now
+    waits.wake()
+    waits._pass()
+    assert len(passed) == 3

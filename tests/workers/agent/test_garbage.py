@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.agent import garbage
 from workers.contracts.wire.maintenance.storage import Collected, CollectOrder
+from workers.launcher.maintenance import garbage
 from workers.launcher.rundir import write_json
 
 

@@ -16,6 +16,7 @@ from workers.contracts.specs.model import Count, Positive
 from workers.contracts.wire.field_versions import Since
 from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.maintenance.preflight import Preflight
+from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.maintenance.store import StoreAccess
 from workers.contracts.wire.points import RunId, Time
 from workers.contracts.wire.programs.program_files import ProgramOrder
@@ -200,6 +201,16 @@ class RunOwner(WireContract):
     name: str
 
 
+class LeftSupervisor(WireContract):
+    """A supervisor of an ended attempt in a job of an engine, and its directory in the home.
+
+    If it was killed, unsent telemetry may be left there.
+    """
+
+    node: NodeName
+    run_dir: Annotated[str, Field(min_length=1, max_length=500)]
+
+
 class LaunchOrder(WireContract):
     """Start one attempt's ranks on one node.
 
@@ -248,6 +259,9 @@ class LaunchOrder(WireContract):
     program: Annotated[ProgramOrder | None, Since(1, 1)] = None
     # data sets that the spec names; the node has them before the ranks start
     inputs: Annotated[list[DataInput], Since(1, 1)] = []
+    # of a job in an engine, which has no agent: what to ship and to delete in the shared home
+    left: Annotated[list[LeftSupervisor], Since(1, 1)] = []
+    collect: Annotated[CollectOrder | None, Since(1, 1)] = None
 
     @property
     def store_purpose(self) -> str:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,16 +26,19 @@ import redis
 from workers.contracts.wire import envelope, names, versions
 from workers.contracts.wire.broker.tls import tls_options
 from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
+from workers.contracts.wire.maintenance.storage import StorageReport
 from workers.contracts.wire.node_messages import ControlOrder, LaunchOrder, Rendezvous
 from workers.launcher import processes
 from workers.launcher.cluster_engines.job_environment import NotInJob, job_environment
 from workers.launcher.cluster_engines.own_address import own_address
+from workers.launcher.maintenance import engine_home
 from workers.launcher.rundir import RunDir, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.supervisor import Supervisor
 
 ORDER_WAIT_S = 300.0  # an order lost with the broker is published again within a minute
 STORE_PATIENCE_S = 600.0  # the job holds its devices while it waits for the store
+MAINTENANCE_S = 60.0  # after the attempt, for what is still done in the home
 _REQUEST_POLL_S = 1.0
 
 
@@ -70,7 +74,7 @@ def main() -> int:
         return 0
     order = placed(order, os.environ, here.first_host)
     node_file = _write_node_file(home, member, own_address(member.redis))
-    _supervise(run_dir, order, node_file, member, client, ticket.stop_grace_s)
+    _supervise(home, run_dir, order, node_file, member, client, ticket.stop_grace_s)
     node_file.unlink(missing_ok=True)
     return 0
 
@@ -140,6 +144,7 @@ def await_name(host: str, *, wait_s: float = ORDER_WAIT_S) -> None:
 
 
 def _supervise(
+    home: Path,
     run_dir: RunDir,
     order: LaunchOrder,
     node_file: Path,
@@ -166,6 +171,12 @@ def _supervise(
         target=_pass_requests, args=(client, member, run_dir, stopped.is_set), daemon=True
     )
     requests.start()
+    maintenance = threading.Thread(
+        target=engine_home.maintain,
+        args=(home, order, partial(_collected, client, member)),
+        daemon=True,
+    )
+    maintenance.start()
     link = Link(node_file, order)
     try:
         verdict = Supervisor(
@@ -177,6 +188,7 @@ def _supervise(
         ).run()
     finally:
         stopped.set()
+    maintenance.join(MAINTENANCE_S)
     print(
         f"Attempt {order.run}.{order.attempt}: {verdict.exit_class}, {verdict.reason}", flush=True
     )
@@ -202,6 +214,23 @@ def _pass_requests(
         except (redis.RedisError, OSError):
             pass  # the next poll tries again
         time.sleep(_REQUEST_POLL_S)
+
+
+def _collected(client: redis.Redis, member: JobMember, report: StorageReport) -> bool:
+    """Report what was deleted in the home; whether the broker has it."""
+    text = envelope.seal(
+        bytes.fromhex(member.secret),
+        names.KIND_COLLECTED,
+        report.to_dict(),
+        ttl_s=names.REPORT_TTL_S,
+        now=time.time(),
+        node=member.name,
+    )
+    try:
+        client.xadd(names.reports_stream(member.name), {names.FIELD_MESSAGE: text})
+    except (redis.RedisError, OSError):
+        return False
+    return True
 
 
 def _ticket(variables: Mapping[str, str]) -> JobTicket:
@@ -231,11 +260,10 @@ def _claim(client: redis.Redis, member: JobMember, job: str) -> None:
 
 
 def _write_node_file(home: Path, member: JobMember, address: str) -> Path:
-    folder = home / "engine"
+    path = engine_home.node_file(home, member.name)
     before = os.umask(0o077)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{member.name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = {"node": member.name, "secret": member.secret, "redis": member.redis}
         write_json(path, {**content, "address": address})
     finally:

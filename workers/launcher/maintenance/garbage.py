@@ -25,12 +25,19 @@ from workers.launcher.rundir import RunDir, run_dirs
 CHECKPOINTS = "checkpoints"
 
 
-def collect(home: Path, order: CollectOrder) -> Iterator[StorageReport]:
-    """Delete what the order names, then scan if requested; one or more reports."""
+def collect(home: Path, order: CollectOrder, *, since: float = 0.0) -> Iterator[StorageReport]:
+    """Delete what the order names, then scan if requested; one or more reports.
+
+    Attempts without a reported exit are active; those older than `since` (Unix seconds) are not.
+    """
     items = [(path, _delete_checkpoint) for path in order.checkpoints]
     items += [(path, _delete_attempt) for path in order.attempts]
     if items:
-        active = {run_dir.path for run_dir in run_dirs(home) if not is_reported(run_dir)}
+        active = {
+            run_dir.path
+            for run_dir in run_dirs(home)
+            if not is_reported(run_dir) and run_dir.path.stat().st_mtime >= since
+        }
         yield StorageReport(collected=[_one(home, path, work, active) for path, work in items])
     if order.scan:
         stored = sorted(scan(home), key=lambda item: item.name)

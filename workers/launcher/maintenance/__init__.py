@@ -1,0 +1,1 @@
+"""Maintains a node's home: deletes what ended runs left, sends what dead supervisors left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -15,8 +16,12 @@ from orchestrator.fleet import services as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
+from orchestrator.tracking import media
+from orchestrator.tracking import services as tracking
+from orchestrator.tracking.models import MediaItem
 from workers.contracts.wire import envelope
 from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
+from workers.recorder import orrery_media
 
 PASSWORD = "a long enough password"
 _numbers = count(1)
@@ -84,6 +89,16 @@ def external_run(owner: User, *, name: str = "") -> Run:
     return runs.run_submit(
         owner=owner, name=name or f"run {next(_numbers)}", spec={"kind": "external"}
     )
+
+
+def image_item(run: Run) -> Any:
+    """An image of 2 × 1 pixels that the run's program logged."""
+    data = base64.b64encode(orrery_media.png([[0, 255]])).decode()
+    checked = media.check(
+        name="sample", kind="image", step=1, index=0, caption="", time=0.0, data=data
+    )
+    tracking.media_store(run=run, items=[checked])
+    return MediaItem.objects.get(run=run, name="sample")
 
 
 def node(

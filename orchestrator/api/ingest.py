@@ -125,7 +125,7 @@ def points(request: HttpRequest, id: int, body: Points) -> dict[str, Any]:
     _check_names(run, body.points)
     now = time.time()
     defaults = {"rank": 0, "tokens": 0, "time": now, "values": {}}
-    good, rejected = _validate_items(
+    good, rejected = validate_items(
         body.points,
         lambda item: Point.model_validate(
             {"step": item.get("seq"), **defaults, **_with_run(run, item)}
@@ -160,7 +160,7 @@ def events(request: HttpRequest, id: int, body: Events) -> dict[str, Any]:
     """Stores up to 10,000 events. An event without `seq` is stored every time it is sent."""
     run = _external(request, id)
     defaults = {"seq": 0, "time": time.time(), "data": {}}
-    good, rejected = _validate_items(
+    good, rejected = validate_items(
         body.events,
         lambda item: _event(RunEvent.model_validate({**defaults, **_with_run(run, item)})),
     )
@@ -193,7 +193,7 @@ def logs(request: HttpRequest, id: int, body: Lines) -> dict[str, Any]:
     """Stores up to 10,000 log lines. `seq` counts from 1 per rank."""
     run = _external(request, id)
     now = time.time()
-    good, rejected = _validate_items(
+    good, rejected = validate_items(
         body.lines, lambda item: Line.model_validate({"time": now, **item})
     )
     batches = [
@@ -307,7 +307,7 @@ def _event(event: RunEvent) -> RunEvent:
     return event
 
 
-def _validate_items(
+def validate_items(
     items: Iterable[dict[str, Any]], read: Callable[[dict[str, Any]], Any]
 ) -> tuple[list[tuple[int, Any]], list[dict[str, Any]]]:
     """`(index, item)` of valid items, and `{index, message}` of the others."""

@@ -43,6 +43,7 @@ from orchestrator.api import (
     sweeps,
     teams,
     tokens,
+    tracking,
     usage,
     windows,
 )
@@ -115,6 +116,7 @@ for _prefix, _router in (
     ("/v1/runs", run_table.router),
     ("/v1/run-views", run_table.views),
     ("/v1/runs", ingest.router),
+    ("/v1/runs", tracking.router),
     ("/v1/runs", series.router),
     ("/v1/runs", benchmarks.router),
     ("/v1/runs", inference.router),

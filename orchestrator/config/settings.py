@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "orchestrator.planner",
     "orchestrator.runs",
     "orchestrator.telemetry",
+    "orchestrator.tracking",
     "orchestrator.reviews",
     "orchestrator.run_table",
     "orchestrator.scheduling",

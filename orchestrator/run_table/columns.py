@@ -70,7 +70,7 @@ class ColumnNames:
         prefix, _, rest = name.partition(".")
         if prefix == "metric" and rest in self.metrics:
             return Column("metric", rest, aggregate or "last")
-        if prefix == "config" and (path := self.path(rest, at)):
+        if prefix == "config" and name not in self.config and (path := self.path(rest, at)):
             return _of_config(path, aggregate, at)
         if name in RUN_COLUMNS and not aggregate:
             return Column("run", name, "", RUN_COLUMNS[name])

@@ -25,6 +25,20 @@ def store(run: Run) -> None:
     ParameterName.objects.bulk_create(names, ignore_conflicts=True)
 
 
+def replace(run: Run, before: str, values: Mapping[str, Any]) -> None:
+    """Replace the rows whose names begin with `before` by these values; in a transaction."""
+    rows = []
+    for name, value in flat(values, before):
+        if value is not None and len(name) <= _LONGEST and "\0" not in name:
+            number, text = typed(value)
+            rows.append(RunParameter(run_id=run.pk, name=name, number=number, text=text))
+    rows = rows[:MOST]
+    RunParameter.objects.filter(run=run, name__startswith=before).delete()
+    RunParameter.objects.bulk_create(rows, ignore_conflicts=True)
+    names = [ParameterName(owner_id=run.owner_id, name=row.name) for row in rows]
+    ParameterName.objects.bulk_create(names, ignore_conflicts=True)
+
+
 def rows_of(run: Run) -> list[RunParameter]:
     """The rows of a run, not saved; at most `MOST`."""
     spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)

@@ -41,9 +41,12 @@ from webui.charts.training_panels import (
     LEARNING_RATE,
     LOSS,
     LOSS_SCALE,
+    MACHINE_CPU,
+    MACHINE_MEMORY,
     MEMORY,
     MEMORY_TITLES,
     MFU,
+    NETWORK,
     OFFLOADED,
     ON_POLICY,
     PERPLEXITY,
@@ -117,7 +120,12 @@ ANSWERING: Final = {
 TRAINING: Final = (LOSS, THROUGHPUT, MFU, GRAD_NORM, LEARNING_RATE, STEP_TIME, MEMORY)
 PERFORMANCE: Final = (STEP_SPLIT, STEP_TIME, THROUGHPUT, MFU, TFLOPS, SENT, BUBBLE)
 NUMERICS: Final = (LOSS_SCALE, SKIPPED_UPDATES, GRAD_NORM, VIOLATION, AUXILIARY)
-SYSTEM: Final = (UTILIZATION, POWER, TEMPERATURE)
+SYSTEM: Final = (UTILIZATION, POWER, TEMPERATURE, MACHINE_CPU, MACHINE_MEMORY, NETWORK)
+_HUES: Final = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
+_PER_DEVICE: Final = (
+    ("utilization", _("Utilization of each device"), "fraction"),
+    ("memory_bytes", _("Memory of each device"), "bytes"),
+)
 KNOWN: Final = frozenset(
     line.name
     for panel in (*SUMMARY, *PERFORMANCE, *NUMERICS, *SYSTEM, ALLOCATOR, OFFLOADED)
@@ -140,6 +148,8 @@ FAMILIES: Final = (
     "moe/load/",
     "reward/bin_",
     "val_reward/bin_",
+    "device/",
+    "system/",
     "produce/filtered/",
 )
 QUIET: Final = FAMILIES[1:-1]  # families that other tabs draw
@@ -184,9 +194,9 @@ def _family(names: Iterable[str], prefix: str) -> tuple[Line, ...]:
     """A line for each name with this prefix, for at most 16 of them, spread over all."""
     members = sorted(name for name in names if name.startswith(prefix))
     members = members[:: -(-len(members) // 16)] if members else members
-    hues = ("loss", "loss-2", "throughput", "time-2", "mfu", "grad", "event", "other-series")
     return tuple(
-        Line(name, name.removeprefix(prefix), hues[i % len(hues)]) for i, name in enumerate(members)
+        Line(name, name.removeprefix(prefix), _HUES[i % len(_HUES)])
+        for i, name in enumerate(members)
     )
 
 
@@ -235,8 +245,27 @@ def memory_title(part: str) -> str:
 
 
 def system(names: Collection[str]) -> list[Panel]:
-    """Return charts of device metrics."""
-    return _having(SYSTEM, names)
+    """Return charts of devices and their machine; a line per device if there are several."""
+    return _having(SYSTEM, names) + [
+        Panel(f"each_{name}", title, unit, lines, zero=True)
+        for name, title, unit in _PER_DEVICE
+        if (lines := _per_device(names, name))
+    ]
+
+
+def _per_device(names: Iterable[str], metric: str) -> tuple[Line, ...]:
+    """A line for `device/INDEX/metric` of each of at most 16 devices."""
+    indices = sorted(
+        int(parts[1])
+        for name in names
+        if len(parts := name.split("/")) == 3
+        and (parts[0], parts[2]) == ("device", metric)
+        and parts[1].isdecimal()
+    )
+    return tuple(
+        Line(f"device/{index}/{metric}", str(index), _HUES[place % len(_HUES)])
+        for place, index in enumerate(indices[:16])
+    )
 
 
 def unshown(names: Iterable[str]) -> int:

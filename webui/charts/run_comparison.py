@@ -21,6 +21,9 @@ _LONGEST: Final = 60  # characters of a value of the spec
 _IGNORED: Final = frozenset(("tags", "notes", "priority", "serve.api_key", "script.secrets"))
 
 
+_RECORDED: Final = ("config", "program")
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A metric to compare; `unit` is s, bytes, share, count, hours or text."""
@@ -130,7 +133,7 @@ def compare_specs(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
     for name in sorted(names):
         values = [spec.get(name) for spec in flat]
         if any(value != values[0] for value in values):
-            rows.append(Row(name, "", "", [Cell(_value(value)) for value in values]))
+            rows.append(Row(name, "", "", [Cell(_value(value, name)) for value in values]))
     return rows
 
 
@@ -187,8 +190,10 @@ def _flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return result
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, name: str) -> str:
     if value is None:
-        return gettext("default")
+        # a spec has defaults; what a program did not record is unknown
+        is_recorded = name.startswith(_RECORDED)
+        return gettext("not recorded") if is_recorded else gettext("default")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"…{text[-_LONGEST:]}"

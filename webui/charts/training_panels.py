@@ -174,6 +174,29 @@ TEMPERATURE = single(
     "fail",
     zero=False,
 )
+MACHINE_CPU = single(
+    "machine_cpu", _("CPU of the machine"), "fraction", "system/cpu_utilization", _("used"), "mfu"
+)
+MACHINE_MEMORY = Panel(
+    "machine_memory",
+    _("Memory of the machine"),
+    "bytes",
+    (
+        Line("system/memory_bytes", _("all programs"), "mem-other"),
+        Line("system/process_memory_bytes", _("this program"), "mem-params"),
+    ),
+    zero=True,
+)
+NETWORK = Panel(
+    "network",
+    _("Network of the machine"),
+    "bytes/s",
+    (
+        Line("system/network_received_bytes_per_s", _("received"), "throughput"),
+        Line("system/network_sent_bytes_per_s", _("sent"), "event"),
+    ),
+    zero=True,
+)
 PREFERENCE_MARGIN = Panel(
     "preference_margin",
     _("Rewards of answers"),

@@ -21,12 +21,15 @@ from orchestrator.runs.outputs import evaluation_results, generated_answers, pro
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.sweeps import selectors as sweeps
 from orchestrator.telemetry import selectors as telemetry
+from orchestrator.tracking import selectors as tracking
 from webui.charts.axes import per_step
 from webui.presentation import event_messages, formatting, run_headlines
 from webui.presentation.event_messages import EventMessage
 from workers.contracts.specs.finetuning.objectives import BODIES
 
 ANSWERING: Final = ("serve", "generate", "evaluate")
+# runs whose own program may record configuration and media
+RECORDING: Final = ("external", "script")
 EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
 # tabs of inference runs
@@ -51,6 +54,7 @@ TAB_TITLES: Final = {
     "cache": gettext_noop("Cache"),
     "performance": gettext_noop("Performance"),
     "memory": gettext_noop("Memory"),
+    "media": gettext_noop("Media"),
     "numerics": gettext_noop("Numerics"),
     "system": gettext_noop("System"),
     "logs": gettext_noop("Logs"),
@@ -147,13 +151,31 @@ class Facts:
             "memory": kind not in ("external", "produce")
             or any(name.startswith("memory/") for name in names),
             "numerics": kind == "train" or any(name.startswith(_NUMERICS) for name in names),
-            "system": kind in ANSWERING or any(name.startswith("device/") for name in names),
+            "system": kind in ANSWERING
+            or any(name.startswith(("device/", "system/")) for name in names),
             "lineage": kind in ("train", "produce", "script", *ANSWERING),
-            "code": kind == "script",
+            "media": self.has_media,
+            "code": kind == "script" or self.has_origin,
             "checkpoints": kind not in ("external", "serve"),
         }
         titles = {**TAB_TITLES, "chat": _SCORE} if self.scores else TAB_TITLES
         return [(name, _(title)) for name, title in titles.items() if shown.get(name, True)]
+
+    @cached_property
+    def details(self) -> Any:
+        """What the run's program recorded about itself; None if nothing, or if Orrery trains."""
+        return tracking.details_of(run=self.run) if self.run.kind in RECORDING else None
+
+    @property
+    def has_origin(self) -> bool:
+        """Whether the program recorded its command, commit, diff or packages."""
+        row = self.details
+        return row is not None and bool(row.program or row.diff or row.requirements)
+
+    @cached_property
+    def has_media(self) -> bool:
+        """Whether the program logged images or other media."""
+        return self.run.kind in RECORDING and tracking.media_exist(run=self.run)
 
     @cached_property
     def scores(self) -> bool:

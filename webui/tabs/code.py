@@ -11,6 +11,7 @@ from django.http import HttpRequest
 
 from orchestrator.runs.code import record
 from orchestrator.runs.code.environment import environment_of
+from webui.presentation.recorded import origin_rows
 from webui.presentation.run_facts import Facts
 
 MOST_LINES: Final = 4000  # of the diff, and of a file, on the page
@@ -35,7 +36,13 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     code, environment = record.code_of(facts.run), environment_of(facts.run)
     if code is None:
-        return {"code": None, "environment": environment, "source": facts.source()}
+        origin = _origin(facts.details) if facts.has_origin else None
+        return {
+            "code": None,
+            "environment": environment,
+            "origin": origin,
+            "source": facts.source(),
+        }
     files = record.files_of(code).files
     changed, cut = changes(record.diff_text(code))
     name = request.GET.get("file", "")
@@ -52,6 +59,20 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "cut": cut,
         "files": [(each, len(file.data), file.link) for each, file in sorted(files.items())],
         "shown": _shown(name, files.get(name)) if name in files else None,
+    }
+
+
+def _origin(details: Any) -> dict[str, Any]:
+    """What an external program recorded about its own code."""
+    changed, cut = changes(details.diff)
+    return {
+        "rows": origin_rows(details.program),
+        "changed": changed,
+        "added": sum(each.added for each in changed),
+        "removed": sum(each.removed for each in changed),
+        "cut": cut,
+        "diff": details.diff,
+        "requirements": details.requirements,
     }
 
 

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 
 from orchestrator.runs import selectors as runs
 from webui.planner.result_layout import PLAN_ROWS
+from webui.presentation.recorded import recorded_parts
 from webui.presentation.run_facts import Facts
 
 
@@ -22,6 +23,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "spec_json": json.dumps(run.spec, indent=2, ensure_ascii=False),
         "plan_rows": plan_rows(run.plan or {}),
         "placement": newest.placement if newest else [],
+        "recorded": recorded_parts(facts.details),
         "source": facts.source(),
     }
 

@@ -119,6 +119,12 @@ def breakable(name: str) -> SafeString:
 
 
 @register.filter
+def unlocalized(value: float) -> str:
+    """Format a number for an attribute, with a decimal point in every language."""
+    return f"{value:g}"
+
+
+@register.filter
 def gib(value: Any) -> str:
     """Format bytes in binary units."""
     return formatting.memory(value)

@@ -22,12 +22,14 @@ from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import selectors
 from orchestrator.runs.outputs import endpoint, evaluation_results
 from orchestrator.telemetry import selectors as telemetry
+from orchestrator.tracking import selectors as tracking
 from webui.charts.run_comparison import MEASURES, Measure, compare_metrics, compare_specs
 from webui.presentation import formatting
 from webui.tabs.evaluation_metrics import METRICS
 from webui.views.access import PageRequest, page
 
 MOST: Final = 100
+_SUMMARIES: Final = 100  # rows of values of summaries
 _MANY: Final = 20  # more runs are compared by their stored metric summaries
 _AXES: Final[dict[str, telemetry.Axis]] = {
     "step": "step",
@@ -64,11 +66,30 @@ def compare(request: PageRequest) -> HttpResponse:
     ]
     evaluated.append(Measure("win_rate", WIN_RATE, "share", "higher", WINS))
     kinds = sorted({run.kind for run in runs})
-    rows = compare_metrics([*evaluated, *MEASURES], numbers)
+    details = tracking.details_of_runs([run.pk for run in runs])
+    summaries = [
+        {
+            f"summary.{name}": float(value)
+            for name, value in tracking.flat(details[run.pk].summary).items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
+        if run.pk in details
+        else {}
+        for run in runs
+    ]
+    summarized = [
+        Measure(name, name.removeprefix("summary."), "", "", _("recorded by the program"))
+        for name in sorted({name for values in summaries for name in values})[:_SUMMARIES]
+    ]
+    numbers = [{**own, **more} for own, more in zip(numbers, summaries, strict=True)]
+    rows = compare_metrics([*evaluated, *MEASURES, *summarized], numbers)
     context = {
         "runs": runs,
         "rows": rows,
-        "differs": compare_specs([_spec(run) for run in runs]),
+        "differs": compare_specs([_spec(run, details.get(run.pk)) for run in runs]),
+        "unrecorded": [
+            run for run in runs if run.kind == "external" and _has_no_config(details.get(run.pk))
+        ],
         "sentence": _sentence(runs, kinds),
         "ids": ",".join(ids),
         "names": run_table.metric_names_of([run.pk for run in runs]),
@@ -168,8 +189,21 @@ def metrics_of(run: Any) -> dict[str, float]:
     return metrics
 
 
-def _spec(run: Any) -> dict[str, Any]:
-    return {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+def _spec(run: Any, details: Any) -> dict[str, Any]:
+    """The spec, the plan, and what the program recorded about its configuration and code."""
+    spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+    if details is None:
+        return spec
+    origin = {
+        name: " ".join(value) if isinstance(value, list) else value
+        for name, value in details.program.items()
+        if name in ("command", "commit", "branch", "dirty", "python")
+    }
+    return spec | {"config": details.config, "program": origin}
+
+
+def _has_no_config(details: Any) -> bool:
+    return details is None or not details.config
 
 
 def _sentence(runs: list[Any], kinds: list[str]) -> str:

@@ -8,6 +8,7 @@ from django.views.decorators.http import require_GET
 
 from orchestrator.runs import selectors
 from orchestrator.runs.code import record
+from orchestrator.tracking import selectors as tracking
 from webui.views.access import PageRequest, page
 
 
@@ -15,8 +16,11 @@ from webui.views.access import PageRequest, page
 @require_GET
 def diff(request: PageRequest, id: int) -> HttpResponse:
     """The changes since the commit, as `git apply` reads them; empty without git."""
-    code = record.code_of(selectors.run_get(user=request.user, id=id))
+    run = selectors.run_get(user=request.user, id=id)
+    code = record.code_of(run)
     data = b"" if code is None else bytes(code.diff)
+    if code is None and (details := tracking.details_of(run=run)) is not None:
+        data = details.diff.encode()
     response = HttpResponse(data, content_type="text/x-diff")
     name = f"run-{id}.diff"
     response["Content-Disposition"] = content_disposition_header(True, name) or ""

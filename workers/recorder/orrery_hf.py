@@ -50,6 +50,16 @@ def _shape(config: Any) -> dict[str, Any]:
     return {"model": {**sizes, **_SHAPES[family]}}
 
 
+def _config(args: Any, model: Any) -> dict[str, Any]:
+    """The TrainingArguments without secrets, and the model's configuration as `model`."""
+    values = args.to_sanitized_dict() if hasattr(args, "to_sanitized_dict") else {}
+    config = {name: value for name, value in values.items() if not name.endswith("_token")}
+    own = getattr(model, "config", None)
+    if hasattr(own, "to_dict"):
+        config["model"] = own.to_dict()
+    return config
+
+
 class OrreryCallback(TrainerCallback):
     """Records what the Trainer logs, on its first process only.
 
@@ -78,6 +88,7 @@ class OrreryCallback(TrainerCallback):
         name = self._arguments["name"] or getattr(args, "run_name", None) or kind
         arguments = {**self._arguments, "name": name}
         arguments["spec"] = {**spec, **(arguments.get("spec") or {})}
+        arguments["config"] = {**_config(args, model), **(arguments.get("config") or {})}
         self.run = orrery_recorder.init(**arguments, rank=0)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:

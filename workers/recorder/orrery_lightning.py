@@ -29,6 +29,17 @@ _NAMES = {
 _STATUS = {"success": "finished", "finished": "finished", "failed": "failed", "aborted": "failed"}
 
 
+def _plain(value: Any) -> Any:
+    """A value that JSON represents; others by their `repr`."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return repr(value)[:200]
+
+
 class OrreryLogger:
     """Records metrics on the first process; takes the arguments of `orrery_recorder.init`."""
 
@@ -95,11 +106,9 @@ class OrreryLogger:
             self.experiment.log(values, step=step)
 
     def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
-        """Record an event with the hyperparameters."""
+        """Record the hyperparameters as the run's configuration."""
         plain = vars(params) if isinstance(params, Namespace) else dict(params or {})
-        self.experiment.event(
-            "hyperparameters", {str(name): repr(value)[:200] for name, value in plain.items()}
-        )
+        self.experiment.config({str(name): _plain(value) for name, value in plain.items()})
 
     def log_graph(self, *_: Any, **__: Any) -> None:
         """Do nothing: Orrery shows no graphs."""

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import email.utils
 import gzip
+import importlib
 import json
 import logging
 import math
@@ -46,7 +47,16 @@ TIMEOUT_S = 15.0
 LONGEST_WAIT_S = 60.0
 
 _log = logging.getLogger("orrery_recorder")
-_STREAMS = {"points": "points", "events": "events", "logs": "lines"}  # REST path → key of its list
+# REST path → key of its list
+_STREAMS = {
+    "details": "details",
+    "points": "points",
+    "events": "events",
+    "logs": "lines",
+    "media": "media",
+}
+# items per request; servers before 0.3 do not know these streams, and what is sent is dropped
+_OPTIONAL = {"details": 1000, "media": 100}
 
 
 def init(
@@ -60,6 +70,9 @@ def init(
     rank: int | None = None,
     spool: str | os.PathLike[str] | None = None,
     max_spool_bytes: int = 2 << 30,
+    config: Mapping[str, Any] | None = None,
+    capture: bool | None = None,
+    system_s: float | None = None,
 ) -> Run:
     """Start recording a run; returns at once, a background thread sends.
 
@@ -69,6 +82,10 @@ def init(
     records, unless all ranks get the same `key`, new for every run: then they share one run. Inside
     a program that Orrery launched (ORRERY_RUN_DIR is set) lines go to its run directory, and no
     arguments are needed.
+
+    `config` is recorded as by `Run.config`. `capture` records the command, git commit, diff and
+    installed packages (default: unless ORRERY_CAPTURE is 0). Every `system_s` seconds the use of
+    CPU, memory, network and GPUs is logged (default: ORRERY_SYSTEM_S, else 15; 0 for never).
     """
     rank = _parse_int(os.environ.get("RANK")) if rank is None else rank
     try:
@@ -96,15 +113,22 @@ def init(
             "key": key or uuid.uuid4().hex,
             "rank": rank,
         }
-        return Run(
+        if capture is None:
+            capture = os.environ.get("ORRERY_CAPTURE", "1") != "0"
+        run = Run(
             _Spool(
                 _spool_folder(spool, metadata["name"]),
                 metadata,
                 token,
                 max_spool_bytes,
                 temporary=spool is None,
+                capture=capture and not rank,
             )
         )
+        if config:
+            run.config(config)
+        run._sample_every(_period(system_s))
+        return run
     except Exception as error:
         _log.warning("orrery: nothing is recorded: %s", error)
         return Run(None)
@@ -117,6 +141,7 @@ class Run:
         self._sink, self._storage, self._pid = sink, sink, os.getpid()
         self._step, self._tokens, self._warned, self._failure = 0, 0, set[tuple[str, type]](), ""
         self._templates: dict[tuple[str, ...], str] = {}
+        self._ended = threading.Event()
         if isinstance(sink, _Spool):
             atexit.register(self._at_exit)
             self._hook, sys.excepthook = sys.excepthook, self._uncaught
@@ -168,6 +193,71 @@ class Run:
         """Record a line of the run's log; printed in a program that Orrery launched."""
         self._append("logs", time, {"text": str(text)})
 
+    def config(self, values: Mapping[str, Any]) -> None:
+        """Add to the run's configuration; nested dictionaries are merged, None removes a name."""
+        self._append("details", None, {"config": dict(values)})
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Add to the run's summary, such as its best score; merged like the configuration."""
+        self._append("details", None, {"summary": dict(values)})
+
+    def image(
+        self, name: str, data: Any, step: int | None = None, *, index: int = 0, caption: str = ""
+    ) -> None:
+        """Log an image: a PNG or JPEG file (bytes or path), a Pillow image, figure or array."""
+        self._media(name, "image", "image", (data,), step, index, caption)
+
+    def histogram(
+        self, name: str, values: Any, step: int | None = None, *, bins: int = 64, caption: str = ""
+    ) -> None:
+        """Log the distribution of numbers."""
+        self._media(name, "histogram", "histogram", (values, bins), step, 0, caption)
+
+    def text(
+        self, name: str, text: str, step: int | None = None, *, index: int = 0, caption: str = ""
+    ) -> None:
+        """Log a text, such as a sample."""
+        self._media(name, "text", "", (str(text),), step, index, caption)
+
+    def table(
+        self, name: str, columns: Any, rows: Any, step: int | None = None, *, caption: str = ""
+    ) -> None:
+        """Log a table: names of columns, and rows of as many cells."""
+        self._media(name, "table", "table", (columns, rows), step, 0, caption)
+
+    def _media(
+        self,
+        name: str,
+        kind: str,
+        convert: str,
+        data: tuple[Any, ...],
+        step: int | None,
+        index: int,
+        caption: str,
+    ) -> None:
+        if self._sink is None or os.getpid() != self._pid:
+            return
+        try:
+            value = getattr(_companion("media"), convert)(*data) if convert else data[0]
+            fields = {"name": str(name), "kind": kind, "step": self._step if step is None else step}
+            self._append(
+                "media", None, {**fields, "index": index, "caption": str(caption), "data": value}
+            )
+        except Exception as error:
+            self._warn(f"{kind} {name}", error)
+
+    def _sample_every(self, period_s: float) -> None:
+        """Log the machine's use in a thread, on the step of that moment."""
+        if period_s <= 0 or not isinstance(self._sink, _Spool):
+            return
+        sampler = _companion("system").Sampler()
+
+        def work() -> None:
+            while not self._ended.wait(period_s):
+                self.log(sampler.sample(), step=self._step)
+
+        threading.Thread(target=work, name="orrery-system", daemon=True).start()
+
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until the server has everything; False if it has not after `timeout_s`."""
         try:
@@ -187,6 +277,7 @@ class Run:
         if sink is None or os.getpid() != self._pid:
             return True
         self._sink = None
+        self._ended.set()
         try:
             if isinstance(sink, _Spool):
                 atexit.unregister(self._at_exit)
@@ -354,6 +445,8 @@ class _Outbox:
     def append(self, stream: str, fields: str) -> None:
         if stream == "logs":
             print(json.loads(f"{{{fields}}}")["text"], flush=True)
+        elif stream in _OPTIONAL:
+            raise OSError("a program that Orrery started records points, events and lines only")
         else:
             self._files[stream].append(fields)
 
@@ -393,8 +486,13 @@ class _Spool:
         max_bytes: int,
         *,
         temporary: bool = False,
+        capture: bool = False,
     ) -> None:
-        """`temporary`: the folder was created for this run and is removed once all is sent."""
+        """`temporary`: the folder was created for this run and is removed once all is sent.
+
+        `capture`: the sending thread first records where the program comes from.
+        """
+        self._capture = capture
         self.folder, self._token, self._temporary = folder, token, temporary
         self._limit, self._over, self._warned = MAX_ITEMS, "", set[str]()
         folder.mkdir(parents=True, exist_ok=True)
@@ -453,7 +551,12 @@ class _Spool:
     @property
     def _settled(self) -> bool:
         ended = "end" not in self._meta or bool(self._meta.get("done"))
-        return bool(self.run) and ended and not any(file.pending for file in self._files.values())
+        return (
+            bool(self.run)
+            and ended
+            and not self._capture
+            and not any(file.pending for file in self._files.values())
+        )
 
     def flush(self, timeout_s: float) -> bool:
         deadline = clock.monotonic() + timeout_s
@@ -487,6 +590,17 @@ class _Spool:
                 self.folder,
             )
         return complete
+
+    def _capture_program(self) -> None:
+        """Record command, git commit, diff and packages once per run."""
+        try:
+            if not self._meta.get("captured"):
+                fields = json.dumps({"time": clock.time(), **_companion("capture").capture()})
+                self.append("details", fields[1:-1])
+                self._update(captured=True)
+        except Exception as error:
+            self._warn_once("capture", f"command, commit and packages are not recorded: {error}")
+        self._capture = False
 
     def _work(self) -> None:
         failures = 0
@@ -523,6 +637,8 @@ class _Spool:
         """Create the run if it is new, send everything pending, then finish it if due."""
         if not self.run:
             self._update(run=self._create_run())
+        if self._capture:
+            self._capture_program()
         for name, file in self._files.items():
             while file.pending and not self._stop.is_set():
                 self._send(name, file)
@@ -557,7 +673,7 @@ class _Spool:
         return str(answer["id"])
 
     def _send(self, name: str, file: _File) -> None:
-        lines = file.read(self._limit)
+        lines = file.read(min(self._limit, _OPTIONAL.get(name, MAX_ITEMS)))
         body = b'{"%s":[%s]}' % (_STREAMS[name].encode(), b",".join(lines))
         try:
             answer = self._post(f"runs/{self.run}/{name}", body)
@@ -566,6 +682,11 @@ class _Spool:
                 self._limit = len(lines) // 2
                 return
             self._warn_once("refused", f"a line of {name} was refused and left out: {error}")
+            answer = {}
+        except _Gone as error:
+            if name not in _OPTIONAL:
+                raise
+            self._warn_once(name, f"the server does not store {name}: {error}")
             answer = {}
         file.sent(lines)
         self._limit = min(MAX_ITEMS, self._limit * 2)
@@ -638,6 +759,21 @@ def _retry_after(text: str | None) -> float | None:
         except (TypeError, ValueError):
             return None
     return min(3600.0, max(0.0, wait))
+
+
+def _companion(name: str) -> Any:
+    """The module `orrery_NAME` next to this file. Raises ImportError if it was not copied too."""
+    before = f"{__package__}." if __package__ else ""
+    return importlib.import_module(f"{before}orrery_{name}")
+
+
+def _period(system_s: float | None) -> float:
+    if system_s is not None:
+        return float(system_s)
+    try:
+        return float(os.environ.get("ORRERY_SYSTEM_S") or 15.0)
+    except ValueError:
+        return 15.0
 
 
 def _proxies(url: str) -> list[urllib.request.BaseHandler]:

@@ -47,6 +47,12 @@ POST   v1/runs/{int:id}/logs                          ingest  manage
 POST   v1/runs/{int:id}/points                        ingest  manage
 POST   v1/runs/{int:id}/finish                        ingest  manage
 GET    v1/runs/{int:id}/series                        read    see
+GET    v1/runs/{int:id}/details                       read    see
+PATCH  v1/runs/{int:id}/details                       ingest  manage
+POST   v1/runs/{int:id}/details                       ingest  manage
+GET    v1/runs/{int:id}/media                         read    see
+POST   v1/runs/{int:id}/media                         ingest  manage
+GET    v1/runs/{int:id}/media/{int:item}/file         read    see
 GET    v1/runs/{int:id}/benchmark                     read    see
 GET    v1/runs/{int:id}/produced                      read    see
 GET    v1/runs/{int:id}/lines                         read    see

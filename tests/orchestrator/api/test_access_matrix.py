@@ -62,6 +62,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/runs/{int:id}/events": {"events": []},
     "POST v1/runs/{int:id}/logs": {"lines": []},
     "POST v1/runs/{int:id}/points": {"points": []},
+    "PATCH v1/runs/{int:id}/details": {"config": {"lr": 1}},
+    "POST v1/runs/{int:id}/details": {"details": []},
+    "POST v1/runs/{int:id}/media": {"media": []},
     "POST v1/runs/{int:id}/finish": {"status": "finished"},
     "POST v1/experiments": {"name": "another"},
     "POST v1/sweeps": {"name": "s", **SWEEP},
@@ -207,6 +210,7 @@ def world(live_redis: str, settings: Any) -> World:
     ids["turn"] = comparison.turns.create(
         conversation=1, messages=[], answers=["x", "y"], first_model=0, by="owner"
     ).pk
+    ids["item"] = factories.image_item(run).pk
     letter = dead_letter_add(
         source="telemetry", node="n1", code="malformed", reason="r", message=b"m"
     )
@@ -329,7 +333,7 @@ def filled(route: str, world: World) -> str:
     """The route with the ids of the owner's objects."""
     kind = next((kind for part, kind in OBJECTS.items() if re.match(part, route)), "run")
     values = {"id": world.ids.get(kind, 1), "artifact": world.ids["artifact"], "step": 1}
-    values |= {name: world.ids[name] for name in ("line", "data_set", "turn")}
+    values |= {name: world.ids[name] for name in ("line", "data_set", "turn", "item")}
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
     values |= {"provider_id": "sso", "pool": "default"}  # type: ignore[dict-item]
     if "jobs" in route:

@@ -21,6 +21,8 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "RANK",
     ):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ORRERY_CAPTURE", "0")
+    monkeypatch.setenv("ORRERY_SYSTEM_S", "0")
     monkeypatch.setenv("ORRERY_SPOOL", str(tmp_path / "spool"))
 
 

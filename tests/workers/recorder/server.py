@@ -11,7 +11,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 TOKEN = "orr_test"
-LISTS = {"points": "points", "events": "events", "logs": "lines"}
+LISTS = {
+    "details": "details",
+    "points": "points",
+    "events": "events",
+    "logs": "lines",
+    "media": "media",
+}
 
 
 class Ingest(ThreadingHTTPServer):

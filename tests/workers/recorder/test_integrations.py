@@ -72,13 +72,17 @@ def test_a_real_trainer_records_itself(
     assert "LlamaForCausalLM" in spec.notes and spec.shape is not None
     assert parameter_count(spec.shape).total == sum(p.numel() for p in trainer.model.parameters())
     assert server.ends["r1"]["status"] == "finished"
+    (details,) = server.store["r1"]["details"].values()
+    recorded = details["config"]
+    assert recorded["per_device_train_batch_size"] == 4 and recorded["model"]["hidden_size"] == 32
+    assert not [name for name in recorded if name.endswith("_token")]
 
 
 def test_a_lightning_shaped_loop_records_itself(
     server: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logger = OrreryLogger(server.url, TOKEN, "lightning")
-    logger.log_hyperparams(Namespace(lr=0.1, layers=2))
+    logger.log_hyperparams(Namespace(lr=0.1, layers=2, name=int))
     for step in (1, 2):
         logger.log_metrics({"train_loss": 1.0 / step, "epoch": 0}, step)
     logger.after_save_checkpoint(SimpleNamespace(last_model_path="", best_model_path="a.ckpt"))
@@ -90,10 +94,9 @@ def test_a_lightning_shaped_loop_records_itself(
         (2, {"loss": 0.5}),
     ]
     events = {e["type"]: e["data"] for e in server.store["r1"]["events"].values()}
-    assert events == {
-        "hyperparameters": {"lr": "0.1", "layers": "2"},
-        "checkpoint_saved": {"path": "a.ckpt"},
-    }
+    assert events == {"checkpoint_saved": {"path": "a.ckpt"}}
+    (details,) = server.store["r1"]["details"].values()
+    assert details["config"] == {"lr": 0.1, "layers": 2, "name": "<class 'int'>"}
     assert server.ends["r1"]["status"] == "finished"
     monkeypatch.setenv("LOCAL_RANK", "1")
     silent = OrreryLogger(server.url, TOKEN)

@@ -1,0 +1,130 @@
+"""Reads what programs recorded about themselves, and media. Callers check permissions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from django.db.models import Count, Max, Min, QuerySet
+
+from orchestrator.common.errors import missing_object
+from orchestrator.common.units import iso
+from orchestrator.runs.models import Run
+from orchestrator.tracking.details import flat
+from orchestrator.tracking.models import MediaBlob, MediaItem, RunDetails
+
+__all__ = [
+    "details_of",
+    "details_of_runs",
+    "flat",
+    "media_at",
+    "media_blob",
+    "media_exist",
+    "media_list",
+    "media_names",
+    "media_steps",
+    "serialize_details",
+    "serialize_media",
+]
+
+
+def details_of(*, run: Run) -> RunDetails | None:
+    """What the run's program recorded about itself; None if it recorded nothing."""
+    return RunDetails.objects.filter(run=run).first()
+
+
+def details_of_runs(ids: Collection[int]) -> dict[int, RunDetails]:
+    """`{run: details}` of the runs that have some; one query, without diffs."""
+    rows = RunDetails.objects.filter(run__in=ids).defer("diff", "requirements")
+    return {row.run_id: row for row in rows}
+
+
+def serialize_details(details: RunDetails | None) -> dict[str, Any]:
+    """The REST representation; empty values if the program recorded nothing."""
+    row = details if details is not None else RunDetails()
+    return {
+        "config": row.config,
+        "summary": row.summary,
+        "program": row.program,
+        "diff": row.diff,
+        "requirements": row.requirements,
+        "updated": iso(row.updated) if details is not None else None,
+    }
+
+
+def media_list(*, run: Run, name: str = "", kind: str = "", step: int | None = None) -> Any:
+    """The run's media, oldest first, with their images' sizes but not their bytes."""
+    rows = MediaItem.objects.filter(run=run)
+    rows = rows.filter(name=name) if name else rows
+    rows = rows.filter(kind=kind) if kind else rows
+    rows = rows.filter(step=step) if step is not None else rows
+    return rows.select_related("blob").defer("blob__data").order_by("pk")
+
+
+def media_exist(*, run: Run) -> bool:
+    """Whether the run has media."""
+    return MediaItem.objects.filter(run=run).exists()
+
+
+def media_names(*, run: Run, query: str = "") -> list[dict[str, Any]]:
+    """`[{name, kind, first, last, count}]` by name; `query` is a part of the name."""
+    rows: QuerySet[Any, Any] = MediaItem.objects.filter(run=run)
+    rows = rows.filter(name__icontains=query) if query else rows
+    return list(
+        rows.values("name")
+        .annotate(kind=Max("kind"), first=Min("step"), last=Max("step"), count=Count("pk"))
+        .order_by("name")
+    )
+
+
+def media_steps(*, run: Run) -> list[int]:
+    """The steps that have media, ascending."""
+    rows = MediaItem.objects.filter(run=run).order_by("step")
+    return list(rows.values_list("step", flat=True).distinct())
+
+
+def media_at(*, run: Run, names: Iterable[str], step: int | None) -> dict[str, list[MediaItem]]:
+    """`{name: items}` of each name's newest step that is not after `step`."""
+    names = list(names)
+    rows = MediaItem.objects.filter(run=run, name__in=names)
+    rows = rows.filter(step__lte=step) if step is not None else rows
+    newest = dict(rows.values("name").annotate(at=Max("step")).values_list("name", "at"))
+    result: dict[str, list[MediaItem]] = {name: [] for name in names}
+    places = MediaItem.objects.filter(run=run, name__in=newest, step__in=set(newest.values()))
+    for item in places.select_related("blob").defer("blob__data").order_by("name", "index"):
+        if newest[item.name] == item.step:
+            result[item.name].append(item)
+    return result
+
+
+def media_blob(*, run: Run, id: int) -> MediaBlob:
+    """The bytes of an image item. Raises 404."""
+    item = MediaItem.objects.filter(run=run, pk=id).select_related("blob").first()
+    if item is None or item.blob is None:
+        raise missing_object("image", id)
+    return item.blob
+
+
+def serialize_media(item: MediaItem) -> dict[str, Any]:
+    """The REST representation; `data` is null for images, whose file has its own address."""
+    blob = item.blob
+    return {
+        "id": str(item.pk),
+        "run": str(item.run_id),
+        "name": item.name,
+        "kind": item.kind,
+        "step": item.step,
+        "index": item.index,
+        "caption": item.caption,
+        "time": item.time,
+        "data": item.body,
+        "image": None
+        if blob is None
+        else {
+            "content_type": blob.content_type,
+            "width": blob.width,
+            "height": blob.height,
+            "bytes": blob.bytes,
+            "url": f"/api/v1/runs/{item.run_id}/media/{item.pk}/file?v={item.digest[:12]}",
+        },
+    }

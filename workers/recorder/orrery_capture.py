@@ -1,0 +1,102 @@
+"""Captures where a program comes from: command, git commit and diff, installed packages.
+
+Standard library only. Values that look like secrets are replaced in the command and the remote.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+DIFF_BYTES = 1_000_000  # the server's limit
+TIMEOUT_S = 20.0  # of one git command
+_SECRET = re.compile(r"(?i)(token|secret|password|passwd|api[-_]?key|credential)")
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+HIDDEN = "***"
+
+
+def capture(folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """`{program, diff, requirements}` of this process; without git only what is known."""
+    place = Path(folder) if folder is not None else _program_folder()
+    program: dict[str, Any] = {
+        "command": safe_command(getattr(sys, "orig_argv", sys.argv)),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+    }
+    diff = ""
+    commit = _git(place, "rev-parse", "--verify", "HEAD")
+    if commit is not None:
+        program["commit"] = commit.strip()
+        branch = (_git(place, "branch", "--show-current") or "").strip()
+        remote = (_git(place, "config", "--get", "remote.origin.url") or "").strip()
+        program |= {"branch": branch} if branch else {}
+        program |= {"remote": _LOGIN.sub("", remote)} if remote else {}
+        diff = _git(place, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
+        untracked = _git(place, "status", "--porcelain", "--untracked-files=normal") or ""
+        program["dirty"] = bool(diff or untracked.strip())
+    return {"program": program, "diff": shortened(diff), "requirements": requirements()}
+
+
+def safe_command(words: list[str]) -> list[str]:
+    """The command without secrets: `--api-key X`, `--token=X` and `TOKEN=X`."""
+    result, hide_next = [], False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if hide_next and not word.startswith("-"):
+            word, hide_next = HIDDEN, False
+        elif _SECRET.search(name) and equals:
+            word = f"{name}={HIDDEN}"
+        else:
+            hide_next = word.startswith("-") and not equals and bool(_SECRET.search(name))
+        result.append(_LOGIN.sub("", word))
+    return result
+
+
+def requirements() -> str:
+    """The installed packages as `name==version` lines, sorted."""
+    lines = {
+        f"{package.metadata['Name']}=={package.version}"
+        for package in metadata.distributions()
+        if package.metadata["Name"]
+    }
+    return "\n".join(sorted(lines, key=str.lower))
+
+
+def shortened(diff: str) -> str:
+    """The diff cut at a line if it is too long, with a last line that says so."""
+    data = diff.encode(errors="replace")
+    if len(data) <= DIFF_BYTES:
+        return data.decode()
+    kept = data[: DIFF_BYTES - 200].decode(errors="ignore")
+    kept = kept[: kept.rfind("\n") + 1]
+    return f"{kept}# cut: the diff has {len(data):,} bytes\n"
+
+
+def _program_folder() -> Path:
+    """The folder of the started script, else the current folder."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(script).resolve().parent if script else Path.cwd()
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of a git command; None if it fails. Runs no hooks, pagers or prompts."""
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", "-C", str(folder), *arguments],
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None

@@ -7,7 +7,18 @@ from typing import Annotated, Optional
 import typer
 
 from orrery_cli import __version__, credentials
-from orrery_cli.commands import actions, compare, download, fleet, login, logs, plan, runs, submit
+from orrery_cli.commands import (
+    actions,
+    compare,
+    download,
+    fleet,
+    import_runs,
+    login,
+    logs,
+    plan,
+    runs,
+    submit,
+)
 from orrery_cli.commands import sweep as sweeps
 from orrery_cli.commands import watch as watching
 
@@ -63,6 +74,7 @@ for _name, _command in (
     ("nodes", fleet.nodes),
     ("queue", fleet.queue),
     ("download", download.download),
+    ("import", import_runs.import_runs),
 ):
     app.command(_name)(_command)
 app.add_typer(sweeps.app, name="sweep")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import sys
 import time
 import uuid
@@ -60,10 +62,16 @@ class Client:
         request = {"json": {} if body is None else body}
         return self._repeated("POST", path, only_unsent=True, **request).json()
 
-    def create(self, path: str, body: Any) -> Any:
-        """The created object; a repeated request creates nothing (Idempotency-Key)."""
-        headers = {"Idempotency-Key": uuid.uuid4().hex}
+    def create(self, path: str, body: Any, *, key: str = "") -> Any:
+        """The created object; a repeated request with the same `key` creates nothing."""
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         return self._repeated("POST", path, json=body, headers=headers).json()
+
+    def send(self, path: str, body: Any) -> Any:
+        """The answer to data that the server recognizes when it is sent again; sent compressed."""
+        content = gzip.compress(json.dumps(body).encode(), 1)
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        return self._repeated("POST", path, content=content, headers=headers).json()
 
     def items(self, path: str, *, most: int | None = None, **params: Any) -> Iterator[Any]:
         """The items of a list, over all of its pages, at most `most`."""

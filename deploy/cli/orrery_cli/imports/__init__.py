@@ -1,0 +1,1 @@
+"""Readers of other trackers' files, and the transfer of what they read."""

@@ -1,0 +1,187 @@
+"""Reads TensorBoard event files: scalars, histograms, images, texts and hyperparameters.
+
+Formats: tensorflow/core/lib/io/record_writer.h, util/event.proto, framework/summary.proto,
+framework/tensor.proto and tensorboard/plugins/hparams/plugin_data.proto.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from orrery_cli.imports import wire
+from orrery_cli.imports.source import SourceError, SourceRun, number_or_name, read_file
+
+_FRAME = 12  # u64 length and its checksum
+_POLYNOMIAL = 0x82F63B78  # CRC-32C
+_SIZES = {1: ("<f", 4), 2: ("<d", 8)}  # DataType of framework/types.proto
+_STRING = 7
+_MOST_BINS = 512
+
+
+def is_log(path: Path) -> bool:
+    """Whether a path is an event file, or a folder with some."""
+    return "tfevents" in path.name or (path.is_dir() and any(path.rglob("*tfevents*")))
+
+
+def read(path: Path) -> Iterator[SourceRun]:
+    """A run per folder with event files. Raises SourceError with file and record."""
+    files = [path] if path.is_file() else sorted(path.rglob("*tfevents*"))
+    folders = {file.parent for file in files}
+    for folder in sorted(folders):
+        own = [file for file in files if file.parent == folder]
+        name = folder.resolve().name
+        if path.is_dir() and folder != path:
+            name = f"{path.resolve().name}/{folder.relative_to(path).as_posix()}"
+        run = SourceRun(tool="tensorboard", key="", name=name[:160])
+        first = 0.0
+        for file in own:
+            for place, record in _records(file):
+                try:
+                    time = _event(run, record)
+                except (ValueError, struct.error) as error:
+                    raise SourceError(file, f"record {place}", str(error)) from None
+                first = first or time
+        run.key = f"{own[0].name}:{first!r}"
+        if run.points or run.media or run.config:
+            yield run
+
+
+def _records(file: Path) -> Iterator[tuple[int, bytes]]:
+    """`(number from 1, data)`; an incomplete last record is of a program that still writes."""
+    data = read_file(file)
+    at, place = 0, 0
+    while at + _FRAME <= len(data):
+        place += 1
+        length, check = struct.unpack_from("<QI", data, at)
+        if check != _masked_crc(data[at : at + 8]):
+            message = f"the checksum of its length at byte {at} is wrong"
+            raise SourceError(file, f"record {place}", message, "copy the file again")
+        start = at + _FRAME
+        at = start + length + 4
+        if at > len(data):
+            return
+        body = data[start : start + length]
+        (check,) = struct.unpack_from("<I", data, start + length)
+        if length <= 4096 and check != _masked_crc(body):  # long ones would take seconds
+            message = f"its checksum at byte {start + length} is wrong"
+            raise SourceError(file, f"record {place}", message, "copy the file again")
+        yield place, body
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = (byte >> 1) ^ (_POLYNOMIAL if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE = _crc_table()
+
+
+def _masked_crc(data: bytes) -> int:
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _event(run: SourceRun, record: bytes) -> float:
+    """Add one event to the run; returns its time."""
+    time = (wire.one(record, 1) or b"\0" * 8).ljust(8, b"\0")
+    (seconds,) = struct.unpack("<d", time)
+    step = max(0, wire.integer(record, 2))
+    values: dict[str, Any] = {}
+    for summary in wire.all_of(record, 5):
+        for value in wire.all_of(summary, 1):
+            tag = wire.text(value, 1)[:200]
+            number = _number(value)
+            if number is not None:
+                values[tag[:120]] = number_or_name(number)
+            elif not _add_other(run, value, tag, step, seconds):
+                run.skip("values of other kinds")
+    if values:
+        seq = len(run.points) + 1
+        run.points.append({"seq": seq, "step": step, "time": seconds, "values": values})
+    return float(seconds)
+
+
+def _number(value: bytes) -> float | None:
+    """`simple_value`, or a tensor with one element."""
+    for number, data in wire.fields(value):
+        if number == 2 and isinstance(data, bytes) and len(data) == 4:
+            return float(struct.unpack("<f", data)[0])
+    tensor = wire.one(value, 8)
+    if tensor is None:
+        return None
+    pattern, size = _SIZES.get(wire.integer(tensor, 1), ("", 0))
+    content = next((data for field in (4, 5, 6) if (data := wire.one(tensor, field))), b"")
+    return float(struct.unpack(pattern, content)[0]) if size and len(content) == size else None
+
+
+def _add_other(run: SourceRun, value: bytes, tag: str, step: int, time: float) -> bool:
+    """Add an image, histogram, text or hyperparameters; False if it is none of them."""
+    item: dict[str, Any] = {"name": tag, "step": step, "time": time}
+    plugin = wire.one(wire.one(value, 9) or b"", 1) or b""
+    if wire.text(plugin, 1) == "hparams":
+        start = wire.one(wire.one(plugin, 2) or b"", 3)
+        for entry in wire.all_of(start or b"", 1):
+            run.config[wire.text(entry, 1)] = _hyperparameter(wire.one(entry, 2) or b"")
+        return True
+    if image := wire.one(value, 4):
+        data = base64.b64encode(wire.one(image, 4) or b"").decode()
+        run.media.append({**item, "kind": "image", "data": data})
+        return True
+    if histogram := wire.one(value, 5):
+        body = _histogram(histogram)
+        run.media += [{**item, "kind": "histogram", "data": body}] if body else []
+        return body is not None
+    tensor = wire.one(value, 8)
+    if tensor is not None and wire.integer(tensor, 1) == _STRING:
+        text = b"\n".join(wire.all_of(tensor, 8)).decode("utf-8", "replace")
+        name = tag.removesuffix("/text_summary")
+        run.media.append({**item, "name": name, "kind": "text", "data": text[:16_000]})
+        return True
+    return False
+
+
+def _hyperparameter(value: bytes) -> Any:
+    """A google.protobuf.Value without lists and objects."""
+    for number, data in wire.fields(value):
+        if number == 2 and isinstance(data, bytes):
+            return struct.unpack("<d", data)[0]
+        if number == 3 and isinstance(data, bytes):
+            return data.decode("utf-8", "replace")
+        if number == 4:
+            return bool(data)
+    return None
+
+
+def _histogram(data: bytes) -> dict[str, list[float]] | None:
+    """Bins between finite, ascending limits; empty ones at the ends are left out."""
+    (low,) = struct.unpack("<d", wire.one(data, 1) or b"\0" * 8)
+    (high,) = struct.unpack("<d", wire.one(data, 2) or b"\0" * 8)
+    limits, counts = wire.doubles(data, 6), wire.doubles(data, 7)
+    filled = [place for place, count in enumerate(counts) if count > 0]
+    if not filled or len(limits) != len(counts) or not math.isfinite(low + high):
+        return None
+    first, last = filled[0], filled[-1]
+    edges = [limits[first - 1] if first else low]
+    kept = []
+    for place in range(first, last + 1):
+        edge = min(limits[place], max(high, edges[-1])) if place == last else limits[place]
+        if edge <= edges[-1]:
+            edge = math.nextafter(edges[-1], math.inf)
+        edges.append(edge)
+        kept.append(counts[place])
+    while len(kept) > _MOST_BINS:
+        kept = [sum(kept[at : at + 2]) for at in range(0, len(kept), 2)]
+        edges = [*edges[:-1:2], edges[-1]]
+    return {"counts": kept, "edges": edges}

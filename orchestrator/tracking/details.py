@@ -82,6 +82,7 @@ def _leaves(values: Mapping[str, Any]) -> int:
 def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
     """The known fields of an origin. Raises 422 for an unknown field or a wrong type."""
     result: dict[str, Any] = {}
+    value: Any
     for name, value in values.items():
         if name not in PROGRAM:
             raise invalid(f"program.{name}", "this field is not known", ", ".join(PROGRAM))
@@ -93,7 +94,8 @@ def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
             hint = {"list": "a list of texts", "str": "a text", "bool": "true or false"}
             raise invalid(f"program.{name}", f"{value!r:.60} is not valid", hint[kind.__name__])
         if kind is list and value is not None:
-            value = [part.replace("\0", "")[:longest] for part in value[:1000]]
+            words: list[str] = value
+            value = [part.replace("\0", "")[:longest] for part in words[:1000]]
         elif kind is str and value is not None:
             value = value.replace("\0", "")[:longest]
         result[name] = value

@@ -69,7 +69,7 @@ def media_store(*, run: Run, items: Sequence[Checked]) -> list[bool]:
                 raise ValueError(f"a run has at most {MOST_ITEMS:,} media items; log fewer steps")
             if size > MOST_BYTES:
                 raise ValueError(f"images of a run have at most {MOST_BYTES / 1e9:g} GB")
-            values = {
+            values: dict[str, Any] = {
                 "kind": item.kind,
                 "caption": item.caption,
                 "time": item.time,

@@ -55,7 +55,7 @@ def _config(args: Any, model: Any) -> dict[str, Any]:
     values = args.to_sanitized_dict() if hasattr(args, "to_sanitized_dict") else {}
     config = {name: value for name, value in values.items() if not name.endswith("_token")}
     own = getattr(model, "config", None)
-    if hasattr(own, "to_dict"):
+    if own is not None and hasattr(own, "to_dict"):
         config["model"] = own.to_dict()
     return config
 

@@ -122,7 +122,7 @@ def _number(value: bytes) -> float | None:
     if tensor is None:
         return None
     pattern, size = _SIZES.get(wire.integer(tensor, 1), ("", 0))
-    content = next((data for field in (4, 5, 6) if (data := wire.one(tensor, field))), b"")
+    content = next((each for field in (4, 5, 6) if (each := wire.one(tensor, field))), b"")
     return float(struct.unpack(pattern, content)[0]) if size and len(content) == size else None
 
 

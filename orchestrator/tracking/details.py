@@ -82,8 +82,8 @@ def _leaves(values: Mapping[str, Any]) -> int:
 def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
     """The known fields of an origin. Raises 422 for an unknown field or a wrong type."""
     result: dict[str, Any] = {}
-    value: Any
-    for name, value in values.items():
+    for name, given in values.items():
+        value: Any = given
         if name not in PROGRAM:
             raise invalid(f"program.{name}", "this field is not known", ", ".join(PROGRAM))
         kind, longest = PROGRAM[name]
@@ -94,8 +94,7 @@ def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
             hint = {"list": "a list of texts", "str": "a text", "bool": "true or false"}
             raise invalid(f"program.{name}", f"{value!r:.60} is not valid", hint[kind.__name__])
         if kind is list and value is not None:
-            words: list[str] = value
-            value = [part.replace("\0", "")[:longest] for part in words[:1000]]
+            value = [str(part).replace("\0", "")[:longest] for part in list(value)[:1000]]
         elif kind is str and value is not None:
             value = value.replace("\0", "")[:longest]
         result[name] = value

@@ -75,9 +75,9 @@ def shortened(diff: str) -> str:
     data = diff.encode(errors="replace")
     if len(data) <= DIFF_BYTES:
         return data.decode()
-    kept = data[: DIFF_BYTES - 200].decode(errors="ignore")
-    kept = kept[: kept.rfind("\n") + 1]
-    return f"{kept}# cut: the diff has {len(data):,} bytes\n"
+    part = data[: DIFF_BYTES - 200].decode(errors="ignore")
+    part = part[: part.rfind("\n") + 1]
+    return f"{part}# cut: the diff has {len(data):,} bytes\n"
 
 
 def _program_folder() -> Path:

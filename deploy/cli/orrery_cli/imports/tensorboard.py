@@ -174,14 +174,14 @@ def _histogram(data: bytes) -> dict[str, list[float]] | None:
         return None
     first, last = filled[0], filled[-1]
     edges = [limits[first - 1] if first else low]
-    kept = []
+    bins = []
     for place in range(first, last + 1):
         edge = min(limits[place], max(high, edges[-1])) if place == last else limits[place]
         if edge <= edges[-1]:
             edge = math.nextafter(edges[-1], math.inf)
         edges.append(edge)
-        kept.append(counts[place])
-    while len(kept) > _MOST_BINS:
-        kept = [sum(kept[at : at + 2]) for at in range(0, len(kept), 2)]
+        bins.append(counts[place])
+    while len(bins) > _MOST_BINS:
+        bins = [sum(bins[at : at + 2]) for at in range(0, len(bins), 2)]
         edges = [*edges[:-1:2], edges[-1]]
-    return {"counts": kept, "edges": edges}
+    return {"counts": bins, "edges": edges}

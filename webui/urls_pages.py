@@ -10,6 +10,7 @@ from webui.planner import explain, export, page, run_accuracy, saved_plans
 from webui.planner.calculators import examples, scaling, serving
 from webui.views import (
     account,
+    alerts,
     assistant,
     auth,
     compare,
@@ -139,6 +140,10 @@ urlpatterns: list[URLPattern] = [
         teams.member_remove,
         name="member-remove",
     ),
+    path("alerts/", alerts.alerts, name="alerts"),
+    path("alerts/mute/", alerts.mute, name="alert-mute"),
+    path("alerts/<int:id>/acknowledge/", alerts.acknowledge, name="alert-acknowledge"),
+    path("alerts/rules/<int:id>/", alerts.change, name="alert-rule-change"),
     path("account/notifications/", notifications.notifications, name="notifications"),
     path(
         "account/notifications/<int:id>/delete/", notifications.delete, name="notification-delete"

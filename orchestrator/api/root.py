@@ -12,6 +12,7 @@ from ninja.openapi.docs import Swagger
 from ninja.operation import Operation
 
 from orchestrator.api import (
+    alerts,
     audit,
     benchmarks,
     calibrations,
@@ -148,5 +149,7 @@ for _prefix, _router in (
     ("/v1/storage", storage.router),
     ("/v1/usage", usage.router),
     ("/v1/notifications", notifications.router),
+    ("/v1/alerts", alerts.router),
+    ("/v1/alert-rules", alerts.rules),
 ):
     api.add_router(_prefix, _router)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from orchestrator.alerts import services as alerts
 from orchestrator.background_jobs import garbage, retention, slow_devices, store_garbage
 from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.notifications import collect, subscriptions
@@ -90,6 +91,10 @@ def _sweeps(work: Work) -> dict[str, int]:
     return sweeps_advance(renew=work.renew)
 
 
+def _alerts(work: Work) -> dict[str, int]:
+    return {name: count for name, count in alerts.evaluate().items() if count}
+
+
 def _simulations(work: Work) -> dict[str, int]:
     return simulations.run_simulations(dry_run=work.dry_run, renew=work.renew)
 
@@ -113,6 +118,7 @@ JOBS: Final[Mapping[str, JobType]] = {
         JobType("store-garbage", 3600.0, _store_garbage),
         JobType("usage", 3600.0, _usage),
         JobType("slow-devices", 30.0, _slow_devices, frequent=True, has_dry_run=False),
+        JobType("alerts", 30.0, _alerts, frequent=True, has_dry_run=False),
         JobType("sweeps", 5.0, _sweeps, frequent=True, has_dry_run=False),
         JobType("notifications", 5.0, _notifications, frequent=True, has_dry_run=False),
     )

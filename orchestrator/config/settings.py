@@ -32,6 +32,7 @@ INSTALLED_APPS = [
     "orchestrator.run_table",
     "orchestrator.scheduling",
     "orchestrator.sweeps",
+    "orchestrator.alerts",
     "orchestrator.background_jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files

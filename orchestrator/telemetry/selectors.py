@@ -26,6 +26,7 @@ from orchestrator.telemetry.reading.merge import merge, rewound_steps
 from orchestrator.telemetry.reading.newest import (
     latest,
     latest_by_rank,
+    latest_of,
     logs_newest,
     memory_by_rank,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "SeriesEntry",
     "latest",
     "latest_by_rank",
+    "latest_of",
     "logs",
     "logs_newest",
     "memory_by_rank",

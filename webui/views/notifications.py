@@ -24,6 +24,7 @@ _EVENTS = {
     "run_hang": gettext_noop("an attempt hung"),
     "node_lost": gettext_noop("a node is lost"),
     "node_cordoned": gettext_noop("a node or device is cordoned because of faults"),
+    "alert": gettext_noop("an alert fired or ended"),
     "budget": gettext_noop("a team used 80% or all of its monthly budget"),
     "usage_weekly": gettext_noop("usage report of each week"),
     "usage_monthly": gettext_noop("usage report of each month"),

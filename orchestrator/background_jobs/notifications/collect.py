@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple
 from django.db.models import Max
 
 from orchestrator.accounts import selectors as accounts
+from orchestrator.alerts import selectors as alerts
+from orchestrator.alerts.models import Alert
 from orchestrator.background_jobs.models import Delivery, Position, Subscription
 from orchestrator.background_jobs.usage import budgets, messages
 from orchestrator.common import clock
@@ -28,6 +30,7 @@ class Cause(NamedTuple):
     time: datetime
     owner: int | None
     body: dict[str, Any]
+    alert: Alert | None = None
 
 
 def collect() -> int:
@@ -41,7 +44,8 @@ def collect() -> int:
     created = 0
     if subscriptions:
         visible = {row.owner_id: accounts.visible_owners(row.owner) for row in subscriptions}
-        causes = [*_run_causes(position.safe), *_node_causes(now)]
+        causes = [*_run_causes(position.safe), *_node_causes(now), *_alert_causes(now)]
+        muted = {row.owner_id: alerts.mutes_of(user=row.owner) for row in subscriptions}
         rows = [
             Delivery(
                 subscription=row,
@@ -56,6 +60,7 @@ def collect() -> int:
             if cause.event in row.events
             and cause.time >= row.created
             and _concerns(row, cause, visible[row.owner_id])
+            and not (cause.alert and alerts.is_muted(muted[row.owner_id], cause.alert))
         ]
         rows += messages.deliveries(subscriptions, now=now)
         rows += budgets.deliveries(subscriptions, now=now)
@@ -102,6 +107,35 @@ def _run_causes(after: int) -> Iterator[Cause]:
 
 def _hung(run: int, number: int) -> bool:
     return Attempt.objects.filter(run=run, number=number, exit_class="hang").exists()
+
+
+def _alert_causes(now: datetime) -> Iterator[Cause]:
+    """Alerts that fired or ended within the last hour."""
+    rows = Alert.objects.select_related("run", "rule")
+    for state in (Alert.State.FIRING, Alert.State.RESOLVED):
+        field = "fired" if state == Alert.State.FIRING else "resolved"
+        for alert in rows.filter(**{f"{field}__gte": now - timedelta(hours=1)}):
+            time = getattr(alert, field)
+            run = alert.run
+            about = f"Run {run.pk} {run.name}" if run is not None else f"Node {alert.node}"
+            end = "" if state == Alert.State.FIRING else " It has ended."
+            body: dict[str, Any] = {
+                "event": "alert",
+                "time": iso(time),
+                "text": f"{alert.name}. {about}: {alert.message}.{end}",
+                "alert": {
+                    "id": str(alert.pk),
+                    "rule": alert.name,
+                    "state": state.value,
+                    "value": alert.value,
+                },
+            }
+            if run is not None:
+                body["run"] = {"id": str(run.pk), "name": run.name}
+            owner = run.owner_id if run is not None else None
+            if alert.rule is not None:
+                owner = alert.rule.owner_id
+            yield Cause(f"alert:{alert.pk}:{state}", "alert", time, owner, body, alert)
 
 
 def _node_causes(now: datetime) -> Iterator[Cause]:

@@ -30,6 +30,7 @@ EVENTS: Final = (
     "node_lost",
     "node_cordoned",
     "budget",
+    "alert",
     "usage_weekly",
     "usage_monthly",
 )

@@ -6,6 +6,7 @@ Does not check permissions; callers do.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor, LogChunk
@@ -34,6 +35,17 @@ def latest(*, run: Run) -> dict[str, float]:
     for text in rows.values_list("latest", flat=True):
         for name, (_, value) in json.loads(text).items():
             values.setdefault(name, float(value))
+    return values
+
+
+def latest_of(*, run_ids: Collection[int]) -> dict[int, dict[str, float]]:
+    """`latest` of several runs, in one query."""
+    values: dict[int, dict[str, float]] = {}
+    rows = Cursor.objects.filter(run__in=run_ids, stream="points").order_by("-attempt", "rank")
+    for run, text in rows.values_list("run_id", "latest"):
+        own = values.setdefault(run, {})
+        for name, (_, value) in json.loads(text).items():
+            own.setdefault(name, float(value))
     return values
 
 

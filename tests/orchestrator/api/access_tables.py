@@ -188,6 +188,15 @@ POST   v1/notifications                               runs
 DELETE v1/notifications/{int:id}                      runs    own
 POST   v1/notifications/{int:id}/test                 runs    own
 GET    v1/notifications/{int:id}/deliveries           read    own
+GET    v1/alerts                                      read
+POST   v1/alerts/{int:id}/acknowledge                 runs    see
+GET    v1/alerts/mutes                                read
+PUT    v1/alerts/mutes                                runs
+DELETE v1/alerts/mutes                                runs
+GET    v1/alert-rules                                 read
+POST   v1/alert-rules                                 runs
+PATCH  v1/alert-rules/{int:id}                        runs    private
+DELETE v1/alert-rules/{int:id}                        runs    private
 GET    v1/jobs                                        fleet
 GET    v1/jobs/runs                                   fleet
 POST   v1/jobs/{name}/run                             fleet
@@ -302,6 +311,10 @@ member-remove      POST  team
 role               POST  admin
 settings           GET   operator
 notifications      GET
+alerts             GET
+alert-mute         POST
+alert-acknowledge  POST  decide
+alert-rule-change  POST  private
 notification-delete  POST  own
 notification-test  POST  own
 usage              GET

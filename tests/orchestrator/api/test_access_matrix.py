@@ -21,6 +21,8 @@ from django.urls import URLPattern, URLResolver, get_resolver
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import SCOPES, Role, at_least, scopes_of
+from orchestrator.alerts import services as alerts
+from orchestrator.alerts.models import Alert
 from orchestrator.api.root import api
 from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.notifications import subscriptions
@@ -82,6 +84,9 @@ BODIES: dict[str, dict[str, Any]] = {
         "end": "2099-01-02T00:00:00Z",
     },
     "PUT v1/teams/{int:id}/guarantees/{pool}": {"devices": 0},
+    "POST v1/alert-rules": {"name": "r", "kind": "nan"},
+    "PATCH v1/alert-rules/{int:id}": {"enabled": True},
+    "PUT v1/alerts/mutes": {"source": "slow"},
     "POST v1/run-views": {"name": "best", "query": "sort=loss"},
     "POST v1/runs/{int:id}/answer-votes": {"example": 0, "choice": "tie"},
 }
@@ -95,6 +100,7 @@ LINE = {
 QUERIES = {
     "GET v1/runs/{int:id}/series": "?name=loss",
     "GET v1/runs/groups": "?by=model",
+    "DELETE v1/alerts/mutes": "?source=slow",
     "planner-export": "?to=torchtitan",
 }
 # refused by the row's owner rather than by the scope of its role
@@ -189,6 +195,18 @@ def world(live_redis: str, settings: Any) -> World:
         pool=Node.objects.get(name="n1").pool,
         start=clock.now() + timedelta(days=1),
         end=clock.now() + timedelta(days=2),
+    ).pk
+    rule = alerts.rule_create(by=owner, name="r", kind="nan")
+    ids["rule"] = rule.pk
+    ids["alert"] = Alert.objects.create(
+        source="slow",
+        name="Slow",
+        run=run,
+        subject=f"run:{run.pk}",
+        state="firing",
+        message="slow",
+        begun=run.created,
+        fired=run.created,
     ).pk
     row, _ = subscriptions.subscription_create(by=owner, **SUBSCRIPTION)
     ids["subscription"] = row.pk
@@ -348,6 +366,8 @@ def filled(route: str, world: World) -> str:
 
 
 OBJECTS = {
+    r"v1/alert-rules|alerts/rules": "rule",
+    r"(v1/)?alerts": "alert",
     r"v1/run-views|runs/views": "view",
     r"(v1/)?experiments": "experiment",
     r"(v1/)?sweeps": "sweep",

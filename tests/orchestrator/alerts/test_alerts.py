@@ -1,0 +1,247 @@
+"""Rules, their evaluation, alerts by page and REST, and messages."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from orchestrator.alerts import selectors, services
+from orchestrator.alerts.builtin import BUILTINS
+from orchestrator.alerts.conditions import Condition, Facts, hit_of
+from orchestrator.alerts.models import Alert, AlertRule
+from orchestrator.background_jobs.models import Delivery, Subscription
+from orchestrator.background_jobs.notifications import collect
+from orchestrator.common.errors import Refusal
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import services as telemetry
+from tests import factories
+from tests.conftest import FakeClock
+from webui.views.alerts import _BUILTIN_TEXTS, KINDS
+from workers.contracts.wire.points import Point, PointBatch
+
+NAN = math.nan
+RUNNING = {"state": "running", "kind": "train"}
+
+
+def log(run: Run, step: int, **values: float) -> None:
+    point = Point(run=str(run.pk), attempt=1, rank=0, seq=step, step=step, tokens=0, time=step, values=values)
+    telemetry.points_store(run=run, attempt=1, batches=[PointBatch.from_points([point])])
+
+
+@pytest.mark.parametrize(
+    ("condition", "facts", "message"),
+    [
+        (Condition("threshold", "x", ">", 2), {"latest": {"x": 3.0}}, "x is 3, above 2"),
+        (Condition("threshold", "x", "<", 2), {"latest": {"x": 1.0}}, "x is 1, below 2"),
+        (Condition("threshold", "x", ">", 2), {"latest": {"x": 2.0}}, ""),
+        (Condition("threshold", "x", ">", 2), {"latest": {"x": NAN}}, ""),
+        (Condition("threshold", "x", ">", 2), {}, ""),
+        (Condition("nan"), {"latest": {"grad_norm": math.inf}}, "grad_norm is not a finite number"),
+        (Condition("nan", "x"), {"latest": {"loss": NAN, "x": 1.0}}, ""),
+        (Condition("no_progress", threshold=60), {"silent_s": 90.0}, "nothing logged for 90 s"),
+        (Condition("no_progress", threshold=60), {"silent_s": None}, ""),
+        (Condition("no_progress", threshold=60), {"silent_s": -5.0}, ""),  # a clock that went back
+        (
+            Condition("slow", threshold=0.5),
+            {"latest": {"tokens_per_s": 10.0}, "prediction": {"tokens_per_s": 100.0}},
+            "10 tokens/s, 10% of the prediction",
+        ),
+        (Condition("slow", threshold=0.5), {"latest": {"tokens_per_s": 10.0}}, ""),
+        (Condition("idle", threshold=0.1), {"latest": {"device/utilization": 0.0}}, "devices are"),
+        (Condition("cost", threshold=5), {"device_hours": 6.0}, "6.0 device-hours used, more than"),
+        (Condition("state", state="failed"), {"state": "failed", "reason": "r"}, "The run failed"),
+        (Condition("nan"), {"latest": {"loss": NAN}, "state": "finished"}, ""),
+        (Condition("nan", kinds=("serve",)), {"latest": {"loss": NAN}}, ""),
+    ],
+)
+def test_conditions(condition: Condition, facts: dict[str, Any], message: str) -> None:
+    hit = hit_of(condition, Facts(**{**RUNNING, **facts}))
+    assert hit is None if not message else hit is not None and hit.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"name": "", "kind": "nan"}, "name"),
+        ({"name": "r", "kind": "loud"}, "kind"),
+        ({"name": "r", "kind": "threshold", "threshold": 1.0}, "metric"),
+        ({"name": "r", "kind": "threshold", "metric": "x"}, "threshold"),
+        ({"name": "r", "kind": "cost", "threshold": NAN}, "threshold"),
+        ({"name": "r", "kind": "state", "state": "running"}, "state"),
+        ({"name": "r", "kind": "nan", "metric": "x" * 200}, "metric"),
+        ({"name": "r", "kind": "nan", "query": "loss >"}, "query"),
+        ({"name": "r", "kind": "nan", "for_s": -1.0}, "for_s"),
+    ],
+)
+def test_a_wrong_rule_names_its_field(values: dict[str, Any], field: str, owner: Any) -> None:
+    with pytest.raises(Refusal) as refused:
+        services.rule_create(by=owner, **values)
+    assert refused.value.errors[0]["field"] == field
+
+
+def test_an_alert_opens_once_and_ends(owner: Any, live_redis: str, clock: FakeClock) -> None:
+    run = factories.external_run(owner)
+    log(run, 1, loss=2.0)
+    assert services.evaluate() == {"fired": 0, "resolved": 0}
+    log(run, 2, loss=NAN)
+    assert services.evaluate() == {"fired": 1, "resolved": 0}
+    assert services.evaluate() == {"fired": 0, "resolved": 0}
+    alert = Alert.objects.get()
+    assert (alert.source, alert.state) == ("not-finite", "firing")
+    log(run, 3, loss=1.0)
+    assert services.evaluate() == {"fired": 0, "resolved": 1}
+    alert.refresh_from_db()
+    assert alert.state == "resolved" and alert.resolved == clock.now()
+
+
+def test_a_condition_must_hold_for_its_time(owner: Any, live_redis: str, clock: FakeClock) -> None:
+    run = factories.external_run(owner)
+    services.rule_create(
+        by=owner, name="<b>high", kind="threshold", metric="<script>", threshold=5.0, for_s=60.0
+    )
+    log(run, 1, **{"<script>": 9.0})
+    services.evaluate()
+    assert Alert.objects.get().state == "pending"
+    clock.advance(30)
+    log(run, 2, **{"<script>": 1.0})
+    services.evaluate()
+    assert not Alert.objects.exists()
+    log(run, 3, **{"<script>": 9.0})
+    services.evaluate()
+    clock.advance(60)
+    assert services.evaluate()["fired"] == 1
+    page = factories.client_for(owner).get("/alerts/").content.decode()
+    assert "&lt;script&gt; is 9, above 5" in page and "<b>high" not in page
+
+
+def test_rules_concern_the_runs_of_their_scope_and_query(
+    owner: Any, teammate: Any, live_redis: str, clock: FakeClock
+) -> None:
+    own, other = factories.external_run(owner, name="a"), factories.external_run(teammate, name="b")
+    for run in (own, other):
+        log(run, 1, x=1.0)
+    rule = {"kind": "threshold", "metric": "x", "threshold": 0.0}
+    services.rule_create(by=owner, name="own", **rule)
+    services.rule_create(by=owner, name="team", scope="team", query="name = b", **rule)
+    gone = services.rule_create(by=owner, name="gone", **rule)
+    AlertRule.objects.filter(pk=gone.pk).update(query="vanished > 1")
+    services.evaluate()
+    pairs = {(alert.name, alert.run_id) for alert in Alert.objects.all()}
+    assert pairs == {("own", own.pk), ("team", other.pk)}
+    gone.refresh_from_db()
+    assert "vanished" in gone.problem
+    assert selectors.alerts_visible_to(user=teammate).count() == 0
+
+
+def test_silence_and_failure_fire_and_a_finished_run_is_quiet(
+    owner: Any, live_redis: str, clock: FakeClock
+) -> None:
+    run = factories.external_run(owner)
+    services.rule_create(by=owner, name="failed", kind="state", state="failed")
+    clock.advance(1000)
+    services.evaluate()
+    assert Alert.objects.get().source == "no-progress"
+    runs.external_finish(run=run, status="failed", reason="out of disk", by=owner)
+    services.evaluate()
+    states = dict(Alert.objects.values_list("name", "state"))
+    assert states == {"No progress": "resolved", "failed": "firing"}
+    assert "out of disk" in Alert.objects.get(name="failed").message
+    clock.advance(3700)
+    services.evaluate()
+    assert not Alert.objects.filter(state="firing").exists()
+
+
+def test_messages_follow_subscriptions_and_mutes(
+    owner: Any, teammate: Any, live_redis: str, clock: FakeClock
+) -> None:
+    run = factories.external_run(owner)
+    for user in (owner, teammate):
+        Subscription.objects.create(
+            owner=user,
+            name="s",
+            channel="webhook",
+            scope="team",
+            events=["alert"],
+            target="",
+            host="",
+        )
+    clock.advance(1)
+    services.mute(by=teammate, source="not-finite", hours=1.0)
+    log(run, 1, loss=NAN)
+    services.evaluate()
+    collect.collect()
+    collect.collect()
+    (delivery,) = Delivery.objects.all()
+    assert delivery.subscription.owner == owner
+    assert "loss is not a finite number" in delivery.body["text"]
+    log(run, 2, loss=1.0)
+    services.evaluate()
+    collect.collect()
+    assert [row.body["alert"]["state"] for row in Delivery.objects.order_by("pk")] == [
+        "firing",
+        "resolved",
+    ]
+
+
+def test_alerts_by_rest(owner: Any, teammate: Any, live_redis: str, clock: FakeClock) -> None:
+    client = factories.api(owner)
+
+    def send(method: str, path: str, body: Any) -> Any:
+        call = getattr(client, method)
+        return call(f"/api/v1/{path}", json.dumps(body), content_type="application/json")
+
+    rule = {"name": "high", "kind": "threshold", "metric": "x", "threshold": 1.0}
+    created = send("post", "alert-rules", rule)
+    assert created.status_code == 201, created.content
+    run = factories.external_run(owner)
+    log(run, 1, x=2.0)
+    services.evaluate()
+    (alert,) = client.get("/api/v1/alerts?state=firing").json()["items"]
+    assert (alert["run"], alert["value"]) == (str(run.pk), 2.0)
+    done = send("post", f"alerts/{alert['id']}/acknowledge", {}).json()
+    assert done["acknowledged_by"] == "owner"
+    muted = send("put", "alerts/mutes", {"source": alert["source"], "hours": 2})
+    assert muted.status_code == 200 and muted.json()["until"]
+    assert send("put", "alerts/mutes", {"source": "rule:999"}).status_code == 422
+    assert len(client.get("/api/v1/alerts/mutes").json()["items"]) == 1
+    clock.advance(7201)
+    assert client.get("/api/v1/alerts/mutes").json()["items"] == []
+    off = send("patch", f"alert-rules/{created.json()['id']}", {"enabled": False})
+    assert off.json()["enabled"] is False and Alert.objects.get().state == "resolved"
+
+
+def test_the_page_creates_acknowledges_and_mutes(
+    owner: Any, live_redis: str, clock: FakeClock
+) -> None:
+    client = factories.client_for(owner)
+    page = client.get("/alerts/").content.decode()
+    assert "Nothing fires" in page and "No ended alerts yet" in page and "No progress" in page
+    form = {"name": "high", "kind": "threshold", "metric": "x", "threshold": "much"}
+    wrong = client.post("/alerts/", form)
+    assert wrong.status_code == 422 and "&#x27;much&#x27; is not a number" in wrong.content.decode()
+    client.post("/alerts/", {**form, "threshold": "1", "minutes": "0"})
+    run = factories.external_run(owner)
+    log(run, 1, x=2.0)
+    services.evaluate()
+    alert = Alert.objects.get()
+    client.post(f"/alerts/{alert.pk}/acknowledge/")
+    client.post("/alerts/mute/", {"source": alert.source, "subject": alert.subject, "hours": "24"})
+    page = client.get("/alerts/").content.decode()
+    assert "1 alert fires" in page and "Unmute" in page and "muted" in page
+    client.post("/alerts/mute/", {"source": "slow", "hours": ""})
+    assert ("slow", "") in selectors.mutes_of(user=owner)
+    client.post("/alerts/mute/", {"source": "slow", "hours": "0"})
+    assert ("slow", "") not in selectors.mutes_of(user=owner)
+    client.post(f"/alerts/rules/{alert.rule_id}/", {"action": "delete"})
+    assert not AlertRule.objects.exists() and not Alert.objects.exists()
+
+
+def test_pages_name_every_rule() -> None:
+    assert {name: (rule.title, rule.description) for name, rule in BUILTINS.items()} == (
+        _BUILTIN_TEXTS
+    )
+    assert set(KINDS) == set(services.KINDS)

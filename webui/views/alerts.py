@@ -1,0 +1,169 @@
+"""The page of alerts: what fires, the rules, and the history."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.http import HttpResponse
+from django.shortcuts import render
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop, ngettext
+from django.views.decorators.http import require_http_methods, require_POST
+
+from orchestrator.accounts.roles import Role
+from orchestrator.alerts import selectors, services
+from orchestrator.alerts.builtin import BUILTINS
+from orchestrator.common.errors import Refusal, invalid
+from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
+
+_SHOWN: Final = 100  # open alerts
+_HISTORY: Final = 50
+KINDS: Final = {
+    "threshold": gettext_noop("a metric is above or below a number"),
+    "nan": gettext_noop("a metric is not a finite number"),
+    "no_progress": gettext_noop("nothing logged for some seconds"),
+    "slow": gettext_noop("slower than a share of the prediction"),
+    "idle": gettext_noop("devices less utilized than a share"),
+    "cost": gettext_noop("more device-hours than a number"),
+    "state": gettext_noop("the run ended in a state"),
+}
+_STATES: Final = {
+    "failed": gettext_noop("failed"),
+    "cancelled": gettext_noop("cancelled"),
+    "finished": gettext_noop("finished"),
+}
+# of built-in rules: titles and descriptions are marked here, because the rules are pure
+_BUILTIN_TEXTS: Final = {
+    "not-finite": (
+        gettext_noop("Loss or gradient is not finite"),
+        gettext_noop("The newest loss, validation loss or gradient norm is NaN or infinite."),
+    ),
+    "no-progress": (
+        gettext_noop("No progress"),
+        gettext_noop("A running training has logged nothing for 15 minutes."),
+    ),
+    "slow": (
+        gettext_noop("Slower than predicted"),
+        gettext_noop(
+            "A training has less than half of its predicted tokens per second for 10 minutes."
+        ),
+    ),
+    "idle": (
+        gettext_noop("Devices are idle"),
+        gettext_noop("The devices of a training are less than 5% utilized for 15 minutes."),
+    ),
+    "node-lost": (
+        gettext_noop("Node lost"),
+        gettext_noop("A node does not answer and its runs were ended."),
+    ),
+}
+
+
+@page
+@require_http_methods(["GET", "POST"])
+def alerts(request: PageRequest) -> HttpResponse:
+    """List alerts and rules; a POST creates a rule."""
+    user, status = request.user, 200
+    context: dict[str, Any] = {"typed": request.POST}
+    if request.method == "POST":
+        try:
+            rule = services.rule_create(by=user, **_rule(request))
+        except Refusal as refusal:
+            context |= {"refusal": refusal, "errors": field_errors(refusal)}
+            status = refusal.status
+        else:
+            message = _("The rule %(name)s is on; it is evaluated every 30 seconds.")
+            return redirect_with_message(request, message % {"name": rule.name}, "alerts")
+    mutes = selectors.mutes_of(user=user)
+    firing = list(selectors.alerts_visible_to(user=user, state="firing")[: _SHOWN + 1])
+    own = list(selectors.rules_of(user=user))
+    ids = {f"rule:{rule.pk}" for rule in own}
+    context |= {
+        "firing": [
+            (alert, selectors.is_muted(mutes, alert), alert.source in {*BUILTINS, *ids})
+            for alert in firing[:_SHOWN]
+        ],
+        "more": len(firing) > _SHOWN,
+        "history": selectors.alerts_visible_to(user=user, state="resolved")[:_HISTORY],
+        "rules": [(rule, _(KINDS[rule.kind]), (f"rule:{rule.pk}", "") in mutes) for rule in own],
+        "builtins": [
+            (name, _(title), _(description), (name, "") in mutes)
+            for name, (title, description) in _BUILTIN_TEXTS.items()
+        ],
+        "kinds": [(name, _(text)) for name, text in KINDS.items()],
+        "states": [(name, _(text)) for name, text in _STATES.items()],
+        "may_create": has_role(user, Role.SUBMITTER),
+        "sentence": _sentence(len(firing)),
+    }
+    return render(request, "webui/alerts.html", context, status=status)
+
+
+@page
+@require_POST
+def acknowledge(request: PageRequest, id: int) -> HttpResponse:
+    """Acknowledge an alert."""
+    alert = selectors.alert_get(user=request.user, id=id)
+    services.alert_acknowledge(alert=alert, by=request.user)
+    return redirect_with_message(request, _("The alert is acknowledged."), "alerts")
+
+
+@page
+@require_POST
+def mute(request: PageRequest) -> HttpResponse:
+    """Mute a rule for the user, or end the mute with `hours=0`."""
+    typed = request.POST
+    source, subject = typed.get("source", ""), typed.get("subject", "")[:100]
+    hours = typed.get("hours", "")
+    if hours == "0":
+        services.unmute(by=request.user, source=source, subject=subject)
+        return redirect_with_message(request, _("You get its messages again."), "alerts")
+    if source not in selectors.sources_of(user=request.user):
+        raise invalid("source", _("%(source)r is not a rule of yours") % {"source": source[:40]})
+    number = _number(hours, "hours") if hours else None
+    services.mute(by=request.user, source=source, subject=subject, hours=number)
+    return redirect_with_message(request, _("You get no messages of it."), "alerts")
+
+
+@page
+@require_POST
+def change(request: PageRequest, id: int) -> HttpResponse:
+    """Turn a rule on or off, or delete it."""
+    rule, action = selectors.rule_get(user=request.user, id=id), request.POST.get("action", "")
+    if action == "delete":
+        services.rule_delete(rule=rule, by=request.user)
+        return redirect_with_message(request, _("The rule is deleted."), "alerts")
+    is_on = action == "enable"
+    services.rule_enable(rule=rule, enabled=is_on, by=request.user)
+    message = _("The rule is on.") if is_on else _("The rule is off.")
+    return redirect_with_message(request, message, "alerts")
+
+
+def _rule(request: PageRequest) -> dict[str, Any]:
+    typed = request.POST
+    threshold = typed.get("threshold", "").strip()
+    return {
+        "name": typed.get("name", ""),
+        "kind": typed.get("kind", ""),
+        "metric": typed.get("metric", ""),
+        "operator": typed.get("operator", ">"),
+        "threshold": _number(threshold, "threshold") if threshold else None,
+        "state": typed.get("state", ""),
+        "for_s": 60 * (_number(typed.get("minutes", "") or "0", "minutes")),
+        "query": typed.get("query", ""),
+        "scope": typed.get("scope", "own"),
+    }
+
+
+def _number(text: str, field: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        message = _("%(text)r is not a number") % {"text": text[:40]}
+        raise invalid(field, message, _("for example 0.5")) from None
+
+
+def _sentence(firing: int) -> str:
+    if not firing:
+        return _("Nothing fires. Rules are evaluated every 30 seconds.")
+    text = ngettext("%(count)s alert fires.", "%(count)s alerts fire.", firing)
+    return text % {"count": firing}

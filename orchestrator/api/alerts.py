@@ -15,7 +15,7 @@ from orchestrator.api.http.idempotency import creates
 from orchestrator.api.http.lookup import MAX_ID
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import invalid
-from orchestrator.api.schemas import Id, Time
+from orchestrator.api.schemas.base import Id, Time
 from workers.contracts.base import Contract
 
 router = Router(tags=["alerts"])

@@ -14,7 +14,8 @@ from orchestrator.api.http.lookup import MAX_ID, get_run
 from orchestrator.api.http.pagination import paginated
 from orchestrator.api.http.problems import refuse
 from orchestrator.api.ingest import validate_items
-from orchestrator.api.schemas import Id, IngestOut
+from orchestrator.api.schemas.base import Id
+from orchestrator.api.schemas.runs import IngestOut
 from orchestrator.runs import services as runs
 from orchestrator.tracking import media as rules
 from orchestrator.tracking import selectors, services

@@ -31,6 +31,8 @@ def main() -> int:
     lock = ROOT / "requirements" / ("test.lock" if args.test else "run.lock")
     if is_done(lock):
         install_command_line()
+        if args.test:
+            install_page_assets(test=True)
         return 0
     say(
         f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (takes a few minutes, the "
@@ -48,7 +50,7 @@ def main() -> int:
         run_lock = ROOT / "requirements" / "run.lock"
         stamp(run_lock.name).write_text(digest(run_lock))
     install_command_line()
-    install_page_assets()
+    install_page_assets(args.test)
     return 0
 
 
@@ -113,13 +115,19 @@ def install_command_line() -> None:
         mark.write_text(str(source))
 
 
-def install_page_assets() -> None:
-    """Installs the small Plotly bundle if npm is available; else pages use the full one."""
-    npm = shutil.which("npm")
-    if npm is None or (ROOT / "node_modules" / "plotly.js-cartesian-dist-min").exists():
+def install_page_assets(test: bool = False) -> None:
+    """Installs the small Plotly bundle if npm is available; else pages use the full one.
+
+    `test` adds the accessibility checker. Without changes in package-lock.json nothing is done.
+    """
+    npm, mark = shutil.which("npm"), stamp("page-assets")
+    wanted = f"{digest(ROOT / 'package-lock.json')} {'test' if test else 'run'}"
+    known = mark.read_text() if mark.exists() and (ROOT / "node_modules").exists() else ""
+    if npm is None or known == wanted or known == wanted.replace(" run", " test"):
         return
+    omitted = [] if test else ["--omit=dev"]
     done = subprocess.run(
-        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
+        [npm, "ci", *omitted, "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
     )
@@ -128,6 +136,8 @@ def install_page_assets() -> None:
             "npm could not install the small chart bundle; pages use the full one of the plotly "
             "Python package"
         )
+        return
+    mark.write_text(wanted)
 
 
 def has_nvidia_gpu() -> bool:

@@ -379,7 +379,8 @@ def run_fork(request: HttpRequest, id: int, body: Fork) -> Any:
 
 def _default_name(spec: dict[str, Any]) -> str:
     """`train llama-tiny`: kind and model."""
-    model = spec.get("model", "llama-tiny" if spec.get("kind") != "external" else "")
+    own = spec.get("kind") in ("external", "script")  # the user's own programs
+    model = spec.get("model", "" if own else "llama-tiny")
     if isinstance(model, dict):
         model = model.get("name") or model.get("path") or model.get("package") or ""
     return f"{spec.get('kind', 'run')} {model}".strip()[:160]

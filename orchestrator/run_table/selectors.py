@@ -49,7 +49,6 @@ __all__ = [
     "known_names",
     "matching",
     "metric_names_of",
-    "metric_values",
     "query_refusal",
     "read_columns",
     "read_sort",
@@ -164,16 +163,6 @@ def column_values(
         )
         for run, name, number, text in parameters.values_list("run_id", "name", "number", "text"):
             values[run][name] = text if number is None else number
-    return values
-
-
-def metric_values(ids: Collection[int]) -> dict[int, dict[str, float]]:
-    """`{run: {metric: last value}}` of all stored summaries of these runs; one query."""
-    values: dict[int, dict[str, float]] = {id: {} for id in ids}
-    rows = MetricSummary.objects.filter(run_id__in=ids)
-    for run, name, last in rows.values_list("run_id", "name", "last"):
-        if last is not None:
-            values[run][name] = last
     return values
 
 

@@ -21,6 +21,7 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
+from orchestrator.scheduling.accounting.run_time import RunTime, last_step, run_times
 from orchestrator.scheduling.models import Allocation, EngineJob, Lease
 from orchestrator.scheduling.queue.waiting import (
     ExpectedStart,
@@ -47,6 +48,7 @@ __all__ = [
     "Overview",
     "QueueEntry",
     "QueuePage",
+    "RunTime",
     "allocations",
     "allocations_by_device",
     "decision_age_s",
@@ -57,11 +59,13 @@ __all__ = [
     "held_by_node",
     "held_devices",
     "held_since",
+    "last_step",
     "overview",
     "own_active",
     "queue_entries",
     "queue_page",
     "queue_visible_to",
+    "run_times",
     "waiting_count",
 ]
 
@@ -139,24 +143,24 @@ class HeldShare(NamedTuple):
     run: int
     devices: int
     state: str
-    summary_time: float | None  # Unix seconds of the newest point
+    last_step: float | None  # Unix seconds; None where silence says nothing
     step_time_s: float | None
 
 
 def held_by_node() -> dict[int, list[HeldShare]]:
     """Current allocations by the node's primary key, one entry per run. Names nothing."""
     held = Allocation.objects.filter(released=None, device__isnull=False)
-    rows = held.values_list("device__node_id", "attempt__run_id").annotate(Count("id")).order_by()
-    counted = list(rows)
-    fields = ("state", "summary__time", "summary__step_time_s")
-    known = {
-        pk: (state, *(value if isinstance(value, int | float) else None for value in numbers))
-        for pk, state, *numbers in runs.active_values(fields)
-    }
+    rows = held.values_list("device__node_id", "attempt__run_id", "attempt__started")
+    counted = list(rows.annotate(Count("id")).order_by())
+    fields = ("state", "kind", "summary__time", "summary__step_time_s")
+    known = {pk: values for pk, *values in runs.active_values(fields)}
     shares: dict[int, list[HeldShare]] = {}
-    for node, run, devices in counted:
-        state, time, step_time_s = known.get(run, (str(RunState.STARTING), None, None))
-        shares.setdefault(node, []).append(HeldShare(run, devices, state, time, step_time_s))
+    starting = (str(RunState.STARTING), "", None, None)
+    for node, run, started, devices in counted:
+        state, kind, time, step_time_s = known.get(run, starting)
+        step_time_s = step_time_s if isinstance(step_time_s, int | float) else None
+        share = HeldShare(run, devices, state, last_step(kind, time, started), step_time_s)
+        shares.setdefault(node, []).append(share)
     return shares
 
 

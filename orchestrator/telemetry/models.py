@@ -117,6 +117,8 @@ class MetricSummary(models.Model):
     min = models.FloatField(null=True)
     max = models.FloatField(null=True)
     mean = models.FloatField(null=True)
+    # over all points; of a long run over the means of its chunks, weighted by their points
+    median = models.FloatField(null=True)
     points = models.BigIntegerField(default=0)
 
     class Meta:

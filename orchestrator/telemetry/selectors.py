@@ -32,20 +32,24 @@ from orchestrator.telemetry.reading.newest import (
 )
 from orchestrator.telemetry.reading.progress import Progress, progress
 from orchestrator.telemetry.reading.sparklines import sparkline
+from orchestrator.telemetry.reading.totals import Numbers, current_numbers, medians
 from workers.contracts.catalog.metrics import run_metric_unit
 from workers.contracts.catalog.model_flops import flops_per_token, training_flops_per_token
 from workers.contracts.specs.run import RunSpec
 
 __all__ = [
     "LogLine",
+    "Numbers",
     "Progress",
     "SeriesAnswer",
     "SeriesEntry",
+    "current_numbers",
     "latest",
     "latest_by_rank",
     "latest_of",
     "logs",
     "logs_newest",
+    "medians",
     "memory_by_rank",
     "progress",
     "run_flops_per_token",

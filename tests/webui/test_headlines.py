@@ -35,19 +35,19 @@ from webui.presentation.run_headlines import RunFacts
                 },
                 loss_curve=[3 - 0.1 * i for i in range(15)],
                 predicted_mfu=0.5,
-                last_point_s=1.0,
+                last_step_s=1.0,
             ),
             "Step 1,204 of 2,000, loss 1.520 (falling), 12.4k tokens/s, MFU 43.1% (50% predicted), "
-            "ETA 3 min 23 s.",
+            "done in about 3 min.",
         ),
         (
             RunFacts(
-                "running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_point_s=240
+                "running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_step_s=240
             ),
             "Step 90, the loss is not finite. No step for 4 min 00 s: the run may hang.",
         ),
         (
-            RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_point_s=240),
+            RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_step_s=240),
             "Step 90.",
         ),
         (RunFacts("running", summary={"step": 90, "skipped_updates": 4.0}), "Step 90."),
@@ -129,6 +129,13 @@ def test_the_overview_is_one_line_and_names_problems() -> None:
         (formatting.duration(7500), "2 h 05 min"),
         (formatting.duration(200_000), "2 d 07 h"),
         (formatting.duration(-1), "–"),
+        (formatting.estimate(12), "about 10 s"),
+        (formatting.estimate(203), "about 3 min"),
+        (formatting.estimate(2098), "about 35 min"),
+        (formatting.estimate(9000), "about 2.5 h"),
+        (formatting.estimate(40_000), "about 11 h"),
+        (formatting.estimate(200_000), "about 2.5 d"),
+        (formatting.estimate(None), "–"),
         (formatting.percent(0.4312), "43.1%"),
         (formatting.age(1), "now"),
         (formatting.age(200), "3 min ago"),

@@ -343,7 +343,7 @@ def test_bars_blocks_and_headlines() -> None:
         == "Loading the model; it will serve in a moment."
     )
     done = headline(state="running", kind="generate", answered=(10, 40), runtime_s=20.0, summary={})
-    assert done == "Generated 10 of 40 answers, ETA 1 min 00 s."
+    assert done == "Generated 10 of 40 answers, done in about 1 min."
     assert (
         headline(state="finished", kind="evaluate", metrics={"loss": 2.5}, runtime_s=5.0)
         == "Evaluated in 5.0 s: loss 2.500."

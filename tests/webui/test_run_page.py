@@ -18,7 +18,7 @@ from tests import factories
 from webui.presentation.run_facts import TAB_TITLES
 from workers.contracts.wire.points import PointBatch
 
-MOST_QUERIES = 13
+MOST_QUERIES = 14
 MOST_BYTES = 150_000
 
 pytestmark = pytest.mark.django_db

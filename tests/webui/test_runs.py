@@ -107,7 +107,7 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
             )
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
-    with django_assert_max_num_queries(18):  # login, session, names and views among them
+    with django_assert_max_num_queries(19):  # login, session, names and views among them
         answer = client.get("/runs/")
     page = answer.content.decode()
     assert page.count("<tr data-run=") == 50 and len(page) < 150_000

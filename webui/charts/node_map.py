@@ -73,9 +73,9 @@ def _mood(node: Any, shares: Sequence[Any], busy: int, now: float) -> str:
     if node.health != "up":
         return "unavailable" if node.health == "lost" else "silent"
     worst = {
-        progress(share.state, now - share.summary_time, share.step_time_s)
+        progress(share.state, now - share.last_step, share.step_time_s)
         for share in shares
-        if share.summary_time is not None
+        if share.last_step is not None
     }
     if "stuck" in worst:
         return "stuck"

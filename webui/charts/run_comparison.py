@@ -39,14 +39,16 @@ class Measure:
 MEASURES: Final = (
     Measure("loss", _("Loss"), "", _LESS, _("newest value")),
     Measure("val_loss", _("Validation loss"), "", _LESS, _("newest value")),
-    Measure("tokens_per_s", _("Training throughput"), "tokens/s", _MORE, _("median over steps")),
-    Measure("mfu", _("MFU"), "share", _MORE, _("median over steps")),
+    Measure(
+        "tokens_per_s", _("Training throughput"), "tokens/s", _MORE, _("median over all steps")
+    ),
+    Measure("mfu", _("MFU"), "share", _MORE, _("median over all steps")),
     Measure(
         "inference/tokens_per_s",
         _("Generation throughput"),
         "tokens/s",
         _MORE,
-        _("median while busy"),
+        _("median over reports"),
     ),
     Measure(
         "ttft_p50", _("Time to first token, p50"), "s", _LESS, _("half of all requests are faster")

@@ -55,8 +55,8 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
     ]
     steps = train.get("steps")
     if isinstance(steps, int) and steps > 0:
-        took = formatting.duration(steps * predicted["step_time_s"])
-        text = _("about %(time)s, without checkpoints and validation") % {"time": took}
+        took = formatting.estimate(steps * predicted["step_time_s"])
+        text = _("%(time)s, without checkpoints and validation") % {"time": took}
         facts.append((_("Duration"), text))
     if predicted.get("bubble_fraction"):
         facts.append((_("Bubble"), formatting.percent(predicted["bubble_fraction"])))

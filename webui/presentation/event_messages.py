@@ -128,7 +128,7 @@ def get_kind(type: str, data: Mapping[str, Any]) -> str:
         return {"failed": "bad", "finished": "good"}.get(str(data.get("new")), "plain")
     if type == "rank_exited":
         return "plain" if data.get("code") == 0 else "bad"
-    if type in _PLAIN:
+    if type in _PLAIN or (type == "preempted" and data.get("action") == "pause"):
         return "plain"
     if type in _GOOD:
         return "good"

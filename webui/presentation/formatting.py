@@ -66,6 +66,26 @@ def duration(value: Any) -> str:
     return f"{minutes} min {seconds:02} s"
 
 
+def estimate(value: Any) -> str:
+    """Format a predicted duration with the precision that it has: about 35 min, about 2.5 h."""
+    real = number(value)
+    if real is None or real < 0:
+        return DASH
+    if real < 55:
+        return _("about %(time)s") % {"time": f"{max(5, 5 * round(real / 5))} s"}
+    for most, size, step, unit in (
+        (570, 60, 1, "min"),
+        (5400, 60, 5, "min"),
+        (36_000, 3600, 0.5, "h"),
+        (172_800, 3600, 1, "h"),
+        (math.inf, 86_400, 0.5, "d"),
+    ):
+        if real < most:
+            amount = max(step, step * round(real / size / step))
+            return _("about %(time)s") % {"time": f"{amount:g} {unit}"}
+    return DASH
+
+
 def seconds(value: Any, digits: int = 3) -> str:
     """Format a predicted or compared time: three digits up to a minute, then like `duration`.
 

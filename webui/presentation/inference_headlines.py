@@ -51,8 +51,8 @@ def _generating(facts: RunFacts) -> str:
     }
     text += _rate(facts)
     if facts.runtime_s and 0 < done < total:
-        left = formatting.duration(facts.runtime_s / done * (total - done))
-        text += _(", ETA %(time)s") % {"time": left}
+        left = formatting.estimate(facts.runtime_s / done * (total - done))
+        text += _(", done in %(time)s") % {"time": left}
     return text + "."
 
 
@@ -169,7 +169,7 @@ def producing(facts: RunFacts) -> str:
     accepted = _accepted(facts)
     if facts.runtime_s and facts.wanted and 0 < accepted < facts.wanted:
         left = facts.runtime_s / accepted * (facts.wanted - accepted)
-        text += _(", ETA %(time)s") % {"time": formatting.duration(left)}
+        text += _(", done in %(time)s") % {"time": formatting.estimate(left)}
     return text + "."
 
 

@@ -118,6 +118,12 @@ def _store_problem(data: Mapping[str, Any], rank: int | None) -> str:
     return text % {"message": data.get("message", "?"), "hint": data.get("hint", "")}
 
 
+def _preempted(data: Mapping[str, Any], rank: int | None) -> str:
+    if data.get("action") == "pause":
+        return _("Saved a checkpoint to pause") + at_step(data)
+    return with_reason(gettext_noop("Preempted"))(data, rank)
+
+
 def _hang(data: Mapping[str, Any], rank: int | None) -> str:
     text = _("No progress")
     if data.get("quiet_s"):
@@ -278,7 +284,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "evaluation_submitted": _evaluation,
     "evaluation_refused": with_reason(gettext_noop("Evaluation not submitted")),
     "rewound": _rewound,
-    "preempted": with_reason(gettext_noop("Preempted")),
+    "preempted": _preempted,
     "weights_loaded": _weights,
     "frozen_weights_loaded": _frozen_weights,
     "value_weights_loaded": _value_weights,

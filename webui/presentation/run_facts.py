@@ -1,6 +1,6 @@
 """Data that all tabs of a run page share: the run, newest metrics, events and headline.
 
-Costs at most seven queries. Does not depend on markup.
+Costs at most nine queries. Does not depend on markup.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from workers.contracts.specs.finetuning.objectives import BODIES
 ANSWERING: Final = ("serve", "generate", "evaluate")
 # runs whose own program may record configuration and media
 RECORDING: Final = ("external", "script")
+TYPICAL: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s", "inference/scores_per_s")
 EVENTS: Final = 120  # newest, in the list and on charts
 SHOWN_EVENTS: Final = 30
 # tabs of inference runs
@@ -190,8 +191,8 @@ class Facts:
         `trending` reads the loss curve (five more queries); the page's first pulse adds it.
         """
         run, now = self.run, clock.now()
-        ended = run.ended or now
-        last = run.summary.get("time")
+        times = self.times
+        last = scheduling.last_step(run.kind, run.summary.get("time"), times.started)
         curve = (
             telemetry.sparkline(run_ids=[run.pk], name="loss").get(run.pk, []) if trending else []
         )
@@ -203,12 +204,13 @@ class Facts:
             wait_reason=run.wait_reason,
             devices=run.devices,
             attempt=run.attempt_number,
-            summary={**self.latest, **run.summary},
+            summary={**self.latest, **run.summary, **self.typical},
             exit=run.exit,
             loss_curve=curve,
-            runtime_s=(ended - run.started).total_seconds() if run.started else None,
-            last_point_s=now.timestamp() - last
-            if isinstance(last, int | float) and run.state == "running"
+            runtime_s=self.ran_s,
+            restarted=run.kind == "train" and last is None and times.started is not None,
+            last_step_s=now.timestamp() - last
+            if last is not None and run.state == "running"
             else None,
             predicted_mfu=(run.prediction or {}).get("mfu"),
             phase=self.endpoint.phase if self.endpoint is not None else "",
@@ -221,6 +223,32 @@ class Facts:
             sooner=expected.sooner if expected is not None else "",
         )
         return run_headlines.run_headline(facts)
+
+    @cached_property
+    def typical(self) -> dict[str, float]:
+        """Medians of throughput and MFU over all steps of an ended run, as on Compare and Runs."""
+        if self.run.state not in run_headlines.ENDED:
+            return {}
+        return telemetry.medians([self.run.pk], TYPICAL).get(self.run.pk, {})
+
+    @cached_property
+    def ran_s(self) -> float | None:
+        """Seconds for which the run's attempts ran, without waits and pauses.
+
+        Of an external run the time that its points cover, if they cover more than two times.
+        """
+        run, now = self.run, clock.now()
+        if run.kind != "external":
+            return self.times.ran_s if self.times.started else None
+        seen = telemetry.progress(run=run, attempt=run.attempt_number)
+        if seen is not None and seen.last > seen.first:
+            return (seen.last if run.ended else max(seen.last, now.timestamp())) - seen.first
+        return ((run.ended or now) - run.started).total_seconds() if run.started else None
+
+    @cached_property
+    def times(self) -> scheduling.RunTime:
+        """Time and device time of the run's attempts."""
+        return scheduling.run_times([self.run.pk]).get(self.run.pk, scheduling.RunTime())
 
     @cached_property
     def endpoint(self) -> endpoints.EndpointStatus | None:
@@ -265,11 +293,7 @@ class Facts:
             "seq": self.seq,
             "latest": self.latest,
             "engine_job": self.engine_job(),
-            "runtime": formatting.duration(
-                ((run.ended or clock.now()) - run.started).total_seconds()
-            )
-            if run.started
-            else "",
+            "runtime": formatting.duration(self.ran_s) if self.ran_s is not None else "",
         }
 
     def engine_job(self) -> str:
@@ -292,6 +316,7 @@ class Facts:
         return {
             "id": run.pk,
             "name": f"run-{run.pk}",
+            "title": _("run %(id)s %(name)s") % {"id": run.pk, "name": run.name},
             "series": f"/api/v1/runs/{run.pk}/series",
             "socket": f"/ws/runs/{run.pk}/",
             "epoch": self.epoch,
@@ -299,6 +324,8 @@ class Facts:
             "per_step": self.per_step,
             "names": self.names,
             "ended": run.state in run_headlines.ENDED,
+            # steps of an engine mean nothing to its users
+            "axis": "time" if run.kind in ANSWERING else "step",
         }
 
 

@@ -34,7 +34,8 @@ class RunFacts:
     exit: Mapping[str, Any] | None = None
     loss_curve: Sequence[float] = ()
     runtime_s: float | None = None
-    last_point_s: float | None = None  # age of the newest point
+    restarted: bool = False  # the newest attempt has logged no step, an earlier one has
+    last_step_s: float | None = None  # age of the last step; None where silence says nothing
     predicted_mfu: float | None = None
     phase: str = ""  # of a serve run: waiting, loading, serving, draining, ended
     answered: tuple[int, int | None] | None = None  # of a generate run: done, total
@@ -162,12 +163,15 @@ def _running(facts: RunFacts) -> str:
         return inference_headlines.producing(facts)
     if facts.summary.get("step") is None:
         return _("Running; no step logged yet.")
+    if facts.restarted:
+        text = _("Running again, attempt %(attempt)s; no new step yet. Last: %(progress)s.")
+        return text % {"attempt": facts.attempt, "progress": _progress(facts)}
     parts = [_progress(facts)]
     if facts.kind != "benchmark":
         parts += [_loss(facts), _skipped(facts), _speed(facts), _mfu(facts)]
     eta = formatting.number(facts.summary.get("eta_s"))
     if eta is not None and eta > 0:
-        parts.append(_("ETA %(time)s") % {"time": formatting.duration(eta)})
+        parts.append(_("done in %(time)s") % {"time": formatting.estimate(eta)})
     return _capital(", ".join(part for part in parts if part)) + "." + _stale(facts)
 
 
@@ -212,7 +216,7 @@ def _finished(facts: RunFacts) -> str:
             _loss(facts, trending=False),
             _validation(facts),
             _skipped(facts),
-            _speed(facts),
+            _speed(facts, typical=True),
             _mfu(facts),
         )
         if part
@@ -310,9 +314,10 @@ def _validation(facts: RunFacts) -> str:
     return _("validation loss %(value)s") % {"value": f"{loss:.3f}"} if loss is not None else ""
 
 
-def _speed(facts: RunFacts) -> str:
+def _speed(facts: RunFacts, typical: bool = False) -> str:
     speed = formatting.number(facts.summary.get("tokens_per_s"))
-    return _("%(count)s tokens/s") % {"count": formatting.quantity(speed)} if speed else ""
+    text = _("median %(count)s tokens/s") if typical else _("%(count)s tokens/s")
+    return text % {"count": formatting.quantity(speed)} if speed else ""
 
 
 def _mfu(facts: RunFacts) -> str:
@@ -327,7 +332,7 @@ def _mfu(facts: RunFacts) -> str:
 
 
 def _stale(facts: RunFacts) -> str:
-    age = facts.last_point_s
+    age = facts.last_step_s
     speed, step_time = (
         formatting.number(facts.summary.get("tokens_per_s")),
         formatting.number(facts.summary.get("step_time_s")),

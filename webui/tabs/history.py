@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from django.http import HttpRequest
 from django.utils.translation import gettext as _
@@ -14,6 +14,8 @@ from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from webui.presentation import device_time, formatting
 from webui.presentation.run_facts import Facts
+
+_MOODS: Final = {"ok": "good", "cancelled": "warn", "preempted": "warn"}
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
@@ -54,4 +56,11 @@ def row(attempt: Any) -> dict[str, Any]:
         for share in attempt.placement
     ]
     duration = formatting.duration((ended - started).total_seconds()) if ended else ""
-    return {"attempt": attempt, "where": formatting.listed(shares), "duration": duration}
+    paused = attempt.exit_class == "preempted" and attempt.requested == "pause"
+    return {
+        "attempt": attempt,
+        "exit": "paused" if paused else attempt.exit_class.replace("_", " "),
+        "mood": "" if paused else _MOODS.get(attempt.exit_class, "bad"),
+        "where": formatting.listed(shares),
+        "duration": duration,
+    }

@@ -11,6 +11,7 @@ from django.utils.translation import gettext_noop
 from webui.charts import run_charts
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
+from webui.presentation.run_headlines import ENDED
 from webui.tabs import predicted, rollouts, samples
 from workers.contracts.catalog.metrics import metric_unit
 
@@ -61,6 +62,8 @@ DEFAULT_TILES: Final = {
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     names = facts.names
+    if not names and facts.run.state in ENDED:
+        return {"no_points": True, "source": facts.source()}
     return {
         "tiles": tiles(facts),
         "panels": [

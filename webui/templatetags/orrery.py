@@ -184,9 +184,10 @@ def table_head(*titles: str, numeric: str = "") -> SafeString:
 
     `numeric` lists the columns of numbers, from 1, such as "2,5".
     """
+    hidden = format_html('<span class="visually-hidden">{}</span>', _("Actions"))
     numbers = {int(each) for each in numeric.split(",") if each}
     cells = (
-        (mark_safe(' class="num"') if place in numbers else "", title)
+        (mark_safe(' class="num"') if place in numbers else "", title or hidden)
         for place, title in enumerate(titles, 1)
     )
     row = format_html_join("", '<th scope="col"{}>{}</th>', cells)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any, Final
 
 from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.templatetags.static import static
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
@@ -21,16 +20,15 @@ from orchestrator.common.units import is_id
 from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import selectors
 from orchestrator.runs.outputs import endpoint, evaluation_results
+from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
 from orchestrator.tracking import selectors as tracking
 from webui.charts.run_comparison import MEASURES, Measure, compare_metrics, compare_specs
-from webui.presentation import formatting
 from webui.tabs.evaluation_metrics import METRICS
 from webui.views.access import PageRequest, page
 
 MOST: Final = 100
 _SUMMARIES: Final = 100  # rows of values of summaries
-_MANY: Final = 20  # more runs are compared by their stored metric summaries
 _AXES: Final[dict[str, telemetry.Axis]] = {
     "step": "step",
     "time": "time",
@@ -41,8 +39,8 @@ _POINTS: Final = 400  # of a curve; every extreme stays
 BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
 WINS = gettext_noop("share of examples for which the judge prefers the answer after training")
-# compared by their median over steps
-_STEADY: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s", "inference/scores_per_s")
+# compared by their median over all steps
+_TYPICAL: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s", "inference/scores_per_s")
 
 
 @page
@@ -51,11 +49,6 @@ def compare(request: PageRequest) -> HttpResponse:
     """Compare `?runs=12,14,15`; differences are relative to the first."""
     runs = _runs(request)
     ids = [str(run.pk) for run in runs]
-    if len(runs) <= _MANY:
-        numbers = [metrics_of(run) for run in runs]
-    else:
-        stored = run_table.metric_values([run.pk for run in runs])
-        numbers = [stored[run.pk] for run in runs]
     evaluated = [
         measure
         for name, (title, unit, better, meaning) in METRICS.items()
@@ -81,7 +74,9 @@ def compare(request: PageRequest) -> HttpResponse:
         Measure(name, name.removeprefix("summary."), "", "", _("recorded by the program"))
         for name in sorted({name for values in summaries for name in values})[:_SUMMARIES]
     ]
-    numbers = [{**own, **more} for own, more in zip(numbers, summaries, strict=True)]
+    numbers = [
+        {**own, **more} for own, more in zip(metrics_of(runs), summaries, strict=True)
+    ]
     rows = compare_metrics([*evaluated, *MEASURES, *summarized], numbers)
     context = {
         "runs": runs,
@@ -147,45 +142,45 @@ def _runs(request: PageRequest) -> list[Any]:
     return [by_id[int(id)] for id in ids]
 
 
-def metrics_of(run: Any) -> dict[str, float]:
-    """Return a run's metrics by the names of `MEASURES` and `evaluated/…`."""
-    latest = telemetry.latest(run=run)
+def metrics_of(runs: Sequence[Any]) -> list[dict[str, float]]:
+    """Return each run's metrics by the names of `MEASURES` and `evaluated/…`.
+
+    The same for two runs and for a hundred: the stored summary of each metric, of `_TYPICAL` ones
+    its median over all steps, else its newest value.
+    """
+    numbers = telemetry.current_numbers(runs)
+    times = scheduling.run_times([run.pk for run in runs])
+    return [_metrics(run, numbers[run.pk], times.get(run.pk)) for run in runs]
+
+
+def _metrics(
+    run: Any, numbers: Mapping[str, telemetry.Numbers], time: scheduling.RunTime | None
+) -> dict[str, float]:
     metrics = {
-        measure.name: latest[measure.name]
+        measure.name: value
         for measure in MEASURES
-        if formatting.number(latest.get(measure.name)) is not None
+        if (found := numbers.get(measure.name)) is not None
+        and (value := found.median if measure.name in _TYPICAL else found.last) is not None
     }
-    for name in _STEADY:
-        if name in latest:
-            values = [
-                y for y in telemetry.series(run=run, name=name, points=500).y if y == y and y > 0
-            ]
-            metrics |= {name: median(values)} if values else {}
     served = endpoint.summary_of(run=run) if run.kind == "serve" else None
     if served is not None and served.requests:
         metrics["requests"] = float(served.requests)
-        first = "score" if "inference/score_s" in latest else "ttft"
+        first = "score" if "inference/score_s" in numbers else "ttft"
         for name, percentiles in ((first, served.ttft_s), ("tpot", served.tpot_s)):
             metrics |= {f"{name}_{share}": value for share, value in (percentiles or {}).items()}
-    elif run.kind in (
-        "serve",
-        "generate",
-    ):  # running or killed: the median over its logged points
+    elif run.kind in ("serve", "generate"):  # running or killed: the median over its points
         for name in ("ttft", "tpot", "score"):
-            if formatting.number(latest.get(f"inference/{name}_s")) is not None:
-                metrics[f"{name}_p50"] = median(
-                    telemetry.series(run=run, name=f"inference/{name}_s", points=500).y
-                )
+            logged = numbers.get(f"inference/{name}_s")
+            if logged is not None and logged.median is not None:
+                metrics[f"{name}_p50"] = logged.median
     if run.kind == "evaluate" and (results := evaluation_results.evaluated(run=run)) is not None:
         metrics = {name: value for name, value in metrics.items() if name not in results.metrics}
         metrics |= {f"evaluated/{name}": value for name, value in results.metrics.items()}
         metrics |= {f"before/{name}": value for name, value in results.before.items()}
         if results.judged is not None:
             metrics["win_rate"] = results.judged.rate
-    if run.started and run.devices:
-        metrics["device_hours"] = (
-            run.devices * ((run.ended or timezone.now()) - run.started).total_seconds() / 3600
-        )
+    if time is not None and time.device_s:
+        metrics["device_hours"] = time.device_hours
     return metrics
 
 

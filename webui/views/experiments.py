@@ -18,7 +18,7 @@ from webui.presentation import formatting
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
-from webui.views.runs import row, sparklines
+from webui.views.runs import rows, sparklines
 
 SHOWN = 100
 RUNS = 200  # of an experiment, newest first
@@ -61,12 +61,13 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
     sparks = sparklines(runs)
     values = best_values(runs, _curves)
     best = best_runs(runs, values)
-    rows = [
-        {**row(run, sparks.get(run.pk, [])), "own": _titled(values.get(run.pk))} for run in runs
+    shown = [
+        {**row, "own": _titled(values.get(run.pk))}
+        for run, row in zip(runs, rows(runs, sparks), strict=True)
     ]
     context = {
         "item": item,
-        "rows": rows,
+        "rows": shown,
         "best": best,
         "best_ids": [each.run.pk for each in best],
         "sentence": sentence(runs, next(iter(best), None)),

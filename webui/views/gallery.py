@@ -203,7 +203,7 @@ HEADLINE_FACTS: list[run_headlines.RunFacts] = [
         },
     ),
     run_headlines.RunFacts(
-        "running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_point_s=240
+        "running", summary={"step": 90, "steps": 2000, "loss": "NaN"}, last_step_s=240
     ),
     run_headlines.RunFacts("stopping", requested="pause", summary={"step": 700, "steps": 2000}),
     run_headlines.RunFacts("paused", summary={"step": 700, "steps": 2000}),

@@ -54,7 +54,7 @@ def grid(nodes: list[Any], user: Any) -> list[dict[str, Any]]:
 def _run(allocation: Any, visible: bool) -> dict[str, Any]:
     holder = allocation.attempt.run
     summary = holder.summary
-    last = summary.get("time")
+    last = scheduling.last_step(holder.kind, summary.get("time"), allocation.attempt.started)
     return {
         "id": holder.pk if visible else "",
         "name": holder.name if visible else _("of another team"),
@@ -62,7 +62,7 @@ def _run(allocation: Any, visible: bool) -> dict[str, Any]:
         "owner": holder.owner.username,
         "mfu": summary.get("mfu"),
         "step_time_s": summary.get("step_time_s"),
-        "age_s": timezone.now().timestamp() - last if isinstance(last, int | float) else None,
+        "age_s": timezone.now().timestamp() - last if last is not None else None,
     }
 
 

@@ -22,6 +22,7 @@ from webui.tabs import (
     code,
     config,
     evaluation,
+    failure,
     heats,
     history,
     inference_engine,
@@ -79,6 +80,7 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
         **TABS[tab](facts, request),
         "tab": tab,
         "tabs": tabs,
+        "failure": failure.failure(facts) if tab == first else None,
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
     return render(request, f"webui/run/{tab}.html", context)

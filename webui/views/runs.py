@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from django.contrib import messages
 from django.http import HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_POST
@@ -18,16 +18,18 @@ from orchestrator.common.errors import Refusal, invalid
 from orchestrator.run_table import selectors as run_table
 from orchestrator.run_table import services as run_table_services
 from orchestrator.runs import selectors, services
+from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
 from webui.forms.run_columns import TableColumns, cells, table_columns
 from webui.forms.run_filters import LIVE_STATES, RunFilters
-from webui.presentation import formatting
+from webui.presentation import formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING
 from webui.views.access import PageRequest, next_url, page
 from webui.views.compare import MOST as COMPARED
 from workers.contracts.specs.run import KINDS
 
 PAGE = 50
+SPEEDS: Final = ("mfu", "inference/tokens_per_s")
 BULK = 200
 
 
@@ -123,7 +125,7 @@ def _rows(shown: list[Any], table: TableColumns) -> list[dict[str, Any]]:
     }
     values = run_table.column_values(ids, list(table.columns.values()))
     return [
-        row(run, sparks.get(run.pk, []))
+        shown_row
         | {
             "cells": cells(
                 run,
@@ -132,7 +134,7 @@ def _rows(shown: list[Any], table: TableColumns) -> list[dict[str, Any]]:
                 {key: drawn.get(run.pk, []) for key, drawn in curves.items()},
             )
         }
-        for run in shown
+        for run, shown_row in zip(shown, rows(shown, sparks), strict=True)
     ]
 
 
@@ -244,11 +246,29 @@ def sparklines(shown: list[Any]) -> dict[int, list[float]]:
     return sparks
 
 
-def row(run: Any, spark: list[float]) -> dict[str, Any]:
+def medians(shown: list[Any]) -> dict[int, dict[str, float]]:
+    """`{run: {metric: median}}` of the speeds of ended runs; active runs show newest values."""
+    ended = [run.pk for run in shown if run.state in run_headlines.ENDED]
+    return telemetry.medians(ended, SPEEDS) if ended else {}
+
+
+def rows(shown: list[Any], sparks: Mapping[int, list[float]]) -> list[dict[str, Any]]:
+    """Return the table rows of runs; two queries."""
+    speeds, times = medians(shown), scheduling.run_times([run.pk for run in shown])
+    return [
+        row(run, sparks.get(run.pk, []), speeds.get(run.pk, {}), times.get(run.pk)) for run in shown
+    ]
+
+
+def row(
+    run: Any,
+    spark: list[float],
+    medians: Mapping[str, float],
+    time: scheduling.RunTime | None,
+) -> dict[str, Any]:
     """Return a run as its table row; unknown values are None."""
-    summary = run.summary or {}
-    ended = run.ended or timezone.now()
-    allocated_s = (ended - run.started).total_seconds() if run.started and run.devices else None
+    summary = {**(run.summary or {}), **medians}
+    holds = run.state in ("starting", "running", "stopping")
     steps = summary.get("steps") or ((run.spec.get("train") or {}).get("steps"))
     step, metric = summary.get("step"), spark_metric(run)
     return {
@@ -261,7 +281,8 @@ def row(run: Any, spark: list[float]) -> dict[str, Any]:
         "steps": steps,
         "part": round(100 * step / steps, 1) if step and steps else None,
         "spark": ",".join(f"{value:.5g}" for value in spark),
-        "device_hours": run.devices * allocated_s / 3600 if allocated_s is not None else None,
+        "device_hours": time.device_hours if time is not None and run.devices else None,
+        "holds": holds,
         "serving": serving_metrics(run.kind, summary),
         "tags": [item.name for item in run.tags.all()],
         "alive": run.state in LIVE_STATES,

@@ -105,8 +105,11 @@ def _data_parallel(spec: RunSpec, devices: int, reason: str) -> ResolvedPlan:
 def model_label(spec: RunSpec) -> str:
     """The model's name in lists: the preset, the spec's name, or the last part of its path.
 
-    Of a produce run the server's model, if it is named.
+    Of a produce run the server's model, if it is named; empty for programs of users, unless their
+    spec names a model.
     """
+    if spec.kind in ("external", "script") and "model" not in spec.model_fields_set:
+        return ""
     if spec.produce is not None:
         return (spec.produce.server.model or "")[:120]
     if isinstance(spec.model, str):

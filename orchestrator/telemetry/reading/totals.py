@@ -1,4 +1,4 @@
-"""Last, minimum, maximum and mean of every metric of a run, from summaries and newest points.
+"""Every metric of a run in a few numbers, from summaries and newest points.
 
 A run with one attempt is read in a few queries; one with several is merged metric by metric.
 """
@@ -6,14 +6,22 @@ A run with one attempt is read in a few queries; one with several is merged metr
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 from django.db.models import Case, F, When
 
 from orchestrator.runs.models import Run
-from orchestrator.telemetry.models import Chunk, Cursor, Series, Tail
+from orchestrator.telemetry.models import (
+    Chunk,
+    Cursor,
+    MetricSummary,
+    Series,
+    StaleSummary,
+    Tail,
+)
 from orchestrator.telemetry.packing import pyramid
 from orchestrator.telemetry.packing.chunks import CHUNK, Floats, missing, unpack_block
 from orchestrator.telemetry.reading.levels import Window, sources
@@ -22,6 +30,16 @@ from workers.contracts.catalog.metrics import METRICS
 
 MOST_NAMES: Final = 200  # metrics of a run in the runs table; known metrics first
 _EXACT_CHUNKS: Final = 256
+
+
+class Numbers(NamedTuple):
+    """A metric of a run in a few finite numbers; None without any."""
+
+    last: float | None
+    min: float | None
+    max: float | None
+    mean: float | None
+    median: float | None
 
 
 @dataclass(slots=True)
@@ -33,6 +51,28 @@ class Totals:
     max: float | None = None
     mean: float | None = None
     points: int = 0
+    _parts: list[tuple[Floats, Floats]] = field(default_factory=list)  # values and their points
+
+    @property
+    def median(self) -> float | None:
+        """The median; exact for the newest points and for several attempts.
+
+        Full chunks of 256 points count as their mean, 256 times.
+        """
+        if not self._parts:
+            return None
+        values = np.concatenate([values for values, _ in self._parts])
+        weights = np.concatenate([weights for _, weights in self._parts])
+        order = np.argsort(values, kind="stable")
+        values, reached = values[order], np.cumsum(weights[order])
+        low = int(np.searchsorted(reached, reached[-1] / 2))
+        # as many points on both sides: the mean of the two in the middle
+        high = min(low + (reached[low] == reached[-1] / 2), len(values) - 1)
+        return float(values[low] + values[high]) / 2
+
+    def add_values(self, values: Floats, weights: Floats) -> None:
+        """Add what the median is computed of."""
+        self._parts.append((values, weights))
 
     def add(self, low: float, high: float, mean: float, count: int) -> None:
         """Add `count` finite points; nothing if there are none."""
@@ -69,6 +109,29 @@ def metric_totals(*, run: Run) -> dict[str, Totals]:
     return totals
 
 
+def current_numbers(runs: Iterable[Run]) -> dict[int, dict[str, Numbers]]:
+    """`{run: {metric: Numbers}}`: stored summaries; computed for runs with newer points."""
+    by_id = {run.pk: run for run in runs}
+    stale = set(StaleSummary.objects.filter(run__in=by_id).values_list("run_id", flat=True))
+    numbers: dict[int, dict[str, Numbers]] = {id: {} for id in by_id}
+    for id in stale:
+        for name, total in metric_totals(run=by_id[id]).items():
+            numbers[id][name] = Numbers(total.last, total.min, total.max, total.mean, total.median)
+    rows = MetricSummary.objects.filter(run__in=by_id.keys() - stale)
+    for id, name, *values in rows.values_list("run_id", "name", *Numbers._fields):
+        numbers[id][name] = Numbers(*values)
+    return numbers
+
+
+def medians(run_ids: Collection[int], names: Collection[str]) -> dict[int, dict[str, float]]:
+    """`{run: {metric: median}}` of the stored summaries of these metrics; one query."""
+    rows = MetricSummary.objects.filter(run_id__in=run_ids, name__in=names, median__isnull=False)
+    result: dict[int, dict[str, float]] = {}
+    for id, name, value in rows.values_list("run_id", "name", "median"):
+        result.setdefault(id, {})[name] = value
+    return result
+
+
 def _merged(run: Run, name: str) -> Totals:
     merged = merge(sources(run.pk, name), Window(), enough=_EXACT_CHUNKS, rewinds=run.rewinds)
     totals = Totals()
@@ -80,6 +143,7 @@ def _add_values(totals: Totals, values: Floats) -> None:
     values = values[np.isfinite(values)]
     if len(values):
         totals.add(float(values.min()), float(values.max()), float(values.mean()), len(values))
+        totals.add_values(values, np.ones(len(values)))
 
 
 def _add_chunks(run: Run, totals: dict[str, Totals], owner: dict[str, tuple[int, int]]) -> None:
@@ -105,6 +169,7 @@ def _add_rows(totals: Totals, rows: Floats) -> None:
         mean = float((rows[:, pyramid.MEAN] * good).sum() / good.sum())
         low, high = float(rows[:, pyramid.LOW].min()), float(rows[:, pyramid.HIGH].max())
         totals.add(low, high, mean, int(good.sum()))
+        totals.add_values(rows[:, pyramid.MEAN], good)
 
 
 def _add_tails(

@@ -40,6 +40,7 @@ class StoredLines:
     new: list[tuple[int, str]]  # (number, text)
     known: int
     complete_to: int
+    time: float = 0.0  # Unix seconds of the newest line
 
 
 def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
@@ -79,7 +80,8 @@ def lines_write(incoming: Iterable[tuple[Writer, Lines]]) -> list[StoredLines]:
             cursor.last_seq = max(cursor.last_seq, max(number for number, _ in new))
             cursor.last_time = max(part.time for part in parts[writer])
             changed.append(cursor)
-        stored.append(StoredLines(writer, new, repeated, ranges.complete_to(known)))
+        newest = max(part.time for part in parts[writer])
+        stored.append(StoredLines(writer, new, repeated, ranges.complete_to(known), newest))
     LogChunk.objects.bulk_create(chunks)
     cursors_save(changed)
     return stored
@@ -95,6 +97,7 @@ def log_frames(stored: Iterable[StoredLines]) -> list[live.NewFrame]:
             body: dict[str, Any] = {
                 "attempt": item.writer.attempt,
                 "rank": item.writer.rank,
+                "time": item.time,
                 "lines": lines[start : start + _FRAME_LINES],
             }
             if skipped and start == 0:

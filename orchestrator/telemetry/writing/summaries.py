@@ -20,7 +20,7 @@ from orchestrator.telemetry.reading.totals import metric_totals
 
 DELAY: Final = timedelta(seconds=3)  # from the first new point to its summary
 _ABANDONED: Final = timedelta(seconds=60)  # a computation that took longer has failed
-_NUMBERS: Final = ("last", "min", "max", "mean", "points")
+_NUMBERS: Final = ("last", "min", "max", "mean", "median", "points")
 
 
 def mark_stale(run_ids: Iterable[int]) -> None:
@@ -66,6 +66,7 @@ def summarize(run: Run) -> None:
             min=item.min,
             max=item.max,
             mean=item.mean,
+            median=item.median,
             points=item.points,
         )
         for name, item in totals.items()

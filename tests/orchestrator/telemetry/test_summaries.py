@@ -39,6 +39,20 @@ def test_a_summary_counts_chunks_and_the_tail(run: Run, batch: Callable[..., Poi
     assert summary(run, "custom") == (1.0, 1.0, 1.0, 1.0, 1)
 
 
+def test_the_median_of_a_tail_is_exact_and_that_of_chunks_is_near(
+    run: Run, batch: Callable[..., PointBatch]
+) -> None:
+    values = {step: 1000.0 if step == 1 else float(step) for step in range(1, 5)}
+    services.points_store(run=run, attempt=1, batches=[batch(values, speed=values.__getitem__)])
+    services.summaries_refresh(wait=False)
+    assert MetricSummary.objects.get(run=run, name="speed").median == 3.5
+    steps = range(5, 601)
+    points = batch(steps, speed=lambda step: 100.0 + step % 2)
+    services.points_store(run=run, attempt=1, batches=[points])
+    services.summaries_refresh(wait=False)
+    assert MetricSummary.objects.get(run=run, name="speed").median == pytest.approx(100.5, abs=0.6)
+
+
 def test_numbers_that_are_not_finite_are_left_out(run: Run) -> None:
     values = {1: 2.0, 2: math.nan, 3: 4.0, 4: math.inf}
     points = batch_of(run, values, loss=lambda step: values[step], broken=lambda step: math.nan)

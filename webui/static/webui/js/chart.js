@@ -160,10 +160,39 @@ export class Chart {
   act(name, button) {
     if (name === "logy") this.set.toggleLog(this.panel.id);
     else if (name === "full") document.fullscreenElement ? document.exitFullscreen() : this.element.requestFullscreen();
-    else if (name === "png") window.Plotly?.downloadImage(this.plot, { format: "png", scale: 2, width: 1200, height: 520, filename: this.set.fileName(this.panel) });
+    else if (name === "png") this.downloadPng();
     else if (name === "csv") this.set.downloadCsv(this.panel);
     else if (name === "table") this.toggleTable(button);
     this.element.querySelector("details.menu[open]")?.removeAttribute("open");
+  }
+
+  /** A picture that stands alone: title, run, legend, axis titles and a background. */
+  async downloadPng() {
+    if (!this.drawn) return;
+    const Plotly = await plotly(), { data, layout } = this.picture();
+    await Plotly.downloadImage({ data, layout }, { format: "png", scale: 2, width: 1200, height: 520, filename: this.set.fileName(this.panel) });
+  }
+
+  picture() {
+    const colors = theme(), named = new Set(), plain = (text) => String(text).replaceAll("<", "&lt;");
+    const { data, layout } = figure({
+      panel: this.panel, curves: this.curves(), view: { ...this.set.view, logy: this.set.isLog(this.panel) }, window: this.set.windowOf(this.panel),
+      marks: this.set.marks, theme: colors, memory: { ...this.memory }, width: 1200,
+    });
+    for (const trace of data.toReversed()) { // the last trace of a name is the line itself; bands and faint raw lines come before it
+      trace.showlegend = Boolean(trace.name) && !named.has(trace.name);
+      if (trace.name) named.add(trace.name);
+    }
+    const unit = { fraction: "", bytes: gettext("bytes"), s: gettext("seconds") }[this.panel.unit] ?? this.panel.unit;
+    return {
+      data,
+      layout: {
+        ...layout, showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 13, color: colors["text-2"] } },
+        title: { text: plain(format(gettext("%(title)s, %(run)s"), { title: this.panel.title, run: this.set.source.title ?? this.set.source.name })), x: 0.02, xanchor: "left", font: { size: 18, color: colors.text } },
+        paper_bgcolor: colors.surface, plot_bgcolor: colors.surface, margin: { l: 84, r: 24, t: 84, b: 60 },
+        yaxis: { ...layout.yaxis, title: { text: plain(unit ? `${this.panel.title} (${unit})` : this.panel.title), font: { size: 13 } } },
+      },
+    };
   }
 
   toggleTable(button) {

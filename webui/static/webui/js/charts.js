@@ -1,6 +1,7 @@
 /* All charts of a page: data from REST and live frames, the shared view in the URL, cursor and zoom.
    Does not depend on runs, only on the URL of their series. */
 import { Chart } from "./chart.js";
+import { axisTitle } from "./figure.js";
 import { quantity } from "./format.js";
 import { gettext } from "./i18n.js";
 import { scheduler } from "./scheduler.js";
@@ -15,7 +16,7 @@ export class ChartSet {
   /** `source`: {series: address, name, per_step: {tokens, flops}}; `root` holds figure.chart[data-panel]. */
   constructor(root, source, panels, marks = []) {
     Object.assign(this, { root, source, marks, loading: true, queue: [], busy: 0, scheduled: new Map() });
-    this.view = readView();
+    this.view = readView(source.axis);
     this.curves = new Map(); // all data: "name" or "name@rank" → Curve
     this.windows = new Map(); // the same for a zoomed window, finer
     this.charts = panels.map((panel) => {
@@ -170,7 +171,7 @@ export class ChartSet {
 
   change(values, read = false) {
     Object.assign(this.view, values);
-    writeView(this.view);
+    writeView(this.view, this.source.axis);
     this.showTools();
     if (read) {
       for (const curve of this.curves.values()) curve.clear();
@@ -259,7 +260,7 @@ export class ChartSet {
   }
 
   axisTitle() {
-    return { step: gettext("step"), time: gettext("time"), tokens: gettext("tokens"), flops: "FLOPs" }[this.view.x];
+    return axisTitle(this.view.x);
   }
 
   emptyText(panel) { return this.problem ?? panel.empty ?? gettext("No data yet: points appear here when the run logs them."); }

@@ -54,7 +54,7 @@ async function waitForServer() {
 
 function show(role, content) {
   part("chat-none").hidden = true;
-  const item = document.createElement("li");
+  const item = document.createElement("div");
   item.className = role;
   item.textContent = content;
   log.append(item);

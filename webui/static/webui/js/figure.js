@@ -35,7 +35,8 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
     const smoothing = view.smooth > 0 && !stack && own.length > FEW;
     const smooth = smoothing ? ema(y, view.smooth) : y;
     const keep = !stack && x.length > most ? extremes(y, most) : null;
-    const seen = (list) => (keep ? keep.map((i) => list[i]) : list);
+    const cuts = view.x === "time" && !stack ? pauses(keep ? keep.map((i) => x[i]) : x) : [];
+    const seen = (list) => interrupted(keep ? keep.map((i) => list[i]) : list, cuts);
     if (!stack) for (const value of smoothing ? [...quartiles(y), ...smooth] : y) grow(extent, value, view.logy);
     x.forEach((at, i) => { if (!Number.isFinite(y[i])) odd.push([at, item.label, y[i]]); });
     if (!stack && curve.low && curve.length > 400 && !smoothing) traces.push(...band(seen(x), seen(curve.high.slice(a, b)), seen(curve.low.slice(a, b)), color));
@@ -47,14 +48,33 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
     traces.push(across(level, from * scale, to * scale, theme[level.hue]));
   }
   if (stack && grid) for (const total of totals(shown, curves, grid, from, to)) grow(extent, total, false);
-  traces.push(...oddTrace(odd, theme), ...markTraces(marks, theme, from, to, view.x, scale, memory));
+  traces.push(...oddTrace(odd, theme), ...markTraces(marksOf(panel, marks), theme, from, to, view.x, scale, memory));
   const [low, high] = steady(extent, panel, view, memory);
   return {
     data: traces,
-    layout: layout({ panel, view, theme, range: [from * scale, to * scale], y: [low, high], width, empty: !shown.length }),
+    layout: layout({ panel, view, theme, range: padded(from * scale, to * scale, view), y: [low, high], width, empty: !shown.length }),
     from, to,
   };
 }
+
+/* Room for the marks at both ends; a logarithmic axis has it by its rounding. */
+function padded(from, to, view) {
+  const room = view.logx && view.x !== "time" ? 0 : (to - from) * 0.012;
+  return [from - room, to + room];
+}
+
+/** What the x axis shows, with its unit. */
+export function axisTitle(x) {
+  return { step: gettext("step"), time: gettext("time (UTC)"), tokens: gettext("tokens"), flops: gettext("FLOPs") }[x];
+}
+
+/* Where a curve over time stops for a minute or longer and for 20 usual distances: a pause, not a slope. */
+function pauses(x) {
+  const steps = x.slice(1).map((value, i) => value - x[i]), usual = steps.toSorted((a, b) => a - b)[steps.length >> 1];
+  return steps.flatMap((step, i) => (step > Math.max(60_000, 20 * usual) ? [i + 1] : []));
+}
+
+const interrupted = (list, cuts) => (cuts.length ? list.flatMap((value, i) => (cuts.includes(i) ? [null, value] : [value])) : list);
 
 function span(shown, curves) {
   let from = Infinity, to = -Infinity;
@@ -139,13 +159,18 @@ function oddTrace(odd, theme) {
   }];
 }
 
+/* The wide chart marks every event, the others only failures: checkpoints say nothing about a learning rate. */
+function marksOf(panel, marks) {
+  return panel.wide ? marks : marks.filter((mark) => mark.kind === "bad");
+}
+
 function markTraces(marks, theme, from, to, axis, scale, memory) {
   const seen = marks.map((mark) => ({ ...mark, at: mark[axis] })).filter((mark) => mark.at >= from && mark.at <= to);
   memory.marks = seen;
   if (!seen.length) return [];
   const traces = [];
   if (seen.length <= LINES_FOR_EVENTS) for (const bad of [false, true]) {
-    const some = seen.filter((mark) => (mark.kind === "bad") === bad && mark.kind !== "plain");
+    const some = seen.filter((mark) => (mark.kind === "bad") === bad && mark.kind !== "plain" && mark.kind !== "good");
     if (some.length) traces.push({
       type: "scatter", mode: "lines", yaxis: "y2", hoverinfo: "skip",
       x: some.flatMap((mark) => [mark.at * scale, mark.at * scale, null]), y: some.flatMap(() => [0, 0.96, null]),
@@ -186,11 +211,12 @@ function layout({ panel, view, theme, range, y, width, empty }) {
   };
   return {
     uirevision: "still", datarevision: performance.now(), autosize: true, showlegend: false, hovermode: "closest", hoverdistance: 12,
-    margin: { l: small ? 46 : 54, r: 14, t: 8, b: view.x === "time" ? 42 : 30 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    margin: { l: small ? 46 : 54, r: 14, t: 8, b: view.x === "time" ? 58 : 46 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: theme.font, size: 11, color: theme["text-3"] }, dragmode: empty ? false : "zoom",
     hoverlabel: { bgcolor: theme.surface, bordercolor: theme["line-strong"], font: { color: theme.text, size: 12 } },
     xaxis: {
       ...common, type: log ? "log" : (axis.type ?? "linear"), tickformat: axis.tickformat, nticks: small ? 4 : 7, showgrid: false,
+      title: { text: axisTitle(view.x), standoff: 6, font: { size: 11 } },
       ticks: "outside", tickcolor: theme.line, ticklen: 4, range: log ? [Math.log10(Math.max(a, 1)), Math.log10(Math.max(b, 2))] : [a, b],
     },
     yaxis: {

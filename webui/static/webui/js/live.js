@@ -5,7 +5,7 @@
 import { gettext } from "./i18n.js";
 
 const READ_MS = 100;
-const SILENT_MS = 20000; // without frames or heartbeats the connection counts as dead
+const SILENT_MS = 12000; // without frames or heartbeats (one every 5 s) the connection counts as dead
 const NOTICE_MS = 800;
 const MOST_WAIT_MS = 10000;
 const FILL_AGAIN_MS = 2000;
@@ -168,7 +168,7 @@ export class Live {
 /** Shows the page's connection notice. */
 export function showStatus(status, reason = "") {
   const notice = document.getElementById("connection");
-  if (!notice) return;
+  if (!notice || "offline" in notice.dataset) return;
   const messages = {
     lost: gettext("Reconnecting…"),
     refused: reason || gettext("Live updates stopped. Log in again, then reload the page."),

@@ -11,11 +11,14 @@ const LEVELS = ["debug", "info", "warning", "error"];
 const level = (text) => (ERROR.test(text) ? "error" : WARNING.test(text) ? "warning" : DEBUG.test(text) ? "debug" : "info");
 const normalize = (text) => text.replace(/^\W*(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?\W*/, "").replace(/\brank[ =:]?\d+|\[\d+\]/gi, "rank");
 
-export function startLog(list, empty, follow) {
+/** An ended run's log opens at its first error; a running one follows its newest lines. */
+export function startLog(list, empty, follow, ended = false) {
   const { q, level: least, rank } = list.dataset;
   const needle = q.toLowerCase();
   let open = new Map();
-  list.scrollTop = list.scrollHeight;
+  const cause = ended && document.getElementById("first-cause");
+  follow.checked = !cause;
+  list.scrollTop = cause ? cause.offsetTop - list.offsetTop - 96 : list.scrollHeight;
   list.addEventListener("scroll", () => { follow.checked = list.scrollHeight - list.scrollTop - list.clientHeight < 40; });
   follow.addEventListener("change", () => { if (follow.checked) list.scrollTop = list.scrollHeight; });
 
@@ -25,26 +28,25 @@ export function startLog(list, empty, follow) {
       if (needle && !text.toLowerCase().includes(needle)) continue;
       const its = level(text);
       if (least && LEVELS.indexOf(its) < LEVELS.indexOf(least)) continue;
-      put(text, its, frame.rank, frame.attempt ?? 0);
+      put(text, its, frame.rank, frame.attempt ?? 0, frame.time);
     }
     while (list.children.length > MOST) list.firstElementChild.remove();
     empty.hidden = list.children.length > 0;
     if (follow.checked) list.scrollTop = list.scrollHeight;
   }
 
-  function put(text, its, rank, attempt) {
+  function put(text, its, rank, attempt, time) {
     const key = `${attempt}|${normalize(text)}`, before = open.get(key);
     if (before && !before.ranks.includes(rank) && rank >= 0 && before.ranks[0] >= 0) {
       before.ranks.push(rank);
       before.who.textContent = formatRanks(before.ranks);
       return;
     }
-    const line = document.createElement("li"), who = document.createElement("span"), content = document.createElement("span");
+    const line = document.createElement("li"), who = part("who", formatRanks([rank])), at = document.createElement("time");
     line.className = its;
-    who.className = "who";
-    who.textContent = formatRanks([rank]);
-    content.textContent = text.replace(/^\[(rank)?\d+\]:?\s?/, "").slice(0, 400);
-    line.append(who, content);
+    at.dateTime = at.title = new Date((time || Date.now() / 1000) * 1000).toISOString();
+    at.textContent = at.dateTime.slice(11, 19);
+    line.append(at, part("level", its), who, part("text", text.replace(/^\[(rank)?\d+\]:?\s?/, "").slice(0, 400)));
     list.append(line);
     open.set(key, { ranks: [rank], who });
     if (open.size > WINDOW) open.delete(open.keys().next().value);
@@ -63,6 +65,10 @@ export function startLog(list, empty, follow) {
   }
 
   return { add, reload };
+}
+
+function part(name, text) {
+  return Object.assign(document.createElement("span"), { className: name, textContent: text });
 }
 
 function formatRanks(ranks) {

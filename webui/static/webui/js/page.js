@@ -36,6 +36,36 @@ export function toast(text, kind = "") {
   if (kind !== "bad") setTimeout(() => box.remove(), 6000);
 }
 
+/* ---- wide tables scroll: by keyboard too ---- */
+
+const WRAPS = ".table-wrap:not([tabindex])", resized = new ResizeObserver((entries) => {
+  for (const { target } of entries) if (target.scrollWidth > target.clientWidth) {
+    target.tabIndex = 0;
+    resized.unobserve(target);
+  }
+});
+const watchTables = (root) => { for (const wrap of root.querySelectorAll?.(WRAPS) ?? []) resized.observe(wrap); };
+watchTables(document);
+document.addEventListener("htmx:load", (event) => watchTables(event.target));
+
+/* ---- no network: said at once, on every page ---- */
+
+function showNetwork() {
+  const notice = document.getElementById("connection");
+  if (!notice) return;
+  if (!navigator.onLine) {
+    notice.textContent = gettext("You are offline. The page shows the last known values and updates when the network is back.");
+    notice.dataset.offline = "";
+    notice.hidden = false;
+  } else if ("offline" in notice.dataset) {
+    delete notice.dataset.offline;
+    notice.hidden = true;
+  }
+}
+addEventListener("offline", showNetwork);
+addEventListener("online", showNetwork);
+showNetwork();
+
 document.addEventListener("click", (event) => {
   const target = event.target.closest("[data-theme-choice], [data-dialog], [data-copy], tr[data-href]");
   for (const menu of document.querySelectorAll("details.menu[open]")) if (!menu.contains(event.target)) menu.open = false;

@@ -19,7 +19,7 @@ const part = (id) => document.getElementById(id);
 const charts = panels.length ? new ChartSet(part("charts"), source, panels, marks) : null;
 if (charts) plotly().then(() => charts.dirty(), (error) => showStatus("refused", format(gettext("%(error)s. Reload the page."), { error: error.message })));
 const tiles = startTiles();
-const log = part("log") ? startLog(part("log"), part("log-empty"), part("follow")) : null;
+const log = part("log") ? startLog(part("log"), part("log-empty"), part("follow"), source.ended) : null;
 
 const live = new Live({
   path: source.socket, after: source.after, epoch: source.epoch, onStatus: showStatus,

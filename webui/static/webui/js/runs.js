@@ -56,10 +56,7 @@ function onFrame(frame) {
     const reason = cell(row, "reason");
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
     const hours = cell(row, "hours");
-    if (hours && frame.state === "running" && !hours.dataset.started) {
-      Object.assign(hours.dataset, { started: new Date().toISOString(), devices: hours.dataset.deviceCount });
-      hours.classList.remove("none");
-    }
+    if (hours) setGrowing(hours, ["starting", "running", "stopping"].includes(frame.state));
   } else if (frame.type === "progress") setProgress(row, frame.summary ?? {});
 }
 
@@ -75,14 +72,25 @@ function showNewRuns() {
   note.textContent = format(ngettext("%(count)s new run. Reload to show it.", "%(count)s new runs. Reload to show them.", fresh), { count: fresh });
 }
 
-/** Updates device-hours of active runs. */
+/** Device-hours grow while the run holds devices, not while it waits or is paused. */
+function setGrowing(cell, grows) {
+  if (grows === "growing" in cell.dataset) return;
+  if (!grows) addHours(cell);
+  cell.toggleAttribute("data-growing", grows);
+  cell.dataset.at = performance.now();
+  if (Number(cell.dataset.deviceCount)) cell.classList.remove("none");
+}
+
+function addHours(cell) {
+  const now = performance.now(), since = Number(cell.dataset.at ?? 0);
+  cell.dataset.hours = Number(cell.dataset.hours) + Number(cell.dataset.deviceCount) * (now - since) / 3.6e6;
+  cell.dataset.at = now;
+  cell.textContent = quantity(Number(cell.dataset.hours));
+}
+
 function growHours() {
   if (document.hidden) return;
-  for (const found of table.querySelectorAll('[data-cell="hours"][data-started]')) {
-    if (!found.closest("tr").querySelector(".state-running, .state-stopping, .state-starting")) continue;
-    const hours = (Date.now() - Date.parse(found.dataset.started)) / 3.6e6;
-    found.textContent = quantity(Number(found.dataset.devices) * Math.max(0, hours));
-  }
+  for (const cell of table.querySelectorAll('[data-cell="hours"][data-growing]')) if (Number(cell.dataset.deviceCount)) addHours(cell);
 }
 if (table) setInterval(growHours, 5000);
 

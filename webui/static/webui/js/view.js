@@ -1,9 +1,10 @@
 /* How a page's charts are looked at, kept in the URL: axis, smoothing, range, zoom, scales, hidden series. */
 
-export const DEFAULTS = () => ({ x: "step", smooth: 0, range: "all", from: null, to: null, logx: false, logy: new Set(), hidden: new Set() });
+export const DEFAULTS = (x = "step") => ({ x, smooth: 0, range: "all", from: null, to: null, logx: false, logy: new Set(), hidden: new Set() });
 
-export function readView(search = location.search) {
-  const query = new URLSearchParams(search), view = DEFAULTS();
+/** `axis`: the page's usual x axis, which the URL leaves out. */
+export function readView(axis, search = location.search) {
+  const query = new URLSearchParams(search), view = DEFAULTS(axis);
   const number = (key) => (query.has(key) && Number.isFinite(Number(query.get(key))) ? Number(query.get(key)) : null);
   const words = (key) => new Set((query.get(key) ?? "").split(",").filter(Boolean));
   if (["step", "time", "tokens", "flops"].includes(query.get("x"))) view.x = query.get("x");
@@ -18,8 +19,8 @@ export function readView(search = location.search) {
   return view;
 }
 
-export function writeView(view) {
-  const query = new URLSearchParams(location.search), plain = DEFAULTS();
+export function writeView(view, axis) {
+  const query = new URLSearchParams(location.search), plain = DEFAULTS(axis);
   const put = (key, value, usual) => (value === usual || value === null || value === "" ? query.delete(key) : query.set(key, value));
   put("x", view.x, plain.x);
   put("smooth", view.smooth, plain.smooth);

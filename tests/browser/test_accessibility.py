@@ -1,0 +1,165 @@
+"""axe-core on every page, in both themes and at two widths, and no page wider than a phone."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import Browser
+
+from orchestrator.accounts.models import User
+from orchestrator.accounts.roles import Role
+from orchestrator.runs import services as runs
+from orchestrator.runs.models import Run
+from orchestrator.telemetry import services as telemetry
+from orchestrator.telemetry.services import Lines
+from tests import factories
+from tests.browser.logged_in_page import opened
+from workers.contracts.wire.points import PointBatch
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("database_from_here"),
+]
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+RUN = """async (options) => {
+  const {violations} = await axe.run(document, {...options, resultTypes: ["violations"]});
+  const places = (nodes) => nodes.slice(0, 3).map((node) => node.target.join(" ")).join(" | ");
+  return violations.map((one) => `${one.id}: ${places(one.nodes)}`);
+}"""
+OF_COLORS = {"runOnly": ["color-contrast", "link-in-text-block"]}
+OF_SIZES = {"runOnly": ["color-contrast", "scrollable-region-focusable", "target-size"]}
+WIDE = """() => {
+  if (document.documentElement.scrollWidth <= innerWidth) return [];
+  const out = (one) => one.getBoundingClientRect().right > innerWidth + 1;
+  const found = [...document.querySelectorAll("main *")].filter(out).slice(0, 3);
+  return [`wider than the window: ${found.map((one) => one.className)}`];
+}"""
+# the address of every page without a run
+PLAIN = [
+    "/",
+    "/runs/",
+    "/runs/new/",
+    "/runs/new/?kind=serve",
+    "/data/",
+    "/data/sets/",
+    "/data/reviews/",
+    "/data/comparisons/",
+    "/fleet/",
+    "/fleet/n1/",
+    "/fleet/n1/drain/",
+    "/dead-letters/",
+    "/join-node/",
+    "/engines/",
+    "/queue/",
+    "/sweeps/",
+    "/sweeps/new/",
+    "/simulator/",
+    "/experiments/",
+    "/experiments/new/",
+    "/experiments/solved-problems/",
+    "/planner/",
+    "/planner/serving/",
+    "/planner/scaling/",
+    "/planner/examples/",
+    "/planner/accuracy/",
+    "/planner/saved/",
+    "/account/",
+    "/account/password/",
+    "/account/tokens/",
+    "/account/audit/",
+    "/account/people/",
+    "/account/teams/",
+    "/account/notifications/",
+    "/account/exports/",
+    "/account/usage/",
+    "/account/storage/",
+    "/account/jobs/",
+    "/account/settings/",
+    "/gallery/",
+    "/health/",
+]
+TABS = ("summary", "performance", "memory", "numerics", "logs", "checkpoints", "config", "history")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, settings: Any) -> None:
+    settings.ENV = settings.ENV.model_copy(update={"home": tmp_path / "home"})
+
+
+@pytest.fixture
+def pages(live_server: Any) -> list[str]:
+    """The addresses of all pages, with a run in each state that looks different."""
+    owner = factories.user("owner", Role.ADMIN)
+    node = factories.node("n1")
+    experiment = runs.experiment_create(owner=owner, name="Learning rates")
+    trained, failed = (_run(owner, experiment, name) for name in ("trained", "failed"))
+    waiting = factories.run(owner, name="waits")
+    for run in (trained, failed):
+        factories.running(run, node)
+        names = ("loss", "tokens_per_s", "mfu", "step_time_s", "memory/params_bytes", "grad_norm")
+        steps = list(range(1, 31))
+        batch = PointBatch(
+            run=str(run.pk),
+            attempt=1,
+            rank=0,
+            seq=steps,
+            step=steps,
+            tokens=[64 * step for step in steps],
+            time=[time.time() - 30 + step for step in steps],
+            values={name: [1.0 + 1 / step for step in steps] for name in names},
+        )
+        telemetry.points_store(run=run, attempt=1, batches=[batch])
+        lines = ["starting", "ValueError: the learning rate must be positive"]
+        telemetry.logs_store(run=run, attempt=1, batches=[(0, Lines(1, time.time(), lines))])
+    reason = {"class": "user_error", "reason": "ValueError", "rank": 0}
+    ended = timezone.now() + timedelta(seconds=1)
+    Run.objects.filter(pk=failed.pk).update(state="failed", ended=ended, exit=reason)
+    telemetry.summaries_refresh(limit=9, wait=False)
+    served = factories.run(owner, kind="serve", train=None, plan={}, serve={})
+    factories.running(served, node)
+    return [
+        *PLAIN,
+        f"/experiments/{experiment.pk}/",
+        f"/runs/compare/?runs={trained.pk},{failed.pk}",
+        f"/runs/{waiting.pk}/",
+        f"/runs/{failed.pk}/",
+        *(f"/runs/{trained.pk}/?tab={tab}" for tab in TABS),
+        *(f"/runs/{served.pk}/?tab={tab}" for tab in ("chat", "summary", "requests", "cache")),
+    ]
+
+
+def _run(owner: User, experiment: Any, name: str) -> Run:
+    return runs.run_submit(owner=owner, name=name, spec=factories.spec(), experiment=experiment)
+
+
+def test_no_page_has_an_axe_violation_or_overflows(
+    browser: Browser, live_server: Any, pages: list[str]
+) -> None:
+    """Each page is loaded once: all rules on a desk in light, those of colors and size on a phone
+    in dark.
+    """
+    if not AXE.exists():
+        missing = "axe-core is not installed: run make install-test"
+        pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
+    faults: list[str] = []
+    with opened(browser, live_server, "/account/", bypass_csp=True) as page:
+        for address in pages:
+            page.set_viewport_size({"width": 1440, "height": 900})
+            page.emulate_media(color_scheme="light")
+            answer = page.goto(address, wait_until="load")
+            assert answer is not None and answer.status in (200, 503), f"{address}: {answer}"
+            page.evaluate(AXE.read_text())
+            found = page.evaluate(RUN, {})
+            page.emulate_media(color_scheme="dark")
+            found += page.evaluate(RUN, OF_COLORS)
+            page.set_viewport_size({"width": 390, "height": 900})
+            found += page.evaluate(RUN, OF_SIZES) + page.evaluate(WIDE)
+            faults += [f"{address} {one}" for one in dict.fromkeys(found)]
+    assert not faults, "\n".join(faults)

@@ -540,3 +540,14 @@ def test_the_form_offers_data_sets_and_keeps_their_options(owner: User, data_roo
     assert spec_of({**values, "data.preset": "shakespeare"}, spec)["data"] == {
         "preset": "shakespeare"
     }
+
+
+def test_a_plan_that_does_not_divide_is_repaired_by_one_click(people: factories.People) -> None:
+    plan = {"dp": 2, "micro_batch_size": 8, "global_batch_size": 8}
+    spec = {"kind": "train", "plan": plan, "train": {"steps": 5, "seq_len": 64}}
+    answer = factories.client_for(people.owner).post(
+        "/runs/check/", {"spec": json.dumps(spec), "from": "json", "name": "x"}
+    )
+    page = compact(answer.content.decode())
+    assert 'data-fix="plan.global_batch_size" data-value="16"' in page, page[:600]
+    assert "Set global batch" in page and "to 16</button>" in page

@@ -288,3 +288,20 @@ def test_plan_rows_have_labels_and_readable_values() -> None:
 def test_rates_are_compared_as_numbers_and_times_as_times() -> None:
     assert predicted_vs_measured.format_value("tokens_per_s", 1409.0) == "1,409"
     assert predicted_vs_measured.format_value("step_time_s", 0.5) == "500 ms"
+
+
+@pytest.mark.parametrize(
+    ("field", "hint", "expected"),
+    [
+        ("plan.global_batch_size", "8 or 16", ("plan.global_batch_size", "16")),
+        ("plan.tp", "tp 2", ("plan.tp", "2")),
+        ("plan.global_batch_size", "dp 4", ("plan.dp", "4")),
+        ("plan", "2 devices", ("resources.devices", "2")),
+        ("plan.dp_replicate", "2", None),  # not a field of this form
+        ("plan.tp", "a smaller model", None),
+        ("plan.tp", "", None),
+    ],
+)
+def test_a_hint_that_names_a_value_is_one_click(field: str, hint: str, expected: Any) -> None:
+    known = {"plan.global_batch_size", "plan.tp", "plan.dp", "resources.devices"}
+    assert problems.fix_of({"field": field, "hint": hint}, known) == expected

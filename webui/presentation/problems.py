@@ -5,8 +5,9 @@ Does not depend on where a problem was detected.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+import re
+from collections.abc import Collection, Mapping
+from typing import Any, Final, NamedTuple
 
 from django.utils.translation import gettext as _
 
@@ -32,6 +33,39 @@ def problem_text(problem: Mapping[str, str] | Any) -> str:
     if not hint:
         return f"{message}."
     return f"{message}. {hint_sentence(hint)}"
+
+
+class Fix(NamedTuple):
+    """A field of the spec and the value that a problem's hint proposes for it."""
+
+    field: str
+    value: str
+
+
+# "16", "8 or 16", "tp 2", "2 devices"
+_PROPOSAL: Final = re.compile(
+    r"(?:(?P<name>[a-z_]+) )?(?:\d+ or )?(?P<value>\d+)(?P<devices> devices?)?"
+)
+
+
+def fix_of(problem: Mapping[str, str] | Any, known: Collection[str]) -> Fix | None:
+    """Returns the change that one click can make; None if the hint is no value of a known field.
+
+    Of two values the larger is proposed: a batch grows rather than shrinks.
+    """
+    if isinstance(problem, Mapping):
+        field, hint = str(problem.get("field") or ""), str(problem.get("hint") or "")
+    else:
+        field, hint = str(problem.field), str(problem.hint or "")
+    match = _PROPOSAL.fullmatch(hint.strip().rstrip("."))
+    if match is None:
+        return None
+    parent, _dot, _name = field.rpartition(".")
+    if match["devices"]:
+        field = "resources.devices"
+    elif match["name"]:
+        field = f"{parent}.{match['name']}" if parent else match["name"]
+    return Fix(field, match["value"]) if field in known else None
 
 
 def hint_sentence(hint: str) -> str:

@@ -13,6 +13,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
+from webui.forms.spec_fields import FIELDS_BY_PATH
 from webui.presentation import formatting, problems
 from webui.views.outages import troubles
 
@@ -161,6 +162,16 @@ def split_words(text: str) -> list[str]:
 def problem_text(problem: Any) -> str:
     """Returns message and hint of a problem as sentences."""
     return problems.problem_text(problem)
+
+
+@register.simple_tag
+def problem_fix(problem: Any) -> dict[str, str] | None:
+    """Returns `{field, label, value}` of the change that solves a problem; None without one."""
+    fix = problems.fix_of(problem, FIELDS_BY_PATH)
+    if fix is None:
+        return None
+    label = _(FIELDS_BY_PATH[fix.field].label)
+    return {"field": fix.field, "label": label[:1].lower() + label[1:], "value": fix.value}
 
 
 @register.filter

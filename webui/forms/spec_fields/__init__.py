@@ -99,7 +99,7 @@ SECTIONS: tuple[Section, ...] = (
 FIELDS: tuple[SpecField, ...] = tuple(
     field for section in SECTIONS for field in (*section.fields, *section.more)
 )
-_BY_PATH = {field.path: field for field in FIELDS}
+FIELDS_BY_PATH = {field.path: field for field in FIELDS}
 
 
 def exists(field: SpecField, values: Mapping[str, str]) -> bool:
@@ -107,7 +107,7 @@ def exists(field: SpecField, values: Mapping[str, str]) -> bool:
     if field.when is None:
         return True
     path, wanted = field.when
-    chosen = _BY_PATH[path]
+    chosen = FIELDS_BY_PATH[path]
     return (values.get(path) or chosen.default) in wanted and exists(chosen, values)
 
 

@@ -145,6 +145,15 @@ document.addEventListener("htmx:afterSwap", (event) => {
 });
 // a link of the problem list opens the field's section and focuses it
 document.getElementById("verdict").addEventListener("click", (event) => {
+  const fix = event.target.closest("[data-fix]");
+  if (fix && control(fix.dataset.fix)) {
+    const input = control(fix.dataset.fix);
+    input.value = fix.dataset.value;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    input.dispatchEvent(new Event("change", { bubbles: true }));
+    input.focus();
+    return;
+  }
   const link = event.target.closest(".problems a");
   const element = link && document.getElementById(link.hash.slice(1));
   if (!element) return;
@@ -153,7 +162,7 @@ document.getElementById("verdict").addEventListener("click", (event) => {
   element.focus();
 });
 addEventListener("keydown", (event) => {
-  if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && form.contains(event.target)) form.requestSubmit();
+  if ((event.ctrlKey || event.metaKey) && event.key === "Enter" && !event.target.closest("dialog, form:not(#run-form)")) form.requestSubmit();
 });
 
 fromJson();

@@ -7,7 +7,7 @@ from django.views.decorators.cache import cache_control
 from django.views.i18n import JavaScriptCatalog
 
 from webui.planner import explain, export, page, run_accuracy, saved_plans
-from webui.planner.calculators import examples, scaling, serving
+from webui.planner.calculators import examples, scaling, serving, serving_load
 from webui.views import (
     account,
     alerts,
@@ -116,6 +116,7 @@ urlpatterns: list[URLPattern] = [
     path("planner/why/", explain.why, name="planner-why"),
     path("planner/export/", export.export, name="planner-export"),
     path("planner/serving/", serving.serving, name="planner-serving"),
+    path("planner/serving-load/", serving_load.serving_load, name="planner-serving-load"),
     path("planner/scaling/", scaling.scaling, name="planner-scaling"),
     path("planner/examples/", examples.examples, name="planner-examples"),
     path("planner/accuracy/", run_accuracy.run_accuracy, name="planner-accuracy"),

@@ -1,4 +1,4 @@
-"""Public functions of the planner: `estimate`, `search`, `serving`, `export` and `parse_line`.
+"""Public functions of the planner: estimates, search, serving, its simulation, and export.
 
 Does not depend on Django, formulas or storage, and reads only files that a request names.
 """
@@ -27,6 +27,11 @@ from orchestrator.planner.search.plan_notes import notes_on_ranking
 from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
 from orchestrator.planner.search.search_request import parse_search_request
 from orchestrator.planner.serving.answer import serving as answer_serving
+from orchestrator.planner.serving.simulation.answer import (
+    SIMULATION_FIELDS,
+    Unanswerable,
+)
+from orchestrator.planner.serving.simulation.answer import simulate_serving as answer_simulation
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.plan import ParallelPlan
@@ -142,7 +147,36 @@ def serving(
     request: Any, *, explain: bool = False, options: ParseOptions | None = None
 ) -> dict[str, Any]:
     """Memory, TTFT, TPOT, tokens/s and concurrency of serving a model. Raises BadRequest."""
-    options = options or ParseOptions()
+    id, values = _parse_serving(request, options or ParseOptions())
+    answer = answer_serving(values, explained=explain)
+    if not answer["ok"]:
+        raise BadRequest([Problem.model_validate(item) for item in answer["problems"]])
+    return {"id": id, **answer}
+
+
+def simulate_serving(request: Any, *, options: ParseOptions | None = None) -> dict[str, Any]:
+    """Latency percentiles, throughput and queues under a load, by simulation of the scheduler.
+
+    A serving request with `load` (see `serving.simulation.load.Load`) and optional fields of
+    `serving.simulation.request.SimulationRequest`. Raises BadRequest.
+    """
+    id, values = _parse_serving(request, options or ParseOptions())
+    own = {name: values.pop(name) for name in SIMULATION_FIELDS if name in values}
+    if "load" not in own:
+        raise BadRequest([problem("load", "a simulation requires a load", '{"rate": 2}')])
+    try:
+        return {"id": id, **answer_simulation({**own, "serving": values})}
+    except Unanswerable as error:
+        raise BadRequest(
+            [
+                item.model_copy(update={"field": item.field.removeprefix("serving.")})
+                for item in error.problems
+            ]
+        ) from None
+
+
+def _parse_serving(request: Any, options: ParseOptions) -> tuple[Any, dict[str, Any]]:
+    """`(id, values)` with model, cluster, device and a layout. Raises BadRequest."""
     if not isinstance(request, Mapping):
         message = "a serving request is a JSON object"
         raise BadRequest([problem("", message, '{"model": "llama3-8b", ...}')])
@@ -157,11 +191,9 @@ def serving(
     values = {key: value for key, value in request.items() if key not in ("id", "source")}
     values |= {"model": model, "cluster": cluster, "device": device}
     if not {"tp", "pp", "replicas"} & values.keys():
-        values |= _smallest_serving_layout(values, cluster)
-    answer = answer_serving(values, explained=explain)
-    if not answer["ok"]:
-        raise BadRequest([Problem.model_validate(item) for item in answer["problems"]])
-    return {"id": request.get("id"), **answer}
+        layout = {key: value for key, value in values.items() if key not in SIMULATION_FIELDS}
+        values |= _smallest_serving_layout(layout, cluster)
+    return request.get("id"), values
 
 
 def export(

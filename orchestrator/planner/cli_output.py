@@ -107,6 +107,40 @@ def format_serving(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str
     return "\n".join(lines) + "\n"
 
 
+def format_serving_simulation(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """The load, latency percentiles, throughput and use of a simulated server."""
+    load = request["load"]
+    what = f"{load['rate']:g} requests/s" if load["rate"] else f"{load['clients']} clients"
+    first = f"{_model(request)} on {answer['devices']} x {request['cluster']['device']}, {what}"
+    if answer["saturated"]:
+        first += ": more than it can serve, the queue keeps growing"
+    rows = [
+        ("output tokens/s", f"{answer['tokens_per_s']:,.0f}"),
+        *(
+            (name, " / ".join(format_time(answer[key][level]) for level in ("p50", "p90", "p99")))
+            for name, key in (
+                ("first token, p50 / p90 / p99", "ttft_s"),
+                ("each next token", "tpot_s"),
+                ("whole answer", "latency_s"),
+            )
+            if answer[key]
+        ),
+        ("requests in a step, mean", f"{answer['running']['mean']:.1f}"),
+        ("requests waiting, mean", f"{answer['waiting']['mean']:.1f}"),
+        ("cache in use, mean", f"{answer['cache_use']['mean']:.0%}"),
+        ("prefill / decode / idle", " / ".join(f"{each:.0%}" for each in answer["time"].values())),
+        ("USD per million tokens", f"{answer['usd_per_million_tokens']:.3g}"),
+    ]
+    if (search := answer.get("search")) is not None:
+        rate = search["rate"]
+        rows.append(("largest rate", "none meets the limits" if rate is None else f"{rate:.3g}/s"))
+        if search["replicas"]:
+            text = f"{search['replicas']} ({search['usd_per_hour']:.2f} USD/h)"
+            rows.append(("replicas for this load", text))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([f"{first}.", "", *(f"{name:<{width}}  {text}" for name, text in rows), ""])
+
+
 def format_plan(plan: Mapping[str, Any]) -> str:
     """`dp 8, tp 2, zero 1, micro-batch 2, recompute full`."""
     degrees = [

@@ -99,6 +99,11 @@ def serving(*, user: User, request: Mapping[str, Any]) -> dict[str, Any]:
     return api.serving(values, explain=explain, options=parse_options_for(user))
 
 
+def simulate_serving(*, user: User, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Simulated latency and throughput of serving under a load. Raises BadRequest."""
+    return api.simulate_serving(request, options=parse_options_for(user))
+
+
 def parse_options_for(user: User) -> ParseOptions:
     """Options that let request lines name the user's own devices.
 

@@ -290,3 +290,24 @@ def test_ticks_are_few_and_on_the_axis(over: Axis, unit: str) -> None:
     result = ticks(over, unit)
     assert 1 <= len(result) <= 7 and all(0 <= tick.at <= 100 and tick.label for tick in result)
     assert len({tick.label for tick in result}) == len(result)
+
+
+@pytest.mark.django_db
+def test_serving_load_page(people: factories.People) -> None:
+    client = factories.client_for(people.owner)
+    asked = {"model": "llama3-8b", "device": "h100-80g", "rate": "6", "ttft_limit": "0.5"}
+    page = client.get("/planner/serving-load/", asked).content.decode()
+    assert re.search(r"99% of requests get their first token within [\d.]+ ms", sentence(page))
+    text = text_of(page)
+    assert "serves up to" in text and "1 replica is enough for 6" in text
+    full = client.get("/planner/serving-load/", {**asked, "rate": "900"}).content.decode()
+    assert "the queue keeps growing" in sentence(full)
+    for wrong in (
+        {"rate": "0"},
+        {"tp": "7"},
+        {"prompt_len": "9000"},
+        {"run": "999999"},
+        {"shared_prefix": "5000"},
+    ):
+        answer = client.get("/planner/serving-load/", {**asked, **wrong}).content.decode()
+        assert "Fix these inputs" in answer, wrong

@@ -18,6 +18,7 @@ register = template.Library()
 PAGES = (
     ("planner", gettext_noop("Training")),
     ("planner-serving", gettext_noop("Serving")),
+    ("planner-serving-load", gettext_noop("Serving under load")),
     ("planner-scaling", gettext_noop("Scaling laws")),
     ("planner-examples", gettext_noop("Textbook examples")),
     ("planner-saved", gettext_noop("Saved plans")),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -26,6 +26,7 @@ from workers.inference.scheduling.scheduler import Scheduler
 from workers.inference.scheduling.step_plan import StepPlan
 from workers.inference.speculate.speculator import Speculator
 from workers.inference.speculate.verify import verify_drafts
+from workers.inference.step_costs import StepCostFit
 from workers.inference.text.stop_strings import IncrementalText
 
 
@@ -83,6 +84,8 @@ class Engine:
             tables.window = speculator.proposer.window(tables.window)
             tables.draft_reads_cache = speculator.proposer.reads
         self.counts, self._host_time = EngineCounts(), HostTime(runner.device)
+        self.step_costs = StepCostFit()
+        self._busy_since: float | None = None  # the end of the last step, unless it was the last
         self._decode = decode
         self._texts: dict[Request, IncrementalText] = {}
         self.beams = BeamSearch(scheduler)
@@ -230,7 +233,16 @@ class Engine:
             for request in requests:
                 if request.finish is not None:
                     self.speculator.forget(request)
+        self._record_costs(step, decoding)
         return requests + beam_answers + scored
+
+    def _record_costs(self, step: StepInFlight, decoding: Collection[Request]) -> None:
+        """Record the time since the last step's end, with the delivery of its output."""
+        now = time.perf_counter()
+        if self.runner.depth == 1:  # else steps overlap
+            began = step.began if self._busy_since is None else self._busy_since
+            self.step_costs.record(step.plan, decoding, now - began)
+        self._busy_since = now if self.busy else None
 
     def _rows_to_sample(self, plan: StepPlan, logits: Tensor) -> tuple[list[list[Row]], list[int]]:
         """The rows to sample, grouped by request, and the index of each row's logits."""

@@ -156,6 +156,7 @@ POST   v1/plans/estimate                              read
 POST   v1/plans/search                                read
 POST   v1/plans/export                                read
 POST   v1/plans/serving                               read
+POST   v1/plans/serving/simulate                      read
 GET    v1/plans                                       read
 POST   v1/plans                                       runs
 GET    v1/plans/{int:id}                              read    see
@@ -289,6 +290,7 @@ planner-shape      GET
 planner-why        GET
 planner-export     GET
 planner-serving    GET
+planner-serving-load  GET
 planner-scaling    GET
 planner-examples   GET
 planner-accuracy   GET

@@ -98,6 +98,21 @@ class ServedAdapter(WireContract):
     quantized: str | None = None
 
 
+class StepCosts(WireContract):
+    """Seconds of one engine step, linear in its work, fitted to the `steps` newest steps.
+
+    `step_s` per step, `prefill_token_s` per prompt token, `decode_s` per decoding sequence,
+    `prefill_context_s` and `decode_context_s` per cached token that a query reads.
+    """
+
+    step_s: Seconds
+    prefill_token_s: Seconds = 0.0
+    decode_s: Seconds = 0.0
+    prefill_context_s: Seconds = 0.0
+    decode_context_s: Seconds = 0.0
+    steps: Count = 0
+
+
 class EngineState(WireContract):
     """The engine's current state.
 
@@ -117,6 +132,7 @@ class EngineState(WireContract):
     draining: bool = False
     adapters: list[ServedAdapter] = []
     adapter_slots: Count = 0
+    step_costs: StepCosts | None = None
 
 
 class EngineSnapshot(WireContract):

@@ -10,7 +10,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from orchestrator.planner import api
-from orchestrator.planner.cli_output import format_search, format_serving, format_trees
+from orchestrator.planner.cli_output import (
+    format_search,
+    format_serving,
+    format_serving_simulation,
+    format_trees,
+)
 from orchestrator.planner.explain import ExplainOptions, parse_explain_options
 from orchestrator.planner.interchange import KINDS
 from orchestrator.planner.model.calibration_result import Calibration
@@ -124,6 +129,18 @@ class Command(BaseCommand):
         for name in _SERVING:
             kind = _SERVING_TYPES.get(name, int)
             serve.add_argument(f"--{name.replace('_', '-')}", type=kind, default=SUPPRESS)
+        load = parser.add_argument_group("serving under load, simulated with --inference")
+        load.add_argument("--rate", type=float, help="requests per second, arriving at random")
+        load.add_argument("--clients", type=int, help="clients that each wait for their answer")
+        load.add_argument(
+            "--length-cv",
+            type=float,
+            default=0.0,
+            help="standard deviation of prompt and output lengths over their means; default 0",
+        )
+        load.add_argument("--max-seqs", type=int, default=256, help="sequences of an engine")
+        load.add_argument("--ttft-limit", type=float, help="seconds that 99%% of requests meet")
+        load.add_argument("--tpot-limit", type=float, help="seconds that 99%% of requests meet")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Runs the requested mode; exit code 2 for bad requests and unusable input."""
@@ -233,11 +250,32 @@ class Command(BaseCommand):
         request = {
             key: value for key, value in _scenario(options).items() if key in ("model", "cluster")
         } | values
+        if options["rate"] is not None or options["clients"] is not None:
+            self._simulate_serving(request, options)
+            return
         answer = api.serving(request, explain=bool(options["explain"]), options=_PARSE_OPTIONS)
         if options["json"]:
             self._write(json.dumps(answer) + "\n")
         else:
             self._write(format_serving(request, answer))
+
+    def _simulate_serving(self, request: dict[str, Any], options: dict[str, Any]) -> None:
+        cv = options["length_cv"]
+        load = {
+            "rate": options["rate"],
+            "clients": options["clients"],
+            "prompt": {"mean": request.get("prompt_len", 1024), "cv": cv},
+            "output": {"mean": request.get("output_len", 256), "cv": cv},
+        }
+        limits = {"ttft_s": options["ttft_limit"], "tpot_s": options["tpot_limit"]}
+        if any(limit is not None for limit in limits.values()):
+            request["limits"] = limits
+        request |= {"load": load, "max_seqs": options["max_seqs"]}
+        answer = api.simulate_serving(request, options=_PARSE_OPTIONS)
+        if options["json"]:
+            self._write(json.dumps(answer) + "\n")
+        else:
+            self._write(format_serving_simulation(request, answer))
 
     def _write(self, text: str) -> None:
         self.stdout.write(text, ending="")

@@ -43,6 +43,7 @@ def read_engine_state(
         draining=draining,
         adapters=_adapters(engine),
         adapter_slots=0 if engine.adapters is None else engine.adapters.slots.spec.count,
+        step_costs=engine.step_costs.costs(),
     )
 
 

@@ -1,0 +1,1 @@
+"""Simulates a server under load: arrivals, continuous batching, queues and latencies."""

@@ -1,0 +1,112 @@
+"""Runs a load on simulated replicas, also with prefill and decode on separate ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.planner.serving.simulation.load import Load, draw_requests
+from orchestrator.planner.serving.simulation.replica import Replica, SimulatedRequest
+
+
+@dataclass(slots=True)
+class FleetRun:
+    """Finished requests in order of arrival, and the replicas that computed them.
+
+    `queue` are the requests that waited when each one arrived, empty for closed-loop clients.
+    """
+
+    requests: list[SimulatedRequest]
+    replicas: list[Replica]
+    queue: list[int]
+
+
+def run_fleet(
+    load: Load, make: Callable[[], Replica], replicas: int, *, context: int
+) -> FleetRun:
+    """Each request goes to the replica with the fewest unfinished requests."""
+    arrivals, pairs = draw_requests(load, context)
+    fleet = [make() for _ in range(replicas)]
+    queue: list[int] = []
+    if load.clients is None:
+        requests = [
+            SimulatedRequest(number, float(at), *lengths)
+            for number, (at, lengths) in enumerate(zip(arrivals, pairs, strict=True))
+        ]
+        for request in requests:
+            _send(fleet, request, queue)
+    else:
+        requests = [SimulatedRequest(number, 0.0, *pair) for number, pair in enumerate(pairs)]
+        following = iter(requests[load.clients :])
+        for request in requests[: load.clients]:
+            _idlest(fleet).add(request)
+        while any(replica.busy for replica in fleet):
+            replica = min((one for one in fleet if one.busy), key=lambda one: one.now)
+            done = len(replica.finished)
+            replica.step()
+            for ended in replica.finished[done:]:
+                if (request := next(following, None)) is not None:
+                    request.arrival = ended.end_s
+                    _idlest(fleet).add(request)
+    for replica in fleet:
+        replica.advance(float("inf"))
+    return FleetRun(requests, fleet, queue)
+
+
+def run_disaggregated(
+    load: Load,
+    make: Callable[[], Replica],
+    *,
+    context: int,
+    prefill: int,
+    decode: int,
+    transfer_s: Callable[[int], float],
+) -> FleetRun:
+    """Prompts on `prefill` replicas, answers on `decode` ones; `transfer_s` of a prompt's tokens.
+
+    After DistServe (Zhong et al., OSDI 2024, arXiv 2401.09670): the first token comes from the
+    prefill replica; the next one has to wait until keys and values have been sent.
+    """
+    _, pairs = draw_requests(load, context)
+    prompts_only = load.model_copy(update={"output": load.output.model_copy(update=_ONE_TOKEN)})
+    first = run_fleet(prompts_only, make, prefill, context=context)
+    fleet = [make() for _ in range(decode)]
+    queue: list[int] = []
+    finished = []
+    for done in sorted(first.requests, key=lambda one: one.end_s):
+        output = pairs[done.number][1]
+        if output == 1:
+            finished.append(done)
+            continue
+        request = SimulatedRequest(
+            done.number,
+            done.end_s + transfer_s(done.prompt),
+            done.prompt,
+            output,
+            received=done.prompt,
+            produced=1,
+            first_token_s=done.first_token_s,
+        )
+        finished.append(request)
+        _send(fleet, request, queue)
+    for replica in fleet:
+        replica.advance(float("inf"))
+    for request in finished:
+        request.arrival = first.requests[request.number].arrival
+        request.admitted_s = first.requests[request.number].admitted_s
+    finished.sort(key=lambda one: one.number)
+    return FleetRun(finished, [*first.replicas, *fleet], queue)
+
+
+_ONE_TOKEN = {"mean": 1.0, "cv": 0.0, "values": None, "min": 1}
+
+
+def _send(fleet: list[Replica], request: SimulatedRequest, queue: list[int]) -> None:
+    for replica in fleet:
+        replica.advance(request.arrival)
+    queue.append(sum(len(replica.waiting) for replica in fleet))
+    _idlest(fleet).add(request)
+
+
+def _idlest(fleet: list[Replica]) -> Replica:
+    return min(fleet, key=lambda replica: replica.unfinished)

@@ -89,7 +89,6 @@ class StepCostFit:
                 break
             del used[lowest]
         fitted = {
-            _FIELDS[index]: float(value)
-            for index, value in zip(used, values.tolist(), strict=True)
+            _FIELDS[index]: float(value) for index, value in zip(used, values.tolist(), strict=True)
         }
         return StepCosts(**{"step_s": 0.0, **fitted}, steps=self.steps)

@@ -100,9 +100,7 @@ def serving_load(request: PageRequest) -> HttpResponse:
     answer: dict[str, Any] = {}
     if not problems:
         try:
-            answer = user_api.simulate_serving(
-                user=request.user, request=_request(request, inputs)
-            )
+            answer = user_api.simulate_serving(user=request.user, request=_request(request, inputs))
         except BadRequest as refused:
             problems = [_form_problem(item) for item in refused.problems]
     context = {

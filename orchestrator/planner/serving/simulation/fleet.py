@@ -21,9 +21,7 @@ class FleetRun:
     queue: list[int]
 
 
-def run_fleet(
-    load: Load, make: Callable[[], Replica], replicas: int, *, context: int
-) -> FleetRun:
+def run_fleet(load: Load, make: Callable[[], Replica], replicas: int, *, context: int) -> FleetRun:
     """Each request goes to the replica with the fewest unfinished requests."""
     arrivals, pairs = draw_requests(load, context)
     fleet = [make() for _ in range(replicas)]

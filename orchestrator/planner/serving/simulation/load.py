@@ -97,9 +97,7 @@ class Load(Contract):
         return np.concatenate([[0.0], np.cumsum(gaps / self.rate)])
 
 
-def draw_requests(
-    load: Load, context: int
-) -> tuple[NDArray[np.float64], list[tuple[int, int]]]:
+def draw_requests(load: Load, context: int) -> tuple[NDArray[np.float64], list[tuple[int, int]]]:
     """Arrivals in seconds, and (prompt, output) tokens of each request; equal for equal seeds.
 
     A changed rate moves the arrivals only, so that two rates are compared on the same requests.

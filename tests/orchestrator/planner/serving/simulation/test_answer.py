@@ -40,9 +40,7 @@ def test_numbers_of_a_full_server_reconcile() -> None:
 
 def test_the_largest_rate_meets_its_limits_and_a_larger_one_does_not() -> None:
     costs = {"step_s": 0.01, "decode_s": 0.001}
-    answer = simulate(
-        {"rate": 300.0}, step_costs=costs, limits={"tpot_s": 0.02}, rates=[10.0, 5.0]
-    )
+    answer = simulate({"rate": 300.0}, step_costs=costs, limits={"tpot_s": 0.02}, rates=[10.0, 5.0])
     search = answer["search"]
     rows = {row["rate"]: row["meets"] for row in search["rows"]}
     assert rows[search["rate"]] and not any(

@@ -88,7 +88,7 @@ def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(f"program.{name}", "this field is not known", ", ".join(PROGRAM))
         kind, longest = PROGRAM[name]
         is_right = isinstance(value, kind) and (
-            kind is not list or all(isinstance(part, str) for part in value)
+            not isinstance(value, list) or all(isinstance(part, str) for part in value)
         )
         if value is not None and not is_right:
             hint = {"list": "a list of texts", "str": "a text", "bool": "true or false"}

@@ -58,7 +58,12 @@ def media_store(*, run: Run, items: Sequence[Checked]) -> list[bool]:
         blobs = MediaBlob.objects.filter(run=run)
         size = blobs.aggregate(total=Sum("bytes"))["total"] or 0
         for item in items:
-            place = {"run": run, "name": item.name, "step": item.step, "index": item.index}
+            place: dict[str, Any] = {
+                "run": run,
+                "name": item.name,
+                "step": item.step,
+                "index": item.index,
+            }
             stored = MediaItem.objects.filter(**place).only("pk", "digest", "blob").first()
             if stored is not None and stored.digest == item.digest:
                 changed.append(False)

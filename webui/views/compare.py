@@ -74,9 +74,7 @@ def compare(request: PageRequest) -> HttpResponse:
         Measure(name, name.removeprefix("summary."), "", "", _("recorded by the program"))
         for name in sorted({name for values in summaries for name in values})[:_SUMMARIES]
     ]
-    numbers = [
-        {**own, **more} for own, more in zip(metrics_of(runs), summaries, strict=True)
-    ]
+    numbers = [{**own, **more} for own, more in zip(metrics_of(runs), summaries, strict=True)]
     rows = compare_metrics([*evaluated, *MEASURES, *summarized], numbers)
     context = {
         "runs": runs,

@@ -11,8 +11,8 @@ from orchestrator.runs.submission.target_hardware import target_hardware_for
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import RunSpec
 from workers.contracts.base import problem
+from workers.contracts.specs.inference_bodies import ServeBody
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import ServeBody
 
 
 def served_deployment(*, run: Run) -> dict[str, Any]:

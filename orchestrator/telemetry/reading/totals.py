@@ -128,7 +128,8 @@ def medians(run_ids: Collection[int], names: Collection[str]) -> dict[int, dict[
     rows = MetricSummary.objects.filter(run_id__in=run_ids, name__in=names, median__isnull=False)
     result: dict[int, dict[str, float]] = {}
     for id, name, value in rows.values_list("run_id", "name", "median"):
-        result.setdefault(id, {})[name] = value
+        if value is not None:
+            result.setdefault(id, {})[name] = value
     return result
 
 

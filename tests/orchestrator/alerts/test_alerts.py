@@ -28,7 +28,9 @@ RUNNING = {"state": "running", "kind": "train"}
 
 
 def log(run: Run, step: int, **values: float) -> None:
-    point = Point(run=str(run.pk), attempt=1, rank=0, seq=step, step=step, tokens=0, time=step, values=values)
+    point = Point(
+        run=str(run.pk), attempt=1, rank=0, seq=step, step=step, tokens=0, time=step, values=values
+    )
     telemetry.points_store(run=run, attempt=1, batches=[PointBatch.from_points([point])])
 
 

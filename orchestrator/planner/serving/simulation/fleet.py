@@ -43,9 +43,9 @@ def run_fleet(load: Load, make: Callable[[], Replica], replicas: int, *, context
             done = len(replica.finished)
             replica.step()
             for ended in replica.finished[done:]:
-                if (request := next(following, None)) is not None:
-                    request.arrival = ended.end_s
-                    _idlest(fleet).add(request)
+                if (successor := next(following, None)) is not None:
+                    successor.arrival = ended.end_s
+                    _idlest(fleet).add(successor)
     for replica in fleet:
         replica.advance(float("inf"))
     return FleetRun(requests, fleet, queue)

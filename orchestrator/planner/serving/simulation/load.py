@@ -55,7 +55,8 @@ class Lengths(Contract):
             )
         else:
             drawn = np.full(count, self.mean)
-        return np.clip(np.rint(drawn), self.min, self.max).astype(np.int64)
+        lengths: NDArray[np.int64] = np.clip(np.rint(drawn), self.min, self.max).astype(np.int64)
+        return lengths
 
 
 class Load(Contract):

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from workers.contracts.wire.serving_reports import StepCosts
 
 
@@ -80,7 +78,9 @@ class RooflineStepTimes:
     """
 
     def __init__(self, columns: Mapping[str, Any], weights_bytes: float) -> None:
-        get = {key: float(value) for key, value in columns.items() if np.isscalar(value)}
+        get = {
+            key: float(value) for key, value in columns.items() if isinstance(value, int | float)
+        }
         embedding, head = get["params_embedding"], get["params_head"]
         self._head_flops = 2 * (head or embedding)
         self._body_flops = 2 * (get["params_active"] - embedding - head)

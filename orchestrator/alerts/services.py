@@ -181,7 +181,7 @@ def _condition(rule: AlertRule) -> Condition:
 def _concerned(rule: AlertRule, runs: Iterable[Run]) -> list[Run]:
     """The runs that a rule is about: its owner's or all visible ones, by its query."""
     by_id = {run.pk: run for run in runs}
-    filters = {"owner": rule.owner.username} if rule.scope == "own" else {}
+    filters: dict[str, Any] = {"owner": rule.owner.username} if rule.scope == "own" else {}
     problem, ids = "", list[int]()
     try:
         rows = run_table.table_runs(user=rule.owner, query=rule.query, **filters)

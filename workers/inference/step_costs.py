@@ -68,7 +68,7 @@ class StepCostFit:
         if self._costs is None:
             return False
         costs = (getattr(self._costs, name) for name in _FIELDS)
-        fitted = sum(cost * count for cost, count in zip(costs, features, strict=True))
+        fitted: float = sum(cost * count for cost, count in zip(costs, features, strict=True))
         return seconds > _OUTLIER * fitted
 
     def _solve(self) -> StepCosts:

@@ -22,10 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = {
     "accounts": ["idempotency", "teams"],
     "api": ["ingest", "runs"],
-    "common": ["common", "live"],
-    "config": ["backup"],
-    "dead_letters": ["dead_letters"],
-    "fleet": ["fleet"],
     "background_jobs": [
         "exports",
         "frequent",
@@ -37,13 +33,16 @@ FILES = {
         "slow_devices",
         "usage",
     ],
-    "planner/store": ["node_probes", "services"],
+    "common": ["common", "live"],
+    "config": ["backup"],
+    "dead_letters": ["dead_letters"],
+    "fleet": ["fleet"],
+    "planner/store": ["services"],
     "reviews": ["comparisons"],
     "run_table": ["table"],
     "runs": [
         "actions",
         "attempts",
-        "data_sets",
         "events",
         "lineage",
         "lists",
@@ -54,7 +53,6 @@ FILES = {
         "store",
     ],
     "scheduling": [
-        "cordons",
         "delivery",
         "device_time",
         "heartbeats",
@@ -67,7 +65,6 @@ FILES = {
         "state_machine",
         "tick",
     ],
-    "sweeps": ["sweeps"],
     "telemetry": ["ingest", "ingest_loop", "logs", "outcome", "points", "rewind", "summaries"],
 }
 TESTS = [

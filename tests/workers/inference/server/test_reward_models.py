@@ -14,6 +14,7 @@ from tests.workers.inference.server.conftest import SHAPE, Serving
 from tests.workers.inference.untrained import untrained_folder
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.contracts.specs.model import ModelSource
+from workers.inference.evaluate.judge import open_judge
 from workers.inference.generate.run import run_generate
 from workers.inference.model_loading import load_model
 from workers.inference.spec_loading import load_run
@@ -89,6 +90,16 @@ def test_the_client_of_produce_runs_reads_its_scores(served: Serving, reward_mod
     own = expected(reward_model, [1, 5, 6, 1, 7, 8, 9, 255])
     assert client.reward(CHAT) == pytest.approx(own, abs=1e-5)
     client.close()
+
+
+def test_it_judges_the_answers_of_two_models(served: Serving, reward_model: Path):
+    scores = [expected(reward_model, [1, 5, 6, 1, *ids, 255]) for ids in ([7, 8, 9], [10])]
+    judge = open_judge(ServerSpec(url=f"{served.url}/v1", model="scorer"), "reward")
+    better, worse = ("win", "loss") if scores[1] > scores[0] else ("loss", "win")
+    before, after = "w7 w8 w9", "w10"
+    pairs = [("w5 w6", before, after), ("w5 w6", after, before), ("w5 w6", after, after)]
+    assert judge.choose(pairs) == [better, worse, "tie"]
+    judge.close()
 
 
 def test_its_points_count_scores_and_no_tokens(served: Serving):

@@ -74,12 +74,21 @@ def trained_share(spec: RunSpec) -> float:
             ids.append(id)
     events = RunEvent.objects.filter(run_id__in=ids, type=_STATISTICS).order_by("-id")
     for data in events.values_list("data", flat=True)[:4] if ids else ():
-        sources = list((data.get("sources") or {}).values())
-        positions = sum(each["rows"] for each in sources) * train.seq_len
-        trained = sum(each["trained_tokens"] for each in sources)
+        sources = data.get("sources") if isinstance(data, dict) else None
+        if not isinstance(sources, dict) or not sources:
+            continue
+        positions = _total(sources, "rows") * train.seq_len
+        trained = _total(sources, "trained_tokens")
         if 0 < trained <= positions:
-            return float(trained / positions)
+            return trained / positions
     return 1.0
+
+
+def _total(sources: dict[str, Any], name: str) -> float:
+    """The sum of a statistic over sources; 0 if one lacks it: programs of users write events."""
+    values = [each.get(name) for each in sources.values() if isinstance(each, dict)]
+    numbers = [each for each in values if isinstance(each, int | float)]
+    return float(sum(numbers)) if len(numbers) == len(sources) else 0.0
 
 
 def trained_parameters(*, run: Run) -> TrainedParameters | None:

@@ -224,3 +224,11 @@ def test_memory_on_a_cpu_counts_the_share_of_trained_tokens_that_a_run_reported(
     longer = {**spec, "train": {**spec["train"], "seq_len": 128}}
     assert trained_share(RunSpec.from_dict(longer)) == 1.0
     assert trained_share(RunSpec.from_dict(first.spec)) == 0.25
+    # events are written by programs: a newer one without the numbers is passed over
+    services.event_record(
+        run=first,
+        type="data_statistics",
+        data={"sources": {"chats": {"rows": "many"}}},
+        attempt=attempt.number,
+    )
+    assert trained_share(RunSpec.from_dict(first.spec)) == 0.25

@@ -54,6 +54,7 @@ def measure(environ: dict[str, str], arguments: list[str], figure: str) -> None:
         unit="ms",
         figure=figure,
         digits=1,
+        fastest_ms=round(min(seconds) * 1000, 1),
         slowest_ms=round(max(seconds) * 1000, 1),
         cpu_ms=round(cpu_s / ROUNDS * 1000, 1),
         cores=os.cpu_count(),

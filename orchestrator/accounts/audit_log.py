@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
@@ -62,25 +62,19 @@ def search(*, user: User, wanted: Search) -> QuerySet[AuditEntry]:
 
 def csv_lines(entries: QuerySet[AuditEntry]) -> Iterator[str]:
     """A header and at most `MOST_ROWS` lines, newest first; texts are safe in spreadsheets."""
-    out = io.StringIO()
-    writer = csv.writer(out)
-    writer.writerow(COLUMNS)
+    yield _csv_line(COLUMNS)
     for entry in entries[:MOST_ROWS].iterator(chunk_size=2000):
-        writer.writerow(
-            [
-                entry.time.isoformat(),
-                csv_text(entry.actor_name),
-                csv_text(entry.action),
-                csv_text(entry.target),
-                csv_text(json.dumps(entry.data, ensure_ascii=False, sort_keys=True)),
-                entry.ip or "",
-            ]
+        texts = (entry.actor_name, entry.action, entry.target)
+        data = json.dumps(entry.data, ensure_ascii=False, sort_keys=True)
+        yield _csv_line(
+            [entry.time.isoformat(), *map(csv_text, (*texts, data)), str(entry.ip or "")]
         )
-        if out.tell() > 65536:
-            yield out.getvalue()
-            out.seek(0)
-            out.truncate()
-    yield out.getvalue()
+
+
+def _csv_line(values: Sequence[str]) -> str:
+    out = io.StringIO()
+    csv.writer(out).writerow(values)
+    return out.getvalue()
 
 
 def _start_of(day: date) -> datetime:

@@ -31,12 +31,12 @@ def main() -> None:
     for seed in SEEDS:
         trace = synthetic_trace(f"philly:{RUNS}:{seed}", devices=NODES * DEVICES)
         assert trace is not None
-        rng, found = random.Random(seed), dict[int, Any]()
+        rng, estimated = random.Random(seed), dict[int, Any]()
         submitted = [0]
 
         def observe(state: State) -> None:
             new = [run for run in state.waiting if run.queued_at == state.now > 0]
-            if not new or rng.random() > 0.2 or len(found) >= each:  # noqa: B023
+            if not new or rng.random() > 0.2 or len(estimated) >= each:  # noqa: B023
                 return
             policy = Policy({}, {}, {}, state.usage, order=ORDERS["orrery"])
             starts = estimate_starts(
@@ -49,13 +49,13 @@ def main() -> None:
             )
             for run in new:
                 if run.run in starts:
-                    found[run.run] = starts[run.run]  # noqa: B023
+                    estimated[run.run] = starts[run.run]  # noqa: B023
             submitted[0] += len(new)  # noqa: B023
 
         outcome = simulate(
             trace, ORDERS["orrery"], nodes=NODES, devices_per_node=DEVICES, observe=observe
         )
-        for run, estimate in found.items():
+        for run, estimate in estimated.items():
             submit, start = float(trace.submit_s[run]), float(outcome.start_s[run])
             if start - submit > LEAST_WAIT_S:
                 errors.append(abs(estimate.start - start) / (start - submit))

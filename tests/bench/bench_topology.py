@@ -148,8 +148,8 @@ def terms(rate: float) -> dict[str, float]:
     line = REQUEST | {"cluster": {**REQUEST["cluster"], "inter_node_gb_per_s": rate}}  # type: ignore[dict-item]
     [answer] = estimate([line])
     [tree] = estimate([line], explain=ExplainOptions(("stage_dp_exposed_s",), 0))
-    found = tree["explained"]["stage_dp_exposed_s"]["value"]
-    data = max(found) if isinstance(found, list) else found
+    value = tree["explained"]["stage_dp_exposed_s"]["value"]
+    data = max(value) if isinstance(value, list) else value
     return {"exposed": answer["time"]["exposed_comm_s"], "data": data}
 
 

@@ -162,15 +162,15 @@ class Gangs:
         return max([best[0], *self._ends_of_windows(run, best).values()]), best[1]
 
     def _ends_of_windows(
-        self, run: QueuedRun, found: tuple[float, list[NodeDevices]]
+        self, run: QueuedRun, option: tuple[float, list[NodeDevices]]
     ) -> dict[str, float]:
         """`{node: end}` of windows that the run may last into if it starts there and then."""
         if not self._windows:
             return {}
-        start = max(self.now, found[0])
+        start = max(self.now, option[0])
         return {
             node.node: window.end
-            for node in found[1]
+            for node in option[1]
             for window in self._windows.get(node.node, ())
             if window.excludes(run.team, start, run.longest_s)
         }

@@ -39,12 +39,12 @@ def recent(*, user: User, limit: int) -> list[PreemptionRow]:
         run__in={row.attempt.run_id for row in newest}, type="preempted"
     ).values_list("run_id", "attempt", "data")
     causes = {(run, attempt): data for run, attempt, data in events if data.get("reason")}
-    found = []
+    rows_shown = []
     for row in newest:  # a pause by a user ends an attempt in the same way, without a cause
         data = causes.get((row.attempt.run_id, row.attempt.number))
         if data is not None:
             by = data.get("by")
-            found.append(
+            rows_shown.append(
                 PreemptionRow(
                     row.attempt.run,
                     row.ended,
@@ -53,4 +53,4 @@ def recent(*, user: User, limit: int) -> list[PreemptionRow]:
                     row.preemption,
                 )
             )
-    return found[:limit]
+    return rows_shown[:limit]

@@ -109,7 +109,7 @@ def ends(now: float) -> dict[int, tuple[float, float]]:
             "run__spec__train__steps",
         )
     )
-    found = {}
+    results = {}
     for run, started, created, limit, eta_s, seen, step_time_s, steps in rows:
         begun = (started or created).timestamp()
         until = begun + limit if limit else float("inf")
@@ -122,8 +122,8 @@ def ends(now: float) -> dict[int, tuple[float, float]]:
         else:
             continue
         low, high = origin + _EARLY * left, min(until, origin + _LATE * left)
-        found[run] = max(now, min(low, high)), max(now, high)
-    return found
+        results[run] = max(now, min(low, high)), max(now, high)
+    return results
 
 
 def recent(now: datetime) -> list[QueuedRun]:
@@ -147,7 +147,7 @@ def recent(now: datetime) -> list[QueuedRun]:
             "spec__resources__device",
         )[:_RECENT_RUNS]
     )
-    found = []
+    results = []
     for (
         pk,
         devices,
@@ -169,7 +169,7 @@ def recent(now: datetime) -> list[QueuedRun]:
             lasted = most
         if lasted is None:
             continue
-        found.append(
+        results.append(
             QueuedRun(
                 run=pk,
                 devices=devices,
@@ -182,9 +182,9 @@ def recent(now: datetime) -> list[QueuedRun]:
                 expected_s=max(1.0, float(lasted)),
             )
         )
-    found.reverse()
-    span = found[-1].queued_at - found[0].queued_at if found else 0.0
-    return found if span >= LEAST_HISTORY_S else []
+    results.reverse()
+    span = results[-1].queued_at - results[0].queued_at if results else 0.0
+    return results if span >= LEAST_HISTORY_S else []
 
 
 def _sizes(queue: Sequence[QueuedRun]) -> dict[int, list[int]]:

@@ -117,7 +117,7 @@ def queue_visible_to(*, user: User) -> list[QueueEntry]:
 
 
 class ExpectedStart(NamedTuple):
-    """When a waiting run starts, as far as known; `sooner` says what would start it sooner."""
+    """When a waiting run starts, as far as known; `sooner`: what would start it sooner."""
 
     start: datetime | None
     earliest: datetime | None

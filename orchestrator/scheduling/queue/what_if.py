@@ -5,6 +5,7 @@ Simulates with the scheduler's own decision for at most `BUDGET_S` each. Writes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,7 @@ from orchestrator.fleet.models import Pool
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run
 from orchestrator.scheduling.placement import snapshot
+from orchestrator.scheduling.policy import QueuedRun
 from orchestrator.scheduling.queue import start_estimates
 from orchestrator.scheduling.simulation import estimates
 from orchestrator.scheduling.simulation.what_if import Change, applied
@@ -68,21 +70,24 @@ def what_if(*, by: User, change: Change) -> Result:
         ) from None
     policy = start_estimates.policy_of(current)
     ends, recent = start_estimates.ends(time), start_estimates.recent(now)
-    found = [
+    results = [
         estimates.estimate_starts(
             each,
             fleet,
             time,
             policy=policy,
             ends=ends,
-            recent=[run for run in recent if run.team != change.pause_team or not run.team],
+            recent=arrivals,
             samples=SAMPLES,
             budget_s=BUDGET_S,
         )
-        for each, fleet in ((current.queue, nodes), (queue, views))
+        for each, fleet, arrivals in (
+            (current.queue, nodes, recent),
+            (queue, views, without_team(recent, current, change.pause_team)),
+        )
     ]
     before, after = (
-        {run: max(0.0, estimate.start - time) for run, estimate in each.items()} for each in found
+        {run: max(0.0, estimate.start - time) for run, estimate in each.items()} for each in results
     )
     ordered = [run.run for run in policy.first(current.queue, nodes, time)]
     shown = runs.waiting_runs(ids=ordered[:SHOWN])
@@ -96,6 +101,13 @@ def what_if(*, by: User, change: Change) -> Result:
         sum(after[run] for run in both) / len(both) if both else None,
         sum(wait < 1.0 for wait in after.values()),
     )
+
+
+def without_team(
+    recent: Sequence[QueuedRun], current: snapshot.Snapshot, team: str
+) -> list[QueuedRun]:
+    """The runs of other teams; all if `team` is empty."""
+    return [run for run in recent if not team or current.shares.team(run.owner) != team]
 
 
 def _require_possible(change: Change) -> None:

@@ -117,12 +117,12 @@ def of_nodes(now: datetime) -> dict[int, tuple[Window, ...]]:
     members: dict[int, list[int]] = {}
     for node, pool in Node.objects.filter(pool__in=pools).values_list("pk", "pool_id"):
         members.setdefault(pool, []).append(node)
-    found: dict[int, list[Window]] = {}
+    matches: dict[int, list[Window]] = {}
     for pool, node, team, start, end in rows:
         window = Window(start.timestamp(), end.timestamp(), team or "")
         for each in [node] if node is not None else members.get(pool, []):
-            found.setdefault(each, []).append(window)
-    return {node: tuple(each) for node, each in found.items()}
+            matches.setdefault(each, []).append(window)
+    return {node: tuple(each) for node, each in matches.items()}
 
 
 def next_boundary(now: datetime) -> datetime | None:
@@ -162,8 +162,8 @@ def _require_times(start: datetime, end: datetime) -> None:
 
 def _nodes(pool: Pool, names: Sequence[str]) -> list[Node]:
     wanted = [name.strip() for name in names if name.strip()]
-    found = {node.name: node for node in Node.objects.filter(name__in=wanted, pool=pool)}
-    if missing := [name for name in wanted if name not in found]:
+    matches = {node.name: node for node in Node.objects.filter(name__in=wanted, pool=pool)}
+    if missing := [name for name in wanted if name not in matches]:
         raise invalid(
             "nodes",
             f"pool {pool.name} has no node {missing[0][:80]!r}",
@@ -171,7 +171,7 @@ def _nodes(pool: Pool, names: Sequence[str]) -> list[Node]:
         )
     if not wanted and not pool.nodes.exists():
         raise invalid("pool", f"pool {pool.name} has no nodes", "Add a node to it first")
-    return [found[name] for name in dict.fromkeys(wanted)]
+    return [matches[name] for name in dict.fromkeys(wanted)]
 
 
 def _require_no_overlap(

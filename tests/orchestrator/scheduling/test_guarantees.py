@@ -173,7 +173,7 @@ def test_impossible_guarantees_are_refused(people: factories.People, admin: User
 
 
 @pytest.mark.django_db
-def test_a_quota_below_current_use_says_what_follows(
+def test_a_quota_below_current_use_describes_what_follows(
     broker: Broker, people: factories.People, owner: User, admin: User
 ) -> None:
     fake = FakeNode(factories.node("n1", devices=4))

@@ -35,11 +35,11 @@ def tree(**racks: int) -> list[Leaf]:
 
 
 def racks_of(nodes: list[Leaf]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for each in nodes:
         key = "_".join(each.place)
-        found[key] = found.get(key, 0) + 1
-    return found
+        counts[key] = counts.get(key, 0) + 1
+    return counts
 
 
 def test_the_lowest_subtree_that_fits_and_of_these_the_smallest() -> None:

@@ -111,18 +111,18 @@ def test_no_placement_may_last_into_a_window(
 def test_estimates_wait_for_the_end_of_a_window() -> None:
     nodes = [node("a", 2, windows=(LATER,))]
     policy = Policy({}, {}, {}, DecayedUsage())
-    found = estimate_starts([run(1, 2, max_seconds=2 * HOUR)], nodes, T, policy=policy, ends={})
-    assert found[1].start == T + 2 * HOUR
+    starts = estimate_starts([run(1, 2, max_seconds=2 * HOUR)], nodes, T, policy=policy, ends={})
+    assert starts[1].start == T + 2 * HOUR
 
 
 @pytest.mark.django_db
-def test_runs_are_asked_to_stop_before_a_window_begins(
+def test_runs_get_a_notice_before_a_window_begins(
     broker: Broker, people: factories.People, owner: User, operator: User
 ) -> None:
     fake = FakeNode(factories.node("n1", devices=2))
     other = FakeNode(factories.node("n2", devices=2))
     stopped = running(owner, fake, devices=2)
-    kept = running(owner, other, devices=2)
+    other_run = running(owner, other, devices=2)
     now = clock.now()
     start = now + timedelta(seconds=10)
     windows.window_create(
@@ -130,9 +130,9 @@ def test_runs_are_asked_to_stop_before_a_window_begins(
     )
     assert clear(now=start - timedelta(seconds=60)) == 0
     assert clear(now=start - timedelta(seconds=20)) == 1
-    assert clear(now=start) == 0  # asked once
+    assert clear(now=start) == 0  # one notice
     attempt = Attempt.objects.get(run=stopped)
-    assert attempt.requested == "preempt" and Attempt.objects.get(run=kept).requested == ""
+    assert attempt.requested == "preempt" and Attempt.objects.get(run=other_run).requested == ""
     event = RunEvent.objects.get(run=stopped, type="preempted")
     assert event.data["reason"].startswith("Its nodes are reserved for maintenance from ")
     fake.exited(attempt, "preempted", step=6)

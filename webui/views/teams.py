@@ -16,7 +16,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.background_jobs.usage import budgets, reports
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.scheduling.reserved import guarantees
-from webui.views.access import PageRequest, has_role, page, redirect_with_message
+from webui.views.access import PageRequest, has_role, page, redirect_with_message, require_role
 from webui.views.list_with_form import list_with_form
 
 ROLES = (
@@ -133,8 +133,9 @@ def team_change(request: PageRequest, id: int) -> HttpResponse:
 def team_guarantee(request: PageRequest, id: int) -> HttpResponse:
     """Guarantee the team devices of a pool; 0 ends the guarantee."""
     row, typed = services.team_get(user=request.user, id=id), request.POST
+    require_role(request.user, Role.ADMIN, _("Guaranteeing devices"))
     try:
-        pool = guarantees.pool_get(typed.get("pool", ""))
+        pool = _pool(typed.get("pool", ""))
         devices = _devices("devices", typed.get("devices", ""))
         guarantees.guarantee_set(team=row, pool=pool, devices=devices, by=request.user)
     except Refusal as refusal:
@@ -190,6 +191,14 @@ def member_remove(request: PageRequest, id: int, username: str) -> HttpResponse:
 
 def _hours(text: str) -> float:
     return _number("budget", text, _("device-hours"))
+
+
+def _pool(name: str) -> Any:
+    for pool in guarantees.pools_to_guarantee():
+        if pool.name == name:
+            return pool
+    message = _("there is no pool %(name)s") % {"name": repr(name[:80])}
+    raise invalid("pool", message, _("a pool of Orrery's own nodes"))
 
 
 def _devices(field: str, text: str) -> int:

@@ -19,6 +19,20 @@ from webui.presentation.run_headlines import RunFacts
             RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"),
             "Waiting (attempt 1 ended): node n1 is silent.",
         ),
+        (
+            RunFacts(
+                "queued",
+                wait_reason="waits for 8 devices.",
+                starts_in_s=(720.0, 480.0, 1200.0),
+                sooner="With 6 devices: now.",
+            ),
+            "Waiting for 8 devices. Estimated start in 12 min 00 s (80%: 8 min 00 s to 20 min "
+            "00 s). With 6 devices: now.",
+        ),
+        (
+            RunFacts("queued", wait_reason="waits", starts_in_s=(-3.0, None, None)),
+            "Waiting: waits. Starts soon.",
+        ),
         (RunFacts("starting", devices=2, attempt=1), "Starting on 2 devices."),
         (RunFacts("starting", devices=1, attempt=3), "Starting on 1 device, attempt 3."),
         (RunFacts("running"), "Running; no step logged yet."),

@@ -8,8 +8,10 @@ import pytest
 from django.test import Client
 
 from orchestrator.accounts.models import User
-from orchestrator.runs.models import Run
+from orchestrator.common import clock
+from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import services as scheduling
+from orchestrator.scheduling.models import DeviceTime
 from tests import factories
 from tests.webui.test_fleet import hold
 
@@ -81,3 +83,24 @@ def test_a_long_queue_has_pages(owner: User, monkeypatch: pytest.MonkeyPatch) ->
     assert "waits 2" in page and "waits 1" not in page and "3 runs wait" in page
     assert "No runs wait behind this position" in client.get("/queue/?after=9").content.decode()
     assert client.get("/queue/?after=x").status_code == 200
+
+
+def test_preemptions_show_why_for_whom_and_what_was_lost(people: factories.People) -> None:
+    node = factories.node("orion", devices=2)
+    now = clock.now()
+    for run, cause in (
+        (factories.run(people.owner, devices=2, name="preempted one"), {"reason": "R.", "by": 7}),
+        (factories.run(people.owner, devices=2, name="paused one"), {}),  # by its owner
+    ):
+        attempt = factories.running(run, node)
+        Attempt.objects.filter(pk=attempt.pk).update(exit_class="preempted", ended=now)
+        RunEvent.objects.create(
+            run=run, attempt=attempt.number, seq=900, time=now, type="preempted", data=cause
+        )
+        DeviceTime.objects.create(attempt=attempt, ended=now, allocated=100.0, preemption=90.0)
+    page = factories.client_for(people.teammate).get("/queue/").content.decode()
+    assert "Preempted in the last 7 days" in page and "1 min 30 s" in page
+    assert "preempted one" in page and '<a href="/runs/7/">7</a>' in page
+    assert "paused one" not in page
+    hidden = factories.client_for(people.stranger).get("/queue/").content.decode()
+    assert "Preempted in the last 7 days" not in hidden

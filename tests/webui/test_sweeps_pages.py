@@ -87,6 +87,10 @@ def test_a_sweep_is_started_shown_and_cancelled(owner: User, live_redis: str) ->
     page = client.get(reverse("sweep", args=[sweep.pk])).content.decode()
     assert "2 of 12 runs, 2 active; best loss 3 by trial 1." in page
     assert page.count('class="trial ') == 2 and "best-line" in page
+    run = Trial.objects.get(sweep=sweep, number=1).run
+    assert run is not None
+    own = client.get(reverse("run", args=[run.pk])).content.decode()
+    assert "trial 1 of sweep tpe" in own and reverse("sweep", args=[sweep.pk]) in own
     part = client.get(reverse("sweep", args=[sweep.pk]), headers={"HX-Request": "true"})
     assert b"<html" not in part.content
     listed = client.get(reverse("sweeps")).content.decode()

@@ -19,7 +19,6 @@ from orchestrator.runs import services
 from orchestrator.runs.outputs import endpoint as endpoints
 from orchestrator.runs.outputs import evaluation_results, generated_answers, produced_lines
 from orchestrator.scheduling import selectors as scheduling
-from orchestrator.sweeps import selectors as sweeps
 from orchestrator.telemetry import selectors as telemetry
 from orchestrator.tracking import selectors as tracking
 from webui.charts.axes import per_step
@@ -279,7 +278,6 @@ class Facts:
             "plan": run.plan or run.spec.get("plan"),
             "sentence": self.headline(trending=trending and run.state == "running"),
             "progress": f"{100 * done:.1f}" if done is not None else "",
-            "trial": sweeps.trial_of(run),
             "actions": actions(run) if self.may_manage else [],
             "may_manage": self.may_manage,
             "events": self.events[:SHOWN_EVENTS],

@@ -136,6 +136,8 @@ def _expected_start(facts: RunFacts) -> str:
     if facts.starts_in_s is None:
         return ""
     start, low, high = facts.starts_in_s
+    if start < 1 and low is None:
+        return _("Starts soon.")
     time = formatting.duration(max(0.0, start))
     if low is None or high is None:
         return _("Starts within %(time)s.") % {"time": time}

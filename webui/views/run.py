@@ -13,6 +13,7 @@ from django.templatetags.static import static
 from django.utils.translation import gettext as _
 
 from orchestrator.common.errors import invalid
+from orchestrator.sweeps import selectors as sweeps
 from webui.presentation import run_facts
 from webui.tabs import (
     answers,
@@ -81,6 +82,8 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
         "tab": tab,
         "tabs": tabs,
         "failure": failure.failure(facts) if tab == first else None,
+        # one query more than the other tabs can afford
+        "trial": sweeps.trial_of(facts.run) if tab == first else None,
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
     return render(request, f"webui/run/{tab}.html", context)

@@ -12,6 +12,7 @@ from django.contrib.auth.forms import PasswordChangeForm
 from django.http import HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
+from django.utils.http import content_disposition_header
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
@@ -142,7 +143,7 @@ def audit(request: PageRequest) -> HttpResponse:
     if request.GET.get("format") == "csv" and refusal is None:
         lines = "".join(audit_log.csv_lines(entries))
         response = HttpResponse(lines, content_type="text/csv; charset=utf-8")
-        response["Content-Disposition"] = 'attachment; filename="audit.csv"'
+        response["Content-Disposition"] = content_disposition_header(True, "audit.csv") or ""
         return response
     if before.isdecimal() and len(before) < 19:
         entries = entries.filter(pk__lt=int(before))

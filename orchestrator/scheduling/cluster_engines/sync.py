@@ -7,11 +7,11 @@ the engine does not answer, nothing is concluded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import F, Q
 
 from orchestrator.common import clock, secret_text
 from orchestrator.fleet.cluster_engines import kinds, members
@@ -51,15 +51,15 @@ def sync(
     `drained`: all reports that have arrived are applied, so a missing exit report is missing.
     """
     pools = {pool.name: pool for pool in Pool.objects.filter(engine=row)}
-    jobs = _open_jobs(row)
     try:
         contact.refresh(row, engine)
         views = engine.watch()
     except EngineUnavailable as error:
         contact.failed(row, str(error))
-        _explain_outage(jobs, row)
+        _explain_outage(_open_jobs(row), row)
         return False
     contact.answered(row)
+    jobs = _open_jobs(row, without=_unchanged(row, views))
     for job in jobs:
         try:
             _apply(job, views.get(job.name), engine, row)
@@ -81,15 +81,39 @@ def sync(
     return True
 
 
-def _open_jobs(row: EngineRow, **only: str) -> list[EngineJob]:
-    """Jobs that have not ended, and ended ones whose attempt has not."""
+def _open_jobs(row: EngineRow, *, without: Collection[int] = (), **only: str) -> list[EngineJob]:
+    """Jobs that have not ended, and ended ones whose attempt has not; `without` those keys."""
     rows = EngineJob.objects.filter(engine=row, **only).filter(
         ~Q(state=_STATES.ENDED) | ~Q(attempt__state=AttemptState.EXITED)
     )
+    if without:
+        keys = set(rows.values_list("pk", flat=True)).difference(without)
+        rows = rows.filter(pk__in=sorted(keys))
     large = ("plan", "prediction", "summary", "notes", "rewinds")
     related = rows.select_related("attempt__run__owner", "engine")
     related = related.defer(*(f"attempt__run__{name}" for name in large))
     return list(related.prefetch_related("attempt__shares").order_by("pk"))
+
+
+def _unchanged(row: EngineRow, views: Mapping[str, JobView]) -> set[int]:
+    """Keys of running jobs of which the engine says the same as before, and which may run on.
+
+    Read without objects, because a pass over 1,000 running jobs would cost most for these.
+    """
+    running = EngineJob.objects.filter(engine=row, state=_STATES.ACTIVE, missing_since=None)
+    running = running.exclude(submitted=None).exclude(attempt__state=AttemptState.EXITED)
+    running = running.filter(
+        attempt__run__state__in=_LIVING, attempt__run__attempt_number=F("attempt__number")
+    )
+    columns = ("pk", "name", "number", "engine_state", "reason", "expected_start", "hosts")
+    keys = set()
+    for key, name, *before, hosts in running.values_list(*columns):
+        view = views.get(name)
+        if view is None or view.phase != "active" or list(view.hosts or hosts) != hosts:
+            continue
+        if before == [view.number, view.state, view.reason[:300], view.expected_start]:
+            keys.add(key)
+    return keys
 
 
 def _apply(job: EngineJob, view: JobView | None, engine: ClusterEngine, row: EngineRow) -> None:

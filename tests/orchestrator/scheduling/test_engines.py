@@ -22,6 +22,7 @@ from orchestrator.scheduling import selectors
 from orchestrator.scheduling.accounting import held, recorded
 from orchestrator.scheduling.accounting.split import split
 from orchestrator.scheduling.cluster_engines import homes, watcher
+from orchestrator.scheduling.cluster_engines import sync as sync_module
 from orchestrator.scheduling.cluster_engines.interface import (
     Capacity,
     EngineUnavailable,
@@ -358,3 +359,20 @@ def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
     waits.wake()
     waits._pass()
     assert len(passed) == 3
+
+
+def test_running_jobs_without_news_are_not_loaded(engine: EngineRow, run: Run) -> None:
+    port = Recorded()
+    attempt = _pass(engine, port, run)
+    assert sync_module._unchanged(engine, port.watch()) == set()  # it waits
+    port.become(run, "RUNNING")
+    assert sync_module._unchanged(engine, port.watch()) == set()  # news
+    _pass(engine, port, run)
+    job = EngineJob.objects.get()
+    assert sync_module._unchanged(engine, port.watch()) == {job.pk}
+    assert sync_module._open_jobs(engine, without={job.pk}) == []
+    assert sync_module._unchanged(engine, {}) == set()
+    assert attempt is not None
+    runs.run_cancel(run=run, by=run.owner)
+    Attempt.objects.filter(pk=attempt.pk).update(number=7)  # the run has another attempt
+    assert sync_module._unchanged(engine, port.watch()) == set()

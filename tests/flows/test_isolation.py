@@ -17,6 +17,9 @@ import redis
 
 from tests.flows.embedded import Orrery, train_spec
 from tests.other_users import as_seen_by_others, open_home  # noqa: F401  (fixtures)
+from tests.workers.launcher.harness import script
+from tests.workers.launcher.test_environment import project
+from tests.workers.launcher.test_store_link import SAVES
 from workers.launcher.isolation.run_user import FIRST_RUN_GID, FIRST_UID
 
 # each line of the output is one attempt to reach something: what, and the error or "reached"
@@ -103,7 +106,9 @@ def orrery(
 
     folder = Path(tempfile.mkdtemp(prefix="orrery-iso-", dir="/tmp"))
     folder.chmod(0o711)
+    (folder / "store").mkdir(mode=0o700)
     environ = {"ORRERY_RUN_AS": "uids", "NODE_API_TOKEN": "hush", "PLAIN_SETTING": "shown"}
+    environ["ORRERY_STORE_URL"] = str(folder / "store")
     server = Isolated(folder / "home", devices=2, environ=environ)
     server.prefix = as_seen_by_others
     try:
@@ -175,6 +180,28 @@ def test_a_script_reaches_nothing_of_the_installation_or_of_others(orrery: Orrer
     answer = orrery.client.post(f"runs/{victim}/cancel") if orrery.client else None
     assert answer is not None and answer.status_code == 200
     assert orrery.until_state(victim, "cancelled", seconds=60) == "cancelled"
+
+
+def test_a_script_has_its_code_packages_and_copies_in_the_store(orrery: Orrery) -> None:
+    work = project(orrery.home / "data")
+    code = "import os, small\nprint('small', small.version, os.getuid(), flush=True)\n"
+    (work / "train.py").write_text(code + script(SAVES))
+    (work / "requirements.txt").write_text("small==1.0\n")
+    env = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(work.parent / "wheels")}
+    environment = {"lock": "requirements.txt"}
+    body = {"command": ["train.py"], "workdir": str(work), "env": env, "environment": environment}
+    spec = {"kind": "script", "script": body, "resources": {"devices": 1}}
+    answer = as_user(orrery, "coder").post("runs", json={"name": "script", "spec": spec})
+    assert answer.status_code == 201, answer.text
+    (work / "train.py").write_text("raise SystemExit('edited after the submit')")
+    run = str(answer.json()["id"])
+    assert orrery.until_state(run, "finished", "failed") == "finished", orrery.last_lines()
+    uid = (orrery.home / "runs" / run).stat().st_uid
+    assert uid > FIRST_UID and f"small 1.0 {uid}" in lines(orrery, run)
+    assert list((orrery.home / "users" / str(uid) / "environments").iterdir())
+    orrery.until(
+        lambda: list((orrery.home.parent / "store").rglob("weights")), 120, "the store has a copy"
+    )
 
 
 def test_links_that_a_run_left_do_not_lead_the_supervisor_elsewhere(orrery: Orrery) -> None:

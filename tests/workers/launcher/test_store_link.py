@@ -28,7 +28,7 @@ SAVES = """
     (folder / "manifest.json").write_text(json.dumps({"version": 1, "files": files}))
     path = str(folder.relative_to(os.environ["ORRERY_HOME"]))
     data = {"step": 4, "tokens": 9, "bytes": 1000, "path": path}
-    row = {"run": "7", "attempt": 1, "rank": 0, "seq": 1, "time": time.time()}
+    row = {"run": os.environ["ORRERY_RUN"], "attempt": 1, "rank": 0, "seq": 1, "time": time.time()}
     with open(os.environ["ORRERY_RUN_DIR"] + "/rank-0/events.jsonl", "a") as file:
         file.write(json.dumps({**row, "type": "checkpoint_saved", "data": data}) + "\\n")
     print("trained on", flush=True)

@@ -117,6 +117,8 @@ def parse(field: SpecField, text: str) -> Any:
                 return int(text) if text.lstrip("-").isdigit() else float(text)
             case "floats":
                 return [float(part) for part in text.replace(",", " ").split()]
+            case "ints":
+                return [int(part) for part in text.replace(",", " ").split()]
             case "words":
                 return [word.strip() for word in text.split(",") if word.strip()]
             case "weighted":
@@ -156,7 +158,7 @@ def format_value(field: SpecField, value: Any) -> str:
         return ""
     if value is True:
         return "on"
-    if field.kind in ("words", "floats") and isinstance(value, list):
+    if field.kind in ("words", "floats", "ints") and isinstance(value, list):
         return ", ".join(str(item) for item in value)
     if field.kind == "weighted" and isinstance(value, list):
         return ", ".join(map(_task_text, value))

@@ -13,6 +13,14 @@ from webui.charts import predicted_vs_measured
 from webui.presentation import formatting
 from webui.presentation.event_parts import Describer, at_step, message_of, on_rank, with_reason
 
+_SELF_EVIDENT: Final = ("cancelled", "paused", "resumed", "its ranks run")  # causes
+_ONGOING: Final = {
+    "running": gettext_noop("is running"),
+    "starting": gettext_noop("is starting"),
+    "stopping": gettext_noop("is stopping"),
+    "launching": gettext_noop("is launching"),
+}
+
 
 def _state(data: Mapping[str, Any], rank: int | None) -> str:
     by, why, new = data.get("by"), data.get("why"), data.get("new")
@@ -21,9 +29,10 @@ def _state(data: Mapping[str, Any], rank: int | None) -> str:
         by_user = _(" by %(user)s") % {"user": by}
     if why == "submitted":
         return _("Run submitted%(by_user)s") % {"by_user": by_user}
-    cause = f": {why}" if why and why not in (new, "cancelled", "paused", "resumed") else ""
+    cause = f": {why}" if why and why not in (new, *_SELF_EVIDENT) else ""
     text = _("Attempt %(state)s") if data.get("of") == "attempt" else _("Run %(state)s")
-    return f"{text % {'state': new}}{by_user}{cause}"
+    state = _(_ONGOING[str(new)]) if str(new) in _ONGOING else new
+    return f"{text % {'state': state}}{by_user}{cause}"
 
 
 def _invalid(data: Mapping[str, Any], rank: int | None) -> str:

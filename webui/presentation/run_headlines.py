@@ -128,7 +128,7 @@ def _queued(facts: RunFacts) -> str:
     if reason.lower().startswith(("waits ", "waiting ")):
         text = f"{text} {reason.split(' ', 1)[1]}."
     else:
-        text = f"{text}: {_lower(reason) or _('the scheduler has not looked at it yet')}."
+        text = f"{text}: {_lower(reason) or _('the next scheduling pass decides')}."
     return " ".join(part for part in (text, _expected_start(facts), facts.sooner) if part)
 
 

@@ -15,6 +15,7 @@ Kind = Literal[
     "choice",
     "flag",
     "floats",
+    "ints",
     "words",
     "argv",
     "pairs",

@@ -62,6 +62,14 @@ RESOURCES = Section(
             default=_("no limit"),
         ),
         F(
+            "resources.hang_s",
+            _("Hang after"),
+            "float",
+            _("Seconds without progress, after which the run ends as hung; at least 10."),
+            default=_("as configured"),
+            kinds=TRAINS,
+        ),
+        F(
             "retries.infrastructure",
             _("Retries after infrastructure failures"),
             "int",
@@ -69,6 +77,7 @@ RESOURCES = Section(
         ),
         F("retries.numerics", _("Retries after non-finite values"), "int", default="1"),
         F("retries.out_of_memory", _("Retries after out of memory"), "int", default="0"),
+        F("retries.lost", _("Retries after a lost node"), "int", default="10"),
         F("retries.hang", _("Retries after a hang"), "int", default="2"),
         F("retries.user_error", _("Retries after program errors"), "int", default="0"),
     ),

@@ -36,6 +36,13 @@ export function toast(text, kind = "") {
   if (kind !== "bad") setTimeout(() => box.remove(), 6000);
 }
 
+/* ---- a note of success leaves by itself, unless the pointer or the focus is on it ---- */
+
+for (const note of document.querySelectorAll("[data-passing]")) {
+  const leave = () => (note.matches(":hover, :focus-within") ? setTimeout(leave, 2000) : note.remove());
+  setTimeout(leave, 8000);
+}
+
 /* ---- wide tables scroll: by keyboard too ---- */
 
 const WRAPS = ".table-wrap:not([tabindex])", resized = new ResizeObserver((entries) => {

@@ -82,6 +82,7 @@ export function parse(field, input, table) {
       return /^[+-]?\d+$/.test(text) ? Number(text) : text;
     case "float":
       return number(text) ?? text;
+    case "ints":
     case "floats": {
       const parts = text.replaceAll(",", " ").split(/\s+/).filter(Boolean).map(number);
       return parts.includes(null) ? text : parts;
@@ -119,7 +120,7 @@ export function shown(field, value, table) {
   if (field.kind === "filters" && Array.isArray(value)) return value.map(filterText).join("\n") || NO_FILTERS;
   if (value == null || value === false) return "";
   if (value === true) return "on";
-  if ((field.kind === "words" || field.kind === "floats") && Array.isArray(value)) return value.join(", ");
+  if (["words", "floats", "ints"].includes(field.kind) && Array.isArray(value)) return value.join(", ");
   if (field.kind === "weighted" && Array.isArray(value)) return value.map(taskText).join(", ");
   if (field.kind === "model") return named(value, table);
   if (field.kind === "argv" && Array.isArray(value)) return value.map(quoted).join(" ");

@@ -11,8 +11,8 @@ from django.http import HttpRequest
 
 from orchestrator.runs.code import record
 from orchestrator.runs.code.environment import environment_of
-from webui.presentation.recorded import origin_rows
 from webui.presentation.run_facts import Facts
+from webui.tabs.recorded import origin_rows
 
 MOST_LINES: Final = 4000  # of the diff, and of a file, on the page
 _LONGEST: Final = 2000  # characters of a line

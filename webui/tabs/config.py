@@ -11,8 +11,8 @@ from django.utils.translation import gettext as _
 
 from orchestrator.runs import selectors as runs
 from webui.planner.result_layout import PLAN_ROWS
-from webui.presentation.recorded import recorded_parts
 from webui.presentation.run_facts import Facts
+from webui.tabs.recorded import recorded_parts
 
 
 def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:

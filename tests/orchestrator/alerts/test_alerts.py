@@ -170,6 +170,7 @@ def test_messages_follow_subscriptions_and_mutes(
             events=["alert"],
             target="",
             host="",
+            created=clock.now(),
         )
     clock.advance(1)
     services.mute(by=teammate, source="not-finite", hours=1.0)

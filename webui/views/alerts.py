@@ -14,6 +14,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.alerts import selectors, services
 from orchestrator.alerts.builtin import BUILTINS
 from orchestrator.common.errors import Refusal, invalid
+from webui.presentation import formatting
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 
 _SHOWN: Final = 100  # open alerts
@@ -85,7 +86,7 @@ def alerts(request: PageRequest) -> HttpResponse:
         ],
         "more": len(firing) > _SHOWN,
         "history": selectors.alerts_visible_to(user=user, state="resolved")[:_HISTORY],
-        "rules": [(rule, _(KINDS[rule.kind]), (f"rule:{rule.pk}", "") in mutes) for rule in own],
+        "rules": [(rule, rule_text(rule), (f"rule:{rule.pk}", "") in mutes) for rule in own],
         "builtins": [
             (name, _(title), _(description), (name, "") in mutes)
             for name, (title, description) in _BUILTIN_TEXTS.items()
@@ -136,6 +137,39 @@ def change(request: PageRequest, id: int) -> HttpResponse:
     services.rule_enable(rule=rule, enabled=is_on, by=request.user)
     message = _("The rule is on.") if is_on else _("The rule is off.")
     return redirect_with_message(request, message, "alerts")
+
+
+def rule_text(rule: Any) -> str:
+    """When a rule fires, in one sentence without a period."""
+    number = formatting.quantity(rule.threshold, 4) if rule.threshold is not None else ""
+    percent = formatting.percent(rule.threshold) if rule.threshold is not None else ""
+    values = {"metric": rule.metric, "number": number, "percent": percent}
+    match rule.kind:
+        case "threshold" if rule.operator == "<":
+            text = _("%(metric)s is below %(number)s") % values
+        case "threshold":
+            text = _("%(metric)s is above %(number)s") % values
+        case "nan" if rule.metric:
+            text = _("%(metric)s is not a finite number") % values
+        case "no_progress":
+            span = formatting.duration(rule.threshold)
+            text = _("nothing logged for %(span)s") % {"span": span}
+        case "slow":
+            text = _("speed is below %(percent)s of the prediction") % values
+        case "idle":
+            text = _("devices are less than %(percent)s utilized") % values
+        case "cost":
+            text = _("more than %(number)s device-hours are used") % values
+        case "state":
+            text = _("the run ends as %(state)s") % {"state": _(rule.state)}
+        case _:
+            text = _("loss or gradient norm is not a finite number")
+    if rule.for_s:
+        minutes = f"{rule.for_s / 60:g}"
+        text = _("%(text)s for %(minutes)s min") % {"text": text, "minutes": minutes}
+    if rule.query:
+        text = _("%(text)s, in runs with %(query)s") % {"text": text, "query": rule.query}
+    return text
 
 
 def _rule(request: PageRequest) -> dict[str, Any]:

@@ -19,6 +19,7 @@ _DESCRIPTIONS = {
     "frames": gettext_noop("Deletes live frames and idempotency keys that expired."),
     "notifications": gettext_noop("Collects messages about runs and nodes for subscribers."),
     "secrets": gettext_noop("Encrypts stored secrets again after a change of the secret key."),
+    "alerts": gettext_noop("Evaluates alert rules; opens and ends alerts."),
     "sweeps": gettext_noop("Starts, pauses and stops the runs of sweeps."),
     "slow-devices": gettext_noop("Marks devices that the other ranks of a gang wait for."),
     "exports": gettext_noop("Builds requested exports and deletes expired ones."),

@@ -20,7 +20,7 @@ from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.conftest import FakeClock
-from webui.views.alerts import _BUILTIN_TEXTS, KINDS
+from webui.views.alerts import _BUILTIN_TEXTS, KINDS, rule_text
 from workers.contracts.wire.points import Point, PointBatch
 
 NAN = math.nan
@@ -248,3 +248,11 @@ def test_pages_name_every_rule() -> None:
         _BUILTIN_TEXTS
     )
     assert set(KINDS) == set(services.KINDS)
+    texts = {
+        rule_text(AlertRule(kind=kind, threshold=0.5, state="failed", metric="x", operator="<"))
+        for kind in KINDS
+    }
+    assert len(texts) == len(KINDS)
+    rule = AlertRule(kind="cost", threshold=8.0, for_s=90.0, query="lr > 1")
+    text = "more than 8.000 device-hours are used for 1.5 min, in runs with lr > 1"
+    assert rule_text(rule) == text

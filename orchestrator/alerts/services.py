@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, invalid
 from orchestrator.fleet.models import Node
 from orchestrator.run_table import selectors as run_table
-from orchestrator.runs.models import Run
+from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import selectors as telemetry
 
 MOST: Final = 50  # rules of a person
@@ -138,7 +138,11 @@ def evaluate() -> dict[str, int]:
     now, counts = clock.now(), {"fired": 0, "resolved": 0}
     runs = list(Run.objects.filter(state="running") | Run.objects.filter(ended__gte=now - _RECENT))
     values = telemetry.latest_of(run_ids=[run.pk for run in runs if run.state == "running"])
-    facts = {run.pk: _facts(run, values.get(run.pk, {}), now) for run in runs}
+    spans: dict[int, list[tuple[datetime, datetime | None]]] = {run.pk: [] for run in runs}
+    attempts = Attempt.objects.filter(run__in=spans, started__isnull=False)
+    for run_id, started, ended in attempts.values_list("run_id", "started", "ended"):
+        spans[run_id].append((started, ended))
+    facts = {run.pk: _facts(run, values.get(run.pk, {}), spans[run.pk], now) for run in runs}
     for builtin in BUILTINS.values():
         if builtin.condition is None:
             hits = _lost_nodes()
@@ -156,11 +160,19 @@ def _count(counts: dict[str, int], changes: tuple[int, int]) -> None:
     counts["resolved"] += changes[1]
 
 
-def _facts(run: Run, latest: Mapping[str, float], now: datetime) -> Facts:
-    seen = run.last_seen or run.started
-    hours = 0.0
-    if run.started is not None:
-        hours = run.devices * ((run.ended or now) - run.started).total_seconds() / 3600
+def _facts(
+    run: Run,
+    latest: Mapping[str, float],
+    spans: Sequence[tuple[datetime, datetime | None]],
+    now: datetime,
+) -> Facts:
+    """`spans`: start and end of the attempts. The time between attempts is neither silence nor
+    cost: a resumed run is silent since its start at most.
+    """
+    seen = max(
+        (time for time in (run.last_seen, *(start for start, _ in spans)) if time), default=None
+    )
+    hours = run.devices * sum(((end or now) - start).total_seconds() for start, end in spans) / 3600
     return Facts(
         state=run.state,
         kind=run.kind,

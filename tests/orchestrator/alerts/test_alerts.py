@@ -16,7 +16,7 @@ from orchestrator.background_jobs.models import Delivery, Subscription
 from orchestrator.background_jobs.notifications import collect
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import services as runs
-from orchestrator.runs.models import Run
+from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.conftest import FakeClock
@@ -157,6 +157,28 @@ def test_silence_and_failure_fire_and_a_finished_run_is_quiet(
     assert not Alert.objects.filter(state="firing").exists()
 
 
+def test_time_between_attempts_is_neither_silence_nor_cost(
+    owner: Any, live_redis: str, clock: FakeClock
+) -> None:
+    run = factories.external_run(owner)
+    Run.objects.filter(pk=run.pk).update(devices=2)
+    first = Attempt.objects.get(run=run)
+    clock.advance(3600)
+    Attempt.objects.filter(pk=first.pk).update(ended=clock.now())
+    clock.advance(7200)
+    Attempt.objects.create(run=run, number=2, state="running", started=clock.now())
+    services.rule_create(by=owner, name="cost", kind="cost", threshold=2.5)
+    services.evaluate()
+    assert not Alert.objects.exists()  # 2 device-hours, and silent since 0 s
+    clock.advance(1800)
+    services.evaluate()
+    alerts = dict(Alert.objects.values_list("name", "message"))
+    assert alerts == {
+        "No progress": "nothing logged for 30 min",
+        "cost": "3.0 device-hours used, more than 2.5",
+    }
+
+
 def test_messages_follow_subscriptions_and_mutes(
     owner: Any, teammate: Any, live_redis: str, clock: FakeClock
 ) -> None:
@@ -254,5 +276,5 @@ def test_pages_name_every_rule() -> None:
     }
     assert len(texts) == len(KINDS)
     rule = AlertRule(kind="cost", threshold=8.0, for_s=90.0, query="lr > 1")
-    text = "more than 8.000 device-hours are used for 1.5 min, in runs with lr > 1"
+    text = "more than 8 device-hours are used for 1.5 min, in runs with lr > 1"
     assert rule_text(rule) == text

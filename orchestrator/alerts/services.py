@@ -141,6 +141,7 @@ def evaluate() -> dict[str, int]:
     spans: dict[int, list[tuple[datetime, datetime | None]]] = {run.pk: [] for run in runs}
     attempts = Attempt.objects.filter(run__in=spans, started__isnull=False)
     for run_id, started, ended in attempts.values_list("run_id", "started", "ended"):
+        assert started is not None  # the query's filter
         spans[run_id].append((started, ended))
     facts = {run.pk: _facts(run, values.get(run.pk, {}), spans[run.pk], now) for run in runs}
     for builtin in BUILTINS.values():

@@ -162,10 +162,10 @@ def test_no_page_has_an_axe_violation_or_overflows(
             answer = page.goto(address, wait_until="load")
             assert answer is not None and answer.status in (200, 503), f"{address}: {answer}"
             page.evaluate(AXE.read_text())
-            found = page.evaluate(RUN, {})
+            violations = page.evaluate(RUN, {})
             page.emulate_media(color_scheme="dark")
-            found += page.evaluate(RUN, OF_COLORS)
+            violations += page.evaluate(RUN, OF_COLORS)
             page.set_viewport_size({"width": 390, "height": 900})
-            found += page.evaluate(RUN, OF_SIZES) + page.evaluate(WIDE)
-            faults += [f"{address} {one}" for one in dict.fromkeys(found)]
+            violations += page.evaluate(RUN, OF_SIZES) + page.evaluate(WIDE)
+            faults += [f"{address} {one}" for one in dict.fromkeys(violations)]
     assert not faults, "\n".join(faults)

@@ -88,18 +88,18 @@ def test_a_server_is_simulated_with_its_measured_step_costs(
     monkeypatch.setattr(endpoint, "_FRESH_S", -1.0)  # each call reads the server's state
     run, server = served
     api, load = factories.api(people.owner), {"rate": 1.0, "output": {"mean": 10}}
-    asked = {"run": run.pk, "load": load}
-    few = api.post("/api/v1/plans/serving/simulate", asked, content_type="application/json")
+    requested = {"run": run.pk, "load": load}
+    few = api.post("/api/v1/plans/serving/simulate", requested, content_type="application/json")
     assert few.status_code == 422 and "fewer than 50 steps" in few.content.decode()
     costs = StepCosts(step_s=0.02, decode_s=0.001, steps=300)
     server.state = STATE.model_copy(update={"step_costs": costs, "blocks": 400})
-    answer = api.post("/api/v1/plans/serving/simulate", asked, content_type="application/json")
+    answer = api.post("/api/v1/plans/serving/simulate", requested, content_type="application/json")
     assert answer.status_code == 200, answer.content
     numbers = answer.json()
     assert numbers["step_times"] == "measured" and numbers["engine"]["blocks"] == 400
     assert numbers["tpot_s"]["p50"] == pytest.approx(0.021, rel=0.1)
     hidden = factories.api(people.stranger).post(
-        "/api/v1/plans/serving/simulate", asked, content_type="application/json"
+        "/api/v1/plans/serving/simulate", requested, content_type="application/json"
     )
     assert hidden.status_code == 404
     page = factories.client_for(people.owner).get(f"/planner/serving-load/?run={run.pk}")

@@ -295,12 +295,12 @@ def test_ticks_are_few_and_on_the_axis(over: Axis, unit: str) -> None:
 @pytest.mark.django_db
 def test_serving_load_page(people: factories.People) -> None:
     client = factories.client_for(people.owner)
-    asked = {"model": "llama3-8b", "device": "h100-80g", "rate": "6", "ttft_limit": "0.5"}
-    page = client.get("/planner/serving-load/", asked).content.decode()
+    requested = {"model": "llama3-8b", "device": "h100-80g", "rate": "6", "ttft_limit": "0.5"}
+    page = client.get("/planner/serving-load/", requested).content.decode()
     assert re.search(r"99% of requests get their first token within [\d.]+ ms", sentence(page))
     text = text_of(page)
     assert "serves up to" in text and "1 replica is enough for 6" in text
-    full = client.get("/planner/serving-load/", {**asked, "rate": "900"}).content.decode()
+    full = client.get("/planner/serving-load/", {**requested, "rate": "900"}).content.decode()
     assert "the queue keeps growing" in sentence(full)
     for wrong in (
         {"rate": "0"},
@@ -309,5 +309,5 @@ def test_serving_load_page(people: factories.People) -> None:
         {"run": "999999"},
         {"shared_prefix": "5000"},
     ):
-        answer = client.get("/planner/serving-load/", {**asked, **wrong}).content.decode()
+        answer = client.get("/planner/serving-load/", {**requested, **wrong}).content.decode()
         assert "Fix these inputs" in answer, wrong

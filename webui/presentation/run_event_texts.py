@@ -13,7 +13,8 @@ from webui.charts import predicted_vs_measured
 from webui.presentation import formatting
 from webui.presentation.event_parts import Describer, at_step, message_of, on_rank, with_reason
 
-_SELF_EVIDENT: Final = ("cancelled", "paused", "resumed", "its ranks run")  # causes
+# causes that add nothing; the last is stored text
+_SELF_EVIDENT: Final = ("cancelled", "paused", "resumed", gettext_noop("its ranks run"))
 _ONGOING: Final = {
     "running": gettext_noop("is running"),
     "starting": gettext_noop("is starting"),

@@ -157,8 +157,8 @@ def _metrics(
     metrics = {
         measure.name: value
         for measure in MEASURES
-        if (found := numbers.get(measure.name)) is not None
-        and (value := found.median if measure.name in _TYPICAL else found.last) is not None
+        if (logged := numbers.get(measure.name)) is not None
+        and (value := logged.median if measure.name in _TYPICAL else logged.last) is not None
     }
     served = endpoint.summary_of(run=run) if run.kind == "serve" else None
     if served is not None and served.requests:

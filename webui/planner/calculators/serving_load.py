@@ -32,14 +32,14 @@ from workers.contracts.base import Problem, problem
 
 _RATES: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # times the form's, for the charts
 _REQUESTS: Final = 400
-_KEPT: Final = {field.name: field for field in SERVING}
+_SHARED: Final = {field.name: field for field in SERVING}
 LOAD: Final = (
     F("run", _("Serve run"), "int", "", _("Uses its model, limits and measured step times.")),
     FIELDS["model"],
     DEVICE,
-    _KEPT["tp"],
-    _KEPT["replicas"],
-    _KEPT["quantize"],
+    _SHARED["tp"],
+    _SHARED["replicas"],
+    _SHARED["quantize"],
     F("rate", _("Arrival rate"), "float", "4", unit=_("requests/s"), least=1e-3, most=1e5),
     F(
         "process",
@@ -142,7 +142,9 @@ def _request(request: PageRequest, inputs: Mapping[str, Any]) -> dict[str, Any]:
         try:
             run = runs.run_get(user=request.user, id=inputs["run"])
         except Refusal as refusal:
-            raise BadRequest([problem("run", str(refusal), "the id of a serve run")]) from None
+            raise BadRequest(
+                [problem("run", str(refusal), gettext("the id of a serve run"))]
+            ) from None
         return {**served_deployment(run=run), **values}
     devices = inputs["tp"] * max(inputs["replicas"], sum(split.values()))
     per_node = min(8, devices)

@@ -123,7 +123,7 @@ def test_merged_decode_steps_equal_single_ones() -> None:
     assert ends[0] == pytest.approx(ends[1], rel=1e-9)
 
 
-def test_a_common_prefix_is_computed_once_and_kept() -> None:
+def test_a_common_prefix_is_computed_once_and_stays_cached() -> None:
     replica = Replica(EngineLimits(100), ONE_SECOND, shared_prefix=64)
     works = []
     for number in range(3):

@@ -106,7 +106,8 @@ def orrery(
 
     folder = Path(tempfile.mkdtemp(prefix="orrery-iso-", dir="/tmp"))
     folder.chmod(0o711)
-    (folder / "store").mkdir(mode=0o700)
+    (folder / "store").mkdir()
+    (folder / "store").chmod(0o777)  # copies are written with the rights of the run's user
     environ = {"ORRERY_RUN_AS": "uids", "NODE_API_TOKEN": "hush", "PLAIN_SETTING": "shown"}
     environ["ORRERY_STORE_URL"] = str(folder / "store")
     server = Isolated(folder / "home", devices=2, environ=environ)

@@ -79,6 +79,12 @@ def explain(error: BaseException, store: Store) -> StoreProblem:
             f"The store {place} refuses the credentials: {cause}",
             "Check ORRERY_STORE_KEY and ORRERY_STORE_SECRET, and that they may list, read, write "
             "and delete objects there.",
+        )
+        if store.scheme == "s3"
+        else (
+            f"The folder {store.root} of the store may not be used: {cause}",
+            "Let the users of runs write to it, with whose rights copies are made, or use a "
+            "bucket.",
         ),
         "bucket": (
             f"The store {place} has no bucket {bucket}: {cause}"

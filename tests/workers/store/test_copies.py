@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -235,3 +236,10 @@ def test_a_checkpoint_that_its_run_deletes_meanwhile_is_still_copied(
     assert answers[0].stored is not None
     copies.get(store, answers[0].stored.key, tmp_path / "back")
     assert contents(tmp_path / "back") == expected
+
+
+def test_a_folder_without_the_right_to_write_has_its_own_hint(tmp_path: Path) -> None:
+    store = open_store(url=str(tmp_path))
+    problem = explain(PermissionError(errno.EACCES, "Permission denied", "x"), store)
+    assert problem.reason == "credentials" and "may not be used" in problem.message
+    assert "users of runs" in problem.hint and "ORRERY_STORE_KEY" not in problem.hint

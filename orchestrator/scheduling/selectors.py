@@ -143,7 +143,7 @@ class HeldShare(NamedTuple):
     run: int
     devices: int
     state: str
-    last_step: float | None  # Unix seconds; None where silence says nothing
+    last_step: float | None  # Unix seconds; None if silence is normal
     step_time_s: float | None
 
 

@@ -44,8 +44,8 @@ OF_SIZES = {
 WIDE = """() => {
   if (document.documentElement.scrollWidth <= innerWidth) return [];
   const out = (one) => one.getBoundingClientRect().right > innerWidth + 1;
-  const found = [...document.querySelectorAll("main *")].filter(out).slice(0, 3);
-  return [`wider than the window: ${found.map((one) => one.className)}`];
+  const outside = [...document.querySelectorAll("main *")].filter(out).slice(0, 3);
+  return [`wider than the window: ${outside.map((one) => one.className)}`];
 }"""
 # the address of every page without a run
 PLAIN = [
@@ -148,8 +148,8 @@ def _run(owner: User, experiment: Any, name: str) -> Run:
 def test_no_page_has_an_axe_violation_or_overflows(
     browser: Browser, live_server: Any, pages: list[str]
 ) -> None:
-    """Each page is loaded once: all rules on a desk in light, those of colors and size on a phone
-    in dark.
+    """Each page is loaded once: all rules on a wide screen in light, then colors in dark, and
+    sizes on a phone.
     """
     if not AXE.exists():
         missing = "axe-core is not installed: run make install-test"

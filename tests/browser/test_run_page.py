@@ -233,6 +233,10 @@ def test_table_and_legend_say_what_the_chart_shows(site: Site, visit: Visit) -> 
         chart.locator('[data-act="csv"]').click()
     rows = download.value.path().read_text().splitlines()
     assert rows[0] == "name,attempt,rank,seq,step,tokens,time,value" and len(rows) == 6
+    picture = page.evaluate("orrery.charts.charts[0].picture().layout")
+    assert picture["title"]["text"].startswith("Loss, run ") and picture["showlegend"]
+    assert picture["xaxis"]["title"]["text"] == "step"
+    assert picture["yaxis"]["title"]["text"] == "Loss (nats/token)"
 
 
 def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
@@ -243,7 +247,8 @@ def test_logs_come_live_and_fold(site: Site, visit: Visit) -> None:
     site.send_log(run, 0, 1, "loading", "<i>step</i> 1")
     site.send_log(run, 1, 1, "loading")
     expect(page.locator("#log li")).to_have_count(2)
-    expect(page.locator("#log li").first).to_have_text("0–1loading")
+    first = page.locator("#log li").first
+    expect(first).to_have_text(re.compile(r"^\d\d:\d\d:\d\dinfo0–1loading$"))
     expect(page.locator("#log")).to_contain_text("<i>step</i> 1")
 
 

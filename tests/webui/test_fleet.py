@@ -224,6 +224,8 @@ def test_the_overview_of_a_large_fleet_is_a_map_of_nodes(
     assert "orion: 2 of 4 devices busy" in page and "lost1: 0 of 4 devices busy; lost" in page
     assert "secret plan" not in page and "2 nodes with 8 devices" in page
     run.refresh_from_db()
+    # the attempt began before the run's last step
+    run.attempts.update(started=datetime.fromtimestamp(0, UTC))
     run.summary = {"time": 1.0, "step_time_s": 0.1}
     run.save()
     assert "orion: 2 of 4 devices busy; with a run that may hang" in page_of(people.owner, "/")

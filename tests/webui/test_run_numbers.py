@@ -136,7 +136,8 @@ def test_programs_of_users_have_no_model_unless_they_name_one(people: factories.
     assert [external.model_name, script.model_name, named.model_name] == ["", "", "llama-15m"]
     client = factories.client_for(people.owner)
     for run in (external, script):
-        assert "llama-tiny" not in client.get(f"/runs/{run.pk}/").content.decode()
+        page = client.get(f"/runs/{run.pk}/").content.decode()
+        assert "llama-tiny" not in page and "fp32" not in page.partition('class="tabs"')[0]
 
 
 def test_an_external_run_lasts_as_long_as_its_points(people: factories.People) -> None:

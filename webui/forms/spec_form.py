@@ -348,6 +348,9 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 def _tidy(spec: dict[str, Any]) -> dict[str, Any]:
     """Remove objects that the form emptied, except `data` and the body."""
+    plan = spec.get("plan")
+    if isinstance(plan, dict) and plan.get("loss_scale") == {}:
+        del plan["loss_scale"]
     for key in ("plan", "resources", "retries"):
         if spec.get(key) == {}:
             del spec[key]

@@ -35,7 +35,7 @@ class RunFacts:
     loss_curve: Sequence[float] = ()
     runtime_s: float | None = None
     restarted: bool = False  # the newest attempt has logged no step, an earlier one has
-    last_step_s: float | None = None  # age of the last step; None where silence says nothing
+    last_step_s: float | None = None  # age of the last step; None if silence is normal
     predicted_mfu: float | None = None
     phase: str = ""  # of a serve run: waiting, loading, serving, draining, ended
     answered: tuple[int, int | None] | None = None  # of a generate run: done, total

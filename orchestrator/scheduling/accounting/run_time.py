@@ -61,7 +61,7 @@ def last_step(kind: str, newest_point: Any, started: datetime | None) -> float |
     """Unix seconds of a running attempt's last step, from which its silence is judged.
 
     None for kinds that wait for requests, and before the attempt's first point: a point of an
-    earlier attempt says nothing about this one, which may still read its checkpoint.
+    earlier attempt has no meaning for this one, which may still read its checkpoint.
     """
     if kind in _WAIT_FOR_REQUESTS or not isinstance(newest_point, int | float):
         return None

@@ -67,7 +67,8 @@ class Totals:
         values, reached = values[order], np.cumsum(weights[order])
         low = int(np.searchsorted(reached, reached[-1] / 2))
         # as many points on both sides: the mean of the two in the middle
-        high = min(low + (reached[low] == reached[-1] / 2), len(values) - 1)
+        even = bool(reached[low] == reached[-1] / 2)
+        high = min(low + int(even), len(values) - 1)
         return float(values[low] + values[high]) / 2
 
     def add_values(self, values: Floats, weights: Floats) -> None:

@@ -55,13 +55,13 @@ const watchTables = (root) => { for (const wrap of root.querySelectorAll?.(WRAPS
 watchTables(document);
 document.addEventListener("htmx:load", (event) => watchTables(event.target));
 
-/* ---- no network: said at once, on every page ---- */
+/* ---- no network: shown at once, on every page ---- */
 
 function showNetwork() {
   const notice = document.getElementById("connection");
   if (!notice) return;
   if (!navigator.onLine) {
-    notice.textContent = gettext("You are offline. The page shows the last known values and updates when the network is back.");
+    notice.textContent = gettext("You are offline: these are the last known values. Reconnecting…");
     notice.dataset.offline = "";
     notice.hidden = false;
   } else if ("offline" in notice.dataset) {

@@ -291,6 +291,7 @@ function at(spec, path) {
 
 function tidy(spec) {
   const empty = (value) => isObject(value) && !Object.keys(value).length;
+  if (isObject(spec.plan) && empty(spec.plan.loss_scale)) delete spec.plan.loss_scale;
   for (const key of ["plan", "resources", "retries"]) if (empty(spec[key])) delete spec[key];
   for (const kind of ["serve", "generate"])
     if (isObject(spec[kind]) && empty(spec[kind].speculate)) delete spec[kind].speculate;

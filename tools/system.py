@@ -37,6 +37,8 @@ NEEDS = {
         "runs on Slurm",
         lambda: Path("/usr/sbin/slurmctld").exists() and Path("/usr/sbin/slurmd").exists(),
     ),
+    "slurmdbd": ("accounting of Slurm", lambda: Path("/usr/sbin/slurmdbd").exists()),
+    "mariadb-server-core": ("accounting of Slurm", lambda: Path("/usr/sbin/mariadbd").exists()),
     "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),
     "environment-modules": (
         "scripts that load modules",

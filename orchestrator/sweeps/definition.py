@@ -9,7 +9,7 @@ import copy
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from workers.contracts.base import Contract, Problem
 
@@ -69,7 +69,11 @@ class Pbt(Contract):
 
 
 class SweepDefinition(Contract):
-    """A base spec, parameters by path, a method, an objective and a budget."""
+    """A base spec, parameters by path, a method, an objective and a budget.
+
+    Parameters are in order of their paths: a database may not keep the order of JSON keys, and a
+    grid's points depend on it.
+    """
 
     spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-contract": "RunSpec"})]
     parameters: Annotated[
@@ -83,6 +87,11 @@ class SweepDefinition(Contract):
     asha: Asha | None = None
     pbt: Pbt | None = None
     force: Annotated[bool, Field(description="also plans that are predicted not to fit")] = False
+
+    @field_validator("parameters")
+    @classmethod
+    def _order_by_path(cls, parameters: dict[str, Parameter]) -> dict[str, Parameter]:
+        return dict(sorted(parameters.items()))
 
     @property
     def steps(self) -> int:

@@ -112,7 +112,7 @@ def serialize_trial(trial: Trial) -> dict[str, Any]:
         "run": str(trial.run_id) if trial.run_id is not None else None,
         "run_state": trial.run.state if trial.run is not None else None,
         "parent": trial.parent.number if trial.parent is not None else None,
-        "parameters": trial.parameters,
+        "parameters": dict(sorted(trial.parameters.items())),
         "state": trial.state,
         "message": trial.message,
         "value": trial.value,

@@ -162,7 +162,7 @@ def _parameters(parameters: dict[str, Any]) -> list[tuple[str, str]]:
             if isinstance(value, float) and not isinstance(value, bool)
             else str(value),
         )
-        for path, value in parameters.items()
+        for path, value in sorted(parameters.items())
     ]
 
 

@@ -77,7 +77,8 @@ class ServingSimulationOut(Schema):
     cache_use: dict[str, float] = Field(description="share of the cache blocks in use")
     preemptions: int
     time: dict[str, float] = Field(description="shares of prefill steps, decode steps and idle")
-    saturated: bool = Field(description="whether the queue keeps growing")
+    capacity: float = Field(description="requests/s of the deployment while it is full")
+    saturated: bool = Field(description="the load's rate is above the capacity: queues grow")
     step_times: str = Field(description="measured or predicted")
     by_rate: list[dict[str, Any]] = Field([], description="one per entry of `rates`")
     search: dict[str, Any] | None = Field(

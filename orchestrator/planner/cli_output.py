@@ -113,7 +113,7 @@ def format_serving_simulation(request: Mapping[str, Any], answer: Mapping[str, A
     what = f"{load['rate']:g} requests/s" if load["rate"] else f"{load['clients']} clients"
     first = f"{_model(request)} on {answer['devices']} x {request['cluster']['device']}, {what}"
     if answer["saturated"]:
-        first += ": more than it can serve, the queue keeps growing"
+        first += f": it serves at most {answer['capacity']:.3g}/s, so the queue keeps growing"
     rows = [
         ("output tokens/s", f"{answer['tokens_per_s']:,.0f}"),
         *(

@@ -90,7 +90,7 @@ def test_a_server_is_simulated_with_its_measured_step_costs(
     api, load = factories.api(people.owner), {"rate": 1.0, "output": {"mean": 10}}
     requested = {"run": run.pk, "load": load}
     few = api.post("/api/v1/plans/serving/simulate", requested, content_type="application/json")
-    assert few.status_code == 422 and "fewer than 50 steps" in few.content.decode()
+    assert few.status_code == 422 and "too few steps" in few.content.decode()
     costs = StepCosts(step_s=0.02, decode_s=0.001, steps=300)
     server.state = STATE.model_copy(update={"step_costs": costs, "blocks": 400})
     answer = api.post("/api/v1/plans/serving/simulate", requested, content_type="application/json")

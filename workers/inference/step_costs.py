@@ -19,6 +19,7 @@ _WARM_UP = 3  # first steps, which allocate and tune
 _LEAST_STEPS = 50
 _FORGET = 0.999  # weight of a step relative to the next one
 _OUTLIER = 5.0  # times the fit: another process had the cores, or memory was swapped
+_MOST_REJECTED = 10  # in a row: it is no pause but a slower server
 
 
 class StepCostFit:
@@ -26,10 +27,9 @@ class StepCostFit:
 
     def __init__(self) -> None:
         self.steps = 0
-        # plain floats: a step is recorded in a few µs, and solved rarely
-        self._products = [[0.0] * len(_FIELDS) for _ in _FIELDS]
-        self._targets = [0.0] * len(_FIELDS)
         self._costs: StepCosts | None = None
+        self._rejected = 0  # in a row
+        self._reset()
 
     def record(self, plan: StepPlan, decoding: Collection[Request], seconds: float) -> None:
         """Add a step; `decoding` are its requests that computed one token after their prompt.
@@ -49,23 +49,38 @@ class StepCostFit:
                 prefill_context += part.count * part.start + part.count * (part.count + 1) / 2
         self.steps += 1
         features = (1.0, prefill, decodes, prefill_context, decode_context)
-        if self.steps <= _WARM_UP or self._is_outlier(features, seconds):
+        if self.steps <= _WARM_UP:
             return
-        weight = 1 / max(seconds, 1e-5)  # relative errors count: short steps as much as long ones
+        if self._is_outlier(features, seconds):
+            self._rejected += 1
+            if self._rejected < _MOST_REJECTED:
+                return
+            self._reset()
+        self._rejected = 0
+        self._fitted += 1
+        weight = 1 / max(seconds, 1e-5)  # else long steps alone would decide
         for index, value in enumerate(features):
             weighted, row = weight * value, self._products[index]
             self._targets[index] = _FORGET * self._targets[index] + weighted * seconds
             for other, second in enumerate(features):
                 row[other] = _FORGET * row[other] + weighted * second
-        if self.steps % _LEAST_STEPS == 0:
+        if self._fitted % _LEAST_STEPS == 0:
             self._costs = self._solve()
 
     def costs(self) -> StepCosts | None:
         """The costs of the newest steps; None before the first 50."""
-        return self._solve() if self.steps >= _LEAST_STEPS else None
+        return self._solve() if self._fitted >= _LEAST_STEPS else None
+
+    def _reset(self) -> None:
+        """Forget all steps: the server has become slower."""
+        self._fitted, self._costs = 0, None
+        # plain floats: a step is recorded in a few µs, and solved rarely
+        self._products = [[0.0] * len(_FIELDS) for _ in _FIELDS]
+        self._targets = [0.0] * len(_FIELDS)
 
     def _is_outlier(self, features: tuple[float, ...], seconds: float) -> bool:
-        if self._costs is None:
+        known = all(self._products[index][index] for index, value in enumerate(features) if value)
+        if self._costs is None or not known:  # costs without any such work are no measure
             return False
         costs = (getattr(self._costs, name) for name in _FIELDS)
         fitted: float = sum(cost * count for cost, count in zip(costs, features, strict=True))

@@ -28,7 +28,7 @@ def served_deployment(*, run: Run) -> dict[str, Any]:
     snapshot = endpoint.last_snapshot(run=run)
     state = endpoint.engine_state(run=run) or (snapshot.state if snapshot else None)
     if state is None or state.step_costs is None:
-        message = f"run {run.pk} has no measured step costs: it has computed fewer than 50 steps"
+        message = f"run {run.pk} has no measured step costs: it has computed too few steps (50 are enough)"
         raise BadRequest([problem("run", message, "send it some requests first")])
     plan = spec.plan if isinstance(spec.plan, ParallelPlan) else ParallelPlan()
     hardware = target_hardware_for(spec)

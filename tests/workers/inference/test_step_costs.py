@@ -51,5 +51,31 @@ def test_noise_and_pauses_of_the_process_do_not_spoil_the_fit() -> None:
     assert costs.prefill_token_s == pytest.approx(TRUE["prefill_token_s"], rel=0.15)
 
 
+def test_prompts_after_a_long_time_of_decoding_are_learned() -> None:
+    fit = StepCostFit()
+    decoder = Request((1,), SamplingParams(max_new_tokens=9))
+    prompt = Request((1,), SamplingParams(max_new_tokens=9))
+    for step in range(300):
+        parts = [ScheduledTokens(decoder, 20 + step, 1, num_logits=1)]
+        if step >= 200 and step % 10 == 0:
+            parts.append(ScheduledTokens(prompt, 0, 500, num_logits=1))
+        fit.record(StepPlan(tuple(parts)), {decoder}, 0.005 + 2e-4 * 500 * (len(parts) - 1))
+    costs = fit.costs()
+    assert costs is not None
+    cost_of_prompt = 500 * costs.prefill_token_s + 500 * 501 / 2 * costs.prefill_context_s
+    assert cost_of_prompt == pytest.approx(0.1, rel=0.05)
+
+
+def test_a_server_that_becomes_slower_is_followed() -> None:
+    fit = StepCostFit()
+    decoder = Request((1,), SamplingParams(max_new_tokens=9))
+    plan = StepPlan((ScheduledTokens(decoder, 20, 1, num_logits=1),))
+    for step in range(4000):
+        fit.record(plan, {decoder}, 0.005 if step < 200 else 0.05)
+    costs = fit.costs()
+    assert costs is not None
+    assert costs.step_s + costs.decode_s + 21 * costs.decode_context_s == pytest.approx(0.05)
+
+
 def test_there_are_no_costs_before_enough_steps() -> None:
-    assert recorded(steps=49).costs() is None
+    assert recorded(steps=52).costs() is None  # the first three are not used

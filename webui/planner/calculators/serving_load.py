@@ -34,7 +34,13 @@ _RATES: Final = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)  # times the form's, for 
 _REQUESTS: Final = 400
 _SHARED: Final = {field.name: field for field in SERVING}
 LOAD: Final = (
-    F("run", _("Serve run"), "int", "", _("Uses its model, limits and measured step times.")),
+    F(
+        "run",
+        _("Serve run"),
+        "int",
+        "",
+        _("Its model, layout and measured step times count."),
+    ),
     FIELDS["model"],
     DEVICE,
     _SHARED["tp"],
@@ -59,7 +65,7 @@ LOAD: Final = (
         _("Spread of lengths"),
         "float",
         "0.8",
-        _("Standard deviation over mean. 0: all equal."),
+        _("Standard deviation divided by the mean; 0 gives equal lengths."),
         least=0,
         most=10,
     ),
@@ -68,7 +74,7 @@ LOAD: Final = (
         _("Shared prefix"),
         "int",
         "",
-        _("Such as a system prompt."),
+        _("For example a system prompt."),
         unit=_("tokens"),
         most=2**24,
     ),
@@ -76,7 +82,7 @@ LOAD: Final = (
     F("max_batch_tokens", _("Tokens per step"), "int", "", _("Default 2,048."), most=2**20),
     F("ttft_limit", _("First token within"), "float", "", unit="s", least=1e-4, most=1e5),
     F("tpot_limit", _("Time per token within"), "float", "", unit="s", least=1e-5, most=1e5),
-    F("prefill", _("Prefill replicas"), "int", "", _("Separate from decode ones."), most=256),
+    F("prefill", _("Prefill replicas"), "int", "", _("Run prefill on its own replicas."), most=256),
     F("decode", _("Decode replicas"), "int", "", most=256),
 )
 _ROWS: Final = (
@@ -184,6 +190,7 @@ def _simulated(answer: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
             (gettext("Requests/s"), formatting.quantity(answer["requests_per_s"])),
             (gettext("Requests in a step"), formatting.quantity(answer["running"]["mean"])),
             (gettext("Requests waiting"), formatting.quantity(answer["waiting"]["mean"])),
+            (gettext("Largest requests/s"), formatting.quantity(answer["capacity"])),
             (gettext("Mean step"), formatting.seconds(answer["step_s"])),
             (gettext("Cache in use"), formatting.percent(answer["cache_use"]["mean"])),
             (gettext("Preemptions"), f"{answer['preemptions']:,}"),
@@ -245,10 +252,12 @@ def _summary(answer: Mapping[str, Any]) -> str:
         "first": formatting.seconds(first["p99"]),
         "each": formatting.seconds(each["p99"] if each else None),
         "rate": formatting.quantity(answer["tokens_per_s"]),
+        "most": formatting.quantity(answer["capacity"]),
     }
     if answer["saturated"]:
         text = gettext(
-            " cannot serve this load: the queue keeps growing. It produces %(rate)s tokens/s."
+            " cannot serve this load: it serves at most %(most)s requests/s, so the queue "
+            "keeps growing."
         )
         return text % values
     return (

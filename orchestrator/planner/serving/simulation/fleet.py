@@ -4,35 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from orchestrator.planner.serving.simulation.load import Load, draw_requests
 from orchestrator.planner.serving.simulation.replica import Replica, SimulatedRequest
 
+Part = Literal["all", "prefill", "decode"]
+_MOST_CLIENTS: Final = 1024
+_ROUNDS: Final = 4  # requests per client
+
 
 @dataclass(slots=True)
 class FleetRun:
-    """Finished requests in order of arrival, and the replicas that computed them.
-
-    `queue` are the requests that waited when each one arrived, empty for closed-loop clients.
-    """
+    """Finished requests in order of arrival, and the replicas that computed them."""
 
     requests: list[SimulatedRequest]
     replicas: list[Replica]
-    queue: list[int]
 
 
 def run_fleet(load: Load, make: Callable[[], Replica], replicas: int, *, context: int) -> FleetRun:
     """Each request goes to the replica with the fewest unfinished requests."""
     arrivals, pairs = draw_requests(load, context)
     fleet = [make() for _ in range(replicas)]
-    queue: list[int] = []
     if load.clients is None:
         requests = [
             SimulatedRequest(number, float(at), *lengths)
             for number, (at, lengths) in enumerate(zip(arrivals, pairs, strict=True))
         ]
         for request in requests:
-            _send(fleet, request, queue)
+            _send(fleet, request)
     else:
         requests = [SimulatedRequest(number, 0.0, *pair) for number, pair in enumerate(pairs)]
         following = iter(requests[load.clients :])
@@ -48,7 +48,7 @@ def run_fleet(load: Load, make: Callable[[], Replica], replicas: int, *, context
                     _idlest(fleet).add(successor)
     for replica in fleet:
         replica.advance(float("inf"))
-    return FleetRun(requests, fleet, queue)
+    return FleetRun(requests, fleet)
 
 
 def run_disaggregated(
@@ -69,7 +69,6 @@ def run_disaggregated(
     prompts_only = load.model_copy(update={"output": load.output.model_copy(update=_ONE_TOKEN)})
     first = run_fleet(prompts_only, make, prefill, context=context)
     fleet = [make() for _ in range(decode)]
-    queue: list[int] = []
     finished = []
     for done in sorted(first.requests, key=lambda one: one.end_s):
         output = pairs[done.number][1]
@@ -86,23 +85,61 @@ def run_disaggregated(
             first_token_s=done.first_token_s,
         )
         finished.append(request)
-        _send(fleet, request, queue)
+        _send(fleet, request)
     for replica in fleet:
         replica.advance(float("inf"))
     for request in finished:
         request.arrival = first.requests[request.number].arrival
         request.admitted_s = first.requests[request.number].admitted_s
     finished.sort(key=lambda one: one.number)
-    return FleetRun(finished, [*first.replicas, *fleet], queue)
+    return FleetRun(finished, [*first.replicas, *fleet])
+
+
+def capacity(load: Load, make: Callable[[], Replica], *, context: int, part: Part = "all") -> float:
+    """Requests/s of one replica that is always full; of prompts or answers alone by `part`.
+
+    By clients that each wait for their answer, between the first and the last quarter of answers.
+    """
+    replica = make()
+    clients = min(replica.limits.sequences, _MOST_CLIENTS)
+    closed = load.model_copy(
+        update={"rate": None, "clients": clients, "requests": _ROUNDS * clients}
+    )
+    _, pairs = draw_requests(closed, context)
+    if part == "prefill":
+        pairs = [(prompt, 1) for prompt, _ in pairs]
+    elif part == "decode":
+        pairs = [pair for pair in pairs if pair[1] > 1]
+        if not pairs:
+            return float("inf")
+    requests = [
+        SimulatedRequest(number, 0.0, prompt, output, received=prompt, produced=1)
+        if part == "decode"
+        else SimulatedRequest(number, 0.0, prompt, output)
+        for number, (prompt, output) in enumerate(pairs)
+    ]
+    following = iter(requests[clients:])
+    for request in requests[:clients]:
+        replica.add(request)
+    while replica.busy:
+        done = len(replica.finished)
+        replica.step()
+        for ended in replica.finished[done:]:
+            if (successor := next(following, None)) is not None:
+                successor.arrival = ended.end_s
+                replica.add(successor)
+    ends = sorted(request.end_s for request in requests)
+    first, last = len(ends) // 4, (3 * len(ends)) // 4
+    share = len(pairs) / closed.requests  # answers of one token need no decode replica
+    return (last - first) / max(ends[last] - ends[first], 1e-9) / share
 
 
 _ONE_TOKEN = {"mean": 1.0, "cv": 0.0, "values": None, "min": 1}
 
 
-def _send(fleet: list[Replica], request: SimulatedRequest, queue: list[int]) -> None:
+def _send(fleet: list[Replica], request: SimulatedRequest) -> None:
     for replica in fleet:
         replica.advance(request.arrival)
-    queue.append(sum(len(replica.waiting) for replica in fleet))
     _idlest(fleet).add(request)
 
 

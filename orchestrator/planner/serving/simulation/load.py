@@ -44,6 +44,11 @@ class Lengths(Contract):
             raise Refused(f"min {self.min} is above max {self.max}", f"min {self.max}", field="min")
         return self
 
+    @property
+    def mean_tokens(self) -> float:
+        """The mean of `values`, else `mean`."""
+        return sum(self.values) / len(self.values) if self.values else self.mean
+
     def draw(self, random: np.random.Generator, count: int) -> NDArray[np.int64]:
         """`count` lengths of at least 1 token."""
         if self.values is not None:
@@ -104,8 +109,9 @@ def draw_requests(load: Load, context: int) -> tuple[NDArray[np.float64], list[t
     A changed rate moves the arrivals only, so that two rates are compared on the same requests.
     Prompts leave room for one token in `context`, and answers end there.
     """
-    gaps, lengths = (np.random.default_rng([load.seed, part]) for part in (0, 1))
-    prompts = np.minimum(load.prompt.draw(lengths, load.requests), context - 1)
-    outputs = np.minimum(load.output.draw(lengths, load.requests), context - prompts)
+    # streams of their own: more requests begin with the same ones
+    gaps, first, second = (np.random.default_rng([load.seed, part]) for part in range(3))
+    prompts = np.minimum(load.prompt.draw(first, load.requests), context - 1)
+    outputs = np.minimum(load.output.draw(second, load.requests), context - prompts)
     pairs = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
     return load.arrivals(gaps), pairs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ def outcome(run: FleetRun) -> dict[str, Any]:
     (arrival to last token) and `queue_s` (arrival to admission) are `{mean, p50, p90, p99}` over
     requests. `tokens_per_s` counts output tokens between the first arrival and the last token.
     `time` are shares of the replicas' time: steps with prompt tokens, decode steps, idle.
-    `saturated`: the queue keeps growing, so latencies depend on how many requests are simulated.
     """
     requests, replicas = run.requests, run.replicas
     first = np.array([one.first_token_s - one.arrival for one in requests])
@@ -72,7 +70,6 @@ def outcome(run: FleetRun) -> dict[str, Any]:
             "decode": (busy - prefill) / whole,
             "idle": max(0.0, 1 - busy / whole),
         },
-        "saturated": _grows(run.queue),
         "curve": {
             "percent": np.linspace(0, 100, _CURVE).tolist(),
             "ttft_s": _quantiles(first),
@@ -92,11 +89,3 @@ def spread(values: np.ndarray[Any, Any]) -> dict[str, float] | None:
 
 def _quantiles(values: np.ndarray[Any, Any]) -> list[float]:
     return np.percentile(values, np.linspace(0, 100, _CURVE)).tolist() if len(values) else []
-
-
-def _grows(queue: Sequence[int]) -> bool:
-    """Whether requests queue up: at the end twice as many as halfway, and at least 5% of all."""
-    if len(queue) < 20:  # closed-loop clients wait for their answers
-        return False
-    half, end = queue[len(queue) // 2], queue[-1]
-    return end >= 0.05 * len(queue) and end >= 1.5 * half

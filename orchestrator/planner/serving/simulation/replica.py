@@ -101,9 +101,11 @@ class FreeBlocks:
         if full:
             self.full[number] = full
 
-    def reuse(self, number: int) -> int:
-        """Take back what is left of a request's full blocks; how many."""
-        return self.full.pop(number, 0)
+    def reuse(self, number: int, most: int) -> int:
+        """Take back what is left of a request's full blocks, at most `most`; how many."""
+        full = self.full.pop(number, 0)
+        self.empty += max(0, full - most)
+        return min(full, most)
 
 
 @dataclass(slots=True)
@@ -189,6 +191,7 @@ class Replica:
                 prompts.append((request, count))
                 budget -= count
         prompts += self._admit(budget)
+        assert prompts or group, "a request fits in no cache"
         work = self._work_of(prompts)
         seconds, count = self.times.seconds(work), 1
         if not prompts and not self.prompts:
@@ -287,22 +290,27 @@ class Replica:
     def _waits_for_prefix(self, request: SimulatedRequest) -> bool:
         """Whether a running request computes most of its prompt at present."""
         page = self.limits.block_size
-        common = min(self.shared_prefix, request.tokens - 1) // page
+        common = self._common_tokens(request) // page
         computing = bool(self.running) and not self.prefix_computed
         return computing and common > 0 and 2 * common * page >= request.tokens
 
     def _cached_prefix(self, request: SimulatedRequest) -> int:
-        """Blocks of the common prefix that the cache has; its last token is always computed."""
+        """Blocks of the common prefix that the cache has."""
         if not self.prefix_computed:
             return 0
-        return min(self.shared_prefix, request.tokens - 1) // self.limits.block_size
+        return self._common_tokens(request) // self.limits.block_size
+
+    def _common_tokens(self, request: SimulatedRequest) -> int:
+        """Tokens of the common prefix in its prompt; its last token is always computed."""
+        return min(self.shared_prefix, request.prompt, request.tokens - 1)
 
     def _reuse_blocks(self, request: SimulatedRequest) -> None:
         """Start after the common prefix, or after its own blocks that no other has taken."""
         page = self.limits.block_size
         request.shared = self._cached_prefix(request)
         if request.preemptions:
-            request.held = self.cache.reuse(request.number)
+            most = max(0, (request.tokens - 1) // page - request.shared)
+            request.held = self.cache.reuse(request.number, most)
             self.free -= request.held
         request.computed = max(page * (request.shared + request.held), request.received)
         if request.preemptions:

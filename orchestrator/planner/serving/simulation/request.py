@@ -64,19 +64,24 @@ class SimulationRequest(Contract):
         problems = [
             item.model_copy(update={"field": f"serving.{item.field}"})
             for item in serving.problems()
+            if item.field != "prompt_len"  # the load has the lengths
         ]
         if serving.pp > 1:
             message = "stages of a pipeline are not simulated"
             problems.append(problem("serving.pp", message, f"tp {serving.tp * serving.pp}, pp 1"))
+        if serving.model.window:
+            message = f"{serving.model.name} attends to a window, which is not simulated"
+            problems.append(problem("serving.model", message, "a model without a window"))
         context = serving.model.max_seq_len
         for name, lengths in (("prompt", load.prompt), ("output", load.output)):
             least = min(lengths.values) if lengths.values else max(lengths.mean, lengths.min)
             if least >= context:
                 message = f"{least:g} tokens do not fit in max_seq_len {context} of the model"
                 problems.append(problem(f"load.{name}", message, f"mean {context // 2}"))
-        if load.shared_prefix and load.shared_prefix > load.prompt.mean:
-            message = f"the shared prefix is longer than the mean prompt of {load.prompt.mean:g}"
-            problems.append(problem("load.shared_prefix", message, f"{int(load.prompt.mean)}"))
+        mean = load.prompt.mean_tokens
+        if load.shared_prefix > mean:
+            message = f"the shared prefix is longer than the mean prompt of {mean:g} tokens"
+            problems.append(problem("load.shared_prefix", message, f"{int(mean)}"))
         together = min(load.requests, self.max_seqs)
         if load.requests * together > MAX_WORK:
             message = f"{load.requests} requests, up to {together} at a time, take too long"

@@ -69,6 +69,43 @@ def test_separate_prefill_replicas_keep_prompts_out_of_decode_steps() -> None:
     assert apart["tpot_s"]["p99"] < 0.02 < together["tpot_s"]["p99"]
 
 
+def test_overloaded_prefill_replicas_saturate_a_deployment() -> None:
+    costs = {"step_s": 0.01, "prefill_token_s": 1e-3}
+    cluster = {**H100, "devices_per_node": 3}
+    split = {"prefill": 1, "decode": 2}
+    load = {"rate": 20.0, "requests": 100}  # a prompt takes 0.1 s
+    answer = simulate(load, step_costs=costs, cluster=cluster, disaggregated=split)
+    assert answer["saturated"] and answer["capacity"] == pytest.approx(10, rel=0.1)
+    half = simulate({**load, "rate": 6.0}, step_costs=costs, cluster=cluster, disaggregated=split)
+    assert not half["saturated"]
+
+
+def test_saturation_does_not_depend_on_the_queue_alone() -> None:
+    """256 sequences run at a time: a few hundred requests do not queue above the capacity."""
+    costs = {"step_s": 0.001, "decode_s": 0.001}
+    load = {"output": {"mean": 100}, "requests": 200}
+    above, below = (
+        simulate({**load, "rate": rate}, step_costs=costs, max_seqs=256) for rate in (11.0, 7.0)
+    )
+    assert above["saturated"] and not below["saturated"]
+
+
+def test_replicas_for_a_rate_share_it_evenly() -> None:
+    costs = {"step_s": 0.01, "decode_s": 0.001}
+    answer = simulate({"rate": 1.0}, step_costs=costs, limits={"tpot_s": 0.02})
+    single = answer["search"]["rate"]
+    many = simulate({"rate": 10.9 * single}, step_costs=costs, limits={"tpot_s": 0.02})
+    assert many["search"]["replicas"] == 11
+
+
+def test_lengths_count_not_the_unused_lengths_of_an_estimate() -> None:
+    request = {"model": "llama-tiny", "cluster": H100, "step_costs": COSTS}
+    load = {"rate": 1.0, "prompt": {"mean": 20}, "output": {"mean": 5}, "requests": 20}
+    assert api.simulate_serving({**request, "load": load})["requests"] == 20
+    measured = {**load, "prompt": {"values": [30, 60]}, "shared_prefix": 40}
+    assert api.simulate_serving({**request, "load": measured})["requests"] == 20
+
+
 def test_predicted_steps_agree_with_the_serving_terms() -> None:
     """One sequence at a time: the roofline of `plans/serving` at batch 1."""
     alone = api.serving(

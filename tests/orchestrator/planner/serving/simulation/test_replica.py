@@ -135,6 +135,33 @@ def test_a_common_prefix_is_computed_once_and_stays_cached() -> None:
     assert replica.free == 100 - 4
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30), st.integers(1, 60), st.integers(1, 40)),
+        min_size=1,
+        max_size=14,
+    ),
+    st.integers(0, 50),
+    st.integers(11, 30),
+)
+def test_requests_with_a_common_prefix_finish_and_free_their_blocks(
+    arrivals: list[tuple[int, int, int]], prefix: int, blocks: int
+) -> None:
+    """Few blocks: requests are preempted, with blocks of their own and of the prefix."""
+    replica = Replica(EngineLimits(blocks, 16, 50, 8), EveryStep(), shared_prefix=prefix)
+    for number, each in enumerate(sorted(arrivals)):
+        replica.add(SimulatedRequest(number, *each))
+    while replica.busy:
+        work = replica.step(replica.now + 1)
+        assert work.prefill_tokens >= 0 and replica.free >= 0
+        for request in replica.prompts:
+            assert 0 <= request.computed < request.tokens
+    assert len(replica.finished) == len(arrivals)
+    pinned = blocks - replica.free
+    assert 0 <= pinned <= prefix // 16
+
+
 def test_a_request_does_not_start_before_it_arrives() -> None:
     replica = Replica(EngineLimits(100), ONE_SECOND)
     early, late = SimulatedRequest(0, 0.0, 10, 2), SimulatedRequest(1, 50.0, 10, 2)

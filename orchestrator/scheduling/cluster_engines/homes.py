@@ -57,9 +57,16 @@ def _owner(engine: Engine, attempt: Attempt) -> int | None:
 
 
 def _left(engine: Engine, attempt: Attempt, owner: int | None) -> list[LeftSupervisor]:
-    """Ended attempts of the run and of others in the same home, the run's own first."""
+    """Ended attempts of the run and of others in the same home, the run's own first.
+
+    Only of ended jobs: after its report of the exit a supervisor lives on, for up to hours, and
+    sends the rest itself.
+    """
     jobs = EngineJob.objects.filter(
-        engine=engine, attempt__state=AttemptState.EXITED, attempt__ended__gt=clock.now() - _LATE
+        engine=engine,
+        state=EngineJob.State.ENDED,
+        attempt__state=AttemptState.EXITED,
+        attempt__ended__gt=clock.now() - _LATE,
     ).exclude(hosts=[])
     if owner is not None:
         jobs = jobs.filter(attempt__run__owner=owner)

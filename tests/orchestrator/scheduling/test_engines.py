@@ -312,6 +312,10 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     assert tasks["collect"].attempts == [folder] and tasks["collect"].scan
     [left] = tasks["left"]
     assert left.to_dict() == {"node": f"hpc.job{first.pk}.0", "run_dir": f"{folder}/node-0"}
+    # while its job lives, a supervisor that has reported its exit still sends the rest itself
+    EngineJob.objects.filter(attempt=first).update(state=EngineJob.State.ACTIVE)
+    assert homes.tasks(engine, attempt)["left"] == []
+    EngineJob.objects.filter(attempt=first).update(state=EngineJob.State.ENDED)
 
     # with homes of their own, users delete and send only what is theirs
     EngineRow.objects.filter(pk=engine.pk).update(settings={"identity": "submitter"})

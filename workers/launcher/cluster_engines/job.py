@@ -32,6 +32,7 @@ from workers.launcher import processes
 from workers.launcher.cluster_engines.job_environment import NotInJob, job_environment
 from workers.launcher.cluster_engines.own_address import own_address
 from workers.launcher.maintenance import engine_home
+from workers.launcher.recovery import is_reported
 from workers.launcher.rundir import RunDir, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.supervisor import Supervisor
@@ -75,7 +76,8 @@ def main() -> int:
     order = placed(order, os.environ, here.first_host)
     node_file = _write_node_file(home, member, own_address(member.redis))
     _supervise(home, run_dir, order, node_file, member, client, ticket.stop_grace_s)
-    node_file.unlink(missing_ok=True)
+    if is_reported(run_dir):  # otherwise a later job sends the rest under this identity
+        node_file.unlink(missing_ok=True)
     return 0
 
 

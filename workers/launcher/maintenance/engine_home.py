@@ -12,14 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from workers.contracts.wire.maintenance.storage import StorageReport
+from workers.contracts.wire.maintenance.storage import CollectOrder, StorageReport
 from workers.contracts.wire.node_messages import LaunchOrder, LeftSupervisor
 from workers.launcher.maintenance import garbage
-from workers.launcher.recovery import recover
+from workers.launcher.recovery import is_reported, recover
 from workers.launcher.rundir import RunDir
 
 FOLDER: Final = "engine"  # in the home, with a file per supervisor until it has reported everything
-_PATIENCE_S: Final = 120.0
+_PATIENCE_S: Final = 120.0  # for one supervisor
+_TOTAL_S: Final = 600.0  # for all of an order
 _FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that wrote nothing for so long is not active
 
 
@@ -29,28 +30,43 @@ def node_file(home: Path, name: str) -> Path:
 
 
 def maintain(home: Path, order: LaunchOrder, send: Callable[[StorageReport], bool]) -> None:
-    """Do what the order wants in the home; `send` returns whether the broker has a report."""
-    for left in order.left:
+    """Do what the order wants in the home; `send` returns whether the broker has a report.
+
+    Deletions come first, because shipping may last longer than the attempt. What fails or is late
+    is left to a later job.
+    """
+    if order.collect is not None:
         try:
-            _ship(home, left)
-        except (OSError, ValueError) as error:
-            print(f"What {left.node} left could not be sent: {error}", flush=True)
-    if order.collect is None:
-        return
-    try:
-        for report in garbage.collect(home, order.collect, since=time.time() - _FORGOTTEN_S):
-            if not send(report):
-                return  # the order is repeated
-    except OSError as error:
-        print(f"Garbage collection failed: {error}", flush=True)
+            _collect(home, order.collect, send)
+        except Exception as error:
+            print(f"Garbage collection failed: {error!r}", flush=True)
+    deadline = time.monotonic() + _TOTAL_S
+    for left in order.left:
+        patience_s = min(_PATIENCE_S, deadline - time.monotonic())
+        if patience_s <= 0:
+            print("A later job sends what other supervisors left.", flush=True)
+            return
+        try:
+            _ship(home, left, patience_s)
+        except Exception as error:
+            print(f"What {left.node} left could not be sent: {error!r}", flush=True)
 
 
-def _ship(home: Path, left: LeftSupervisor) -> None:
+def _collect(home: Path, order: CollectOrder, send: Callable[[StorageReport], bool]) -> None:
+    for report in garbage.collect(home, order, since=time.time() - _FORGOTTEN_S):
+        if not send(report):
+            return  # the order is repeated
+
+
+def _ship(home: Path, left: LeftSupervisor, patience_s: float) -> None:
     """Report and send what the supervisor did not; nothing if it did."""
     file, run_dir = node_file(home, left.node), RunDir(home / left.run_dir)
     if not file.exists() or not run_dir.order.exists():
         return
-    report = recover(run_dir, file, patience_s=_PATIENCE_S, store_patience_s=_PATIENCE_S)
+    if is_reported(run_dir):  # it was killed before it removed the file, or is about to
+        file.unlink(missing_ok=True)
+        return
+    report = recover(run_dir, file, patience_s=patience_s, store_patience_s=patience_s)
     if report is not None:
         file.unlink(missing_ok=True)
         print(f"What the supervisor {left.node} left in {run_dir} was sent.", flush=True)

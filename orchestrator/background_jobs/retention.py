@@ -63,10 +63,11 @@ def _apply(policy: Policy, rows: Rows, renew: Callable[[], None]) -> int:
         if not keys:
             return changed
         last = keys[-1]
-        batch = rows.model._default_manager.filter(pk__in=keys)
         if policy.thin:
-            changed += batch.update(**{policy.thin: b""})
+            # with the condition: another transaction may need a row meanwhile
+            changed += rows.filter(pk__in=keys).update(**{policy.thin: b""})
         else:
+            batch = rows.model._default_manager.filter(pk__in=keys)
             batch.delete()  # its count would include dependent rows
             changed += len(keys)
         renew()

@@ -25,10 +25,10 @@ def store(run: Run, code: Captured | None) -> None:
             "bytes": code.files.size,
         },
     )
-    if not new and not snapshot.packed:  # its files were deleted
-        ProgramSnapshot.objects.filter(pk=snapshot.pk).update(
-            packed=code.files.packed(), created=clock.now()
-        )
+    if not new:
+        _use(snapshot.pk)
+        emptied = ProgramSnapshot.objects.filter(pk=snapshot.pk, packed=b"")
+        emptied.update(packed=code.files.packed())
     RunCode.objects.create(
         run=run,
         snapshot=snapshot,
@@ -43,6 +43,21 @@ def store(run: Run, code: Captured | None) -> None:
         diff=code.diff,
         notes=code.notes,
     )
+
+
+def reserve(run: Run) -> None:
+    """Protect the run's stored files from retention until the transaction commits.
+
+    Afterwards the run needs them, if it was queued.
+    """
+    key = RunCode.objects.filter(run=run).values_list("snapshot", flat=True).first()
+    if key is not None:
+        _use(key)
+
+
+def _use(key: int) -> None:
+    """Lock the program's row; retention that waits for it then sees that it is not old."""
+    ProgramSnapshot.objects.filter(pk=key).update(created=clock.now())
 
 
 def code_of(run: Run) -> RunCode | None:

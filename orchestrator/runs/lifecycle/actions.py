@@ -109,6 +109,7 @@ def run_retry(*, run: Run, by: User) -> Run:
             )
         if reason := data_sets.unusable(run):
             raise conflict(f"{reason} Clone the run with another one.", type="data-set-deleted")
+        record.reserve(run)
         if reason := record.unusable(run):
             raise conflict(f"{reason} Submit the program again.", type="code-deleted")
         return requeue(run, by, "retried", budgets_used={}, ended=None, exit=None)

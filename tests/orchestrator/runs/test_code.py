@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import retention
@@ -359,3 +360,38 @@ def test_stored_files_of_old_runs_are_deleted_by_policy_only(
     again = submitted(owner, work)
     order = record.program_order(again)
     assert order is not None and order["packed"]
+
+
+def test_stored_files_stay_if_a_run_needs_them_while_old_ones_are_deleted(
+    owner: User, data: Path, settings: Any
+) -> None:
+    """A submit and a retry make the program new; retention looks again when it deletes."""
+    settings.ENV = settings.ENV.model_copy(update={"retain_programs_days": 30.0})
+    work = data / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print('one')")
+    run = submitted(owner, work)
+    old = clock.now() - timedelta(days=40)
+    ProgramSnapshot.objects.update(created=old)
+    runs.run_cancel(run=submitted(owner, work), by=owner)
+    assert ProgramSnapshot.objects.get().created > old
+    runs.run_cancel(run=run, by=owner)
+    ProgramSnapshot.objects.update(created=old)
+    runs.run_retry(run=run, by=owner)
+    assert ProgramSnapshot.objects.get().created > old
+    runs.run_cancel(run=run, by=owner)
+
+    later, raced = clock.now() + timedelta(days=31), []
+
+    def meanwhile(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        if sql.startswith("UPDATE") and not raced:
+            raced.append(sql)
+            ProgramSnapshot.objects.update(created=later)
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(meanwhile):
+        counts = retention.retain(
+            policies=retention.POLICIES, now=later, dry_run=False, renew=lambda: None
+        )
+    assert raced and counts["programs"] == 0
+    assert ProgramSnapshot.objects.get().packed

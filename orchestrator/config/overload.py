@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -21,15 +22,21 @@ from orchestrator.config.security_headers import with_policy
 log = logging.getLogger(__name__)
 
 _COUNT_S = 1.0  # between two additions to the total
-_URGENT_ENDINGS = ("/cancel", "/cancel/", "/act/")  # what stops a run must not wait for readers
+# what stops a run must not wait for readers, nor what a person does to runs; sweeps have `cancel`
+_URGENT = re.compile(r"/cancel/?$|/runs/.*/(?:pause|resume|retry)/?$|/act/$")
 
 
 def is_urgent(scope: Any) -> bool:
-    """Health, metrics and actions on runs: never refused, on threads of their own."""
+    """Health and actions on runs: never refused, on threads of their own."""
     path = str(scope["path"])
     if scope["method"] == "POST":
-        return path.endswith(_URGENT_ENDINGS)
-    return path in ("/health/", "/metrics")
+        return _URGENT.search(path) is not None
+    return path == "/health/"
+
+
+def is_metrics(scope: Any) -> bool:
+    """Never refused either, on a thread of its own: it reads much."""
+    return scope["method"] != "POST" and scope["path"] == "/metrics"
 
 
 def may_refuse(scope: Any) -> bool:

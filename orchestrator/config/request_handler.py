@@ -3,7 +3,7 @@
 Django's own handler starts a thread and opens a connection for each request, so 200 requests per
 second exhaust PostgreSQL's connections. Requests beyond the number of threads wait in order of
 arrival. A request that would wait too long is refused at once, because a late answer is of no use
-to a client that has given up. Does not depend on views.
+to a client that has given up, except those that are never refused. Does not depend on views.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from django.urls import set_script_prefix
 from orchestrator.config import overload
 
 _URGENT_THREADS = 2
-_URGENT_QUEUE = 1000
+_METRICS_THREADS = 1  # a slow scrape delays no urgent request
 
 
 class Busy(Exception):
@@ -39,10 +39,11 @@ class Busy(Exception):
 class RequestThreads:
     """The threads of one event loop. `call` runs up to `count` functions at once.
 
-    Up to `queue` calls wait for a thread, each for at most `wait_s`; 0: no limit.
+    Up to `queue` calls wait for a thread, each for at most `wait_s`; 0: no limit. Neither holds for
+    calls that are not `refusable`.
     """
 
-    def __init__(self, count: int, *, queue: int, wait_s: float) -> None:
+    def __init__(self, count: int, *, queue: int = 0, wait_s: float = 0.0) -> None:
         self._count = count
         self._queue = queue
         self._wait_s = wait_s or None
@@ -56,14 +57,14 @@ class RequestThreads:
         return 0 < self._queue <= self._waiting
 
     async def call(
-        self, function: Callable[[], HttpResponseBase]
+        self, function: Callable[[], HttpResponseBase], *, refusable: bool = True
     ) -> tuple[HttpResponseBase, ThreadPoolExecutor | None]:
         """The function's response, and the thread if the response still produces content.
 
         The caller then gives the thread back with `done`. If the caller is cancelled, the thread
         is used again once the function returns. Raises Busy if no thread becomes free in time.
         """
-        await self._acquire()
+        await self._acquire(self._wait_s if refusable else None)
         thread = self._idle.pop() if self._idle else ThreadPoolExecutor(1, "request")
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(thread, copy_context().run, function)
@@ -86,13 +87,13 @@ class RequestThreads:
             raise
         return response, thread if response.streaming else None
 
-    async def _acquire(self) -> None:
+    async def _acquire(self, wait_s: float | None) -> None:
         if not self._slots.locked():
             await self._slots.acquire()
             return
         self._waiting += 1
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(wait_s):
                 await self._slots.acquire()
         except TimeoutError:
             raise Busy from None
@@ -114,7 +115,8 @@ class _Loop:
     def __init__(self) -> None:
         wait_s = settings.WEB_WAIT_S
         self.normal = RequestThreads(settings.WEB_THREADS, queue=settings.WEB_QUEUE, wait_s=wait_s)
-        self.urgent = RequestThreads(_URGENT_THREADS, queue=_URGENT_QUEUE, wait_s=wait_s)
+        self.urgent = RequestThreads(_URGENT_THREADS)
+        self.metrics = RequestThreads(_METRICS_THREADS)
         self.refused = overload.RefusedRequests()
 
 
@@ -135,6 +137,8 @@ class RequestHandler(ASGIHandler):
         threads, refusable = state.normal, overload.may_refuse(scope)
         if overload.is_urgent(scope):
             threads, refusable = state.urgent, False
+        elif overload.is_metrics(scope):
+            threads, refusable = state.metrics, False
         if threads.full and refusable:  # before the body: it may be large
             await self._refuse(state, scope, send)
             return
@@ -143,7 +147,9 @@ class RequestHandler(ASGIHandler):
         except RequestAborted:
             return
         try:
-            response, thread = await threads.call(lambda: self._respond(scope, body))
+            response, thread = await threads.call(
+                lambda: self._respond(scope, body), refusable=refusable
+            )
         except Busy:
             body.close()
             await self._refuse(state, scope, send)

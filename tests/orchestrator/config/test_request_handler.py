@@ -55,8 +55,10 @@ urlpatterns = [
     path("stream/", stream),
     path("broken/", broken),
     path("health/", quick),
+    path("metrics", waiting),
     path("static/base.css", quick),
     path("api/v1/runs/3/cancel", quick),
+    *(path(f"api/v1/runs/3/{name}", quick) for name in ("pause", "resume", "retry")),
     path("runs/3/act/", quick),
 ]
 
@@ -171,6 +173,32 @@ def test_a_busy_process_refuses_early_but_not_health_and_cancel(
     assert problem["instance"] == "/api/v1/runs"
     assert b"The server is busy" in b"".join(refused[1].parts)
     assert sum(counted) == 2
+
+
+def test_requests_that_are_never_refused_wait_without_limit() -> None:
+    """And metrics, which may be slow, delay neither health checks nor actions on runs."""
+
+    async def run(app: RequestHandler) -> tuple[list[Call], list[Call]]:
+        waits = [Call(app, "/waiting/") for _ in range(2)]
+        waits += [Call(app, "/metrics") for _ in range(4)]
+        while len(_begun) < 3:
+            await asyncio.sleep(0.01)
+        waits.append(Call(app, "/static/base.css"))
+        actions = ("cancel", "pause", "resume", "retry")
+        prompt = [Call(app, f"/api/v1/runs/3/{name}", "POST") for name in actions]
+        prompt.append(Call(app, "/health/"))
+        await asyncio.wait([call.task for call in prompt], timeout=10)
+        await asyncio.sleep(0.2)
+        _gate.set()
+        await asyncio.wait([call.task for call in waits])
+        return waits, prompt
+
+    _begun.clear()
+    _gate.clear()
+    for app in handler(WEB_QUEUE=1, WEB_WAIT_S=0.05):
+        waits, prompt = asyncio.run(run(app))
+    assert [call.status for call in prompt] == [200] * 5
+    assert [call.status for call in waits] == [200] * 7
 
 
 def test_a_request_waits_for_a_thread_for_a_limited_time() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.workers.launcher.harness import ROOT
 from workers.contracts.wire.maintenance.storage import CollectOrder, StorageReport
 from workers.contracts.wire.node_messages import LaunchOrder, LeftSupervisor
 from workers.launcher.cluster_engines import job
@@ -88,3 +92,12 @@ def test_a_job_leaves_its_identity_to_the_next_one_unless_all_is_sent(
     monkeypatch.setattr(LaunchOrder, "to_dict", lambda _: {})
     assert job.main() == 0
     assert file.exists() is not reported
+
+
+def test_jobs_that_waited_during_an_upgrade_start_under_the_old_name() -> None:
+    command = [sys.executable, "-m", "workers.launcher.engines.job"]
+    environ = {key: value for key, value in os.environ.items() if key != job.names.ENGINE_TICKET}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and job.names.ENGINE_TICKET in done.stdout, done.stderr

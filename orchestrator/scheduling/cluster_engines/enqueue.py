@@ -6,11 +6,12 @@ The engine decides when and where it starts; the run stays queued until then.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Q, Sum
+from django.db.models import Max, Q, Sum
 
 from orchestrator.common import clock
 from orchestrator.fleet.cluster_engines import kinds
@@ -27,6 +28,7 @@ from workers.contracts.wire.cluster_engines.jobs import is_member_name, member_n
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 _PER_NODE = 8  # of a partition that is not known yet
+_LATE: Final = timedelta(seconds=5)  # clocks differ, and a submit commits after its time
 
 
 def enqueue(engine: Engine, pools: Mapping[str, Pool]) -> list[EngineJob]:
@@ -64,15 +66,25 @@ def enqueue(engine: Engine, pools: Mapping[str, Pool]) -> list[EngineJob]:
         return EngineJob.objects.bulk_create(jobs)
 
 
-def engines_with_new_runs() -> set[int]:
-    """Keys of the engines with queued runs that have no job yet."""
-    pools = dict(Pool.objects.exclude(engine=None).values_list("name", "engine_id"))
+def engines_with_new_runs(since: Mapping[int, datetime]) -> set[int]:
+    """Keys of the engines with runs that were queued since then, may start and have no job yet.
+
+    `since`: the newest pass by engine; runs that it left waiting, such as those over a quota, wait
+    for the next turn. Runs that were queued shortly before it may have been committed after it.
+    """
+    pools = dict(Pool.objects.filter(engine__in=list(since)).values_list("name", "engine_id"))
     if not pools:
         return set()
+    now = clock.now()
     open_attempts = Attempt.objects.exclude(state=AttemptState.EXITED).values("run_id")
-    waiting = Run.objects.filter(state=RunState.QUEUED, pool_name__in=pools)
-    names = waiting.exclude(pk__in=open_attempts).values_list("pool_name", flat=True)
-    return {pools[name] for name in names.order_by().distinct()}
+    waiting = Run.objects.filter(
+        Q(not_before=None) | Q(not_before__lte=now),
+        state=RunState.QUEUED,
+        pool_name__in=pools,
+        queued_at__gte=min(since.values()) - _LATE,
+    ).exclude(pk__in=open_attempts)
+    newest = waiting.order_by().values_list("pool_name").annotate(Max("queued_at"))
+    return {pools[name] for name, queued in newest if queued >= since[pools[name]] - _LATE}
 
 
 def shape(engine: Engine, pool: Pool, devices: int) -> tuple[int, int, bool]:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 
@@ -33,6 +34,7 @@ class Watcher:
         self._woken = threading.Event()
         self._due: dict[int, float] = {}
         self._last: dict[int, float] = {}
+        self._passed: dict[int, datetime] = {}  # when, by the clock of `queued_at`
         self._expire_due = time.monotonic() + _EXPIRE_EVERY_S
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
 
@@ -72,9 +74,9 @@ class Watcher:
                 broker_users.remove_node(name)
         if self._woken.is_set():
             self._woken.clear()
-            for id in sorted(engines_with_new_runs() & self._due.keys()):
-                soon = self._last.get(id, now - _LEAST_S) + _LEAST_S
-                self._due[id] = min(self._due[id], soon)
+            since = {id: self._passed[id] for id in self._due.keys() & self._passed.keys()}
+            for id in sorted(engines_with_new_runs(since)):
+                self._due[id] = min(self._due[id], self._last[id] + _LEAST_S)
         if self._due and now < min(self._due.values()):
             return
         rows = list(EngineRow.objects.prefetch_related("pools"))
@@ -84,7 +86,7 @@ class Watcher:
         for row in rows:
             if now < self._due[row.pk] or self._stopping.is_set():
                 continue
-            self._last[row.pk] = time.monotonic()
+            self._last[row.pk], self._passed[row.pk] = time.monotonic(), clock.now()
             try:
                 settings = kinds.settings_of(row)
                 sync(row, contact.connect(row), drained=self._drained)

@@ -356,6 +356,14 @@ def test_a_new_run_is_submitted_before_the_next_turn_of_its_engine(
     waits._pass()
     assert len(passed) == 2  # neither is due
     monkeypatch.setattr(watcher, "_LEAST_S", 0.0)
+    # the last pass left these runs waiting, or they may not start yet
+    soon = clock.now() + timedelta(hours=1)
+    for waiting in ({"queued_at": soon - timedelta(hours=2)}, {"not_before": soon}):
+        Run.objects.update(**{"queued_at": soon, "not_before": None, **waiting})
+        waits.wake()
+        waits._pass()
+        assert len(passed) == 2
+    Run.objects.update(queued_at=clock.now(), not_before=None)
     waits.wake()
     waits._pass()
     assert passed[2:] == ["hpc"]

@@ -9,7 +9,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
+from redis.exceptions import RedisError
+
 from orchestrator.common import clock
+from orchestrator.common.redis import quick_client
 from orchestrator.fleet.cluster_engines import kinds, members
 from orchestrator.fleet.models import Engine, EngineMember, Node
 from orchestrator.runs import storage
@@ -20,6 +23,7 @@ from workers.contracts.wire.node_messages import AttemptState, LeftSupervisor
 
 _MOST: Final = 50  # ended attempts of other runs
 _LATE: Final = members.LATE - timedelta(hours=1)  # their identities are valid for so long
+_SCAN_EVERY_S: Final = 86400
 _PREFIX: Final = "engine:"  # nodes have no such names
 
 
@@ -41,13 +45,27 @@ def name_of_sender(sender: Node | EngineMember) -> str:
 def tasks(engine: Engine, attempt: Attempt) -> dict[str, Any]:
     """`left` and `collect` of the launch order of the attempt's first node."""
     own = _owner(engine, attempt)
+    # homes of several users would overwrite each other's sizes
+    scan = own is None and _claim_scan(engine)
     due = storage.deletions_due(node=f"{_PREFIX}{engine.name}", most=MOST_ITEMS, owner=own)
     collect = CollectOrder(
         checkpoints=[row.path for row in due if row.kind == "checkpoint"],
         attempts=[row.path for row in due if row.kind == "attempt"],
-        scan=own is None,  # homes of several users would overwrite each other's sizes
+        scan=scan or (own is None and bool(due)),  # a deletion changes the sizes
     )
-    return {"left": _left(engine, attempt, own), "collect": collect if due else None}
+    return {"left": _left(engine, attempt, own), "collect": collect if due or scan else None}
+
+
+def _claim_scan(engine: Engine) -> bool:
+    """Whether this order scans the home, which one per `_SCAN_EVERY_S` does even without deletions.
+
+    A scan reads every file, so the orders of many waiting jobs must not repeat it.
+    """
+    try:
+        key = f"orrery:engine:{engine.pk}:scan"
+        return bool(quick_client().set(key, "1", nx=True, ex=_SCAN_EVERY_S))
+    except (RedisError, OSError):
+        return False
 
 
 def _owner(engine: Engine, attempt: Attempt) -> int | None:

@@ -12,6 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from orchestrator.background_jobs import garbage
 from orchestrator.common import clock
+from orchestrator.common.redis import quick_client
 from orchestrator.fleet.cluster_engines import members
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Engine as EngineRow
@@ -38,6 +39,7 @@ from orchestrator.scheduling.reports import attempt_end
 from orchestrator.scheduling.reports.handler import report
 from tests import factories
 from workers.contracts.wire import envelope, names
+from workers.contracts.wire.maintenance.storage import CollectOrder
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 
@@ -285,10 +287,13 @@ def test_a_new_job_sends_what_killed_supervisors_left_and_deletes_garbage(
     engine: EngineRow, run: Run, settings: Any
 ) -> None:
     port = Recorded()
-    _pass(engine, port, run)
-    port.become(run, "RUNNING")
     first = _pass(engine, port, run)
     assert first is not None
+    assert homes.tasks(engine, first)["collect"] is None  # the published order has the scan
+    quick_client().delete(f"orrery:engine:{engine.pk}:scan")
+    assert homes.tasks(engine, first)["collect"] == CollectOrder(scan=True)
+    port.become(run, "RUNNING")
+    _pass(engine, port, run)
     port.become(run, "NODE_FAIL")
     first.refresh_from_db()
     attempt_end.abandon(first, exit_class="user_error", reason="its node failed")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +93,28 @@ def test_a_job_leaves_its_identity_to_the_next_one_unless_all_is_sent(
     monkeypatch.setattr(LaunchOrder, "to_dict", lambda _: {})
     assert job.main() == 0
     assert file.exists() is not reported
+
+
+def test_an_attempt_that_writes_nothing_for_days_stays_active(tmp_path: Path) -> None:
+    left = leave(tmp_path, "hpc.job1.0", 7, reported=False)
+    run_dir, path = RunDir(tmp_path / left.run_dir), "runs/7/checkpoints/step_5"
+    (tmp_path / path).mkdir(parents=True)
+    os.utime(run_dir.path, (1.0, 1.0))
+    client: Any = SimpleNamespace(get=lambda key: None)
+    member = job.JobMember(name=left.node, secret="00" * 32, redis="redis://127.0.0.1:1")
+    turns = iter([False, True])
+    job._pass_requests(client, member, run_dir, lambda: next(turns))
+    reports: list[StorageReport] = []
+
+    def send(report: StorageReport) -> bool:
+        reports.append(report)
+        return True
+
+    engine_home.maintain(tmp_path, order([], CollectOrder(checkpoints=[path])), send)
+    assert "active" in reports[0].collected[0].problem and (tmp_path / path).is_dir()
+    os.utime(run_dir.path, (1.0, 1.0))  # its job was killed
+    engine_home.maintain(tmp_path, order([], CollectOrder(checkpoints=[path])), send)
+    assert not (tmp_path / path).exists()
 
 
 def test_jobs_that_waited_during_an_upgrade_start_under_the_old_name() -> None:

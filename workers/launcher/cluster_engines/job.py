@@ -199,9 +199,16 @@ def _supervise(
 def _pass_requests(
     client: redis.Redis, member: JobMember, run_dir: RunDir, stopped: Callable[[], bool]
 ) -> None:
-    """Write the control plane's newest request where the supervisor reads it."""
-    last = ""
+    """Write the control plane's newest request where the supervisor reads it.
+
+    Also marks the attempt as active, which the folder's age alone does not show if nothing new is
+    written for days.
+    """
+    last, mark_due = "", 0.0
     while not stopped():
+        if time.monotonic() >= mark_due:
+            mark_due = time.monotonic() + engine_home.MARK_EVERY_S
+            engine_home.mark_active(run_dir)
         try:
             text: Any = client.get(names.node_key(member.name, names.ENGINE_REQUEST))
             if text and text != last:

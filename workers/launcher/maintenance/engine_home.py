@@ -7,6 +7,8 @@ harmless.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,8 @@ from workers.launcher.rundir import RunDir
 FOLDER: Final = "engine"  # in the home, with a file per supervisor until it has reported everything
 _PATIENCE_S: Final = 120.0  # for one supervisor
 _TOTAL_S: Final = 600.0  # for all of an order
-_FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that wrote nothing for so long is not active
+_FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that was not marked for so long is not active
+MARK_EVERY_S: Final = 3600.0
 
 
 def node_file(home: Path, name: str) -> Path:
@@ -50,6 +53,12 @@ def maintain(home: Path, order: LaunchOrder, send: Callable[[StorageReport], boo
             _ship(home, left, patience_s)
         except Exception as error:
             print(f"What {left.node} left could not be sent: {error!r}", flush=True)
+
+
+def mark_active(run_dir: RunDir) -> None:
+    """Make the folder of a living attempt new, for the jobs that delete garbage in the home."""
+    with contextlib.suppress(OSError):
+        os.utime(run_dir.path)
 
 
 def _collect(home: Path, order: CollectOrder, send: Callable[[StorageReport], bool]) -> None:

@@ -136,3 +136,32 @@ def test_the_documented_memory_limits_are_enforced() -> None:
         assert services[name]["mem_limit"] == f"{size}{suffix.lower()}", name
     # the agent's unit holds its runs as well, whose memory is theirs
     assert "MemoryMax" not in (DEPLOY / "systemd" / "orrery-agent.service").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs the prolog as root")
+@pytest.mark.parametrize(
+    ("partitions", "user", "home", "refused"),
+    [
+        ("", "1", "/proc/none", False),  # nothing is checked unless partitions are named
+        ("high low", "1", "/proc/none", True),
+        ("high", "1", "/proc/none", False),
+        ("low", "1", "/usr", False),
+        ("low", "1", "", True),  # a folder of root's
+        ("low", "0", "", False),
+        ("low", "", "/proc/none", False),  # the user is unknown
+    ],
+)
+def test_the_prolog_of_slurm_sees_what_the_user_of_the_job_sees(
+    tmp_path: Path, partitions: str, user: str, home: str, refused: bool
+) -> None:
+    """As with a file server that maps root to a stranger."""
+    shutil.copy(DEPLOY / "slurm" / "prolog.sh", tmp_path)
+    own = tmp_path / "own"
+    own.mkdir(mode=0o700)
+    text = f'ORRERY_HOME={home or own}\nORRERY_PARTITIONS="{partitions}"\n'
+    (tmp_path / "orrery.env").write_text(text)
+    environ = {"PATH": os.environ["PATH"], "SLURM_JOB_PARTITION": "low"}
+    environ |= {"SLURM_JOB_UID": user} if user else {}
+    command = ["bash", str(tmp_path / "prolog.sh")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert (done.returncode == 1) is refused, done.stderr

@@ -101,7 +101,8 @@ class SlurmCluster:
             (self.folder / name).mkdir(parents=True)
         for script in BUNDLE.glob("*.sh"):
             shutil.copy(script, self.folder)
-        (self.folder / "orrery.env").write_text(f"ORRERY_PYTHON={sys.executable}\n")
+        text = f"ORRERY_PYTHON={sys.executable}\nORRERY_PARTITIONS=low\n"
+        (self.folder / "orrery.env").write_text(text)
         host = socket.gethostname().partition(".")[0]
         ports = [free_port() for _ in range(5)]
         conf = _CONF + _ACCOUNTING if accounting else _CONF

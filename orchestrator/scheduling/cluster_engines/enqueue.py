@@ -72,7 +72,8 @@ def engines_with_new_runs(since: Mapping[int, datetime]) -> set[int]:
     `since`: the newest pass by engine; runs that it left waiting, such as those over a quota, wait
     for the next turn. Runs that were queued shortly before it may have been committed after it.
     """
-    pools = dict(Pool.objects.filter(engine__in=list(since)).values_list("name", "engine_id"))
+    rows = Pool.objects.filter(engine__in=list(since)).values_list("name", "engine_id")
+    pools = {name: id for name, id in rows if id is not None}
     if not pools:
         return set()
     now = clock.now()

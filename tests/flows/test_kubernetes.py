@@ -1,4 +1,4 @@
-"""Runs in pods that a played cluster starts: points, eviction, pause, kill, retry, cancel."""
+"""Runs in pods that a simulated cluster starts: points, eviction, pause, kill, retry, cancel."""
 
 from __future__ import annotations
 

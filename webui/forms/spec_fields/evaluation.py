@@ -45,7 +45,7 @@ EVALUATION = Section(
             "train.evaluate.judge_by",
             _("Judged by"),
             "choice",
-            _("What the judge is."),
+            _("A chat model picks the better answer; a reward model scores each one."),
             choices=(
                 ("choice", _("a chat model that chooses")),
                 ("reward", _("a reward model that scores")),
@@ -56,7 +56,7 @@ EVALUATION = Section(
             "train.evaluate.judge.run",
             _("Judge: run"),
             "int",
-            _("The id of a serve run that you may see; the run waits until it serves."),
+            _("ID of a serve run that you can see. This run waits until that server is ready."),
             default=_("none"),
         ),
         F(

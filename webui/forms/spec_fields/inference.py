@@ -246,7 +246,7 @@ EVALUATE = Section(
             "evaluate.judge_by",
             _("Judged by"),
             "choice",
-            _("What the judge is."),
+            _("A chat model picks the better answer; a reward model scores each one."),
             choices=(
                 ("choice", _("a chat model that chooses")),
                 ("reward", _("a reward model that scores")),
@@ -257,7 +257,7 @@ EVALUATE = Section(
             "evaluate.judge.run",
             _("Judge: run"),
             "int",
-            _("The id of a serve run that you may see; the run waits until it serves."),
+            _("ID of a serve run that you can see. This run waits until that server is ready."),
             default=_("none"),
         ),
         F(

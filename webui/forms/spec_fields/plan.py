@@ -184,8 +184,8 @@ PLAN = Section(
             _("Replicas of shards"),
             "int",
             _(
-                "Hybrid sharding: this many groups of the data-parallel ranks hold all shards, so "
-                "gathers stay inside a group. It divides dp."
+                "Hybrid sharding: each of this many groups of data-parallel ranks holds a full "
+                "copy of the shards, so gathers stay within a group. Must divide dp."
             ),
             default=_("one group"),
             kinds=TRAINS,

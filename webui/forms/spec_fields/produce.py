@@ -17,7 +17,7 @@ def _server(name: str, run_label: str, url_label: str) -> tuple[SpecField, ...]:
             f"produce.{name}.run",
             run_label,
             "int",
-            _("The id of a serve run that you may see; the run waits until it serves."),
+            _("ID of a serve run that you can see. This run waits until that server is ready."),
             default=_("none"),
         ),
         F(

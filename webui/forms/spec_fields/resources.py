@@ -66,7 +66,7 @@ RESOURCES = Section(
             _("Hang after"),
             "float",
             _("Seconds without progress, after which the run ends as hung; at least 10."),
-            default=_("as configured"),
+            default=_("the installation's default"),
             kinds=TRAINS,
         ),
         F(

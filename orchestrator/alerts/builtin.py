@@ -52,6 +52,8 @@ BUILTINS: Final[Mapping[str, Builtin]] = {
             Condition("idle", threshold=0.05, kinds=_TRAINING),
             900.0,
         ),
-        Builtin(NODE_LOST, "Node lost", "A node does not answer and its runs were ended.", None),
+        Builtin(
+            NODE_LOST, "Node lost", "A node stopped responding, and its runs were ended.", None
+        ),
     )
 }

@@ -22,10 +22,10 @@ _HISTORY: Final = 50
 KINDS: Final = {
     "threshold": gettext_noop("a metric is above or below a number"),
     "nan": gettext_noop("a metric is not a finite number"),
-    "no_progress": gettext_noop("nothing logged for some seconds"),
-    "slow": gettext_noop("slower than a share of the prediction"),
-    "idle": gettext_noop("devices less utilized than a share"),
-    "cost": gettext_noop("more device-hours than a number"),
+    "no_progress": gettext_noop("nothing logged for a number of seconds"),
+    "slow": gettext_noop("slower than a fraction of the predicted speed"),
+    "idle": gettext_noop("device utilization below a fraction"),
+    "cost": gettext_noop("more device-hours used than a limit"),
     "state": gettext_noop("the run ended in a state"),
 }
 _STATES: Final = {
@@ -55,7 +55,7 @@ _BUILTIN_TEXTS: Final = {
     ),
     "node-lost": (
         gettext_noop("Node lost"),
-        gettext_noop("A node does not answer and its runs were ended."),
+        gettext_noop("A node stopped responding, and its runs were ended."),
     ),
 }
 
@@ -117,12 +117,14 @@ def mute(request: PageRequest) -> HttpResponse:
     hours = typed.get("hours", "")
     if hours == "0":
         services.unmute(by=request.user, source=source, subject=subject)
-        return redirect_with_message(request, _("You get its messages again."), "alerts")
+        message = _("Unmuted: you will get its messages again.")
+        return redirect_with_message(request, message, "alerts")
     if source not in selectors.sources_of(user=request.user):
         raise invalid("source", _("%(source)r is not a rule of yours") % {"source": source[:40]})
     number = _number(hours, "hours") if hours else None
     services.mute(by=request.user, source=source, subject=subject, hours=number)
-    return redirect_with_message(request, _("You get no messages of it."), "alerts")
+    message = _("Muted: you will get no messages about it.")
+    return redirect_with_message(request, message, "alerts")
 
 
 @page
@@ -198,6 +200,6 @@ def _number(text: str, field: str) -> float:
 
 def _sentence(firing: int) -> str:
     if not firing:
-        return _("Nothing fires. Rules are evaluated every 30 seconds.")
-    text = ngettext("%(count)s alert fires.", "%(count)s alerts fire.", firing)
+        return _("No alerts are firing. Rules are evaluated every 30 seconds.")
+    text = ngettext("%(count)s alert is firing.", "%(count)s alerts are firing.", firing)
     return text % {"count": firing}

@@ -34,7 +34,7 @@ _CHANNELS = {
     "slack": gettext_noop("Slack-compatible webhook"),
     "email": gettext_noop("e-mail"),
 }
-_SCOPES = {"own": gettext_noop("my runs"), "team": gettext_noop("all runs that I see")}
+_SCOPES = {"own": gettext_noop("my runs"), "team": gettext_noop("all runs I can see")}
 
 
 @page

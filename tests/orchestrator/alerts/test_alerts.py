@@ -244,10 +244,14 @@ def test_the_page_creates_acknowledges_and_mutes(
 ) -> None:
     client = factories.client_for(owner)
     page = client.get("/alerts/").content.decode()
-    assert "Nothing fires" in page and "No ended alerts yet" in page and "No progress" in page
+    assert (
+        "No alerts are firing" in page and "No ended alerts yet" in page and "No progress" in page
+    )
     form = {"name": "high", "kind": "threshold", "metric": "x", "threshold": "much"}
     wrong = client.post("/alerts/", form)
     assert wrong.status_code == 422 and "&#x27;much&#x27; is not a number" in wrong.content.decode()
+    ends = client.post("/alerts/", {"kind": "state", "state": "finished"}).content.decode()
+    assert '<option value="finished" selected>' in ends, "a refused form has its choice"
     client.post("/alerts/", {**form, "threshold": "1", "minutes": "0"})
     run = factories.external_run(owner)
     log(run, 1, x=2.0)
@@ -256,7 +260,7 @@ def test_the_page_creates_acknowledges_and_mutes(
     client.post(f"/alerts/{alert.pk}/acknowledge/")
     client.post("/alerts/mute/", {"source": alert.source, "subject": alert.subject, "hours": "24"})
     page = client.get("/alerts/").content.decode()
-    assert "1 alert fires" in page and "Unmute" in page and "muted" in page
+    assert "1 alert is firing" in page and "Unmute" in page and "muted" in page
     client.post("/alerts/mute/", {"source": "slow", "hours": ""})
     assert ("slow", "") in selectors.mutes_of(user=owner)
     client.post("/alerts/mute/", {"source": "slow", "hours": "0"})

@@ -26,8 +26,8 @@ from webui.presentation.run_headlines import RunFacts
                 starts_in_s=(720.0, 480.0, 1200.0),
                 sooner="With 6 devices: now.",
             ),
-            "Waiting for 8 devices. Estimated start in 12 min 00 s (80%: 8 min 00 s to 20 min "
-            "00 s). With 6 devices: now.",
+            "Waiting for 8 devices. Estimated start in 12 min 00 s (80% likely between 8 min 00 s "
+            "and 20 min 00 s). With 6 devices: now.",
         ),
         (
             RunFacts("queued", wait_reason="waits", starts_in_s=(-3.0, None, None)),

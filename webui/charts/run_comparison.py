@@ -48,7 +48,7 @@ MEASURES: Final = (
         _("Generation throughput"),
         "tokens/s",
         _MORE,
-        _("median over reports"),
+        _("median over all reports"),
     ),
     Measure(
         "ttft_p50", _("Time to first token, p50"), "s", _LESS, _("half of all requests are faster")
@@ -62,7 +62,7 @@ MEASURES: Final = (
         "score_p50", _("Time per score, p50"), "s", _LESS, _("half of all requests are faster")
     ),
     Measure("score_p90", _("Time per score, p90"), "s", _LESS, _("90% of all requests are faster")),
-    Measure("inference/scores_per_s", _("Scores"), "scores/s", _MORE, _("median while busy")),
+    Measure("inference/scores_per_s", _("Scores"), "scores/s", _MORE, _("median over all reports")),
     Measure(
         "inference/prefix_hit_rate",
         _("Prefix cache hit rate"),

@@ -146,7 +146,7 @@ def _expected_start(facts: RunFacts) -> str:
         "low": formatting.duration(max(0.0, low)),
         "high": formatting.duration(max(0.0, high)),
     }
-    return _("Estimated start in %(time)s (80%%: %(low)s to %(high)s).") % values
+    return _("Estimated start in %(time)s (80%% likely between %(low)s and %(high)s).") % values
 
 
 def _starting(facts: RunFacts) -> str:

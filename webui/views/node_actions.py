@@ -59,7 +59,7 @@ def topology(request: PageRequest, name: str) -> HttpResponse:
     row = services.node_topology_set(
         node=node_named(request, name), by=request.user, path=request.POST.get("path", "")
     )
-    text = _("The place of %(node)s is saved.") % {"node": row.name}
+    text = _("Saved the network location of %(node)s.") % {"node": row.name}
     return redirect_with_message(request, text, "node", row.name)
 
 

@@ -71,7 +71,10 @@ def _sentence(result: services.Result | None) -> str:
     if not result.waiting:
         return _("No runs are waiting.")
     if result.before_s is None or result.after_s is None:
-        return _("The starts of the waiting runs are unknown: their holders have no known end.")
+        return _(
+            "The starts of the waiting runs are unknown: it is not known when the runs that hold "
+            "the devices will end."
+        )
     text = ngettext(
         "%(count)s waiting run would start in %(after)s instead of %(before)s.",
         "%(count)s waiting runs would start in %(after)s instead of %(before)s on average.",

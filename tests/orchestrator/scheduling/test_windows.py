@@ -215,6 +215,7 @@ def test_page_and_rest(people: factories.People, owner: User, operator: User) ->
     )
     assert page.post("/windows/", {**typed, **times}).status_code == 302
     text = page.get("/windows/").content.decode()
+    assert '<span class="visually-hidden">Actions</span>' in text and "<th></th>" not in text
     assert "1 window is planned." in text and "2099-01-01 10:00" in text and "new cables" in text
     shown = factories.client_for(owner).get("/windows/").content.decode()
     assert "new cables" in shown and "Reserve nodes" not in shown

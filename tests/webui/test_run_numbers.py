@@ -104,11 +104,29 @@ def test_throughput_is_one_number_on_every_page(people: factories.People) -> Non
     client = factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "median 1,200 tokens/s, MFU 24%" in page
+    assert re.search(r"Throughput, median</span>\s*<span[^>]*><span data-value>1,200<", page)
+    assert re.search(r"MFU, median</span>\s*<span[^>]*><span data-value>24%<", page)
+    assert page.count(" data-median") == 2, "the script does not replace them by newest values"
     assert re.search(r'data-cell="mfu">\s*24%', client.get("/runs/").content.decode())
+    ordered = client.get("/runs/?sort=-mfu").content.decode()
+    assert "Sort by the newest MFU" in ordered and "by newest value" in ordered
     others = [str(factories.run(people.owner).pk) for _ in range(21)]
     for ids in ([str(run.pk)], [str(run.pk), *others]):
         compared = compact(client.get(f"/runs/compare/?runs={','.join(ids)}").content.decode())
         assert "median over all steps" in compared and "1,200" in compared and "24%" in compared
+
+
+def test_a_served_reward_model_has_one_speed(people: factories.People) -> None:
+    run = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+    factories.running(run, factories.node("n1"))
+    values = {"inference/score_s": [0.1] * 3, "inference/scores_per_s": [40.0, 44.0, 2.0]}
+    points(run, [ago(5).timestamp()] * 3, **values)
+    telemetry.summaries_refresh(wait=False)
+    Run.objects.filter(pk=run.pk).update(state="finished", ended=NOW)
+    client = factories.client_for(people.owner)
+    page = client.get(f"/runs/{run.pk}/?tab=summary").content.decode()
+    assert re.search(r"Scores, median</span>\s*<span[^>]*><span data-value>40<", page)
+    assert "40 scores/s" in client.get("/runs/").content.decode()
 
 
 def test_many_compared_runs_keep_their_rows_before_summaries_are_computed(

@@ -26,6 +26,12 @@ DRAWN: Final = {
     "device_hours": (gettext_noop("Device-hours"), ""),
     "age": (gettext_noop("Age"), "age"),
 }
+# columns that show another value than the newest one, by which they sort
+_SORTED_BY: Final = {
+    "efficiency": gettext_noop(
+        "Sort by the newest MFU; runs that ended show the median over all steps"
+    ),
+}
 _NUMBERS: Final = frozenset(("efficiency", "tokens", "device_hours", "age"))
 _MOST: Final = 40  # columns of a view
 _SPARK: Final = "curve("
@@ -33,7 +39,10 @@ _SPARK: Final = "curve("
 
 @dataclass(frozen=True, slots=True)
 class ColumnHead:
-    """A column's head: `url` sorts by it, `order` is ascending or descending if it does now."""
+    """A column's head: `url` sorts by it, `order` is ascending or descending if it does now.
+
+    `hint` names what it sorts by, if that is not what the column shows.
+    """
 
     key: str
     title: str
@@ -42,6 +51,7 @@ class ColumnHead:
     url: str = ""
     order: str = ""
     pinned: bool = False
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,9 @@ def table_columns(filters: RunFilters, names: ColumnNames, sort: Sort | None) ->
         if key in DRAWN:
             title, by = DRAWN[key]
             url, order = _sorting(filters, by, sort, names)
-            heads.append(ColumnHead(key, _(title), key, key in _NUMBERS, url, order, key in pinned))
+            hint = _(_SORTED_BY[key]) if key in _SORTED_BY else ""
+            number, is_pinned = key in _NUMBERS, key in pinned
+            heads.append(ColumnHead(key, _(title), key, number, url, order, is_pinned, hint))
         elif key.startswith(_SPARK) and key[len(_SPARK) : -1] in names.metrics:
             curves[key] = key[len(_SPARK) : -1]
             heads.append(ColumnHead(key, curves[key], "curve", False, pinned=key in pinned))

@@ -84,16 +84,20 @@ def _kind(facts: Facts) -> str:
     return "score" if facts.scores else facts.run.kind
 
 
-def tiles(facts: Facts) -> list[dict[str, str]]:
-    """Return tiles of the run's metrics; the defaults before its first point."""
-    defaults = DEFAULT_TILES.get(_kind(facts), ())
+def tiles(facts: Facts) -> list[dict[str, Any]]:
+    """Return tiles of the run's metrics; the defaults before its first point.
+
+    Speeds of an ended run are medians, as in its headline: `median` is then True.
+    """
+    defaults, typical = DEFAULT_TILES.get(_kind(facts), ()), facts.typical
     return [
         {
             "name": name,
-            "title": _(title),
+            "title": _("%(title)s, median") % {"title": _(title)} if name in typical else _(title),
             "unit": unit,
             "hue": hue,
-            "value": format_metric(name, facts.latest.get(name)),
+            "value": format_metric(name, typical.get(name, facts.latest.get(name))),
+            "median": name in typical,
         }
         for name, title, unit, hue in TILES
         if name in facts.latest or (not facts.latest and name in defaults)

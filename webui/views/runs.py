@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from django.contrib import messages
 from django.http import HttpResponse
@@ -23,13 +23,12 @@ from orchestrator.telemetry import selectors as telemetry
 from webui.forms.run_columns import TableColumns, cells, table_columns
 from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.presentation import formatting, run_headlines
-from webui.presentation.run_facts import ANSWERING
+from webui.presentation.run_facts import ANSWERING, TYPICAL
 from webui.views.access import PageRequest, next_url, page
 from webui.views.compare import MOST as COMPARED
 from workers.contracts.specs.run import KINDS
 
 PAGE = 50
-SPEEDS: Final = ("mfu", "inference/tokens_per_s")
 BULK = 200
 
 
@@ -249,7 +248,7 @@ def sparklines(shown: list[Any]) -> dict[int, list[float]]:
 def medians(shown: list[Any]) -> dict[int, dict[str, float]]:
     """`{run: {metric: median}}` of the speeds of ended runs; active runs show newest values."""
     ended = [run.pk for run in shown if run.state in run_headlines.ENDED]
-    return telemetry.medians(ended, SPEEDS) if ended else {}
+    return telemetry.medians(ended, TYPICAL) if ended else {}
 
 
 def rows(shown: list[Any], sparks: Mapping[int, list[float]]) -> list[dict[str, Any]]:

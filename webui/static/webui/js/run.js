@@ -93,7 +93,8 @@ function startTiles() {
   const known = new Map();
   for (const element of document.querySelectorAll("[data-metric]")) {
     const name = element.dataset.metric, canvas = element.querySelector("canvas"), value = element.querySelector("[data-value]");
-    const tile = { values: [], digits: element.dataset.digits, hz: 4, light: true, draw: () => draw(tile), visible: () => sight.visible };
+    const median = "median" in element.dataset; // of an ended run: only its curve is drawn
+    const tile = { values: [], digits: element.dataset.digits, median, hz: 4, light: true, draw: () => draw(tile), visible: () => sight.visible };
     const sight = watchVisible(element, () => tile.mark?.());
     Object.assign(tile, { name, canvas, value, mark: scheduler.add(tile) });
     known.set(name, tile);
@@ -106,7 +107,7 @@ function startTiles() {
   }
   function draw(tile) {
     const last = tile.values.at(-1);
-    if (last !== undefined) tile.value.textContent = tile.digits && Number.isFinite(last) ? last.toFixed(tile.digits) : shown(tile.name, last);
+    if (last !== undefined && !tile.median) tile.value.textContent = tile.digits && Number.isFinite(last) ? last.toFixed(tile.digits) : shown(tile.name, last);
     if (tile.canvas) spark(tile.canvas, tile.values);
   }
   return {

@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.common import clock
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import services as telemetry
+from orchestrator.telemetry.reading import totals
 from orchestrator.telemetry.services import Lines
 from tests import factories
 from tests.webui.pages import compact
@@ -141,6 +144,43 @@ def test_many_compared_runs_keep_their_rows_before_summaries_are_computed(
     client = factories.client_for(people.owner)
     page = compact(client.get(f"/runs/compare/?runs={','.join(map(str, ids))}").content.decode())
     assert "Time to first token, p50" in page and "200 ms" in page and "1.5" in page
+
+
+def test_many_compared_runs_cost_no_queries_each(
+    people: factories.People, django_assert_max_num_queries: Any
+) -> None:
+    def compared(count: int) -> str:
+        ids = []
+        for number in range(count):
+            served = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+            for attempt, seconds in ((1, 9.0), (2, 0.2)):
+                data = {"requests": 9, "seconds": 4.0, "ttft_s": {"p50": seconds + number}}
+                runs.event_record(run=served, type="served", attempt=attempt, rank=0, data=data)
+            ids.append(str(served.pk))
+        return f"/runs/compare/?runs={','.join(ids)}"
+
+    few, many = compared(2), compared(12)
+    client = factories.client_for(people.owner)
+    client.get(few)
+    with CaptureQueriesContext(connection) as context:
+        client.get(few)
+    with django_assert_max_num_queries(len(context)):
+        page = compact(client.get(many).content.decode())
+    assert "200 ms" in page and "11.2 s" in page and "9.00 s" not in page
+
+
+def test_compare_reads_points_of_few_runs(
+    people: factories.People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(totals, "MOST_COMPUTED", 2)
+    stored, first, second = (factories.run(people.owner) for _ in range(3))
+    points(stored, [ago(5).timestamp()] * 3, loss=[3.0, 2.0, 1.5])
+    telemetry.summaries_refresh(wait=False)
+    points(stored, [ago(4).timestamp()], first=4, loss=[1.0])
+    for run in (first, second):
+        points(run, [ago(5).timestamp()], loss=[2.5])
+    numbers = totals.current_numbers([stored, first, second])
+    assert [numbers[run.pk]["loss"].last for run in (stored, first, second)] == [1.5, 2.5, 2.5]
 
 
 def test_programs_of_users_have_no_model_unless_they_name_one(people: factories.People) -> None:

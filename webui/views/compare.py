@@ -24,8 +24,10 @@ from orchestrator.scheduling import selectors as scheduling
 from orchestrator.telemetry import selectors as telemetry
 from orchestrator.tracking import selectors as tracking
 from webui.charts.run_comparison import MEASURES, Measure, compare_metrics, compare_specs
+from webui.presentation.run_facts import TYPICAL
 from webui.tabs.evaluation_metrics import METRICS
 from webui.views.access import PageRequest, page
+from workers.contracts.wire.serving_reports import Evaluated, Summary
 
 MOST: Final = 100
 _SUMMARIES: Final = 100  # rows of values of summaries
@@ -39,8 +41,6 @@ _POINTS: Final = 400  # of a curve; every extreme stays
 BEFORE = gettext_noop("before training")
 WIN_RATE = gettext_noop("Win rate")
 WINS = gettext_noop("share of examples for which the judge prefers the answer after training")
-# compared by their median over all steps
-_TYPICAL: Final = ("tokens_per_s", "mfu", "inference/tokens_per_s", "inference/scores_per_s")
 
 
 @page
@@ -143,24 +143,34 @@ def _runs(request: PageRequest) -> list[Any]:
 def metrics_of(runs: Sequence[Any]) -> list[dict[str, float]]:
     """Return each run's metrics by the names of `MEASURES` and `evaluated/…`.
 
-    The same for two runs and for a hundred: the stored summary of each metric, of `_TYPICAL` ones
+    The same for two runs and for a hundred: the stored summary of each metric, of `TYPICAL` ones
     its median over all steps, else its newest value.
     """
     numbers = telemetry.current_numbers(runs)
     times = scheduling.run_times([run.pk for run in runs])
-    return [_metrics(run, numbers[run.pk], times.get(run.pk)) for run in runs]
+    served = endpoint.summaries_of(run_ids=[run.pk for run in runs if run.kind == "serve"])
+    evaluated = evaluation_results.evaluations_of(
+        run_ids=[run.pk for run in runs if run.kind == "evaluate"]
+    )
+    return [
+        _metrics(run, numbers[run.pk], times.get(run.pk), served.get(run.pk), evaluated.get(run.pk))
+        for run in runs
+    ]
 
 
 def _metrics(
-    run: Any, numbers: Mapping[str, telemetry.Numbers], time: scheduling.RunTime | None
+    run: Any,
+    numbers: Mapping[str, telemetry.Numbers],
+    time: scheduling.RunTime | None,
+    served: Summary | None,
+    results: Evaluated | None,
 ) -> dict[str, float]:
     metrics = {
         measure.name: value
         for measure in MEASURES
         if (logged := numbers.get(measure.name)) is not None
-        and (value := logged.median if measure.name in _TYPICAL else logged.last) is not None
+        and (value := logged.median if measure.name in TYPICAL else logged.last) is not None
     }
-    served = endpoint.summary_of(run=run) if run.kind == "serve" else None
     if served is not None and served.requests:
         metrics["requests"] = float(served.requests)
         first = "score" if "inference/score_s" in numbers else "ttft"
@@ -171,7 +181,7 @@ def _metrics(
             logged = numbers.get(f"inference/{name}_s")
             if logged is not None and logged.median is not None:
                 metrics[f"{name}_p50"] = logged.median
-    if run.kind == "evaluate" and (results := evaluation_results.evaluated(run=run)) is not None:
+    if results is not None:
         metrics = {name: value for name, value in metrics.items() if name not in results.metrics}
         metrics |= {f"evaluated/{name}": value for name, value in results.metrics.items()}
         metrics |= {f"before/{name}": value for name, value in results.before.items()}

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
-from pydantic import ValidationError
-
-from orchestrator.runs.models import Run, RunEvent
+from orchestrator.runs.models import Run
+from orchestrator.runs.outputs.newest_events import newest_readable
 from orchestrator.runs.submission.run_paths import open_file_of_run
 from workers.contracts.wire.serving_reports import EVALUATED, Evaluated
 
@@ -43,12 +42,12 @@ class Line:
 
 def evaluated(*, run: Run) -> Evaluated | None:
     """The newest results; None before the first."""
-    for event in RunEvent.objects.filter(run=run, type=EVALUATED).order_by("-seq")[:4]:
-        try:
-            return Evaluated.from_dict(event.data)
-        except ValidationError:
-            continue
-    return None
+    return evaluations_of(run_ids=[run.pk]).get(run.pk)
+
+
+def evaluations_of(*, run_ids: Collection[int]) -> dict[int, Evaluated]:
+    """`{run: newest results}` of runs that have any; one query."""
+    return newest_readable(run_ids=run_ids, type=EVALUATED, read=Evaluated.from_dict)
 
 
 def worst(*, run: Run, evaluation: Evaluated, limit: int) -> list[Line] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
-from django.db.models import Case, F, When
+from django.db.models import Case, Exists, F, OuterRef, When
 
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import (
@@ -29,6 +29,7 @@ from orchestrator.telemetry.reading.merge import merge
 from workers.contracts.catalog.metrics import METRICS
 
 MOST_NAMES: Final = 200  # metrics of a run in the runs table; known metrics first
+MOST_COMPUTED: Final = 20  # runs of one request whose points are read
 _EXACT_CHUNKS: Final = 256
 
 
@@ -111,9 +112,12 @@ def metric_totals(*, run: Run) -> dict[str, Totals]:
 
 
 def current_numbers(runs: Iterable[Run]) -> dict[int, dict[str, Numbers]]:
-    """`{run: {metric: Numbers}}`: stored summaries; computed for runs with newer points."""
+    """`{run: {metric: Numbers}}`: stored summaries; computed for runs with newer points.
+
+    Computes those of at most 20 runs: first of runs without summaries, then of the newest ones.
+    """
     by_id = {run.pk: run for run in runs}
-    stale = set(StaleSummary.objects.filter(run__in=by_id).values_list("run_id", flat=True))
+    stale = _computed(by_id)
     numbers: dict[int, dict[str, Numbers]] = {id: {} for id in by_id}
     for id in stale:
         for name, total in metric_totals(run=by_id[id]).items():
@@ -122,6 +126,14 @@ def current_numbers(runs: Iterable[Run]) -> dict[int, dict[str, Numbers]]:
     for id, name, *values in rows.values_list("run_id", "name", *Numbers._fields):
         numbers[id][name] = Numbers(*values)
     return numbers
+
+
+def _computed(ids: Collection[int]) -> set[int]:
+    """The runs whose points are read, because their stored summaries are old or missing."""
+    stale = StaleSummary.objects.filter(run__in=ids)
+    missing = ~Exists(MetricSummary.objects.filter(run=OuterRef("run")))
+    ordered = stale.annotate(missing=missing).order_by("-missing", "-run_id")
+    return set(ordered.values_list("run_id", flat=True)[:MOST_COMPUTED])
 
 
 def medians(run_ids: Collection[int], names: Collection[str]) -> dict[int, dict[str, float]]:

@@ -280,6 +280,7 @@ class Facts:
             "progress": f"{100 * done:.1f}" if done is not None else "",
             "actions": actions(run) if self.may_manage else [],
             "may_manage": self.may_manage,
+            "has_priority": run.kind != "external" and run.state not in run_headlines.ENDED,
             "events": self.events[:SHOWN_EVENTS],
             "more_events": len(self.events) > SHOWN_EVENTS,
             "marks": [

@@ -246,3 +246,4 @@ def test_the_documentation_page_needs_no_other_host(client: Client) -> None:
     page = client.get("/api/docs").content.decode()
     assert "/api/v1/openapi.json" in page and "swagger-ui" in page
     assert not re.findall(r'(?:src|href)="(?:https?:)?//', page)
+    assert 'href="/">← Back to Orrery</a>' in page

@@ -129,7 +129,11 @@ def test_a_served_reward_model_has_one_speed(people: factories.People) -> None:
     client = factories.client_for(people.owner)
     page = client.get(f"/runs/{run.pk}/?tab=summary").content.decode()
     assert re.search(r"Scores, median</span>\s*<span[^>]*><span data-value>40<", page)
-    assert "40 scores/s" in client.get("/runs/").content.decode()
+    row = compact(client.get("/runs/").content.decode())
+    assert 'data-label="Scores/s">40 scores/s<' in row and 'class="model has-kind"' in row
+    assert 'name="priority"' not in page, "an ended run does not wait"
+    waiting = factories.run(people.owner)
+    assert 'name="priority"' in client.get(f"/runs/{waiting.pk}/").content.decode()
 
 
 def test_many_compared_runs_keep_their_rows_before_summaries_are_computed(

@@ -306,8 +306,10 @@ def serving_metrics(kind: str, summary: dict[str, Any]) -> dict[str, str] | None
         for name in ("tokens_per_s", "scores_per_s")
     )
     rate = _("%(rate)s tokens/s") if speed is not None else _("%(rate)s scores/s")
+    title = _("Scores/s") if speed is None and scores is not None else _("Tokens/s")
     shown = speed if speed is not None else scores
     return {
+        "title": title,
         "latency": " · ".join(part for part in latencies if part),
         "speed": rate % {"rate": formatting.quantity(shown)} if shown is not None else "",
     }

@@ -185,16 +185,18 @@ def _simulated(answer: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str
         "latencies": [
             {"label": gettext(label), **answer[name]} for name, label in _ROWS if answer[name]
         ],
-        "facts": [
+        "throughput": [
             (gettext("Output tokens/s"), formatting.quantity(answer["tokens_per_s"])),
             (gettext("Requests/s"), formatting.quantity(answer["requests_per_s"])),
-            (gettext("Requests in a step"), formatting.quantity(answer["running"]["mean"])),
-            (gettext("Requests waiting"), formatting.quantity(answer["waiting"]["mean"])),
             (gettext("Largest requests/s"), formatting.quantity(answer["capacity"])),
+            (gettext("USD per million tokens"), f"{answer['usd_per_million_tokens']:.3g}"),
+        ],
+        "facts": [
+            (gettext("Requests in a step"), f"{answer['running']['mean']:.1f}"),
+            (gettext("Requests waiting"), f"{answer['waiting']['mean']:.1f}"),
             (gettext("Mean step"), formatting.seconds(answer["step_s"])),
             (gettext("Cache in use"), formatting.percent(answer["cache_use"]["mean"])),
             (gettext("Preemptions"), f"{answer['preemptions']:,}"),
-            (gettext("USD per million tokens"), f"{answer['usd_per_million_tokens']:.3g}"),
         ],
         "time_bar": [
             {

@@ -6,7 +6,10 @@ It gets the usual notice shortly before the start and uses none of its retries.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+
+from django.db.models import Q
 
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.models import NodeWindow
@@ -20,28 +23,41 @@ def clear(*, now: datetime) -> int:
     soon = now + timedelta(seconds=GRACE_S)
     begun = list(
         NodeWindow.objects.filter(start__lte=soon, end__gt=now)
-        .select_related("pool", "team")
+        .select_related("team")
         .prefetch_related("nodes")
     )
     if not begun:
         return 0
-    teams, requested = fair_shares.memberships(), set[int]()
+    of_pool: dict[int, list[NodeWindow]] = {}
+    of_node: dict[int, list[NodeWindow]] = {}
     for window in begun:
-        names = {node.name for node in window.nodes.all()}
-        held = Attempt.objects.filter(
-            allocations__released=None,
-            allocations__device__node__pool=window.pool,
-            state=AttemptState.RUNNING,
-            requested="",
-            run__state=RunState.RUNNING,
-        )
-        if names:
-            held = held.filter(allocations__device__node__name__in=names)
-        for run, owner in held.distinct().values_list("run_id", "run__owner__username"):
+        nodes = window.nodes.all()
+        for node in nodes:
+            of_node.setdefault(node.pk, []).append(window)
+        if not nodes:
+            of_pool.setdefault(window.pool_id, []).append(window)
+    teams, requested = fair_shares.memberships(), set[int]()
+    for run, owner, node_id, pool in _running_on(of_node, of_pool):
+        windows = [*of_node.get(node_id, ()), *of_pool.get(pool, ())]
+        for window in sorted(windows, key=lambda each: each.pk):
             of_team = window.team is not None and teams.get(owner) == window.team.name
             if not of_team and run not in requested and request(run, by=None, need=_need(window)):
                 requested.add(run)
     return len(requested)
+
+
+def _running_on(nodes: Iterable[int], pools: Iterable[int]) -> list[tuple[int, str, int, int]]:
+    """`(run, owner, node, pool)` of runs that hold devices there and were not asked to stop."""
+    device = "allocations__device__node"
+    held = Attempt.objects.filter(
+        Q(**{f"{device}__in": list(nodes)}) | Q(**{f"{device}__pool__in": list(pools)}),
+        allocations__released=None,
+        state=AttemptState.RUNNING,
+        requested="",
+        run__state=RunState.RUNNING,
+    )
+    rows = held.values_list("run_id", "run__owner__username", device, f"{device}__pool")
+    return list(rows.order_by("run_id", device).distinct())
 
 
 def _need(window: NodeWindow) -> str:

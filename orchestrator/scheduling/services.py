@@ -17,6 +17,7 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reaper import reap
 from orchestrator.scheduling.reports.handler import report
+from orchestrator.scheduling.reserved import windows
 from orchestrator.scheduling.tick import TickResult, tick
 from workers.contracts.wire.maintenance.node_probe import FULL_S, MOST_S
 
@@ -53,7 +54,8 @@ def node_probe(*, node: Node, by: User, seconds: float = FULL_S) -> NodeProbe:
 def node_remove(*, node: Node, by: User) -> None:
     """Remove a node from the fleet. Raises 403, or 409 while attempts are on it.
 
-    Its messages are read first, for up to 5 s. Allocations remain, with the names they had.
+    Its messages are read first, for up to 5 s. Allocations remain, with the names they had. Windows
+    of no other node end.
     """
     if attempts := runs.attempts_on(node=node.name):
         listed = ", ".join(f"run {attempt.run_id}" for attempt in attempts[:5])
@@ -72,4 +74,5 @@ def node_remove(*, node: Node, by: User) -> None:
             node_name=node.name,
             pool_name=node.pool.name,
         )
+        windows.remove_node(node=node, by=by)
         fleet.node_remove(node=node, by=by, unread=unread)

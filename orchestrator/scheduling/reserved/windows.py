@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import Team, User
@@ -102,6 +102,19 @@ def window_delete(*, window: NodeWindow, by: User) -> None:
         accounts.audit(actor=by, action="window.delete", target=f"window:{window.pk}", data=data)
         window.delete()
     wake_scheduler()
+
+
+def remove_node(*, node: Node, by: User) -> None:
+    """Delete the windows of this node alone, before the node: without nodes they mean the pool.
+
+    The caller deletes the node in the same transaction. Raises 403.
+    """
+    # no window may be created meanwhile that names the node
+    Pool.objects.select_for_update().get(pk=node.pool_id)
+    rows = NodeWindow.objects.filter(nodes=node).select_related("pool")
+    others = Node.objects.filter(windows=OuterRef("pk")).exclude(pk=node.pk)
+    for window in rows.exclude(Exists(others)):
+        window_delete(window=window, by=by)
 
 
 def of_nodes(now: datetime) -> dict[int, tuple[Window, ...]]:

@@ -7,6 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +164,50 @@ def test_the_teams_runs_stay_and_a_deleted_window_frees_its_nodes(
     services.tick()
     item.refresh_from_db()
     assert item.state == "starting"
+
+
+@pytest.mark.django_db
+def test_windows_of_a_removed_node_alone_end(
+    broker: Broker, people: factories.People, owner: User, operator: User
+) -> None:
+    fake, gone = FakeNode(factories.node("n1", devices=2)), factories.node("n2", devices=2)
+    item = running(owner, fake, devices=2)
+    now = clock.now()
+    times = {"start": now, "end": now + timedelta(hours=1)}
+    alone = windows.window_create(by=operator, pool="default", nodes=["n2"], **times)
+    later = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
+    both = windows.window_create(by=operator, pool="default", nodes=["n1", "n2"], **later)
+    services.node_remove(node=gone, by=operator)
+    assert not NodeWindow.objects.filter(pk=alone.pk).exists()
+    assert [node.name for node in both.nodes.all()] == ["n1"]
+    # not a window of the whole pool
+    assert clear(now=now) == 0
+    assert Attempt.objects.get(run=item).requested == ""
+    assert list(windows.of_nodes(now)) == [fake.node.pk]
+    assert AuditEntry.objects.get(action="window.delete").target == f"window:{alone.pk}"
+
+
+@pytest.mark.django_db
+def test_the_queries_of_a_notice_do_not_grow_with_the_windows(
+    broker: Broker, people: factories.People, owner: User, operator: User
+) -> None:
+    now, counts = clock.now(), []
+    for number in range(1, 4):
+        name = f"n{number}"
+        running(owner, FakeNode(factories.node(name, devices=2)), devices=2)
+        for team in ("lab", "lab"):
+            windows.window_create(
+                by=operator,
+                pool="default",
+                nodes=[name],
+                start=now,
+                end=now + timedelta(hours=1),
+                team=team,
+            )
+        with CaptureQueriesContext(connection) as queries:
+            assert clear(now=now) == 0
+        counts.append(len(queries))
+    assert len(set(counts)) == 1 and counts[0] <= 5, counts
 
 
 @pytest.mark.django_db

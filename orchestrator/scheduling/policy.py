@@ -148,7 +148,8 @@ class _Pass:
             return self._changed(run.pool)
         reservation = gangs.reservations.get(run.pool)
         reason = self._explain(run, groups, reservation)
-        return self._wait(run, reason, groups, lacks_devices=True)
+        possible = any(group.can_ever_fit(run.devices, run.together) for group in groups)
+        return self._wait(run, reason, groups, lacks_devices=possible)
 
     def _blocked(self, run: QueuedRun) -> str:
         """Why the run may not start, however many devices are free; empty if it may."""

@@ -49,35 +49,35 @@ def may_preempt(run: QueuedRun, holder: Holder) -> bool:
     )
 
 
-def borrowers(
+def takeable(
     run: QueuedRun,
     nodes: Sequence[NodeView],
     holders: Mapping[int, Holder],
     guarantees: PerTeam,
 ) -> frozenset[int]:
-    """The runs that hold what the waiting run's team lends; empty if it exceeds its guarantee.
+    """The runs whose devices the waiting run may take, by its priority or its team's guarantee.
 
-    Of each other team those that are preempted first, while it holds more than its own guarantee.
+    Of each team those that are preempted first, while it holds more than its own guarantee: a run
+    within it would be placed before this one again. A guarantee takes from other teams alone.
     """
     leaving = frozenset(holder.run for holder in holders.values() if holder.leaving)
     held = held_by_team(nodes, leaving)
-    if not within(run, guarantees, held):
-        return frozenset()
-    team_of = {
-        slot.run: slot.team
-        for node in nodes
-        if node.pool == run.pool
-        for slot in node.slots
-        if slot.run is not None and slot.team != run.team
-    }
+    guaranteed = within(run, guarantees, held)
+    team_of, devices = dict[int, str](), dict[int, int]()
+    for node in nodes:
+        for slot in node.slots if node.pool == run.pool else ():
+            if slot.run is not None:
+                team_of[slot.run] = slot.team
+                devices[slot.run] = devices.get(slot.run, 0) + 1
     chosen = set()
     for holder in sorted(holders.values(), key=lambda each: each.cost):
         team = team_of.get(holder.run)
         if team is None or holder.leaving or holder.fixed:
             continue
+        lent = guaranteed and team != run.team
         key = run.pool, team
-        if held[key] > guarantees.get(key, 0):
-            held[key] -= holder.devices
+        if (lent or may_preempt(run, holder)) and held[key] > guarantees.get(key, 0):
+            held[key] -= devices[holder.run]
             chosen.add(holder.run)
     return frozenset(chosen)
 
@@ -94,21 +94,10 @@ def choose(
     Lowest priority first, then the least work since the last checkpoint (device-seconds). A run
     that is not needed for the gang stays. `now` in Unix seconds.
     """
-    lent = borrowers(run, nodes, holders, guarantees or {})
+    allowed = takeable(run, nodes, holders, guarantees or {})
     own = [node for node in nodes if node.pool == run.pool]
     leaving = {holder.run for holder in holders.values() if holder.leaving}
-    present = {slot.run for node in own for slot in node.slots if slot.run is not None}
-    options = sorted(
-        (
-            holder
-            for holder in holders.values()
-            if holder.run in present
-            and not holder.leaving
-            and not holder.fixed
-            and (may_preempt(run, holder) or holder.run in lent)
-        ),
-        key=lambda holder: holder.cost,
-    )
+    options = sorted((holders[each] for each in allowed), key=lambda holder: holder.cost)
     names = [holder.run for holder in options]
     if not names or _fits(run, own, leaving, now) or not _fits(run, own, leaving | {*names}, now):
         return ()

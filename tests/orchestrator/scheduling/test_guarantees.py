@@ -19,7 +19,7 @@ from orchestrator.scheduling.models import TeamGuarantee
 from orchestrator.scheduling.ordering.guarantees import guaranteed_first, held_by_team
 from orchestrator.scheduling.placement.capacity import NodeView
 from orchestrator.scheduling.policy import place
-from orchestrator.scheduling.preemption.victims import Holder, borrowers, choose
+from orchestrator.scheduling.preemption.victims import Holder, choose, takeable
 from orchestrator.scheduling.reserved import guarantees
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
@@ -58,7 +58,7 @@ def test_only_runs_beyond_their_guarantees_are_taken_back_lowest_priority_first(
     limits = {**VISION, ("default", "audio"): 4, ("default", "speech"): 4}
     known = holders(Holder(1, 90, 4, 0.0), Holder(2, 80, 4, 900.0), Holder(3, 0, 4, 0.0))
     wanted = run(9, 4, team="vision")
-    assert borrowers(wanted, nodes, known, limits) == {2}  # then speech holds what it is due
+    assert takeable(wanted, nodes, known, limits) == {2}  # then speech holds what it is due
     assert choose(wanted, nodes, known, T, limits) == (2,)
     assert choose(wanted, nodes, known, T) == ()
     # beyond its guarantee, or of another team, it takes nothing
@@ -66,6 +66,34 @@ def test_only_runs_beyond_their_guarantees_are_taken_back_lowest_priority_first(
     assert choose(replace(wanted, team="speech"), nodes, known, T, limits) == ()
     leaving = {**known, 2: replace(known[2], leaving=True)}
     assert choose(wanted, nodes, leaving, T, limits) == ()  # it already gets these devices
+
+
+def test_a_priority_takes_no_devices_within_a_guarantee() -> None:
+    """Else the preempted run, within its guarantee, would be placed first and preempted again."""
+    limits = {("default", "vision"): 8}
+    waiting_run = run(9, 8, priority=101, team="speech")
+    nodes, known = [held("a", {1: 8}, "vision")], holders(Holder(1, 0, 8, 5.0))
+    assert choose(waiting_run, nodes, known, T, limits) == ()
+    assert choose(waiting_run, nodes, known, T) == (1,)
+    # its own team's neither: the gang exceeds the guarantee, the preempted run does not
+    assert choose(replace(waiting_run, team="vision"), nodes, known, T, limits) == ()
+    # beyond the guarantee the priority counts, and the preempted run comes after it
+    nodes, known = (
+        [held("a", {1: 4, 2: 6}, "vision")],
+        holders(Holder(1, 0, 4, 5.0), Holder(2, 50, 6, 5.0)),
+    )
+    waiting_run = replace(waiting_run, devices=4)
+    assert choose(waiting_run, nodes, known, T, limits) == (1,)
+    queue = [run(1, 4, team="vision", waited=0.5), waiting_run]
+    rest = [node("a", 4), held("b", {2: 6}, "vision")]
+    assert list(placed(place(queue, rest, NOW, guarantees=limits))) == [9]
+
+
+def test_a_run_that_can_never_fit_stops_no_preemption() -> None:
+    queue = [run(1, 3, priority=300, waited=60), run(2, 2, priority=200, waited=60)]
+    nodes = [node("a", 2, held={0: 5, 1: 5})]
+    decision = place(queue, nodes, NOW)
+    assert [(wait.run, wait.lacks_devices) for wait in decision.waits] == [(1, False), (2, True)]
 
 
 names = st.sampled_from(["a", "b", "c"])
@@ -85,8 +113,8 @@ def test_no_team_loses_devices_while_it_is_within_its_guarantee(
         i + 1: Holder(i + 1, priority, size, 1.0) for i, (size, _, priority) in enumerate(runs)
     }
     limits = {("default", team): count for team, count in promised.items()}
-    wanted = run(99, devices, team="a")
-    chosen = borrowers(wanted, nodes, known, limits)
+    wanted = run(99, devices, team="a", priority=-9)
+    chosen = takeable(wanted, nodes, known, limits)
     before = held_by_team(nodes)
     for team in {runs[each - 1][1] for each in chosen}:
         lost = sorted(runs[each - 1][0] for each in chosen if runs[each - 1][1] == team)

@@ -19,7 +19,7 @@ from orchestrator.fleet.cordons import has_open_cordon, usable_devices
 from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Checkpoint, Run
 from orchestrator.runs.outputs import produce_servers
-from orchestrator.scheduling.models import Allocation
+from orchestrator.scheduling.models import Allocation, TeamGuarantee
 from workers.contracts.wire.node_messages import RunState
 
 
@@ -85,15 +85,11 @@ def read() -> Inputs:
         ),
         list(_pools().values_list()),
         list(
-            Team.objects.order_by("pk", "members", "guarantees").values_list(
-                "name",
-                "max_devices",
-                "share",
-                "members",
-                "guarantees__pool",
-                "guarantees__devices",
+            Team.objects.order_by("pk", "members").values_list(
+                "name", "max_devices", "share", "members"
             )
         ),
+        list(TeamGuarantee.objects.order_by("pk").values_list("pool", "team", "devices")),
         list(
             Node.objects.order_by("pk").values_list(
                 "pk", "pool_id", "health", "drained", "wire", "topology", has_open_cordon("node")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
 from orchestrator.scheduling.ordering.guarantees import PerTeam, guaranteed_first, held_by_team
@@ -77,7 +78,8 @@ def place(
     current.limit_teams(team_quotas or {})
     ordered = in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time)
     if guarantees:
-        ordered = guaranteed_first(ordered, guarantees, held_by_team(nodes), time)
+        held = held_by_team(nodes)
+        ordered = guaranteed_first(ordered, guarantees, held, time, current.claim)
     for run in ordered:
         current.consider(run)
     return Decision(tuple(current.placements), tuple(current.waits))
@@ -105,6 +107,18 @@ def in_order(
     return sorted(queue, key=key)
 
 
+class _Held(NamedTuple):
+    """Devices that count for quotas."""
+
+    by_owner: dict[tuple[str, str], int]  # (pool, owner)
+    by_team: dict[str, int]
+
+    def add(self, pool: str, owner: str, team: str, devices: int) -> None:
+        """Count these devices too."""
+        self.by_owner[pool, owner] = self.by_owner.get((pool, owner), 0) + devices
+        self.by_team[team] = self.by_team.get(team, 0) + devices
+
+
 class _Pass:
     """State of one pass, in memory."""
 
@@ -118,25 +132,37 @@ class _Pass:
         self._waiting: dict[str, int] = {}  # pool → waiting runs so far
         self._tried: dict[str, int] = {}  # pool → runs that were tried
         self._contending: dict[str, int] = {}  # pool → those that lack only devices
-        self._held: dict[tuple[str, str], int] = {}  # (pool, owner) → devices
-        self._held_by_team: dict[str, int] = {}
+        self._held = _Held({}, {})
+        self._claims: _Held | None = None  # with the runs that `claim` admitted
         self._team_quotas: Mapping[str, int] = {}
         self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
-                    self._hold(node.pool, slot.owner, slot.team, 1)
+                    self._held.add(node.pool, slot.owner, slot.team, 1)
 
     def limit_teams(self, quotas: Mapping[str, int]) -> None:
         """Devices that each team may hold; other teams have no limit."""
         self._team_quotas = quotas
+
+    def claim(self, run: QueuedRun) -> bool:
+        """Whether the run, after those claimed before, could start if enough devices were free."""
+        if self._claims is None:
+            self._claims = _Held(dict(self._held.by_owner), dict(self._held.by_team))
+        if self._blocked(run, self._claims):
+            return False
+        groups = self._gangs.candidates(run)
+        if not any(group.can_ever_fit(run.devices, run.together) for group in groups):
+            return False
+        self._claims.add(run.pool, run.owner, run.team, run.devices)
+        return True
 
     def consider(self, run: QueuedRun) -> None:
         """Place the run, or record why it waits."""
         gangs = self._gangs
         if run.not_before is not None and run.not_before > self._now:
             return self._wait(run, reasons.back_off(run.not_before), gangs.candidates(run))
-        if blocked := self._blocked(run):
+        if blocked := self._blocked(run, self._held):
             return self._wait(run, blocked, [])
         self._tried[run.pool] = tried = self._tried.get(run.pool, 0) + 1
         if tried > QUEUE_LIMIT:
@@ -144,22 +170,22 @@ class _Pass:
         groups = gangs.candidates(run)
         if shares := gangs.start(run, groups, backfill=gangs.may_backfill(run)):
             self.placements.append(Placement(run.run, shares))
-            self._hold(run.pool, run.owner, run.team, run.devices)
+            self._held.add(run.pool, run.owner, run.team, run.devices)
             return self._changed(run.pool)
         reservation = gangs.reservations.get(run.pool)
         reason = self._explain(run, groups, reservation)
         possible = any(group.can_ever_fit(run.devices, run.together) for group in groups)
         return self._wait(run, reason, groups, lacks_devices=possible)
 
-    def _blocked(self, run: QueuedRun) -> str:
+    def _blocked(self, run: QueuedRun, held: _Held) -> str:
         """Why the run may not start, however many devices are free; empty if it may."""
         if run.server:
             return run.server
-        used, quota = self._held.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
+        used, quota = held.by_owner.get((run.pool, run.owner), 0), self._quotas.get(run.pool)
         if quota is not None and used + run.devices > quota:
             return reasons.over_quota(run.devices, run.pool, run.owner, quota, used)
         if run.team in self._team_quotas:
-            quota, used = self._team_quotas[run.team], self._held_by_team.get(run.team, 0)
+            quota, used = self._team_quotas[run.team], held.by_team.get(run.team, 0)
             if used + run.devices > quota:
                 return reasons.over_team_quota(run.devices, run.team, quota, used)
         holders = [
@@ -171,10 +197,6 @@ class _Pass:
         if not could_fit(holders, run.devices, run.device):
             return ""
         return reasons.checkpoint_unavailable(run, silent) if silent else ""
-
-    def _hold(self, pool: str, owner: str, team: str, devices: int) -> None:
-        self._held[pool, owner] = self._held.get((pool, owner), 0) + devices
-        self._held_by_team[team] = self._held_by_team.get(team, 0) + devices
 
     def _wait(
         self,

@@ -7,7 +7,7 @@ first, lowest priority first).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from orchestrator.scheduling.placement.capacity import NodeView
 from orchestrator.scheduling.placement.requests import QueuedRun
@@ -36,15 +36,23 @@ def within(run: QueuedRun, guarantees: PerTeam, held: PerTeam) -> bool:
 
 
 def guaranteed_first(
-    ordered: Sequence[QueuedRun], guarantees: PerTeam, held: PerTeam, now: float
+    ordered: Sequence[QueuedRun],
+    guarantees: PerTeam,
+    held: PerTeam,
+    now: float,
+    could_start: Callable[[QueuedRun], bool] = lambda _run: True,
 ) -> list[QueuedRun]:
-    """The runs that fit into their teams' guarantees, then the others, each in this order."""
+    """The runs that fit into their teams' guarantees, then the others, each in this order.
+
+    A run that could not start although devices are free, by `could_start`, uses up no guarantee.
+    It is called once per run that fits; those for which it is true come first.
+    """
     if not guarantees:
         return list(ordered)
     claimed, first, others = dict(held), [], []
     for run in ordered:
         ready = run.not_before is None or run.not_before <= now
-        if ready and not run.server and within(run, guarantees, claimed):
+        if ready and not run.server and within(run, guarantees, claimed) and could_start(run):
             key = run.pool, run.team
             claimed[key] = claimed.get(key, 0) + run.devices
             first.append(run)

@@ -17,7 +17,7 @@ from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.models import TeamGuarantee
 from orchestrator.scheduling.ordering.guarantees import guaranteed_first, held_by_team
-from orchestrator.scheduling.placement.capacity import NodeView
+from orchestrator.scheduling.placement.capacity import NodeView, Window
 from orchestrator.scheduling.policy import place
 from orchestrator.scheduling.preemption.victims import Holder, choose, takeable
 from orchestrator.scheduling.reserved import guarantees
@@ -46,6 +46,45 @@ def test_a_run_within_its_teams_guarantee_comes_before_higher_priorities() -> No
     queue = [run(1, 4, team="speech"), *(run(n, 2, team="vision", waited=0.5) for n in (2, 3, 4))]
     decision = place(queue, [node("a", 5)], NOW, guarantees=VISION)
     assert list(placed(decision)) == [2, 3] and decision.waits[0].run == 1
+
+
+@pytest.mark.parametrize(
+    "blocked",
+    [
+        {"owner": "ann"},  # holds a device, so that the run exceeds her quota
+        {"checkpoint_nodes": ("gone",)},
+        {"needs": ("images",)},
+        {"device": "h100-80g"},
+        {"devices": 3},
+        {"max_seconds": 1800.0},  # may last into a window
+    ],
+)
+def test_a_run_blocked_otherwise_uses_up_no_guarantee(blocked: dict[str, Any]) -> None:
+    soon = (Window(T + 900, T + 1800),) if "max_seconds" in blocked else ()
+    silent = node("gone", 4, usable=False, unusable_reason="silent")
+    taken = node("c", 2, held={0: 8, 1: 8}, until=T + 60)
+    nodes = [node("a", 2, windows=soon), node("b", 2), silent, taken]
+    first = replace(run(1, 4, team="vision", waited=9), **blocked)
+    queue = [first, run(2, 4, team="vision", max_seconds=600.0), run(3, 4, priority=50)]
+    quotas = {"default": 4}
+    if soon:
+        nodes = nodes[:3]
+    if blocked == {"devices": 3}:
+        nodes[3] = node("c", 2, pool="other")
+    decision = place(queue, nodes, NOW, guarantees=VISION, quotas=quotas)
+    assert list(placed(decision)) == [2]
+
+
+def test_a_queued_run_uses_up_the_quota_of_its_owner() -> None:
+    """The second run of ann's exceeds her quota after the first, so that bob's comes before it."""
+    queue = [
+        run(1, 2, team="vision", owner="ann", waited=9),
+        run(2, 2, team="vision", owner="ann", waited=8),
+        run(3, 2, team="vision", owner="bob", waited=7),
+        run(4, 2, priority=50),
+    ]
+    decision = place(queue, [node("a", 4)], NOW, guarantees=VISION, quotas={"default": 2})
+    assert list(placed(decision)) == [1, 3]
 
 
 def test_devices_that_a_team_does_not_need_are_lent() -> None:

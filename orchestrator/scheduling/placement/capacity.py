@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.scheduling.placement import topology
@@ -63,6 +63,10 @@ class NodeView:
     supports: frozenset[str] = frozenset()  # images, limits, limits of images
     windows: tuple[Window, ...] = ()
     place: tuple[str, ...] = ()  # path in the tree of switches
+
+
+# node, time from which it has free devices → time from which it may be used
+Delay = Callable[[str, float], float]
 
 
 class NodeDevices:
@@ -203,15 +207,27 @@ class DeviceGroup:
                 return sorted(nodes, key=lambda node: node.node)
         return []
 
-    def earliest(self, devices: int, together: int = 1) -> tuple[float, list[NodeDevices]] | None:
-        """The latest time at which the gang fits, and where; inf if unknown, None if never."""
+    def earliest(
+        self, devices: int, together: int = 1, delay: Delay | None = None
+    ) -> tuple[float, list[NodeDevices]] | None:
+        """The latest time at which the gang fits, and where; inf if unknown, None if never.
+
+        With `delay` a node counts from when it may be used, not from when devices are free.
+        """
         best: tuple[float, list[NodeDevices]] | None = None
         for count in self._counts(devices, together):
             per_node = devices // count
             if not _enough(self._sizes, per_node, count):
                 continue
             fitting = [
-                (node.free_at[per_node - 1], -len(node.free), node.node, node)
+                (
+                    delay(node.node, node.free_at[per_node - 1])
+                    if delay
+                    else node.free_at[per_node - 1],
+                    -len(node.free),
+                    node.node,
+                    node,
+                )
                 for node in self.nodes
                 if node.size >= per_node
             ]

@@ -6,11 +6,14 @@ the order of the runs, on quotas or on wait reasons.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from orchestrator.scheduling.placement.capacity import (
+    Delay,
     DeviceGroup,
     NodeDevices,
     NodeView,
@@ -40,8 +43,9 @@ class _Held:
     early: float
 
 
-# pool, what the nodes support, nodes that are excluded
-_Special = tuple[str, tuple[str, ...], frozenset[str]]
+# pool, what the nodes support, identity of the excluded nodes or 0
+_Special = tuple[str, tuple[str, ...], int]
+_NONE: Final[Mapping[str, Window]] = {}
 
 
 class Gangs:
@@ -54,13 +58,21 @@ class Gangs:
         self.groups = groups_by_pool(self.nodes, now)
         self.reservations: dict[str, Reservation] = {}
         self._special: dict[_Special, list[DeviceGroup]] = {}  # `_supporting`
-        self._windows = {node.name: node.windows for node in self.nodes if node.windows}
+        self._windows: dict[str, dict[str, tuple[Window, ...]]] = {}  # pool → node → by start
+        for node in self.nodes:
+            if node.windows:
+                self._windows.setdefault(node.pool, {})[node.name] = node.windows
+        # caches of `excluded`: windows per pool, nodes per request, nodes per pool and windows
+        self._distinct: dict[str, frozenset[Window]] = {}
+        self._excluded: dict[tuple[str, str, float], Mapping[str, Window]] = {}
+        self._closed: dict[tuple[str, frozenset[Window]], Mapping[str, Window]] = {}
         self._held: dict[int, _Held] = {}
         self._known: dict[str, Reservation] = {}  # pool → reservation of the previous pass
 
     def next_pass(self, now: float) -> None:
         """Begin another pass at a later time: reservations are decided again."""
         self.now = now
+        self._excluded.clear()
         if self.reservations:
             for pool, reservation in self.reservations.items():
                 for node in reservation.nodes:
@@ -68,24 +80,39 @@ class Gangs:
                 self._changed(pool, reservation.nodes)
             self._known, self.reservations = self.reservations, {}
 
-    def excluded(self, run: QueuedRun) -> dict[str, Window]:
-        """Nodes of the pool that the run may not use now, because it may last into a window."""
-        if not self._windows:
-            return {}
-        return {
-            name: window
-            for name, windows in self._windows.items()
-            if self.by_name[name].pool == run.pool
-            for window in windows[::-1]  # the first one stays
-            if window.excludes(run.team, self.now, run.longest_s)
-        }
+    def excluded(self, run: QueuedRun) -> Mapping[str, Window]:
+        """Nodes of the pool that the run may not use now, because it may last into a window.
+
+        The same object for runs that the same windows exclude.
+        """
+        if run.pool not in self._windows:
+            return _NONE
+        key = run.pool, run.team, run.longest_s
+        if key not in self._excluded:
+            of_nodes = self._windows[run.pool]
+            if run.pool not in self._distinct:
+                self._distinct[run.pool] = frozenset(itertools.chain(*of_nodes.values()))
+            windows = frozenset(
+                window
+                for window in self._distinct[run.pool]
+                if window.excludes(run.team, self.now, run.longest_s)
+            )
+            if (run.pool, windows) not in self._closed:
+                self._closed[run.pool, windows] = {
+                    name: window
+                    for name, its in of_nodes.items()
+                    for window in its[::-1]  # the first one stays
+                    if window in windows
+                }
+            self._excluded[key] = self._closed[run.pool, windows]
+        return self._excluded[key]
 
     def candidates(self, run: QueuedRun, *, windows: bool = True) -> list[DeviceGroup]:
         """Groups of the pool and kind; only the checkpoint's nodes if they can fit the run.
 
         Leaves out nodes with a window that the run may last into, unless `windows` is false.
         """
-        groups = self._supporting(run, frozenset(self.excluded(run)) if windows else frozenset())
+        groups = self._supporting(run, self.excluded(run) if windows else _NONE)
         if run.device is not None:
             groups = [group for group in groups if run.device == group.kind]
         if run.checkpoint_nodes and all(
@@ -145,35 +172,32 @@ class Gangs:
     ) -> tuple[float, list[NodeDevices]] | None:
         """The latest time at which the run starts, and where; None if never.
 
-        If it may then last into windows of all these nodes, it starts after the last of them.
+        A node is used when the run cannot last into one of its windows. Nodes that it may not use
+        now count only if the others never fit it.
         """
-        options = list(groups)
-        while (best := _earliest(run, options)) is not None:
-            ends = self._ends_of_windows(run, best)
-            if not ends:
-                return best
-            options = [group.without(ends) for group in options]
-            options = [group for group in options if group.nodes]
-        if not self._windows:
-            return None
-        best = _earliest(run, self.candidates(run, windows=False))
-        if best is None:
-            return None
-        return max([best[0], *self._ends_of_windows(run, best).values()]), best[1]
+        delay = self._delay(run)
+        best = _earliest(run, groups, delay)
+        if best is None and delay is not None:
+            best = _earliest(run, self.candidates(run, windows=False), delay)
+        if best is None or delay is None:
+            return best
+        # it starts when the last node is free, when windows of the others may be near
+        return max(best[0], *(delay(node.node, best[0]) for node in best[1])), best[1]
 
-    def _ends_of_windows(
-        self, run: QueuedRun, option: tuple[float, list[NodeDevices]]
-    ) -> dict[str, float]:
-        """`{node: end}` of windows that the run may last into if it starts there and then."""
-        if not self._windows:
-            return {}
-        start = max(self.now, option[0])
-        return {
-            node.node: window.end
-            for node in option[1]
-            for window in self._windows.get(node.node, ())
-            if window.excludes(run.team, start, run.longest_s)
-        }
+    def _delay(self, run: QueuedRun) -> Delay | None:
+        """From when the run may use nodes without lasting into a window; None if none has any."""
+        of_nodes = self._windows.get(run.pool)
+        if of_nodes is None:
+            return None
+        team, lasts_s, now = run.team, run.longest_s, self.now
+
+        def after_windows(node: str, time: float) -> float:
+            for window in of_nodes.get(node, ()):  # by start
+                if window.excludes(team, max(now, time), lasts_s):
+                    time = window.end
+            return time
+
+        return after_windows
 
     def reserve(
         self, run: QueuedRun, groups: Sequence[DeviceGroup], nodes: list[NodeDevices] | None = None
@@ -199,15 +223,18 @@ class Gangs:
         self._changed(run.pool, reservation.nodes)
         return True
 
-    def _supporting(self, run: QueuedRun, excluded: frozenset[str]) -> list[DeviceGroup]:
-        """The pool's groups, or their nodes that support what the run needs."""
+    def _supporting(self, run: QueuedRun, excluded: Mapping[str, Window]) -> list[DeviceGroup]:
+        """The pool's groups, or their nodes that support what the run needs.
+
+        `excluded` comes from `excluded`, whose objects live as long as this one.
+        """
         groups = self.groups.get(run.pool, [])
         if not run.needs and not excluded:
             return groups
-        key = run.pool, run.needs, excluded
+        key = run.pool, run.needs, id(excluded) if excluded else 0
         if key not in self._special:
             needs = set(run.needs)
-            able = {node.name for node in self.nodes if needs <= node.supports} - excluded
+            able = {node.name for node in self.nodes if needs <= node.supports} - excluded.keys()
             parts = [group.on_nodes(able) for group in groups]
             self._special[key] = [part for part in parts if part.nodes]
         return self._special[key]
@@ -233,9 +260,11 @@ class Gangs:
 
 
 def _earliest(
-    run: QueuedRun, groups: Sequence[DeviceGroup]
+    run: QueuedRun, groups: Sequence[DeviceGroup], delay: Delay | None
 ) -> tuple[float, list[NodeDevices]] | None:
     options = [
-        best for group in groups if (best := group.earliest(run.devices, run.together)) is not None
+        best
+        for group in groups
+        if (best := group.earliest(run.devices, run.together, delay)) is not None
     ]
     return min(options, key=lambda item: item[0]) if options else None

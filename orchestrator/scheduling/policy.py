@@ -107,6 +107,10 @@ def in_order(
     return sorted(queue, key=key)
 
 
+# pool, identity of excluded nodes, backfill, devices, kind, needs, together
+_Request = tuple[str, int, bool, int, str | None, tuple[str, ...], int]
+
+
 class _Held(NamedTuple):
     """Devices that count for quotas."""
 
@@ -136,6 +140,9 @@ class _Pass:
         self._claims: _Held | None = None  # with the runs that `claim` admitted
         self._team_quotas: Mapping[str, int] = {}
         self._usage: dict[tuple[str, str], tuple[int, str]] = {}  # cache of `_get_usage`
+        self._fits: dict[_Request, bool] = {}  # cache of `_fits_without_windows`
+        # identity of excluded nodes, which `Gangs` holds → the first window and its nodes
+        self._first_windows: dict[int, tuple[Window, list[str]]] = {}
         for node in nodes:
             for slot in node.slots:
                 if slot.run is not None:
@@ -163,10 +170,10 @@ class _Pass:
         if run.not_before is not None and run.not_before > self._now:
             return self._wait(run, reasons.back_off(run.not_before), gangs.candidates(run))
         if blocked := self._blocked(run, self._held):
-            return self._wait(run, blocked, [])
+            return self._wait(run, blocked, None)
         self._tried[run.pool] = tried = self._tried.get(run.pool, 0) + 1
         if tried > QUEUE_LIMIT:
-            return self._wait(run, reasons.behind(run, QUEUE_LIMIT), [])
+            return self._wait(run, reasons.behind(run, QUEUE_LIMIT), None)
         groups = gangs.candidates(run)
         if shares := gangs.start(run, groups, backfill=gangs.may_backfill(run)):
             self.placements.append(Placement(run.run, shares))
@@ -202,7 +209,7 @@ class _Pass:
         self,
         run: QueuedRun,
         reason: str,
-        groups: list[DeviceGroup],
+        groups: list[DeviceGroup] | None,
         *,
         lacks_devices: bool = False,
     ) -> None:
@@ -210,8 +217,10 @@ class _Pass:
         start = None
         reserved = run.pool in self._gangs.reservations
         undecided = not reserved and (run.not_before or 0.0) <= self._now
-        if position <= self._estimated or (
-            undecided and self._contending.get(run.pool, 0) < RESERVATION_DEPTH
+        may_reserve = lacks_devices and undecided
+        if groups is not None and (
+            position <= self._estimated
+            or (may_reserve and self._contending.get(run.pool, 0) < RESERVATION_DEPTH)
         ):
             start = self._book(run, groups)
         self.waits.append(Wait(run.run, len(self.waits) + 1, reason, start, lacks_devices))
@@ -249,13 +258,16 @@ class _Pass:
 
     def _changed(self, pool: str) -> None:
         self._usage = {key: usage for key, usage in self._usage.items() if key[0] != pool}
+        self._fits = {key: fits for key, fits in self._fits.items() if key[0] != pool}
 
     def _explain(
         self, run: QueuedRun, groups: list[DeviceGroup], reservation: Reservation | None
     ) -> str:
         """Why no group fits the run."""
         if (excluded := self._gangs.excluded(run)) and self._fits_without_windows(run, groups):
-            return reasons.window(run, excluded)
+            if id(excluded) not in self._first_windows:
+                self._first_windows[id(excluded)] = reasons.first_window(excluded)
+            return reasons.window(run, *self._first_windows[id(excluded)], now=self._now)
         if run.needs and not groups and (lacking := self._lacking(run)):
             return reasons.unsupported(run, lacking)
         if not groups:
@@ -280,6 +292,15 @@ class _Pass:
 
     def _fits_without_windows(self, run: QueuedRun, groups: list[DeviceGroup]) -> bool:
         """Whether the run would fit now, or could fit at all, if no node had a window."""
+        if run.checkpoint_nodes or run.avoid:
+            return self._fits_everywhere(run, groups)
+        backfill, excluded = self._gangs.may_backfill(run), id(self._gangs.excluded(run))
+        key = run.pool, excluded, backfill, run.devices, run.device, run.needs, run.together
+        if key not in self._fits:
+            self._fits[key] = self._fits_everywhere(run, groups)
+        return self._fits[key]
+
+    def _fits_everywhere(self, run: QueuedRun, groups: list[DeviceGroup]) -> bool:
         gangs = self._gangs
         everywhere = gangs.candidates(run, windows=False)
         if any(

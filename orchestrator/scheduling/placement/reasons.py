@@ -113,15 +113,24 @@ def behind(run: QueuedRun, limit: int) -> str:
     )
 
 
-def window(run: QueuedRun, excluded: Mapping[str, Window]) -> str:
-    """The run may last into a window of the nodes that would fit it, or the window is now."""
+def first_window(excluded: Mapping[str, Window]) -> tuple[Window, list[str]]:
+    """The window that begins first, and its nodes by name."""
     first = min(excluded.values(), key=lambda window: (window.start, window.end, window.team))
-    names = sorted(each for each, its in excluded.items() if its == first)
+    return first, sorted(each for each, its in excluded.items() if its == first)
+
+
+def window(run: QueuedRun, first: Window, names: Sequence[str], *, now: float) -> str:
+    """The run may last into a window of the nodes that would fit it, or the window is now."""
     nodes = ", ".join(names[:_SHOWN]) + (
         f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     )
     verb = "is" if len(names) == 1 else "are"
     purpose = f"for team {first.team}" if first.team else "for maintenance"
+    if first.start <= now:
+        return (
+            f"Waiting for {_devices(run)}: {nodes} {verb} reserved {purpose} until "
+            f"{_time(first.end)} UTC. It may start after that."
+        )
     times = f"from {_time(first.start)} to {_time(first.end)} UTC"
     if math.isfinite(run.longest_s):
         may = f"the run may last {_duration(run.longest_s)}"

@@ -65,7 +65,11 @@ def test_a_run_blocked_otherwise_uses_up_no_guarantee(blocked: dict[str, Any]) -
     taken = node("c", 2, held={0: 8, 1: 8}, until=T + 60)
     nodes = [node("a", 2, windows=soon), node("b", 2), silent, taken]
     first = replace(run(1, 4, team="vision", waited=9), **blocked)
-    queue = [first, run(2, 4, team="vision", max_seconds=600.0), run(3, 4, priority=50)]
+    queue = [
+        first,
+        run(2, 4, team="vision", max_seconds=600.0),
+        run(3, 4, priority=50, max_seconds=60.0),
+    ]
     quotas = {"default": 4}
     if soon:
         nodes = nodes[:3]

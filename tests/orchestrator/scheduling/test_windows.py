@@ -79,6 +79,60 @@ def test_a_blocked_run_reserves_no_devices_that_others_could_use() -> None:
     assert list(placed(place(queue, nodes, NOW))) == [2]
 
 
+def test_the_work_of_a_pass_grows_with_the_nodes_or_the_runs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a window of a large pool, not with both: counted, because times vary."""
+    calls = 0
+    original = Window.excludes
+
+    def counted(self: Window, team: str, start: float, lasts_s: float) -> bool:
+        nonlocal calls
+        calls += 1
+        return original(self, team, start, lasts_s)
+
+    monkeypatch.setattr(Window, "excludes", counted)
+    nodes = [node(f"n{number:03}", 2, windows=(LATER,)) for number in range(200)]
+    queue = [run(number, 4, waited=60, team="ab"[number % 2]) for number in range(300)]
+    decision = place(queue, nodes, NOW, estimated=2)
+    assert len(decision.waits) == 300
+    assert all(wait.may_start is None for wait in decision.waits[2:])
+    assert calls < 3000, calls  # 60,000 of a check per run and node
+
+
+def test_the_start_is_where_devices_are_free_first_after_windows() -> None:
+    longer = Window(T + 600, T + 9 * HOUR)
+    held = node("b", 2, held={0: 7, 1: 7}, until=T + 2 * HOUR + 60, windows=(LATER,))
+    nodes = [node("a", 2, windows=(longer,)), held]
+    [wait] = place([run(1, 2, max_seconds=2 * HOUR)], nodes, NOW).waits
+    assert wait.may_start == T + 2 * HOUR + 60  # on b; a is free now, and closed for longer
+
+
+def test_a_run_reserves_no_node_that_it_may_not_use() -> None:
+    # "a" is free first, but closed for the first run
+    nodes = [
+        node("a", 2, windows=(LATER,)),
+        node("b", 2, held={0: 7, 1: 7}, until=T + 900),
+    ]
+    queue = [run(1, 2, waited=60, max_seconds=2 * HOUR), run(2, 2, max_seconds=HOUR)]
+    decision = place(queue, nodes, NOW)
+    assert placed(decision) == {2: [("a", (0, 1))]}
+    assert decision.waits[0].may_start == T + 900
+    later = [node("a", 2, windows=(LATER,)), node("b", 2, held={0: 7, 1: 7}, until=T + 3 * HOUR)]
+    queue = [run(1, 4, waited=60, max_seconds=2 * HOUR), run(2, 2, max_seconds=HOUR)]
+    decision = place(queue, later, NOW)
+    assert placed(decision) == {2: [("a", (0, 1))]}
+    assert decision.waits[0].may_start == T + 3 * HOUR
+
+
+def test_a_current_window_has_no_advice_about_limits() -> None:
+    now = Window(T - 60, T + HOUR)
+    assert place([run(1, 2)], [node("a", 2, windows=(now,))], NOW).waits[0].reason == (
+        "Waiting for 2 devices: a is reserved for maintenance until 2026-01-01 01:00 UTC. It may "
+        "start after that."
+    )
+
+
 times = st.integers(-5, 20).map(lambda number: number * 600.0)
 
 

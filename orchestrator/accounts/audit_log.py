@@ -15,7 +15,7 @@ from django.db.models import Q, QuerySet
 from orchestrator.accounts.models import AuditEntry, User
 from orchestrator.accounts.selectors import audit_entries
 from orchestrator.common.errors import invalid
-from orchestrator.common.units import csv_text
+from orchestrator.common.units import csv_text, day_of
 
 MOST_ROWS: Final = 100_000  # of a CSV file
 COLUMNS: Final = ("time", "user", "action", "target", "data", "ip")
@@ -83,6 +83,6 @@ def _start_of(day: date) -> datetime:
 
 def _day(field: str, text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        return day_of(text)
     except ValueError:
         raise invalid(field, f"{text[:20]!r} is not a day", "2026-01-31") from None

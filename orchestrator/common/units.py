@@ -1,8 +1,11 @@
-"""Formats counts for people and times for JSON, and recognizes ids."""
+"""Formats counts for people and times for JSON, and recognizes ids and days."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from typing import Final
+
+_YEARS: Final = range(1970, 3000)  # a period around them fits every time zone
 
 
 def iso(time: datetime | None) -> str | None:
@@ -18,6 +21,14 @@ def is_id(text: object) -> bool:
     """Whether this can be a row's id: digits only, within 64 bits."""
     digits = str(text)
     return digits.isascii() and digits.isdecimal() and len(digits) < 19
+
+
+def day_of(text: str) -> date:
+    """The day of `2026-01-31`. Raises ValueError, also for years far away."""
+    day = date.fromisoformat(text)
+    if day.year not in _YEARS:
+        raise ValueError(f"{day} is not from {_YEARS.start} to {_YEARS.stop - 1}")
+    return day
 
 
 def count(number: int, noun: str) -> str:

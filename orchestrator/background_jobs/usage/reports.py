@@ -17,7 +17,7 @@ from orchestrator.accounts.models import User
 from orchestrator.background_jobs.models import UsageDay
 from orchestrator.common import clock
 from orchestrator.common.errors import invalid
-from orchestrator.common.units import csv_text
+from orchestrator.common.units import csv_text, day_of
 from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling.accounting.held import experiments_of, held_devices
 from workers.contracts.catalog.devices import DEVICES
@@ -221,6 +221,6 @@ def _row(key: str, values: list[float], month: str = "") -> Row:
 
 def _day(field: str, text: str) -> date:
     try:
-        return date.fromisoformat(text)
+        return day_of(text)
     except ValueError:
         raise invalid(field, f"{text[:20]!r} is not a day", "2026-01-31") from None

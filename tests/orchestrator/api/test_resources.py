@@ -155,6 +155,8 @@ def test_tokens_have_at_most_their_creators_scopes(owner: User, teammate: User) 
 def test_the_audit_log_is_for_administrators(owner: User, admin: User) -> None:
     run = factories.run(owner)
     problem(factories.api(owner).get("/api/v1/audit"), 403, "role-refused")
+    for query in ("until=9999-12-31", "since=0001-01-01", "until=soon"):
+        assert factories.api(admin).get(f"/api/v1/audit?{query}").status_code == 422
     client = factories.api(admin)
     [entry] = client.get(f"/api/v1/audit?action=run.submit&target=run:{run.pk}").json()["items"]
     assert (entry["actor"], entry["action"], entry["target"]) == (

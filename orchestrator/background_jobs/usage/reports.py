@@ -153,20 +153,23 @@ def _of_experiments(
         following = (start.replace(day=1) + timedelta(days=32)).replace(day=1)
         end = min(following, until + timedelta(days=1))
         first, last = (datetime.combine(day, time.min, UTC) for day in (start, end))
-        held = [
-            each
-            for each in held_devices(since=first, until=min(last, now))
-            if owners is None or each.owner in owners
-        ]
-        names = experiments_of({each.attempt for each in held})
-        seen: set[int] = set()
-        for each in held:
-            cost = each.seconds / 3600 * prices.get(each.pool, 0.0)
-            attempts = 0.0 if each.attempt in seen else 1.0
-            seen.add(each.attempt)
+        by_attempt: dict[int, list[float]] = {}
+        for each in held_devices(since=first, until=min(last, now), owners=owners):
             seconds = each.seconds
-            values = (seconds, seconds * each.productive, seconds * each.lost, attempts, cost)
-            parts.append(_Part([names.get(each.attempt, "")], start.isoformat()[:7], values))
+            sums = by_attempt.setdefault(each.attempt, [0.0, 0.0, 0.0, 1.0, 0.0])
+            sums[0] += seconds
+            sums[1] += seconds * each.productive
+            sums[2] += seconds * each.lost
+            sums[4] += seconds / 3600 * prices.get(each.pool, 0.0)
+        names = experiments_of(by_attempt)
+        by_name: dict[str, list[float]] = {}
+        for attempt, sums in by_attempt.items():
+            name = names.get(attempt, "")
+            have = by_name.get(name, [0.0] * 5)
+            by_name[name] = [one + value for one, value in zip(have, sums, strict=True)]
+        for name, (held_s, productive, lost, attempts, cost) in by_name.items():
+            values = (held_s, productive, lost, attempts, cost)
+            parts.append(_Part([name], start.isoformat()[:7], values))
         start = following
     return parts, until < now.astimezone(UTC).date()
 

@@ -32,13 +32,18 @@ class HeldDevices(NamedTuple):
     lost: float
 
 
-def held_devices(*, since: datetime, until: datetime) -> Iterator[HeldDevices]:
-    """Every device that an attempt held between the two times."""
+def held_devices(
+    *, since: datetime, until: datetime, owners: Collection[int] | None = None
+) -> Iterator[HeldDevices]:
+    """Every device that an attempt held between the two times; of these owners' runs, if given."""
     rows = Allocation.objects.filter(
         Q(released=None) | Q(released__gt=since), created__lt=until
     ).order_by()
     shares: dict[int, tuple[float, float]] = {}
     accounts = DeviceTime.objects.filter(ended__gt=since, allocated__gt=0)
+    if owners is not None:
+        rows = rows.filter(attempt__run__owner__in=owners)
+        accounts = accounts.filter(attempt__run__owner__in=owners)
     for pk, allocated, productive in accounts.values_list("pk", "allocated", "productive"):
         share = productive / allocated
         shares[pk] = share, 1.0 - share
@@ -54,7 +59,7 @@ def held_devices(*, since: datetime, until: datetime) -> Iterator[HeldDevices]:
         end = until if released is None else min(released, until)
         seconds = max(0.0, (end - max(created, since)).total_seconds())
         yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
-    yield from _in_engines(since, until, shares)
+    yield from _in_engines(since, until, owners, shares)
 
 
 def experiments_of(attempts: Collection[int]) -> dict[int, str]:
@@ -67,12 +72,17 @@ def experiments_of(attempts: Collection[int]) -> dict[int, str]:
 
 
 def _in_engines(
-    since: datetime, until: datetime, shares: Mapping[int, tuple[float, float]]
+    since: datetime,
+    until: datetime,
+    owners: Collection[int] | None,
+    shares: Mapping[int, tuple[float, float]],
 ) -> Iterator[HeldDevices]:
     """Attempts in jobs of other engines hold their devices from launch to end."""
     rows = Attempt.objects.filter(
         Q(ended=None) | Q(ended__gt=since), engine_job__isnull=False, launched__lt=until
     )
+    if owners is not None:
+        rows = rows.filter(run__owner__in=owners)
     values = rows.values_list(
         "pk",
         "run__owner_id",

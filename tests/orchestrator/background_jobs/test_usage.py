@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import running
@@ -18,6 +20,7 @@ from orchestrator.fleet.models import Device, Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import services as scheduling
+from orchestrator.scheduling.accounting.held import held_devices
 from orchestrator.scheduling.models import Allocation, DeviceTime
 from tests import factories
 from tests.conftest import FakeClock
@@ -141,12 +144,31 @@ def test_usage_by_experiment_and_month_with_its_cost(owner: User, other: User) -
     assert [row["key"] for row in months] == ["2026-03"]  # stored days: February was not measured
 
 
+def test_usage_by_experiment_reads_visible_allocations_alone(owner: User, other: User) -> None:
+    since, until = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 4, 1, tzinfo=UTC)
+    everyone = list(held_devices(since=since, until=until))
+    assert {each.owner for each in everyone} == {owner.pk, other.pk}
+    with CaptureQueriesContext(connection) as queries:
+        own = list(held_devices(since=since, until=until, owners=[other.pk]))
+    assert own == [each for each in everyone if each.owner == other.pk]
+    scans = [each["sql"] for each in queries.captured_queries]
+    assert all('"owner_id" IN' in sql for sql in scans), scans
+
+
 @pytest.mark.parametrize(
-    "query", ["by=color", "from=tomorrow", "from=2026-03-02&to=2026-03-01", "from=2020-01-01"]
+    "query",
+    [
+        "by=color",
+        "from=tomorrow",
+        "from=2026-03-02&to=2026-03-01",
+        "from=2020-01-01",
+        "to=9999-12-31&by=experiment",
+        "to=0001-01-01",
+    ],
 )
 def test_wrong_periods_are_named(owner: User, query: str) -> None:
     answer = factories.api(owner).get(f"/api/v1/usage?{query}")
-    assert answer.status_code == 422 and answer.json()["errors"][0]["field"] in ("by", "from")
+    assert answer.status_code == 422 and answer.json()["errors"][0]["field"] in ("by", "from", "to")
     page = factories.client_for(owner).get(f"/account/usage/?{query}")
     assert page.status_code == 422 and "alert" in page.content.decode()
 

@@ -42,6 +42,15 @@ def members_of(*, team: Team) -> QuerySet[TeamMembership]:
     return team.memberships.select_related("user").order_by("user__username")
 
 
+def members_by_team(rows: Iterable[Team]) -> dict[int, list[TeamMembership]]:
+    """`{team's id: its members, by name}`, in one query."""
+    members: dict[int, list[TeamMembership]] = {team.pk: [] for team in rows}
+    of_teams = TeamMembership.objects.filter(team__in=members).select_related("user")
+    for member in of_teams.order_by("user__username"):
+        members[member.team_id].append(member)
+    return members
+
+
 def may_administer(user: User, team: Team) -> bool:
     """Whether the user may change the team's members: its admins, and admins of the site."""
     if at_least(user.role, Role.ADMIN) or user.is_superuser:

@@ -79,11 +79,22 @@ class MemberRole(Contract):
 
 
 def _team(team: Any) -> dict[str, Any]:
-    use, held = budgets.use_of(team), guarantees.team_use(team)
+    return _teams([team])[0]
+
+
+def _teams(rows: list[Any]) -> list[dict[str, Any]]:
+    uses, held = budgets.uses(rows), guarantees.team_uses(rows)
+    members = teams.members_by_team(rows)
+    return [_team_of(team, uses[team.pk], held[team.pk], members[team.pk]) for team in rows]
+
+
+def _team_of(
+    team: Any, use: budgets.TeamUse, held: guarantees.TeamUse, members: list[Any]
+) -> dict[str, Any]:
     return {
         "id": str(team.pk),
         "name": team.name,
-        "members": [_member(each) for each in teams.members_of(team=team)],
+        "members": [_member(each) for each in members],
         "budget_device_hours": team.budget_device_hours,
         "used_device_hours": round(use.device_hours, 3),
         "max_devices": team.max_devices,
@@ -107,7 +118,7 @@ def _member(member: Any) -> dict[str, Any]:
 
 
 @router.get("", response=list[TeamOut], auth=require_scope("read"), summary="List teams")
-@paginated(name="teams", serialize=_team)
+@paginated(name="teams", serialize_page=_teams)
 def team_list(request: HttpRequest) -> Any:
     """Your teams; for operators all."""
     return teams.teams_visible_to(user=user(request)).order_by("pk")

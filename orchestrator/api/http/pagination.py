@@ -62,13 +62,15 @@ class KeysetPagination(PaginationBase):
         *,
         name: str,
         serialize: Callable[[Any], Any] = lambda row: row,
+        serialize_page: Callable[[list[Any]], list[Any]] | None = None,
         key: Callable[[Any], int] = lambda row: int(row.pk),
         newest_first: bool = False,
         pass_parameter: str | None = None,
     ) -> None:
         super().__init__(pass_parameter=pass_parameter)
         self.name = name
-        self.serialize = serialize
+        # all rows of a page at once, if they need common queries
+        self.serialize_page = serialize_page or (lambda rows: [serialize(row) for row in rows])
         self.key = key
         self.newest_first = newest_first
 
@@ -89,7 +91,7 @@ class KeysetPagination(PaginationBase):
         items = list(rows)[: page.limit + 1]
         more, items = len(items) > page.limit, items[: page.limit]
         return {
-            "items": [self.serialize(row) for row in items],
+            "items": self.serialize_page(items),
             "next_cursor": encode_cursor(self.name, self.key(items[-1])) if more else None,
         }
 

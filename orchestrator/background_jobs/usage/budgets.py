@@ -51,18 +51,18 @@ def use_of(team: Team) -> TeamUse:
 def uses(teams: Sequence[Team]) -> dict[int, TeamUse]:
     """The use of each team in this month, by key; three queries for any number of teams."""
     since = clock.now().astimezone(UTC).date().replace(day=1)
-    members: dict[int, set[int]] = {team.pk: set() for team in teams}
-    for team_id, user_id in TeamMembership.objects.filter(team__in=members).values_list(
-        "team", "user"
-    ):
-        members[team_id].add(user_id)
     sums = {team.pk: [0.0, 0.0] for team in teams}
+    of_user: dict[int, set[int]] = {}
+    memberships = TeamMembership.objects.filter(team__in=sums)
+    for team_id, user_id in memberships.values_list("team", "user"):
+        of_user.setdefault(user_id, set()).add(team_id)
+    of_name = {team.name: team.pk for team in teams}
     rows = UsageDay.objects.filter(day__gte=since).exclude(owner=0)
     for row in rows.only("owner", "teams", "device_s", "productive_s").iterator():
-        for team in teams:
-            if row.owner in members[team.pk] or team.name in row.teams:
-                sums[team.pk][0] += row.device_s / 3600
-                sums[team.pk][1] += row.productive_s / 3600
+        named = {of_name[name] for name in row.teams if name in of_name}
+        for team_id in named | of_user.get(row.owner, set()):
+            sums[team_id][0] += row.device_s / 3600
+            sums[team_id][1] += row.productive_s / 3600
     return {
         team.pk: TeamUse(since, sums[team.pk][0], sums[team.pk][1], team.budget_device_hours)
         for team in teams

@@ -213,3 +213,8 @@ def test_many_teams_need_few_queries(
     client.get("/account/teams/")
     with django_assert_max_num_queries(12):
         client.get("/account/teams/")
+    rest = factories.api(admin)
+    rest.get("/api/v1/teams")
+    with django_assert_max_num_queries(12):
+        rows = rest.get("/api/v1/teams").json()["items"]
+    assert {row["used_device_hours"] for row in rows if row["name"].startswith("t")} == {1.0}

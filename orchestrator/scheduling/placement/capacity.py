@@ -37,6 +37,7 @@ class Window:
     start: float
     end: float
     team: str = ""
+    whole_pool: bool = False  # also of nodes that the pool gets later
 
     def excludes(self, team: str, start: float, lasts_s: float) -> bool:
         """Whether a run of the team, from `start` on, may last into the window."""

@@ -132,7 +132,7 @@ def of_nodes(now: datetime) -> dict[int, tuple[Window, ...]]:
         members.setdefault(pool, []).append(node)
     matches: dict[int, list[Window]] = {}
     for pool, node, team, start, end in rows:
-        window = Window(start.timestamp(), end.timestamp(), team or "")
+        window = Window(start.timestamp(), end.timestamp(), team or "", whole_pool=node is None)
         for each in [node] if node is not None else members.get(pool, []):
             matches.setdefault(each, []).append(window)
     return {node: tuple(each) for node, each in matches.items()}

@@ -56,6 +56,7 @@ def applied(
                     change.pool,
                     tuple(_free(slot) for slot in model.slots),
                     supports=model.supports,
+                    windows=tuple(each for each in model.windows if each.whole_pool),
                     place=model.place,
                 )
             )

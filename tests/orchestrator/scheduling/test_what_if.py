@@ -9,6 +9,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import services
+from orchestrator.scheduling.placement.capacity import Window
 from orchestrator.scheduling.simulation.what_if import Change, applied
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
@@ -29,6 +30,12 @@ def test_new_nodes_are_like_the_largest_and_free() -> None:
     assert all(slot.run is None for view in views[3:] for slot in view.slots)
     with pytest.raises(ValueError, match="pool empty has no node"):
         applied(Change("empty", add_nodes=1), [], nodes)
+
+
+def test_new_nodes_have_the_windows_of_the_pool_alone() -> None:
+    own, whole = Window(0.0, 9.0), Window(5.0, 9.0, "lab", whole_pool=True)
+    _, views = applied(Change("default", add_nodes=1), [], [node("a", 2, windows=(own, whole))])
+    assert views[1].windows == (whole,)
 
 
 def test_a_paused_team_neither_waits_nor_holds_devices() -> None:

@@ -221,6 +221,23 @@ def test_a_team_takes_back_what_it_lent_after_a_checkpoint(
 
 
 @pytest.mark.django_db
+def test_a_higher_priority_waits_for_a_run_within_its_guarantee(
+    broker: Broker, people: factories.People, owner: User, operator: User, admin: User
+) -> None:
+    fake = FakeNode(factories.node("n1", devices=4))
+    lab = Team.objects.get(name="lab")
+    guarantees.guarantee_set(team=lab, pool=fake.node.pool, devices=4, by=admin)
+    running(owner, fake, devices=4)
+    wanted = waiting(factories.user("other"), devices=4)
+    Run.objects.filter(pk=wanted.pk).update(priority=101)
+    services.tick()
+    assert not Attempt.objects.filter(requested="preempt").exists()
+    guarantees.guarantee_set(team=lab, pool=fake.node.pool, devices=3, by=admin)
+    services.tick()
+    assert Attempt.objects.filter(requested="preempt").count() == 1
+
+
+@pytest.mark.django_db
 def test_impossible_guarantees_are_refused(people: factories.People, admin: User) -> None:
     pool = factories.node("n1", devices=4).pool
     lab, rivals = Team.objects.get(name="lab"), Team.objects.create(name="empty")

@@ -10,13 +10,13 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from kombu.exceptions import BatchPublishError
 
-from orchestrator.accounts.models import User
+from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.common import clock
 from orchestrator.fleet.models import Node, Pool
 from orchestrator.runs.models import Attempt, Checkpoint, Run
 from orchestrator.scheduling import celery_client, policy, selectors, services
-from orchestrator.scheduling.models import Lease, QueueDecision
-from orchestrator.scheduling.placement import snapshot
+from orchestrator.scheduling.models import Lease, QueueDecision, TeamGuarantee
+from orchestrator.scheduling.placement import changes, snapshot
 from orchestrator.scheduling.queue import decision_store
 from orchestrator.scheduling.tick import REST_LIFE
 from tests import factories
@@ -74,6 +74,25 @@ def test_a_run_of_an_idle_pool_starts_behind_a_full_queue_of_another(
     reasons = list(waiting.values_list("wait_reason"))
     assert all(reason for (reason,) in reasons)
     assert "more than 3 runs of pool default are before it" in reasons[-1][0]
+
+
+def test_a_fingerprint_reads_members_and_guarantees_apart(broker: Broker, owner: User) -> None:
+    pool, prints = factories.node("n1", devices=8).pool, []
+    factories.run(owner)
+    team = Team.objects.create(name="large")
+    pools = [pool, *(Pool.objects.create(name=f"p{number}") for number in range(3))]
+    for number in range(5):
+        team.members.add(factories.user(f"u{number}"))
+    for each in pools:
+        TeamGuarantee.objects.create(team=team, pool=each, devices=1)
+        with CaptureQueriesContext(connection) as queries:
+            prints.append(changes.read().fingerprint)
+        sql = [each["sql"] for each in queries.captured_queries]
+        members = [each for each in sql if TeamMembership._meta.db_table in each]
+        assert members and not any(TeamGuarantee._meta.db_table in each for each in members), sql
+    assert len(set(prints)) == len(pools)
+    TeamGuarantee.objects.filter(pool=pool).update(devices=2)
+    assert changes.read().fingerprint not in prints
 
 
 @pytest.mark.parametrize("change", ["node", "pool", "priority", "allocation"])

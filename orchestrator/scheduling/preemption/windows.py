@@ -48,16 +48,21 @@ def clear(*, now: datetime) -> int:
 
 def _running_on(nodes: Iterable[int], pools: Iterable[int]) -> list[tuple[int, str, int, int]]:
     """`(run, owner, node, pool)` of runs that hold devices there and were not asked to stop."""
-    device = "allocations__device__node"
     held = Attempt.objects.filter(
-        Q(**{f"{device}__in": list(nodes)}) | Q(**{f"{device}__pool__in": list(pools)}),
+        Q(allocations__device__node__in=list(nodes))
+        | Q(allocations__device__node__pool__in=list(pools)),
         allocations__released=None,
         state=AttemptState.RUNNING,
         requested="",
         run__state=RunState.RUNNING,
     )
-    rows = held.values_list("run_id", "run__owner__username", device, f"{device}__pool")
-    return list(rows.order_by("run_id", device).distinct())
+    rows = held.values_list(
+        "run_id",
+        "run__owner__username",
+        "allocations__device__node",
+        "allocations__device__node__pool",
+    )
+    return list(rows.order_by("run_id", "allocations__device__node").distinct())
 
 
 def _need(window: NodeWindow) -> str:

@@ -227,9 +227,9 @@ def test_windows_of_a_removed_node_alone_end(
     fake, gone = FakeNode(factories.node("n1", devices=2)), factories.node("n2", devices=2)
     item = running(owner, fake, devices=2)
     now = clock.now()
-    times = {"start": now, "end": now + timedelta(hours=1)}
+    times: dict[str, Any] = {"start": now, "end": now + timedelta(hours=1)}
     alone = windows.window_create(by=operator, pool="default", nodes=["n2"], **times)
-    later = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
+    later: dict[str, Any] = {"start": now + timedelta(days=1), "end": now + timedelta(days=2)}
     both = windows.window_create(by=operator, pool="default", nodes=["n1", "n2"], **later)
     services.node_remove(node=gone, by=operator)
     assert not NodeWindow.objects.filter(pk=alone.pk).exists()

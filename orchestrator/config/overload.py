@@ -36,7 +36,7 @@ def is_urgent(scope: Any) -> bool:
 
 def is_metrics(scope: Any) -> bool:
     """Never refused either, on a thread of its own: it reads much."""
-    return scope["method"] != "POST" and scope["path"] == "/metrics"
+    return bool(scope["method"] != "POST" and scope["path"] == "/metrics")
 
 
 def may_refuse(scope: Any) -> bool:

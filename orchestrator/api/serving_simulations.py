@@ -17,7 +17,7 @@ from orchestrator.planner import user_api
 from orchestrator.planner.plan_request import BadRequest
 from orchestrator.planner.serving.simulation.load import Load
 from orchestrator.planner.serving.simulation.request import Disaggregated, LatencyLimits, Rate
-from orchestrator.runs.outputs.served_deployment import served_deployment
+from orchestrator.runs.serving.deployment import served_deployment
 from workers.contracts.base import Contract
 from workers.contracts.specs.model import Positive
 from workers.contracts.wire.serving_reports import StepCosts

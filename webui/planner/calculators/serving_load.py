@@ -15,7 +15,7 @@ from orchestrator.common.errors import Refusal
 from orchestrator.planner import user_api
 from orchestrator.planner.plan_request import BadRequest
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.outputs.served_deployment import served_deployment
+from orchestrator.runs.serving.deployment import served_deployment
 from webui.planner.calculators.serving import SERVING
 from webui.planner.calculators.small_form import (
     DEVICE,

@@ -29,7 +29,9 @@ def served_deployment(*, run: Run) -> dict[str, Any]:
     state = endpoint.engine_state(run=run) or (snapshot.state if snapshot else None)
     if state is None or state.step_costs is None:
         message = f"run {run.pk} has no measured step costs: it has computed too few steps"
-        raise BadRequest([problem("run", message, "at least 50 steps: send it some requests first")])
+        raise BadRequest(
+            [problem("run", message, "at least 50 steps: send it some requests first")]
+        )
     plan = spec.plan if isinstance(spec.plan, ParallelPlan) else ParallelPlan()
     hardware = target_hardware_for(spec)
     fp32 = plan.precision == "fp32"

@@ -1,0 +1,1 @@
+"""Serve runs as deployments of the planner."""

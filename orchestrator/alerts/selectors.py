@@ -30,15 +30,14 @@ def rule_get(*, user: User, id: int | str) -> AlertRule:
 
 
 def alerts_visible_to(*, user: User, state: str = "") -> QuerySet[Alert]:
-    """Alerts of built-in rules about what the user sees, and of the user's rules; newest first.
+    """Alerts of built-in and the user's own rules about what the user sees; newest first.
 
     `state` is firing or resolved; pending ones are not listed.
     """
     owners = people.visible_owners(user)
-    builtin = (
-        Q(rule=None) if owners is None else Q(rule=None) & (Q(run__owner__in=owners) | Q(run=None))
-    )
-    rows = Alert.objects.filter(builtin | Q(rule__owner=user))
+    rows = Alert.objects.filter(Q(rule=None) | Q(rule__owner=user))
+    if owners is not None:
+        rows = rows.filter(Q(run__owner__in=owners) | Q(run=None))
     rows = rows.filter(state=state) if state else rows.exclude(state=Alert.State.PENDING)
     return rows.select_related("run", "acknowledged_by", "rule").order_by("-id")
 

@@ -78,6 +78,10 @@ def collect() -> int:
 
 
 def _concerns(row: Subscription, cause: Cause, visible: list[int] | None) -> bool:
+    rule = cause.alert.rule if cause.alert is not None else None
+    if rule is not None:  # only its owner's, about a run that the owner still sees
+        is_visible = visible is None or cause.owner is None or cause.owner in visible
+        return rule.owner_id == row.owner_id and is_visible
     if cause.owner is None or cause.owner == row.owner_id:
         return True
     return row.scope == "team" and (visible is None or cause.owner in visible)
@@ -133,8 +137,6 @@ def _alert_causes(now: datetime) -> Iterator[Cause]:
             if run is not None:
                 body["run"] = {"id": str(run.pk), "name": run.name}
             owner = run.owner_id if run is not None else None
-            if alert.rule is not None:
-                owner = alert.rule.owner_id
             yield Cause(f"alert:{alert.pk}:{state}", "alert", time, owner, body, alert)
 
 

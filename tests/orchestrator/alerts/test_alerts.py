@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.accounts.models import Team
 from orchestrator.alerts import selectors, services
 from orchestrator.alerts.builtin import BUILTINS
 from orchestrator.alerts.conditions import Condition, Facts, hit_of
@@ -210,6 +211,39 @@ def test_messages_follow_subscriptions_and_mutes(
         "firing",
         "resolved",
     ]
+
+
+def test_a_rules_alerts_reach_only_its_owner_while_the_run_is_visible(
+    owner: Any, teammate: Any, live_redis: str, clock: FakeClock
+) -> None:
+    """Not the owner's other team, and not someone who has left the run's team."""
+    third = factories.user("third")
+    other = Team.objects.create(name="other")
+    other.members.add(owner, third)
+    for user in (owner, teammate, third):
+        Subscription.objects.create(
+            owner=user,
+            name="s",
+            channel="webhook",
+            scope="team",
+            events=["alert"],
+            target="",
+            host="",
+            created=clock.now(),
+        )
+    rule = {"kind": "threshold", "metric": "x", "threshold": 0.0, "scope": "team"}
+    services.rule_create(by=owner, name="team", **rule)
+    clock.advance(1)
+    log(factories.external_run(teammate), 1, x=1.0)
+    services.evaluate()
+    collect.collect()
+    assert [row.subscription.owner for row in Delivery.objects.all()] == [owner]
+    assert selectors.alerts_visible_to(user=owner).count() == 1
+    Team.objects.exclude(pk=other.pk).get(members=owner).members.remove(owner)
+    Delivery.objects.all().delete()
+    collect.collect()
+    assert not Delivery.objects.exists()
+    assert not selectors.alerts_visible_to(user=owner).exists()
 
 
 def test_alerts_by_rest(owner: Any, teammate: Any, live_redis: str, clock: FakeClock) -> None:

@@ -171,7 +171,7 @@ def _facts(
     cost: a resumed run is silent since its start at most.
     """
     seen = max(
-        (time for time in (run.last_seen, *(start for start, _ in spans)) if time), default=None
+        (time for time in (run.last_progress, *(start for start, _ in spans)) if time), default=None
     )
     hours = run.devices * sum(((end or now) - start).total_seconds() for start, end in spans) / 3600
     return Facts(

@@ -75,7 +75,7 @@ def record(*, run: Run, new: Sequence[NewEvent]) -> list[RunEvent]:
         if rows:
             RunEvent.objects.bulk_create(rows)
             if origins:
-                Run.objects.filter(pk=run.pk).update(last_seen=now)
+                Run.objects.filter(pk=run.pk).update(last_seen=now, last_progress=now)
             live.append_many(_frames(run, rows))
     return rows
 

@@ -79,6 +79,8 @@ class Run(models.Model):
     started = models.DateTimeField(null=True, blank=True)
     ended = models.DateTimeField(null=True, blank=True)
     last_seen = models.DateTimeField(null=True, blank=True)  # newest point, event or log of the run
+    # newest of these except points with only the machine's own numbers, see telemetry
+    last_progress = models.DateTimeField(null=True, blank=True)
     attempt_number = models.PositiveIntegerField(default=0)
     wait_reason = models.CharField(max_length=300, blank=True)
     # cancel | pause, requested by a user, pending

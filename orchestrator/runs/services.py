@@ -195,9 +195,16 @@ def artifact_record(*, run: Run, name: str, path: str, bytes: int = 0) -> Artifa
     return Artifact.objects.update_or_create(run=run, name=name, defaults=values)[0]
 
 
-def summary_update(*, run: Run, summary: dict[str, Any] | None, seen: datetime) -> None:
-    """Store the newest summary from telemetry, if any, and the time of the newest report."""
-    values = {} if summary is None else {"summary": summary}
+def summary_update(
+    *, run: Run, summary: dict[str, Any] | None, seen: datetime, progressed: bool = True
+) -> None:
+    """Store the newest summary from telemetry, if any, and the time of the newest report.
+
+    `progressed`: the report has more than the use of the machine.
+    """
+    values: dict[str, Any] = {} if summary is None else {"summary": summary}
+    if progressed:
+        values["last_progress"] = seen
     Run.objects.filter(pk=run.pk).update(last_seen=seen, **values)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -43,6 +43,7 @@ __all__ = [
     "summaries_refresh",
 ]
 
+_OF_MACHINE: Final = ("system/", "device/")
 _owners = MetricOwners()
 _NAMES_CACHED = 200  # of a request
 _RUNS_CACHED = 2000
@@ -108,7 +109,8 @@ def incoming_store(incoming: Incoming, *, publish_progress: set[int] | None = No
         _record_dropped_names(locked, points)
         mark_stale(item.writer.run_id for item in points if len(item.new))
         lines = lines_write(item for item in incoming.lines if item[0].run_id in locked)
-        summaries = _update_summaries(locked, points)
+        silent = set(locked) - _progressed(incoming, points)
+        summaries = _update_summaries(locked, points, silent)
         frames = [*points_frames(points, _owners), *log_frames(lines)]
         frames.sort(key=lambda frame: int(frame.topic.partition(":")[2]))
         live.append_many(frames)
@@ -153,7 +155,20 @@ def _announce_progress(progress: list[tuple[int, int, dict[str, Any]]]) -> None:
         live.announce("fleet", "progress", live_frames.progress(owner_id, run_id, summary))
 
 
-def _update_summaries(locked: dict[int, Run], points: list[Stored]) -> dict[int, dict[str, Any]]:
+def _progressed(incoming: Incoming, points: list[Stored]) -> set[int]:
+    """The runs that reported more than the use of their machine, which a thread samples."""
+    runs_ = {writer.run_id for writer, _ in (*incoming.events, *incoming.lines)}
+    return runs_ | {
+        item.writer.run_id
+        for item in points
+        if len(item.new) and not all(name.startswith(_OF_MACHINE) for name in item.new.names)
+    }
+
+
+def _update_summaries(
+    locked: dict[int, Run], points: list[Stored], silent: set[int]
+) -> dict[int, dict[str, Any]]:
+    """`silent`: the runs that reported no progress."""
     by_run: dict[int, list[Stored]] = {}
     for item in points:
         by_run.setdefault(item.writer.run_id, []).append(item)
@@ -161,7 +176,7 @@ def _update_summaries(locked: dict[int, Run], points: list[Stored]) -> dict[int,
     summaries = {}
     for run_id, run in sorted(locked.items()):
         summary = run_summary(run, by_run.get(run_id, ()))
-        runs.summary_update(run=run, summary=summary, seen=now)
+        runs.summary_update(run=run, summary=summary, seen=now, progressed=run_id not in silent)
         if summary is not None:
             summaries[run_id] = summary
     return summaries

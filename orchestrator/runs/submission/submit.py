@@ -160,6 +160,7 @@ def run_submit(
             queued_at=now,
             started=now if external else None,
             last_seen=now if external else None,
+            last_progress=now if external else None,
             attempt_number=1 if external else 0,
             summary=_first_summary(checked, resolved),
             forked_from=forked_from,

@@ -158,6 +158,24 @@ def test_silence_and_failure_fire_and_a_finished_run_is_quiet(
     assert not Alert.objects.filter(state="firing").exists()
 
 
+def test_samples_of_the_machine_are_no_progress(
+    owner: Any, live_redis: str, clock: FakeClock
+) -> None:
+    """The recorder's thread still samples while the training loop is stuck."""
+    run = factories.external_run(owner)
+    clock.advance(600)
+    log(run, 1, loss=1.0)
+    for step in (2, 3):
+        clock.advance(600)
+        log(run, step, **{"system/cpu": 0.0, "device/utilization": 1.0})
+    services.evaluate()
+    assert Alert.objects.get(source="no-progress").message == "nothing logged for 20 min"
+    run.refresh_from_db()
+    assert run.last_seen == clock.now()  # the program is alive, so the run does not end
+    log(run, 4, loss=1.0, **{"system/cpu": 0.0})
+    assert services.evaluate()["resolved"] == 1
+
+
 def test_time_between_attempts_is_neither_silence_nor_cost(
     owner: Any, live_redis: str, clock: FakeClock
 ) -> None:

@@ -174,9 +174,12 @@ def details_append(request: HttpRequest, id: int, body: Changes) -> Any:
 @router.get(
     "/{int:id}/media", response=list[MediaOut], auth=require_scope("read"), summary="List media"
 )
-@paginated(name="media", serialize=selectors.serialize_media)
+@paginated(name="media", serialize=selectors.serialize_media, size="bytes")
 def media_list(request: HttpRequest, id: int, wanted: Query[MediaFilter]) -> Any:
-    """The run's images, histograms, texts and tables, in the order of their arrival."""
+    """The run's images, histograms, texts and tables, in the order of their arrival.
+
+    A page ends early if its items are large.
+    """
     return selectors.media_list(run=get_run(request, id), **wanted.model_dump())
 
 

@@ -37,6 +37,7 @@ class Checked:
     body: Any = None
     image: ImageInfo | None = None
     data: bytes = b""
+    bytes: int = 0  # of the body
 
 
 def check(
@@ -57,7 +58,8 @@ def check(
         body = {"histogram": _histogram, "text": _text, "table": _table}[kind](data)
         content = json.dumps(body, sort_keys=True).encode()
     digest = hashlib.sha256(json.dumps([kind, caption]).encode() + content).hexdigest()
-    return Checked(name, kind, step, index, caption, time, digest, body, image, bytes_)
+    size = 0 if kind == "image" else len(content)
+    return Checked(name, kind, step, index, caption, time, digest, body, image, bytes_, size)
 
 
 def _image_bytes(data: Any) -> bytes:

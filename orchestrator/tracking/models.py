@@ -59,6 +59,7 @@ class MediaItem(models.Model):
     time = models.FloatField()  # Unix seconds
     digest = models.CharField(max_length=64)  # of kind, content and caption
     body = models.JSONField(null=True)  # null: an image
+    bytes = models.PositiveIntegerField(default=0)  # of the body; an image's are its blob's
     blob = models.ForeignKey(MediaBlob, null=True, on_delete=models.CASCADE, related_name="items")
 
     class Meta:

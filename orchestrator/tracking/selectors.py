@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, Final, NamedTuple
 
-from django.db.models import Count, Max, Min, QuerySet
+from django.db.models import Count, F, Max, Min, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import iso
@@ -14,6 +17,7 @@ from orchestrator.tracking.details import flat
 from orchestrator.tracking.models import MediaBlob, MediaItem, RunDetails
 
 __all__ = [
+    "Shown",
     "details_of",
     "details_of_runs",
     "flat",
@@ -26,6 +30,8 @@ __all__ = [
     "serialize_details",
     "serialize_media",
 ]
+
+_SHOWN_BYTES: Final = 8_000_000  # bodies that a page loads
 
 
 def details_of(*, run: Run) -> RunDetails | None:
@@ -83,17 +89,40 @@ def media_steps(*, run: Run) -> list[int]:
     return list(rows.values_list("step", flat=True).distinct())
 
 
-def media_at(*, run: Run, names: Iterable[str], step: int | None) -> dict[str, list[MediaItem]]:
-    """`{name: items}` of each name's newest step that is not after `step`."""
+class Shown(NamedTuple):
+    """The first items of a name at one step, and how many there are."""
+
+    items: list[MediaItem]
+    count: int
+
+
+def media_at(
+    *, run: Run, names: Iterable[str], step: int | None, most: int = 12
+) -> dict[str, Shown]:
+    """The items of each name's newest step that is not after `step`, by index.
+
+    At most `most` per name, and after the first of a name only as many as have 8 MB together.
+    """
     names = list(names)
     rows = MediaItem.objects.filter(run=run, name__in=names)
     rows = rows.filter(step__lte=step) if step is not None else rows
     newest = dict(rows.values("name").annotate(at=Max("step")).values_list("name", "at"))
-    result: dict[str, list[MediaItem]] = {name: [] for name in names}
-    places = MediaItem.objects.filter(run=run, name__in=newest, step__in=set(newest.values()))
-    for item in places.select_related("blob").defer("blob__data").order_by("name", "index"):
-        if newest[item.name] == item.step:
-            result[item.name].append(item)
+    if not newest:
+        return {name: Shown([], 0) for name in names}
+    wanted = reduce(or_, (Q(name=name, step=at) for name, at in newest.items()))
+    places = MediaItem.objects.filter(wanted, run=run)
+    counts = dict(places.values("name").annotate(count=Count("pk")).values_list("name", "count"))
+    place = Window(RowNumber(), partition_by=[F("name")], order_by="index")
+    first = places.annotate(place=place).filter(place__lte=most).order_by("place", "name")
+    ids, size = [], 0
+    for pk, number, bytes_ in first.values_list("pk", "place", "bytes"):
+        size += bytes_
+        if number == 1 or size <= _SHOWN_BYTES:
+            ids.append(pk)
+    result = {name: Shown([], counts.get(name, 0)) for name in names}
+    items = MediaItem.objects.filter(pk__in=ids).select_related("blob").defer("blob__data")
+    for item in items.order_by("name", "index"):
+        result[item.name].items.append(item)
     return result
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Count, Sum
 
 from orchestrator.common import clock
 from orchestrator.runs import parameters
@@ -54,9 +54,9 @@ def media_store(*, run: Run, items: Sequence[Checked]) -> list[bool]:
     changed = []
     with transaction.atomic():
         Run.objects.select_for_update(no_key=True).get(pk=run.pk)
-        count = MediaItem.objects.filter(run=run).count()
-        blobs = MediaBlob.objects.filter(run=run)
-        size = blobs.aggregate(total=Sum("bytes"))["total"] or 0
+        totals = MediaItem.objects.filter(run=run).aggregate(count=Count("pk"), size=Sum("bytes"))
+        images = MediaBlob.objects.filter(run=run).aggregate(size=Sum("bytes"))
+        count, size = totals["count"], (totals["size"] or 0) + (images["size"] or 0)
         for item in items:
             place: dict[str, Any] = {
                 "run": run,
@@ -64,35 +64,42 @@ def media_store(*, run: Run, items: Sequence[Checked]) -> list[bool]:
                 "step": item.step,
                 "index": item.index,
             }
-            stored = MediaItem.objects.filter(**place).only("pk", "digest", "blob").first()
+            rows = MediaItem.objects.filter(**place).only("pk", "digest", "bytes", "blob")
+            stored = rows.first()
             if stored is not None and stored.digest == item.digest:
                 changed.append(False)
                 continue
+            blob, is_new = _blob(run, item)
             count += stored is None
-            size += len(item.data)
+            size += item.bytes - (stored.bytes if stored is not None else 0)
+            size += len(item.data) if is_new else 0
             if count > MOST_ITEMS:
                 raise ValueError(f"a run has at most {MOST_ITEMS:,} media items; log fewer steps")
             if size > MOST_BYTES:
-                raise ValueError(f"images of a run have at most {MOST_BYTES / 1e9:g} GB")
+                raise ValueError(f"the media of a run have at most {MOST_BYTES / 1e9:g} GB")
             values: dict[str, Any] = {
                 "kind": item.kind,
                 "caption": item.caption,
                 "time": item.time,
                 "digest": item.digest,
                 "body": item.body,
-                "blob": _blob(run, item),
+                "bytes": item.bytes,
+                "blob": blob,
             }
             MediaItem.objects.update_or_create(**place, defaults=values)
             if stored is not None and stored.blob_id is not None:
-                MediaBlob.objects.filter(pk=stored.blob_id, items=None).delete()
+                unused = MediaBlob.objects.filter(pk=stored.blob_id, items=None)
+                size -= unused.aggregate(size=Sum("bytes"))["size"] or 0
+                unused.delete()
             changed.append(True)
     return changed
 
 
-def _blob(run: Run, item: Checked) -> MediaBlob | None:
+def _blob(run: Run, item: Checked) -> tuple[MediaBlob | None, bool]:
+    """The blob of an image, and whether it is new."""
     if item.image is None:
-        return None
-    blob, _ = MediaBlob.objects.get_or_create(
+        return None, False
+    return MediaBlob.objects.get_or_create(
         run=run,
         digest=item.digest,
         defaults={
@@ -103,4 +110,3 @@ def _blob(run: Run, item: Checked) -> MediaBlob | None:
             "data": item.data,
         },
     )
-    return blob

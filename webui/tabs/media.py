@@ -12,7 +12,6 @@ from webui.charts.bars import histogram_bars
 from webui.presentation.run_facts import Facts
 
 PAGE: Final = 24  # names per page
-_SHOWN: Final = 12  # items of a name in one step
 _ROWS: Final = 100  # of a table
 
 
@@ -40,13 +39,13 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     }
 
 
-def card(row: dict[str, Any], items: list[Any]) -> dict[str, Any]:
+def card(row: dict[str, Any], shown: tracking.Shown) -> dict[str, Any]:
     """One name with what it has at its newest step up to the chosen one."""
     return {
         **row,
-        "step": items[0].step if items else None,
-        "items": [_item(item) for item in items[:_SHOWN]],
-        "more": max(0, len(items) - _SHOWN),
+        "step": shown.items[0].step if shown.items else None,
+        "items": [_item(item) for item in shown.items],
+        "more": shown.count - len(shown.items),
     }
 
 

@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Annotated, Any
 
 from django.db.models import QuerySet
@@ -24,6 +25,7 @@ from orchestrator.api.http.responses import json_response
 from workers.contracts.base import Contract
 
 MAX_LIMIT = 200
+MAX_BYTES = 8_000_000  # of a page whose rows may be large
 
 
 class Paging(Contract):
@@ -65,13 +67,16 @@ class KeysetPagination(PaginationBase):
         serialize_page: Callable[[list[Any]], list[Any]] | None = None,
         key: Callable[[Any], int] = lambda row: int(row.pk),
         newest_first: bool = False,
+        size: str = "",
         pass_parameter: str | None = None,
     ) -> None:
+        """`size`: the column with a row's bytes; a page ends early at `MAX_BYTES`."""
         super().__init__(pass_parameter=pass_parameter)
         self.name = name
         # all rows of a page at once, if they need common queries
         self.serialize_page = serialize_page or (lambda rows: [serialize(row) for row in rows])
         self.key = key
+        self.size = size
         self.newest_first = newest_first
 
     def paginate_queryset(
@@ -79,21 +84,27 @@ class KeysetPagination(PaginationBase):
     ) -> dict[str, Any]:
         """`{items, next_cursor}` of the requested page. 422 for another list's cursor."""
         page: Paging = pagination
-        last = last_key(page, self.name)
+        last, limit = last_key(page, self.name), page.limit
         rows = queryset
         if isinstance(rows, QuerySet):
             if last is not None:
                 rows = rows.filter(pk__lt=last) if self.newest_first else rows.filter(pk__gt=last)
-            rows = rows[: page.limit + 1]
+            limit = self._fitting(rows, limit) if self.size else limit
+            rows = rows[: limit + 1]
         elif last is not None:
             sign = -1 if self.newest_first else 1
             rows = [row for row in rows if sign * self.key(row) > sign * last]
-        items = list(rows)[: page.limit + 1]
-        more, items = len(items) > page.limit, items[: page.limit]
+        items = list(rows)[: limit + 1]
+        more, items = len(items) > limit, items[:limit]
         return {
             "items": self.serialize_page(items),
             "next_cursor": encode_cursor(self.name, self.key(items[-1])) if more else None,
         }
+
+    def _fitting(self, rows: QuerySet[Any], limit: int) -> int:
+        """How many of the first rows have at most `MAX_BYTES` together, at least one."""
+        sizes = accumulate(rows.values_list(self.size, flat=True)[:limit])
+        return max(1, sum(total <= MAX_BYTES for total in sizes))
 
 
 def paginated(*, as_json: bool = False, **options: Any) -> Callable[..., Callable[..., Any]]:

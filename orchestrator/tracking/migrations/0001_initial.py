@@ -39,6 +39,7 @@ class Migration(migrations.Migration):
                 ('time', models.FloatField()),
                 ('digest', models.CharField(max_length=64)),
                 ('body', models.JSONField(null=True)),
+                ('bytes', models.PositiveIntegerField(default=0)),
                 ('blob', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='items', to='tracking.mediablob')),
                 ('run', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='media', to='runs.run')),
             ],

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from orchestrator.api.http import pagination
 from orchestrator.common.errors import Refusal
 from orchestrator.run_table import selectors as run_table
-from orchestrator.tracking import images, media, services
+from orchestrator.tracking import images, media, selectors, services
 from orchestrator.tracking.details import checked_program, merged
 from orchestrator.tracking.models import MediaBlob, MediaItem
 from tests import factories
@@ -167,6 +168,52 @@ def test_media_are_stored_once_and_replaced(owner: Any, live_redis: str) -> None
     file = client.get(rows[0]["image"]["url"])
     assert file.content == orrery_media.png([[9]]) and file["Content-Type"] == "image/png"
     assert "sandbox" in file["Content-Security-Policy"]
+
+
+def store(run: Any, **values: Any) -> None:
+    services.media_store(
+        run=run,
+        items=[media.check(**{**PLACE, "name": "x", "kind": "text", "data": "hello", **values})],
+    )
+
+
+def test_pages_load_few_items_and_bytes(
+    owner: Any, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = factories.external_run(owner)
+    for index in reversed(range(15)):
+        store(run, index=index, data=str(index))
+    store(run, name="y", step=3, data="y" * 50)
+    store(run, name="x", step=3, data="too new")
+    shown = selectors.media_at(run=run, names=["x", "y", "z"], step=2)
+    assert [item.body for item in shown["x"].items] == [str(index) for index in range(12)]
+    assert [(each.count, len(each.items)) for each in shown.values()] == [(15, 12), (0, 0), (0, 0)]
+    monkeypatch.setattr(selectors, "_SHOWN_BYTES", 60)
+    shown = selectors.media_at(run=run, names=["x", "y"], step=None)
+    assert [len(each.items) for each in shown.values()] == [1, 1]
+    monkeypatch.setattr(pagination, "MAX_BYTES", 30)
+    url, seen = f"/api/v1/runs/{run.pk}/media", []
+    client, cursor = factories.api(owner), ""
+    while cursor is not None:
+        page = client.get(f"{url}?cursor={cursor}").json()
+        assert sum(len(item["data"]) + 2 for item in page["items"]) <= 30 or len(page["items"]) == 1
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+    assert len(seen) == len(set(seen)) == 17
+
+
+def test_all_media_count_towards_the_bytes_of_a_run(
+    owner: Any, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, picture = factories.external_run(owner), base64.b64encode(PNG).decode()
+    monkeypatch.setattr(services, "MOST_BYTES", len(PNG) + 100)
+    store(run, data="x" * 90)
+    store(run, data="y" * 98)  # replaces it: 100 bytes with its quotes
+    for step in (1, 2):  # the same bytes, once
+        store(run, name="sample", kind="image", data=picture, step=step)
+    with pytest.raises(ValueError, match="at most"):
+        store(run, step=2)
+    assert MediaItem.objects.count() == 3
 
 
 def test_orrery_records_its_own_runs(owner: Any, live_redis: str) -> None:

@@ -101,12 +101,16 @@ def _histogram(data: Any) -> dict[str, list[float]]:
 
 
 def _numbers(values: Any, field: str) -> list[float]:
-    if not isinstance(values, list) or not all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        for value in values
-    ):
+    is_list = isinstance(values, list) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    )
+    try:
+        numbers = [float(value) for value in values] if is_list else [math.nan]
+    except OverflowError:  # an integer above the largest float
+        numbers = [math.inf]
+    if not all(map(math.isfinite, numbers)):
         raise ValueError(f"{field} is not a list of finite numbers")
-    return [float(value) for value in values]
+    return numbers
 
 
 def _table(data: Any) -> dict[str, list[Any]]:

@@ -101,6 +101,8 @@ def test_bad_images_are_refused_with_the_reason(data: bytes, message: str) -> No
         ("histogram", {"counts": [1, -1], "edges": [0, 1, 2]}, "negative"),
         ("histogram", {"counts": [1, 1], "edges": [0, 2, 1]}, "ascend"),
         ("histogram", {"counts": [], "edges": []}, "1 to 512"),
+        ("histogram", {"counts": [10**400], "edges": [0, 1]}, "finite numbers"),
+        ("histogram", {"counts": [True], "edges": [0, 1]}, "finite numbers"),
         ("text", "x" * 70_000, "64,000"),
         ("text", 5, "is a text"),
         ("table", {"columns": ["a"], "rows": [[1, 2]]}, "row 0"),

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orrery_cli.errors import CliError
+from orrery_cli.errors import CliError, Refused, report
 from orrery_cli.options import AsJson
 from orrery_cli.output import print_json
 
@@ -25,21 +25,37 @@ def import_runs(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Import runs of another tracker. A second import of the same files adds what is missing."""
+    """Import runs of another tracker. A second import of the same files adds what is missing.
+
+    A run that cannot be read, or that the server refuses, does not stop the others.
+    """
     from orrery_cli.client import Client
     from orrery_cli.imports.send import read_runs, send_run
+    from orrery_cli.imports.source import SourceError
 
-    answers = []
+    answers, failed = [], 0
     with Client() as client:
         for run in read_runs(path, tool):
-            answer = send_run(client, run, experiment=experiment)
+            try:
+                if isinstance(run, SourceError):
+                    raise run
+                answer = send_run(client, run, experiment=experiment)
+            except (SourceError, Refused) as error:
+                if isinstance(error, Refused) and error.status == 401:
+                    raise  # for every run
+                failed += 1
+                report(error, as_json=as_json)
+                continue
             answers.append(answer)
             if not as_json:
                 _show(client.url, answer)
-    if not answers:
+    if not answers and not failed:
         raise CliError(f"{path} has no runs", "give a folder in which a program logged something")
     if as_json:
         print_json(answers)
+    if failed:
+        runs = "1 run was" if failed == 1 else f"{failed} runs were"
+        raise CliError(f"{runs} not imported, {len(answers)} imported", "correct it and repeat")
 
 
 def _show(url: str, answer: dict[str, object]) -> None:

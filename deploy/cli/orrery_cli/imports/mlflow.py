@@ -11,7 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from orrery_cli.imports.source import SourceError, SourceRun, number_or_name, read_file, read_text
+from orrery_cli.imports.source import (
+    SourceError,
+    SourceRun,
+    is_below,
+    number_or_name,
+    read_file,
+    read_text,
+)
 
 _STATUS = {"3": "finished", "4": "failed", "5": "failed"}  # RunStatus: FINISHED, FAILED, KILLED
 _IMAGES = (".png", ".jpg", ".jpeg")
@@ -23,16 +30,28 @@ def is_store(path: Path) -> bool:
     return (path / "meta.yaml").is_file() or any(path.glob("*/meta.yaml"))
 
 
-def read(path: Path) -> Iterator[SourceRun]:
-    """The runs below a folder. Raises SourceError with file and line."""
+def read(path: Path) -> Iterator[SourceRun | SourceError]:
+    """The runs below a folder, and why others cannot be read, with file and line."""
+    root = path.resolve()
     for meta in sorted(path.rglob("meta.yaml")):
-        values = _meta(meta)
-        if "run_id" in values and values.get("lifecycle_stage") != "deleted":
-            yield _run(meta.parent, values)
+        if "artifacts" in meta.relative_to(path).parts:
+            continue
+        try:
+            values = _meta(meta, root)
+            if _is_run(values):
+                yield _run(meta.parent, values, root)
+        except SourceError as error:
+            yield error
 
 
-def _run(folder: Path, meta: dict[str, str]) -> SourceRun:
-    tags = {name: read_text(path).strip() for name, path in _files(folder / "tags")}
+def _is_run(meta: dict[str, str]) -> bool:
+    """Registered models have a `run_id` too, but no experiment."""
+    is_complete = bool(meta.get("run_id")) and "experiment_id" in meta
+    return is_complete and meta.get("lifecycle_stage") != "deleted"
+
+
+def _run(folder: Path, meta: dict[str, str], root: Path) -> SourceRun:
+    tags = {name: read_text(path, root).strip() for name, path in _files(folder / "tags")}
     run = SourceRun(
         tool="mlflow",
         key=meta["run_id"],
@@ -43,7 +62,7 @@ def _run(folder: Path, meta: dict[str, str]) -> SourceRun:
     run.tags = [
         f"{name}={value}"[:100] for name, value in tags.items() if not name.startswith("mlflow.")
     ]
-    run.config = {name: _value(read_text(path)) for name, path in _files(folder / "params")}
+    run.config = {name: _value(read_text(path, root)) for name, path in _files(folder / "params")}
     if tags.get("mlflow.source.name"):
         run.program["command"] = [tags["mlflow.source.name"]]
     if tags.get("mlflow.source.git.commit"):
@@ -58,21 +77,21 @@ def _run(folder: Path, meta: dict[str, str]) -> SourceRun:
         )
     run.status = _STATUS[status]
     run.reason = "killed" if status == "5" else ""
-    run.points = _points(folder)
-    _add_artifacts(run, folder / "artifacts")
+    run.points = _points(folder, root)
+    _add_artifacts(run, folder / "artifacts", root)
     return run
 
 
-def _points(folder: Path) -> list[dict[str, Any]]:
+def _points(folder: Path, root: Path) -> list[dict[str, Any]]:
     """One point per step with all metrics of the step; of repeated steps the last line counts."""
     by_step: dict[int, dict[str, Any]] = {}
     for name, path in _files(folder / "metrics"):
-        for place, line in enumerate(read_text(path).splitlines(), start=1):
+        for place, line in enumerate(read_text(path, root).splitlines(), start=1):
             words = line.split()
             try:
                 time_s, value = int(words[0]) / 1000, float(words[1])
                 step = int(words[2]) if len(words) > 2 else 0
-            except (ValueError, IndexError):
+            except (ValueError, IndexError, OverflowError):
                 message = f"{line[:60]!r} is not `milliseconds value step`"
                 raise SourceError(path, f"line {place}", message) from None
             point = by_step.setdefault(step, {"time": time_s, "values": {}})
@@ -85,15 +104,20 @@ def _points(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _add_artifacts(run: SourceRun, folder: Path) -> None:
+def _add_artifacts(run: SourceRun, folder: Path, root: Path) -> None:
     for name, path in _files(folder):
+        if not is_below(path, root):
+            run.skip("links to files outside the folder")
+            continue
         size = path.stat().st_size
         is_image = path.suffix.lower() in _IMAGES and size <= _IMAGE_BYTES
         is_text = path.suffix.lower() in (".txt", ".md", ".log") and size <= _TEXT_BYTES
         if not (is_image or is_text) or len(run.media) >= _MOST_ARTIFACTS:
             run.skip("artifacts")
             continue
-        data = base64.b64encode(read_file(path)).decode() if is_image else read_text(path)
+        data = (
+            base64.b64encode(read_file(path, root)).decode() if is_image else read_text(path, root)
+        )
         kind = "image" if is_image else "text"
         run.media.append({"name": f"artifacts/{name}"[:200], "kind": kind, "step": 0, "data": data})
 
@@ -106,15 +130,17 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _experiment(folder: Path) -> str:
-    meta = folder.parent / "meta.yaml"
-    name = _meta(meta).get("name", "") if meta.is_file() else ""
+    """The name next to the run; above the root if only one run is imported."""
+    above = folder.resolve().parent
+    meta = above / "meta.yaml"
+    name = _meta(meta, above).get("name", "") if meta.is_file() and is_below(meta, above) else ""
     return "" if name == "Default" else name[:120]
 
 
-def _meta(path: Path) -> dict[str, str]:
+def _meta(path: Path, root: Path) -> dict[str, str]:
     """The top-level texts of a meta.yaml, which MLflow writes flat."""
     values = {}
-    for place, line in enumerate(read_text(path).splitlines(), start=1):
+    for place, line in enumerate(read_text(path, root).splitlines(), start=1):
         if not line.strip() or line.startswith((" ", "-", "#")):
             continue
         name, colon, value = line.partition(":")

@@ -9,11 +9,11 @@ from typing import Any
 from orrery_cli.client import Client
 from orrery_cli.errors import USAGE, CliError
 from orrery_cli.imports import mlflow, tensorboard, wandb
-from orrery_cli.imports.source import SourceRun
+from orrery_cli.imports.source import SourceError, SourceRun
 
 _POINTS, _LINES = 2000, 5000  # per request
 _MEDIA_BYTES = 3 << 20  # per request
-Reader = Callable[[Path], Iterator[SourceRun]]
+Reader = Callable[[Path], Iterator[SourceRun | SourceError]]
 TOOLS: dict[str, tuple[Callable[[Path], bool], Reader]] = {
     "wandb": (wandb.is_offline, wandb.read),
     "mlflow": (mlflow.is_store, mlflow.read),
@@ -21,8 +21,11 @@ TOOLS: dict[str, tuple[Callable[[Path], bool], Reader]] = {
 }
 
 
-def read_runs(path: Path, tool: str = "") -> Iterator[SourceRun]:
-    """The runs below a path, of a named tool or of the one whose files are there."""
+def read_runs(path: Path, tool: str = "") -> Iterator[SourceRun | SourceError]:
+    """The runs below a path, of a named tool or of the one whose files are there.
+
+    A run that cannot be read is an error in its place.
+    """
     if not path.exists():
         raise CliError(f"{path} does not exist", "give a folder or file that exists", code=USAGE)
     if tool and tool not in TOOLS:

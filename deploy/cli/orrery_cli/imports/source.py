@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import math
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orrery_cli.errors import CliError
+
+# what damaged or hostile records raise while they are read
+DAMAGES = (
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+)
 
 
 class SourceError(CliError):
@@ -76,14 +88,27 @@ def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield f"{before}{name}", value
 
 
-def read_file(path: Path) -> bytes:
-    """A file's bytes. Raises SourceError."""
+def is_below(path: Path, root: Path) -> bool:
+    """Whether a path lies in a resolved folder, also after its links: files are not trusted."""
+    return path.resolve().is_relative_to(root)
+
+
+def read_file(path: Path, root: Path) -> bytes:
+    """The bytes of a file below the resolved folder `root`. Raises SourceError."""
+    if not is_below(path, root):
+        raise SourceError(path, "", f"it is a link to a file outside {root}", "copy the file there")
     try:
         return path.read_bytes()
     except OSError as error:
         raise SourceError(path, "", error.strerror or str(error)) from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, root: Path) -> str:
     """A file's text; bytes that are not UTF-8 are replaced. Raises SourceError."""
-    return read_file(path).decode("utf-8", "replace")
+    return read_file(path, root).decode("utf-8", "replace")
+
+
+def unreadable(path: Path, place: int, error: Exception) -> SourceError:
+    """A record whose content is not as its format says."""
+    text = str(error) if isinstance(error, ValueError) else f"unexpected content ({error!r})"
+    return SourceError(path, f"record {place}", text)

@@ -16,13 +16,16 @@ from typing import Any
 
 from orrery_cli.imports import wire
 from orrery_cli.imports.source import (
+    DAMAGES,
     SourceError,
     SourceRun,
     flat,
+    is_below,
     is_number,
     number_or_name,
     read_file,
     read_text,
+    unreadable,
 )
 
 _BLOCK, _HEADER = 32768, 7
@@ -38,26 +41,35 @@ def is_offline(path: Path) -> bool:
     return path.suffix == ".wandb" or (path.is_dir() and any(path.rglob("run-*.wandb")))
 
 
-def read(path: Path) -> Iterator[SourceRun]:
-    """The runs of all transaction logs below a path. Raises SourceError with file and record."""
+def read(path: Path) -> Iterator[SourceRun | SourceError]:
+    """The runs of all transaction logs below a path, and why others cannot be read."""
+    path = path.resolve()
+    root = path.parent if path.is_file() else path
     for file in [path] if path.is_file() else sorted(path.rglob("run-*.wandb")):
-        run = SourceRun(tool="wandb", key=file.stem.removeprefix("run-"), name=file.stem)
-        reader = _Reader(run, file.parent / "files")
-        for place, record in enumerate(_records(file), start=1):
-            try:
-                reader.add(place, record)
-            except (ValueError, struct.error) as error:
-                raise SourceError(file, f"record {place}", str(error)) from None
-        if not reader.has_exit:
-            run.status, run.reason = "failed", "the offline folder has no exit record"
-        packages = file.parent / "files" / "requirements.txt"
-        run.requirements = read_text(packages)[:200_000] if packages.is_file() else ""
-        yield run
+        try:
+            yield _run(file, root)
+        except SourceError as error:
+            yield error
 
 
-def _records(file: Path) -> Iterator[bytes]:
+def _run(file: Path, root: Path) -> SourceRun:
+    run = SourceRun(tool="wandb", key=file.stem.removeprefix("run-"), name=file.stem)
+    reader = _Reader(run, file.parent / "files", root)
+    for place, record in enumerate(_records(file, root), start=1):
+        try:
+            reader.add(place, record)
+        except DAMAGES as error:
+            raise unreadable(file, place, error) from None
+    if not reader.has_exit:
+        run.status, run.reason = "failed", "the offline folder has no exit record"
+    packages = file.parent / "files" / "requirements.txt"
+    run.requirements = read_text(packages, root)[:200_000] if packages.is_file() else ""
+    return run
+
+
+def _records(file: Path, root: Path) -> Iterator[bytes]:
     """The records; an incomplete last one is of a program that was killed while it wrote."""
-    data = read_file(file)
+    data = read_file(file, root)
     if data[:4] != b":W&B":
         hint = "choose the folder that `wandb` wrote, such as wandb/offline-run-…"
         raise SourceError(file, "", "it does not begin like a transaction log of W&B", hint)
@@ -86,8 +98,8 @@ def _records(file: Path) -> Iterator[bytes]:
 class _Reader:
     """Adds records to a run; `seq` of a point is the number of its record."""
 
-    def __init__(self, run: SourceRun, files: Path) -> None:
-        self.run, self.files = run, files
+    def __init__(self, run: SourceRun, files: Path, root: Path) -> None:
+        self.run, self.files, self.root = run, files, root
         self.step, self.has_exit = 0, False
 
     def add(self, place: int, record: bytes) -> None:
@@ -185,7 +197,7 @@ class _Reader:
                 self.run.media.append({**item, "kind": "histogram", "data": data})
                 return
         elif kind == "image-file" and self._is_own(path):
-            data = base64.b64encode(read_file(path)).decode()
+            data = base64.b64encode(read_file(path, self.root)).decode()
             caption = str(value.get("caption") or "")[:500]
             self.run.media.append({**item, "kind": "image", "data": data, "caption": caption})
             return
@@ -193,11 +205,11 @@ class _Reader:
             for index, each in enumerate(value.get("filenames") or ()):
                 path = self.files / str(each)
                 if self._is_own(path):
-                    data = base64.b64encode(read_file(path)).decode()
+                    data = base64.b64encode(read_file(path, self.root)).decode()
                     self.run.media.append({**item, "kind": "image", "index": index, "data": data})
             return
         elif kind == "table-file" and self._is_own(path):
-            table = json.loads(read_text(path))
+            table = json.loads(read_text(path, self.root))
             data = {"columns": table["columns"], "rows": table["data"][:1000]}
             self.run.media.append({**item, "kind": "table", "data": data})
             return
@@ -205,7 +217,8 @@ class _Reader:
 
     def _is_own(self, path: Path) -> bool:
         """Whether a file exists and lies in the run's folder: the log is not trusted."""
-        return path.is_file() and path.resolve().is_relative_to(self.files.resolve())
+        is_inside = is_below(path, self.files.resolve()) and is_below(path, self.root)
+        return path.is_file() and is_inside
 
 
 def _items(data: bytes, *, items: int = 1) -> dict[str, Any]:

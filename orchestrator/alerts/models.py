@@ -67,7 +67,11 @@ class Alert(models.Model):
                 name="alert_open_once",
             )
         ]
-        indexes = [models.Index(fields=["state", "-id"], name="alert_state")]
+        indexes = [
+            models.Index(fields=["state", "-id"], name="alert_state"),
+            models.Index(fields=["fired"], name="alert_fired"),
+            models.Index(fields=["resolved"], name="alert_resolved"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.name}: {self.subject} {self.state}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
+from django.db.models import Exists, OuterRef, Q
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
@@ -23,9 +25,12 @@ from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import selectors as telemetry
 
 MOST: Final = 50  # rules of a person
+MOST_MUTES: Final = 200  # of a person
+PAUSE: Final = timedelta(minutes=10)  # after an alert's end until one of the same opens
 _RECENT: Final = timedelta(hours=1)  # ended runs that rules about states see
 _STATES: Final = ("finished", "failed", "cancelled")
 _NUMBERED: Final = ("threshold", "no_progress", "slow", "idle", "cost")
+log = logging.getLogger(__name__)
 Hits = dict[str, tuple[Hit, Run | None, str]]  # subject → hit, run, node
 
 
@@ -122,6 +127,10 @@ def mute(*, by: User, source: str, subject: str = "", hours: float | None = None
     if hours is not None and not 0 < hours <= 8760:
         raise invalid("hours", f"{hours:g} hours are not possible", "up to 8760, or none")
     until = None if hours is None else clock.now() + timedelta(hours=hours)
+    own = AlertMute.objects.filter(owner=by)
+    own.filter(until__lte=clock.now()).delete()
+    if own.exclude(source=source, subject=subject).count() >= MOST_MUTES:
+        raise conflict(f"You have {MOST_MUTES} mutes. End one first.")
     row, _ = AlertMute.objects.update_or_create(
         owner=by, source=source, subject=subject, defaults={"until": until}
     )
@@ -136,13 +145,17 @@ def unmute(*, by: User, source: str, subject: str = "") -> None:
 def evaluate() -> dict[str, int]:
     """Evaluate all rules; `{fired, resolved}`. May run again at any time."""
     now, counts = clock.now(), {"fired": 0, "resolved": 0}
-    runs = list(Run.objects.filter(state="running") | Run.objects.filter(ended__gte=now - _RECENT))
-    values = telemetry.latest_of(run_ids=[run.pk for run in runs if run.state == "running"])
+    watched = Q(state="running") | Q(ended__gte=now - _RECENT)
+    runs = list(Run.objects.filter(watched))
+    values = telemetry.latest_of(runs=Run.objects.filter(state="running"))
     spans: dict[int, list[tuple[datetime, datetime | None]]] = {run.pk: [] for run in runs}
-    attempts = Attempt.objects.filter(run__in=spans, started__isnull=False)
+    attempts = Attempt.objects.filter(
+        run__in=Run.objects.filter(watched).order_by().values("pk"), started__isnull=False
+    )
     for run_id, started, ended in attempts.values_list("run_id", "started", "ended"):
         assert started is not None  # the query's filter
-        spans[run_id].append((started, ended))
+        if run_id in spans:  # not a run that started meanwhile
+            spans[run_id].append((started, ended))
     facts = {run.pk: _facts(run, values.get(run.pk, {}), spans[run.pk], now) for run in runs}
     for builtin in BUILTINS.values():
         if builtin.condition is None:
@@ -151,8 +164,16 @@ def evaluate() -> dict[str, int]:
             hits = _hits_of(builtin.condition, runs, facts)
         _count(counts, _settle(builtin.name, builtin.title, None, hits, builtin.for_s, now))
     for rule in AlertRule.objects.filter(enabled=True).select_related("owner"):
-        hits = _hits_of(_condition(rule), _concerned(rule, runs), facts)
-        _count(counts, _settle(f"rule:{rule.pk}", rule.name, rule, hits, rule.for_s, now))
+        try:
+            with transaction.atomic():
+                hits = _hits_of(_condition(rule), _concerned(rule, runs, watched), facts)
+                _count(counts, _settle(f"rule:{rule.pk}", rule.name, rule, hits, rule.for_s, now))
+        except Exception:  # the other rules are still evaluated
+            log.exception("alert rule %s could not be evaluated", rule.pk)
+    # a rule may have been turned off while an earlier evaluation opened its alerts
+    left = Alert.objects.filter(rule=OuterRef("pk"), resolved=None)
+    for rule in AlertRule.objects.filter(Exists(left), enabled=False):
+        _count(counts, _settle(f"rule:{rule.pk}", rule.name, rule, {}, 0.0, now))
     return counts
 
 
@@ -191,19 +212,19 @@ def _condition(rule: AlertRule) -> Condition:
     )
 
 
-def _concerned(rule: AlertRule, runs: Iterable[Run]) -> list[Run]:
+def _concerned(rule: AlertRule, runs: Iterable[Run], watched: Q) -> list[Run]:
     """The runs that a rule is about: its owner's or all visible ones, by its query."""
     by_id = {run.pk: run for run in runs}
     filters: dict[str, Any] = {"owner": rule.owner.username} if rule.scope == "own" else {}
     problem, ids = "", list[int]()
     try:
         rows = run_table.table_runs(user=rule.owner, query=rule.query, **filters)
-        ids = list(rows.filter(pk__in=by_id).values_list("pk", flat=True))
+        ids = list(rows.filter(watched).values_list("pk", flat=True))
     except Refusal as refusal:  # a metric of the query may be gone
         problem = refusal.detail[:300]
     if problem != rule.problem:
         AlertRule.objects.filter(pk=rule.pk).update(problem=problem)
-    return [by_id[id] for id in ids]
+    return [by_id[id] for id in ids if id in by_id]
 
 
 def _hits_of(condition: Condition, runs: Iterable[Run], facts: Mapping[int, Facts]) -> Hits:
@@ -222,12 +243,17 @@ def _settle(
     source: str, name: str, rule: AlertRule | None, hits: Hits, for_s: float, now: datetime
 ) -> tuple[int, int]:
     """Open, fire and resolve alerts of a rule; `(fired, resolved)`."""
-    open_alerts = {
-        alert.subject: alert for alert in Alert.objects.filter(source=source, resolved=None)
-    }
+    own = Alert.objects.filter(source=source)
+    open_alerts = {alert.subject: alert for alert in own.filter(resolved=None)}
+    pauses = set[str]()
+    if hits.keys() - open_alerts.keys():
+        recent = own.filter(resolved__gt=now - PAUSE)
+        pauses = set(recent.values_list("subject", flat=True))
     fired = resolved = 0
     for subject, (hit, run, node) in hits.items():
         alert = open_alerts.pop(subject, None)
+        if alert is None and subject in pauses:
+            continue
         if alert is None:
             is_due = for_s <= 0
             fired += _open(

@@ -19,6 +19,7 @@ from django.db.models.functions import Cast, Concat
 
 from orchestrator.accounts.idempotency import RETENTION as IDEMPOTENCY_RETENTION
 from orchestrator.accounts.models import AuditEntry, IdempotencyKey
+from orchestrator.alerts.models import Alert, AlertMute
 from orchestrator.background_jobs.models import Delivery, JobRun, UsageDay
 from orchestrator.common.models import Frame, Topic
 from orchestrator.dead_letters.models import DeadLetter, DeadLetterState
@@ -147,6 +148,15 @@ def _deliveries(now: datetime) -> Rows | None:
     return Delivery.objects.filter(created__lt=before, state__in=("sent", "failed"))
 
 
+def _alerts(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_jobs_days)
+    return None if before is None else Alert.objects.filter(resolved__lt=before)
+
+
+def _mutes(now: datetime) -> Rows:
+    return AlertMute.objects.filter(until__lt=now)
+
+
 def _deletions(now: datetime) -> Rows | None:
     """Confirmed deletions of checkpoints; those of folders prevent a second order."""
     before = _before(now, settings.ENV.retain_jobs_days)
@@ -197,6 +207,7 @@ def _idempotency(now: datetime) -> Rows:
 FREQUENT: Final = (
     Policy("frames", "retain_frames_s", _frames),
     Policy("idempotency_keys", "", _idempotency),
+    Policy("alert_mutes", "", _mutes),
 )
 POLICIES: Final = (
     Policy("events", "retain_events_days", _events),
@@ -206,6 +217,7 @@ POLICIES: Final = (
     Policy("audit", "retain_audit_days", _audit),
     Policy("sessions", "retain_sessions_days", _sessions),
     Policy("job_runs", "retain_jobs_days", _job_runs),
+    Policy("alerts", "retain_jobs_days", _alerts),
     Policy("deletions", "retain_jobs_days", _deletions),
     Policy("probes", "retain_events_days", _probes),
     Policy("deliveries", "retain_jobs_days", _deliveries),

@@ -314,8 +314,8 @@ class Env(BaseSettings):
     export_mb: float = Field(2000.0, gt=0, description="largest archive of an export, in MB")
     retain_jobs_days: float = Field(
         30.0,
-        description="records of jobs, notifications and closed dead letters older than this are "
-        "deleted; 0 keeps all",
+        description="records of jobs, notifications, ended alerts and closed dead letters older "
+        "than this are deleted; 0 keeps all",
     )
     retain_usage_days: float = Field(
         0.0,

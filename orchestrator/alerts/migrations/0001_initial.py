@@ -68,7 +68,7 @@ class Migration(migrations.Migration):
                 ('rule', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='alerts', to='alerts.alertrule')),
             ],
             options={
-                'indexes': [models.Index(fields=['state', '-id'], name='alert_state')],
+                'indexes': [models.Index(fields=['state', '-id'], name='alert_state'), models.Index(fields=['fired'], name='alert_fired'), models.Index(fields=['resolved'], name='alert_resolved')],
                 'constraints': [models.UniqueConstraint(condition=models.Q(('resolved__isnull', True)), fields=('source', 'subject'), name='alert_open_once')],
             },
         ),

@@ -119,10 +119,13 @@ def _alert_causes(now: datetime) -> Iterator[Cause]:
     for state in (Alert.State.FIRING, Alert.State.RESOLVED):
         field = "fired" if state == Alert.State.FIRING else "resolved"
         for alert in rows.filter(**{f"{field}__gte": now - timedelta(hours=1)}):
+            is_end = state == Alert.State.RESOLVED
+            if is_end and alert.rule is not None and alert.rule.kind == "state":
+                continue  # a run's end does not end; its alert only leaves the list
             time = getattr(alert, field)
             run = alert.run
             about = f"Run {run.pk} {run.name}" if run is not None else f"Node {alert.node}"
-            end = "" if state == Alert.State.FIRING else " It has ended."
+            end = " It has ended." if is_end else ""
             body: dict[str, Any] = {
                 "event": "alert",
                 "time": iso(time),

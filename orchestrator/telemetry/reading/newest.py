@@ -6,7 +6,8 @@ Does not check permissions; callers do.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+
+from django.db.models import QuerySet
 
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor, LogChunk
@@ -38,10 +39,11 @@ def latest(*, run: Run) -> dict[str, float]:
     return values
 
 
-def latest_of(*, run_ids: Collection[int]) -> dict[int, dict[str, float]]:
-    """`latest` of several runs, in one query."""
+def latest_of(*, runs: QuerySet[Run]) -> dict[int, dict[str, float]]:
+    """`latest` of the runs of a query, in one query."""
     values: dict[int, dict[str, float]] = {}
-    rows = Cursor.objects.filter(run__in=run_ids, stream="points").order_by("-attempt", "rank")
+    rows = Cursor.objects.filter(run__in=runs.order_by().values("pk"), stream="points")
+    rows = rows.order_by("-attempt", "rank")
     for run, text in rows.values_list("run_id", "latest"):
         own = values.setdefault(run, {})
         for name, (_, value) in json.loads(text).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,9 +14,12 @@ from orchestrator.alerts import selectors, services
 from orchestrator.alerts.builtin import BUILTINS
 from orchestrator.alerts.conditions import Condition, Facts, hit_of
 from orchestrator.alerts.models import Alert, AlertRule
+from orchestrator.background_jobs import retention
 from orchestrator.background_jobs.models import Delivery, Subscription
 from orchestrator.background_jobs.notifications import collect
 from orchestrator.common.errors import Refusal
+from orchestrator.config.env_settings import Env
+from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import services as telemetry
@@ -262,6 +266,81 @@ def test_a_rules_alerts_reach_only_its_owner_while_the_run_is_visible(
     collect.collect()
     assert not Delivery.objects.exists()
     assert not selectors.alerts_visible_to(user=owner).exists()
+
+
+def test_a_condition_that_comes_and_goes_opens_few_alerts(
+    owner: Any, live_redis: str, clock: FakeClock
+) -> None:
+    run = factories.external_run(owner)
+    for step in range(1, 81):  # 40 minutes
+        log(run, step, loss=NAN if step % 2 else 1.0)
+        services.evaluate()
+        clock.advance(30)
+    assert Alert.objects.count() == 4
+
+
+def test_an_unexpected_error_in_a_rule_does_not_stop_the_others(
+    owner: Any, live_redis: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = {"kind": "threshold", "metric": "x", "threshold": 0.0}
+    bad = services.rule_create(by=owner, name="bad", query="name = a", **rule)
+    services.rule_create(by=owner, name="good", **rule)
+    log(factories.external_run(owner), 1, x=1.0)
+    table_runs = run_table.table_runs
+
+    def fail(**values: Any) -> Any:
+        if values["query"] == bad.query:
+            raise ZeroDivisionError
+        return table_runs(**values)
+
+    monkeypatch.setattr(run_table, "table_runs", fail)
+    services.evaluate()
+    assert Alert.objects.get().name == "good"
+
+
+def test_alerts_of_a_rule_that_is_off_end(owner: Any, live_redis: str, clock: FakeClock) -> None:
+    rule = services.rule_create(by=owner, name="r", kind="threshold", metric="x", threshold=0.0)
+    log(factories.external_run(owner), 1, x=1.0)
+    services.evaluate()
+    AlertRule.objects.filter(pk=rule.pk).update(enabled=False)  # while another one evaluates
+    assert services.evaluate()["resolved"] == 1
+
+
+def test_the_end_of_a_run_is_one_message(owner: Any, live_redis: str, clock: FakeClock) -> None:
+    run = factories.external_run(owner)
+    services.rule_create(by=owner, name="failed", kind="state", state="failed")
+    values = {"owner": owner, "name": "s", "channel": "webhook", "events": ["alert"]}
+    Subscription.objects.create(**values, target="", host="", created=clock.now())
+    runs.external_finish(run=run, status="failed", reason="", by=owner)
+    services.evaluate()
+    collect.collect()
+    clock.advance(3700)
+    assert services.evaluate()["resolved"] == 1
+    collect.collect()
+    assert [row.body["alert"]["state"] for row in Delivery.objects.all()] == ["firing"]
+
+
+def test_mutes_are_limited_and_old_rows_are_deleted(
+    owner: Any, live_redis: str, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.setattr(services, "MOST_MUTES", 2)
+    for subject in ("run:1", "run:2", "run:2"):
+        services.mute(by=owner, source="slow", subject=subject, hours=1.0)
+    with pytest.raises(Refusal, match="2 mutes"):
+        services.mute(by=owner, source="slow", subject="run:3")
+    run = factories.external_run(owner)
+    for step, loss in ((1, NAN), (2, 1.0)):
+        log(run, step, loss=loss)
+        services.evaluate()
+    settings.ENV = Env(retain_jobs_days=30.0)
+    counts = retention.retain(
+        policies=(*retention.POLICIES, *retention.FREQUENT),
+        now=clock.now() + timedelta(days=31),
+        dry_run=False,
+        renew=lambda: None,
+    )
+    assert (counts["alerts"], counts["alert_mutes"]) == (1, 2)
+    services.mute(by=owner, source="slow", subject="run:3")
 
 
 def test_alerts_by_rest(owner: Any, teammate: Any, live_redis: str, clock: FakeClock) -> None:

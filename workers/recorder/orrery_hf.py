@@ -56,7 +56,10 @@ def _config(args: Any, model: Any) -> dict[str, Any]:
     config = {name: value for name, value in values.items() if not name.endswith("_token")}
     own = getattr(model, "config", None)
     if own is not None and hasattr(own, "to_dict"):
-        config["model"] = own.to_dict()
+        labels = ("id2label", "label2id")  # a value per class: thousands of a large model
+        config["model"] = {
+            name: value for name, value in own.to_dict().items() if name not in labels
+        }
     return config
 
 

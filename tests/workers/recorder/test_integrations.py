@@ -78,6 +78,16 @@ def test_a_real_trainer_records_itself(
     assert not [name for name in recorded if name.endswith("_token")]
 
 
+def test_the_labels_of_a_model_are_left_out() -> None:
+    pytest.importorskip("transformers")
+    from workers.recorder import orrery_hf
+
+    labels = {"id2label": {"0": "a"}, "label2id": {"a": 0}}
+    config = SimpleNamespace(to_dict=lambda: {"model_type": "llama", **labels})
+    model = SimpleNamespace(config=config)
+    assert orrery_hf._config(SimpleNamespace(), model) == {"model": {"model_type": "llama"}}
+
+
 def test_a_lightning_shaped_loop_records_itself(
     server: Ingest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """Captures where a program comes from: command, git commit and diff, installed packages.
 
-Standard library only. Values that look like secrets are replaced in the command and the remote.
+Standard library only. Values that look like secrets are replaced in the command, the remote and
+the diff.
 """
 
 from __future__ import annotations
@@ -20,6 +21,19 @@ TIMEOUT_S = 20.0  # of one git command
 _SECRET = re.compile(r"(?i)(token|secret|password|passwd|api[-_]?key|credential)")
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 HIDDEN = "***"
+# a secret's name (not `tokens`, `tokenizer`, `token_ids`) up to its value: `NAME = `, `NAME: `,
+# `["NAME"] = `, `"NAME", "`, `--NAME `
+_NAMED = re.compile(
+    r"(?i)((?:token(?!s|iz|_?id|_?count|_?per)|secret|password|passwd|passphrase|credential"
+    r"|(?:api|access|private|account)[-_]?key|authorization)"
+    r"[\w-]{0,60}[\"'\])]{0,4}(?:[ \t]{0,20}(?::=|:|=(?![=>]))[ \t]*|[ \t]{0,20},[ \t]*(?=[\"']))"
+    r"|(?<![\w-])--[\w-]{0,60}(?:token|secret|password|passwd|api[-_]?key)[ \t]+)(?=\S).*"
+)
+_KNOWN = re.compile(  # forms of common keys
+    r"\b(?:sk-[\w-]{16,}|hf_[A-Za-z0-9]{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
+    r"|AKIA[0-9A-Z]{16}|xox[abp]-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*)|(?i:bearer )\S+"
+)
+_KEY_BLOCK = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END|\Z)", re.DOTALL)
 
 
 def capture(folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -42,7 +56,11 @@ def capture(folder: str | os.PathLike[str] | None = None) -> dict[str, Any]:
         diff = _git(place, "diff", "HEAD", "--no-color", "--no-ext-diff") or ""
         untracked = _git(place, "status", "--porcelain", "--untracked-files=normal") or ""
         program["dirty"] = bool(diff or untracked.strip())
-    return {"program": program, "diff": shortened(diff), "requirements": requirements()}
+    return {
+        "program": program,
+        "diff": shortened(without_secrets(diff)),
+        "requirements": requirements(),
+    }
 
 
 def safe_command(words: list[str]) -> list[str]:
@@ -50,14 +68,21 @@ def safe_command(words: list[str]) -> list[str]:
     result, hide_next = [], False
     for word in words:
         name, equals, _ = word.partition("=")
-        if hide_next and not word.startswith("-"):
+        if hide_next and not word.startswith("--"):
             word, hide_next = HIDDEN, False
         elif _SECRET.search(name) and equals:
             word = f"{name}={HIDDEN}"
         else:
             hide_next = word.startswith("-") and not equals and bool(_SECRET.search(name))
-        result.append(_LOGIN.sub("", word))
+        result.append(without_secrets(word))
     return result
+
+
+def without_secrets(text: str) -> str:
+    """The text with `***` for values after names of secrets, known forms of keys and logins."""
+    text = _KEY_BLOCK.sub(rf"\1 {HIDDEN} -----END", text)
+    text = _NAMED.sub(lambda match: match[1] + HIDDEN, text)
+    return _LOGIN.sub("", _KNOWN.sub(HIDDEN, text))
 
 
 def requirements() -> str:

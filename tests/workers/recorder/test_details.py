@@ -120,6 +120,48 @@ def test_secrets_in_commands_are_hidden() -> None:
         "http://h/",
     ]
 
+    words = ["--password", "-abc", "--token", "--lr", "1", '{"api_key": "s4"}']
+    assert orrery_capture.safe_command(words) == [
+        "--password",
+        "***",
+        "--token",
+        "--lr",
+        "1",
+        '{"api_key": ***',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        ('+API_KEY = "hunter2"', "+API_KEY = ***"),
+        ('+os.environ["HF_TOKEN"] = "hunter2"', '+os.environ["HF_TOKEN"] = ***'),
+        ('-  "password": "hunter2",', '-  "password": ***'),
+        (' login(token="hunter2")', " login(token=***"),
+        ('+run(["x", "--token", "hunter2"])', '+run(["x", "--token", ***'),
+        ("+train.sh --token hunter2", "+train.sh --token ***"),
+        ("@@ -1 +1 @@ SECRET_KEY: hunter2", "@@ -1 +1 @@ SECRET_KEY: ***"),
+        ("+x = 'sk-abcdefghijklmnopqrstuv'", "+x = '***'"),
+        ("+AWS_SECRET_ACCESS_KEY=hunter2", "+AWS_SECRET_ACCESS_KEY=***"),
+        ("+headers = {'Authorization': 'Bearer x'}", "+headers = {'Authorization': ***"),
+        ("+git clone https://me:hunter2@host/", "+git clone https://host/"),
+        ("+tokens = batch * seq", None),
+        ("+tokenizer = load(name)", None),
+        ("+for token in text:", None),
+        ("+if token == other:", None),
+        ("+++ b/tokens.py", None),
+    ],
+)
+def test_secrets_in_diffs_are_hidden(line: str, hidden: str | None) -> None:
+    wanted = line if hidden is None else hidden
+    assert orrery_capture.without_secrets(f" a\n{line}\n b\n") == f" a\n{wanted}\n b\n"
+
+
+def test_a_private_key_in_a_diff_is_hidden() -> None:
+    key = "+-----BEGIN RSA PRIVATE KEY-----\n+abc\n+def\n+-----END RSA PRIVATE KEY-----\n"
+    hidden = orrery_capture.without_secrets(key)
+    assert "abc" not in hidden and "def" not in hidden
+
 
 def test_a_long_diff_is_cut_at_a_line() -> None:
     short = orrery_capture.shortened("+é\n" * 400_000)

@@ -114,7 +114,7 @@ def media_at(
     counts = dict(places.values("name").annotate(count=Count("pk")).values_list("name", "count"))
     place = Window(RowNumber(), partition_by=[F("name")], order_by="index")
     first = places.annotate(place=place).filter(place__lte=most).order_by("place", "name")
-    ids, size = [], 0
+    ids, size = list[int](), 0
     for pk, number, bytes_ in first.values_list("pk", "place", "bytes"):
         size += bytes_
         if number == 1 or size <= _SHOWN_BYTES:

@@ -194,7 +194,7 @@ def test_pages_load_few_items_and_bytes(
     shown = selectors.media_at(run=run, names=["x", "y"], step=None)
     assert [len(each.items) for each in shown.values()] == [1, 1]
     monkeypatch.setattr(pagination, "MAX_BYTES", 30)
-    url, seen = f"/api/v1/runs/{run.pk}/media", []
+    url, seen = f"/api/v1/runs/{run.pk}/media", list[str]()
     client, cursor = factories.api(owner), ""
     while cursor is not None:
         page = client.get(f"{url}?cursor={cursor}").json()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -33,7 +33,7 @@ def import_runs(
     from orrery_cli.imports.send import read_runs, send_run
     from orrery_cli.imports.source import SourceError
 
-    answers, failed = [], 0
+    answers, failed = list[dict[str, Any]](), 0
     with Client() as client:
         for run in read_runs(path, tool):
             try:

@@ -109,6 +109,6 @@ def read_text(path: Path, root: Path) -> str:
 
 
 def unreadable(path: Path, place: int, error: Exception) -> SourceError:
-    """A record whose content is not as its format says."""
+    """The error of a record that does not follow its format."""
     text = str(error) if isinstance(error, ValueError) else f"unexpected content ({error!r})"
     return SourceError(path, f"record {place}", text)

@@ -93,7 +93,7 @@ class Shown(NamedTuple):
     """The first items of a name at one step, and how many there are."""
 
     items: list[MediaItem]
-    count: int
+    total: int
 
 
 def media_at(

@@ -45,7 +45,7 @@ def card(row: dict[str, Any], shown: tracking.Shown) -> dict[str, Any]:
         **row,
         "step": shown.items[0].step if shown.items else None,
         "items": [_item(item) for item in shown.items],
-        "more": shown.count - len(shown.items),
+        "more": shown.total - len(shown.items),
     }
 
 

@@ -104,7 +104,8 @@ class KeysetPagination(PaginationBase):
     def _fitting(self, rows: QuerySet[Any], limit: int) -> int:
         """How many of the first rows have at most `MAX_BYTES` together, at least one."""
         sizes = accumulate(rows.values_list(self.size, flat=True)[:limit])
-        return max(1, sum(total <= MAX_BYTES for total in sizes))
+        fitting: int = sum(total <= MAX_BYTES for total in sizes)
+        return max(1, fitting)
 
 
 def paginated(*, as_json: bool = False, **options: Any) -> Callable[..., Callable[..., Any]]:

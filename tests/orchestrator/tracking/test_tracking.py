@@ -189,7 +189,7 @@ def test_pages_load_few_items_and_bytes(
     store(run, name="x", step=3, data="too new")
     shown = selectors.media_at(run=run, names=["x", "y", "z"], step=2)
     assert [item.body for item in shown["x"].items] == [str(index) for index in range(12)]
-    assert [(each.count, len(each.items)) for each in shown.values()] == [(15, 12), (0, 0), (0, 0)]
+    assert [(each.total, len(each.items)) for each in shown.values()] == [(15, 12), (0, 0), (0, 0)]
     monkeypatch.setattr(selectors, "_SHOWN_BYTES", 60)
     shown = selectors.media_at(run=run, names=["x", "y"], step=None)
     assert [len(each.items) for each in shown.values()] == [1, 1]

@@ -304,7 +304,7 @@ def test_admins_set_limits_on_the_page(people: factories.People, owner: User, ad
     lab.refresh_from_db()
     assert (lab.max_devices, lab.share, lab.guarantees.get().devices) == (3, 1.5, 2)
     text = page.get(url).content.decode()
-    assert "Its quota is 3 in all pools." in text and "weight 1.5" in text
+    assert "Its quota is 3 in all pools." in text and "weight is 1.5" in text
     refused = page.post(url + "change/", {"max_devices": "many", "share": "1"})
     assert refused.status_code == 422 and "is not a number" in refused.content.decode()
     assert page.post(url + "change/", {"max_devices": "", "share": "-1"}).status_code == 422

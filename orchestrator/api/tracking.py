@@ -215,10 +215,10 @@ def media_store(request: HttpRequest, id: int, body: MediaBatch) -> Any:
     openapi_extra={
         "responses": {
             200: {
+                "description": "a PNG or JPEG file",
                 "content": {
-                    kind: {"schema": {"type": "string", "format": "binary"}}
-                    for kind in ("image/png", "image/jpeg")
-                }
+                    "application/octet-stream": {"schema": {"type": "string", "format": "binary"}}
+                },
             }
         }
     },

@@ -22,7 +22,7 @@ from kernels.paged_kv import plan_pages
 MODULES_WITH_CACHED_CHOICES = (
     "norm.rms",
     "norm.layer",
-    "gated.api",
+    "gated_mlp.api",
     "rotary.api",
     "paged_kv.cache_write",
     "paged_kv.api",

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -74,6 +75,8 @@ def put(store: Store, source: Path, key: str, index: CopyIndex) -> int:
         raise FileNotFoundError(errno.ENOENT, "no such folder", store.root)  # not mounted
     if read_index(store, key) == index:
         return 0
+    if store.scheme == "file":
+        _create_shared_folders(Path(store.root), Path(store.path(key)).parent)
     existing = _sizes(store, key)
     sent = 0
     for name in sorted(index.files, key=lambda name: (name == MANIFEST, name)):
@@ -163,6 +166,21 @@ def _sizes(store: Store, key: str) -> dict[str, int]:
         for path, facts in objects.items()
         if path.startswith(prefix)
     }
+
+
+def _create_shared_folders(root: Path, folder: Path) -> None:
+    """Create the folders above a copy, with the rights of `root` if all users may write to it.
+
+    Otherwise the first user's folders would refuse the copies of the next one. The sticky bit keeps
+    each user's copies from the others.
+    """
+    mode = root.stat().st_mode & 0o7777
+    for parent in [*reversed(folder.parents), folder]:
+        if not parent.is_relative_to(root) or parent == root or parent.is_dir():
+            continue
+        parent.mkdir(exist_ok=True)
+        if mode & stat.S_IWOTH:
+            parent.chmod(mode | stat.S_ISVTX)
 
 
 def _put_file(store: Store, local: Path, remote: str) -> int:

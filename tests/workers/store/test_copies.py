@@ -56,6 +56,21 @@ def test_a_copy_reads_back_as_it_was_written(store: Store, tmp_path: Path) -> No
     assert contents(target) == contents(folder)
 
 
+@pytest.mark.parametrize(("mode", "expected"), [(0o777, 0o1777), (0o755, None)])
+def test_folders_above_copies_are_shared_if_the_store_is(
+    tmp_path: Path, mode: int, expected: int | None
+) -> None:
+    """Else a user's first copy would refuse those of the next user."""
+    root = tmp_path / "store"
+    root.mkdir()
+    root.chmod(mode)
+    key, _, _ = put(open_store(url=f"file://{root}"), checkpoint(tmp_path))
+    modes = {path.stat().st_mode & 0o7777 for path in (root / "runs", root / "runs/7")}
+    own = (root / key).stat().st_mode & 0o7777
+    assert modes == {expected} if expected is not None else modes == {own}
+    assert not own & 0o002
+
+
 def test_an_artifact_is_one_file(store: Store, tmp_path: Path) -> None:
     (tmp_path / "profile.json").write_text("{}")
     index = copies.describe(tmp_path / "profile.json", kind="artifact", about={})

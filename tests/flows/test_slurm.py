@@ -210,6 +210,8 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
         orrery.until_step(run, seen[run] + 2)
     assert {orrery.state(run) for run in runs} == {"running"}
     cluster.start_controller()
+    # a killed controller may not have saved the drain
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=disk")
     for run in (here, there):
         cluster.run("scontrol", "requeue", cluster.job_of(run))
     slurm.kill_supervisor(cluster.job_of(killed))
@@ -223,6 +225,7 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
         lambda: [_waits(orrery, run) for run in (here, there, killed)].count(True) == 2,
         120,
         "two wait for a stated reason",
+        every_s=0.5,  # three requests each: there is a rate limit
     )
     cluster.run("scontrol", "update", "nodename=n2", "state=resume")
     (slurm.journal / "hurry").touch()

@@ -35,17 +35,7 @@ def run_fleet(load: Load, make: Callable[[], Replica], replicas: int, *, context
             _send(fleet, request)
     else:
         requests = [SimulatedRequest(number, 0.0, *pair) for number, pair in enumerate(pairs)]
-        following = iter(requests[load.clients :])
-        for request in requests[: load.clients]:
-            _idlest(fleet).add(request)
-        while any(replica.busy for replica in fleet):
-            replica = min((one for one in fleet if one.busy), key=lambda one: one.now)
-            done = len(replica.finished)
-            replica.step()
-            for ended in replica.finished[done:]:
-                if (successor := next(following, None)) is not None:
-                    successor.arrival = ended.end_s
-                    _idlest(fleet).add(successor)
+        _run_clients(fleet, requests, load.clients)
     for replica in fleet:
         replica.advance(float("inf"))
     return FleetRun(requests, fleet)
@@ -118,16 +108,7 @@ def capacity(load: Load, make: Callable[[], Replica], *, context: int, part: Par
         else SimulatedRequest(number, 0.0, prompt, output)
         for number, (prompt, output) in enumerate(pairs)
     ]
-    following = iter(requests[clients:])
-    for request in requests[:clients]:
-        replica.add(request)
-    while replica.busy:
-        done = len(replica.finished)
-        replica.step()
-        for ended in replica.finished[done:]:
-            if (successor := next(following, None)) is not None:
-                successor.arrival = ended.end_s
-                replica.add(successor)
+    _run_clients([replica], requests, clients)
     ends = sorted(request.end_s for request in requests)
     first, last = len(ends) // 4, (3 * len(ends)) // 4
     share = len(pairs) / closed.requests  # answers of one token need no decode replica
@@ -135,6 +116,21 @@ def capacity(load: Load, make: Callable[[], Replica], *, context: int, part: Par
 
 
 _ONE_TOKEN = {"mean": 1.0, "cv": 0.0, "values": None, "min": 1}
+
+
+def _run_clients(fleet: list[Replica], requests: list[SimulatedRequest], clients: int) -> None:
+    """Each of the clients sends the next request when its last one has ended."""
+    following = iter(requests[clients:])
+    for request in requests[:clients]:
+        _idlest(fleet).add(request)
+    while any(replica.busy for replica in fleet):
+        replica = min((one for one in fleet if one.busy), key=lambda one: one.now)
+        done = len(replica.finished)
+        replica.step()
+        for ended in replica.finished[done:]:
+            if (successor := next(following, None)) is not None:
+                successor.arrival = ended.end_s
+                _idlest(fleet).add(successor)
 
 
 def _send(fleet: list[Replica], request: SimulatedRequest) -> None:

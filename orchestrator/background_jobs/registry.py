@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.alerts import services as alerts
-from orchestrator.background_jobs import garbage, retention, slow_devices, store_garbage
+from orchestrator.background_jobs import (
+    garbage,
+    idle_probes,
+    retention,
+    slow_devices,
+    store_garbage,
+)
 from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.notifications import collect, subscriptions
 from orchestrator.background_jobs.simulations import requests as simulations
@@ -67,6 +73,10 @@ def _slow_devices(work: Work) -> dict[str, int]:
     return slow_devices.mark_slow()
 
 
+def _idle_probes(work: Work) -> dict[str, int]:
+    return idle_probes.probe_idle()
+
+
 def _garbage(work: Work) -> dict[str, int]:
     return garbage.collect_garbage(dry_run=work.dry_run, renew=work.renew)
 
@@ -118,6 +128,7 @@ JOBS: Final[Mapping[str, JobType]] = {
         JobType("store-garbage", 3600.0, _store_garbage),
         JobType("usage", 3600.0, _usage),
         JobType("slow-devices", 30.0, _slow_devices, frequent=True, has_dry_run=False),
+        JobType("idle-probes", 60.0, _idle_probes, frequent=True, has_dry_run=False),
         JobType("alerts", 30.0, _alerts, frequent=True, has_dry_run=False),
         JobType("sweeps", 5.0, _sweeps, frequent=True, has_dry_run=False),
         JobType("notifications", 5.0, _notifications, frequent=True, has_dry_run=False),

@@ -81,6 +81,15 @@ class Env(BaseSettings):
         le=60,
         description="seconds of the probe of this machine before the demo run; 0: none",
     )
+    idle_probe_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds for which a node must be idle before it is probed for a minute without "
+        "a request; 0: only on request",
+    )
+    idle_probe_days: int = Field(
+        7, ge=1, le=365, description="days after which an idle node is probed again"
+    )
     debug: bool = Field(False, description="Django's debug pages; never on a shared server")
     secret_key: str = Field(
         "",

@@ -24,12 +24,13 @@ from workers.contracts.wire.maintenance.node_probe import FULL_S, MOST_S
 __all__ = ["TickResult", "node_probe", "node_remove", "reap", "report", "tick"]
 
 
-def node_probe(*, node: Node, by: User, seconds: float = FULL_S) -> NodeProbe:
-    """Ask an idle node to measure its devices for the planner.
+def node_probe(*, node: Node, by: User | None, seconds: float = FULL_S) -> NodeProbe:
+    """Ask an idle node to measure its devices for the planner; `by` None: the control plane.
 
     Raises 403, and 409 for a node that is busy, does not answer, or is being probed.
     """
-    accounts.require_role(by, Role.OPERATOR, "probe nodes")
+    if by is not None:
+        accounts.require_role(by, Role.OPERATOR, "probe nodes")
     if not 1 <= seconds <= MOST_S:
         raise invalid("seconds", f"{seconds:g} is not from 1 to {MOST_S:.0f}", f"{FULL_S:.0f}")
     if attempts := runs.attempts_on(node=node.name):
@@ -42,12 +43,13 @@ def node_probe(*, node: Node, by: User, seconds: float = FULL_S) -> NodeProbe:
         raise conflict(f"{node.name} is {node.health}; it cannot be probed.", type="node-away")
     if node_probes.in_progress(node=node):
         raise conflict(f"{node.name} is being probed.", type="node-busy")
-    row = node_probes.request_record(node=node, by=by.username)
+    row = node_probes.request_record(node=node, by=by.username if by is not None else "")
     if not dispatch.measure(node, seconds=seconds):
         message = "The order was not sent: the broker is unreachable, or the agent is older."
         node_probes.failure_record(node=node, message=message)
         raise conflict(f"{node.name} was not probed. {message}", retry=True)
-    accounts.audit(actor=by, action="node.probe", target=f"node:{node.pk}", data={})
+    if by is not None:
+        accounts.audit(actor=by, action="node.probe", target=f"node:{node.pk}", data={})
     return row
 
 

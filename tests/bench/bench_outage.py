@@ -1,7 +1,8 @@
-"""A node that is lost, then a broker that is down for 10 minutes, under 8 attempts of real agents.
+"""A node that is lost, then parts that are down for 10 minutes, under 8 attempts of real agents.
 
-Times are the product's defaults; only ranks are fake (`tests/chaos`). Needs PostgreSQL. `--short`
-shortens the outage to 60 s.
+Times are the product's defaults; only ranks are fake (`tests/chaos`). Needs PostgreSQL.
+`ARGS="outage"` stops the broker; `--parts broker database scheduler ingest agents all` selects what
+is stopped, one after another. `--short` shortens each outage to 60 s.
 """
 
 from __future__ import annotations
@@ -18,31 +19,47 @@ from typing import Any
 import psutil
 
 from tests.bench.record import record
-from tests.bench.stack import postgresql
+from tests.bench.stack import PostgresServer
 
 NODES, DEVICES = 4, 2
 STEP_S = 0.5
 POINTS_BEFORE = 20  # per run, before a fault
+PARTS = ("broker", "database", "scheduler", "ingest", "agents", "all")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--broker-only", action="store_true", help="without the lost node")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["broker"])
+    parser.add_argument("--without-lost-node", action="store_true")
     options, _ = parser.parse_known_args()
     outage_s = 60.0 if options.short else 600.0
-    with tempfile.TemporaryDirectory(prefix="orrery-bench-") as folder, postgresql() as url:
-        measure(Path(folder), url, outage_s, with_node=not options.broker_only)
+    database = PostgresServer()
+    try:
+        database.start()
+        with tempfile.TemporaryDirectory(prefix="orrery-bench-") as folder:
+            measure(
+                Path(folder),
+                database,
+                outage_s,
+                parts=options.parts,
+                with_node=not options.without_lost_node,
+            )
+    finally:
+        database.stop()
+        database.remove()
 
 
-def measure(folder: Path, url: str, outage_s: float, *, with_node: bool) -> None:
+def measure(
+    folder: Path, database: PostgresServer, outage_s: float, *, parts: list[str], with_node: bool
+) -> None:
     from tests.chaos.cluster import Cluster
 
     cluster = Cluster(
         folder,
         nodes=NODES,
         devices=DEVICES,
-        times={"DATABASE_URL": url},
+        times={"DATABASE_URL": database.url},
         step_s=STEP_S,
         disks=False,
     )
@@ -60,8 +77,12 @@ def measure(folder: Path, url: str, outage_s: float, *, with_node: bool) -> None
         workload.wait_for_nodes(NODES)
         if with_node:
             lose_node(cluster, workload)
-        stop_broker(cluster, workload, outage_s)
+        for part in parts:
+            stop_part(cluster, database, workload, part, outage_s)
     finally:
+        from django.db import connections
+
+        connections.close_all()
         cluster.close()
 
 
@@ -100,8 +121,25 @@ def lose_node(cluster: Any, workload: Any) -> None:
     since(began, lambda: Run.objects.filter(pk=run.pk, state="finished").exists())
 
 
-def stop_broker(cluster: Any, workload: Any, outage_s: float) -> None:
-    """The broker is down under 8 running attempts; half of the runs end meanwhile."""
+def stopped_parts(cluster: Any, database: PostgresServer, part: str) -> list[Any]:
+    """What goes down: objects with `start`, and `kill` or `stop`."""
+    agents = [node.agent for node in cluster.agents]
+    every = {
+        "broker": [cluster.broker],
+        "database": [database],
+        "scheduler": [cluster.scheduler],
+        "ingest": [cluster.ingest],
+        "agents": agents,
+    }
+    return every[part] if part in every else [one for some in every.values() for one in some]
+
+
+def stop_part(
+    cluster: Any, database: PostgresServer, workload: Any, part: str, outage_s: float
+) -> None:
+    """The part is down under 8 running attempts; half of the runs end meanwhile."""
+    from django.db import connections
+
     from orchestrator.runs.models import Attempt, Run
     from tests.chaos.invariants import complete_series, every_point_once, read_journal, started_once
 
@@ -109,32 +147,37 @@ def stop_broker(cluster: Any, workload: Any, outage_s: float) -> None:
     runs = workload.submit(4, steps=ends_later // 2) + workload.submit(4, steps=ends_later)
     for run in runs:
         running(run)
-    before = Attempt.objects.filter(run__in=runs).count()
-    started = time.monotonic()
-    cluster.broker.kill()
+    keys = [run.pk for run in runs]
+    before = Attempt.objects.filter(run__in=keys).count()
+    connections.close_all()
+    started, down = time.monotonic(), stopped_parts(cluster, database, part)
+    for one in down:
+        one.stop() if isinstance(one, PostgresServer) else one.kill()
     # ranks write on: those of the first four runs finish meanwhile
     time.sleep(outage_s)
-    ended = Attempt.objects.filter(run__in=runs, state="exited").count()
-    cluster.broker.start()
+    for one in sorted(down, key=lambda one: not isinstance(one, PostgresServer)):
+        one.start()
     down_s = time.monotonic() - started
-    keys = [run.pk for run in runs]
     since(started, lambda: Run.objects.filter(pk__in=keys, state="finished").count() == len(keys))
     workload.wait_for_telemetry_in(cluster.nodes_home, 120.0)
-    attempts = Attempt.objects.filter(run__in=runs).count()
+    tries = Attempt.objects.filter(run__in=keys)
+    broken = tries.exclude(exit_class="ok")
     lost = [*complete_series(), *every_point_once(cluster.nodes_home)]
     lost += started_once(read_journal(cluster.journal))
     for problem in lost:
         print(problem)
-    for attempt in Attempt.objects.filter(run__in=runs).exclude(exit_class="ok"):
+    for attempt in broken:
         print(f"attempt {attempt}: {attempt.exit_class}, {attempt.exit}, ended {attempt.ended}")
-    name = f"broker down for {outage_s:.0f} s under 8 attempts"
-    more = {"down_s": round(down_s, 1), "attempts": attempts}
-    record("outage", what=f"{name}: attempts ended by it", value=ended, unit="", figure="== 0")
-    extra = attempts - before
+    down_name = {"agents": "all agents", "all": "all of these parts"}.get(part, part)
+    name = f"{down_name} down for {outage_s:.0f} s under 8 attempts"
+    more = {"down_s": round(down_s, 1), "attempts": tries.count()}
+    record(
+        "outage", what=f"{name}: attempts ended by it", value=broken.count(), unit="", figure="== 0"
+    )
     record(
         "outage",
         what=f"{name}: attempts started again",
-        value=extra,
+        value=tries.count() - before,
         unit="",
         figure="== 0",
         **more,

@@ -2,7 +2,7 @@
 
 Same initial weights, samples in the same order, AdamW with the same settings, clipping; the mean
 loss of the last steps must agree, or the training is not the same. All take turns in one run.
-`--threads 2` uses two cores.
+`--threads 2` uses two cores. `--compiled` compares with torch.compile in both instead.
 
 Each peer is set up as its users run it on a CPU: Trainer with its defaults; plain PyTorch in
 nanoGPT's style with the fused AdamW (nanoGPT itself takes torch's default, which is slower on a
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -68,13 +69,60 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--compiled", action="store_true")
     options = parser.parse_args()
+    if options.compiled:
+        with tempfile.TemporaryDirectory() as folder:
+            compare_compiled(Path(folder), threads=options.threads)
+        return
     speeds = {}
     for name in options.models:
         with tempfile.TemporaryDirectory() as folder:
             speeds[name] = compare(name, Path(folder), threads=options.threads)
     if options.models == list(MODELS) and options.threads == 1:
         save(build_figure(speeds), "speed")
+
+
+def compare_compiled(folder: Path, *, threads: int) -> None:
+    """The engine and Trainer, each without and with torch.compile; the Llama model.
+
+    Compilation is no part of the measured turns.
+    """
+    job = write_job(MODELS["llama"], folder)
+    eager, compiled, theirs, theirs_compiled = contenders = [
+        Contender("Orrery", "speed_engine"),
+        Contender("Orrery with compile", "speed_engine", arguments=("compiled",)),
+        Contender("Hugging Face Trainer", "speed_hf"),
+        Contender("Hugging Face Trainer with torch_compile", "speed_hf", arguments=("compiled",)),
+    ]
+    try:
+        for number, each in enumerate(contenders):
+            each.start(job, folder / str(number), threads=threads, helped=False)
+        run_in_turns(contenders, rounds=ROUNDS, steps=STEPS, warmup=WARMUP)
+    finally:
+        for each in contenders:
+            each.kill()
+    pairs = [
+        (eager, theirs, ">= 2"),
+        (eager, theirs_compiled, ">= 1.25"),
+        (compiled, eager, ">= 1"),
+    ]
+    for ours, other, figure in pairs:
+        ratios = [slow / fast for slow, fast in zip(other.turns, ours.turns, strict=True)]
+        record(
+            "speed",
+            what=f"tokens/s of {ours.name} over {other.name}, llama 15M, {threads} threads",
+            value=statistics.median(ratios),
+            unit="times",
+            figure=figure,
+            spread=[round(min(ratios), 4), round(max(ratios), 4)],
+            by_cpu_time=round(
+                statistics.median(t / o for t, o in zip(other.cpu, ours.cpu, strict=True)), 4
+            ),
+            tokens_per_s=round(BATCH * SEQ_LEN / statistics.median(ours.steps), 1),
+            theirs=round(BATCH * SEQ_LEN / statistics.median(other.steps), 1),
+            load=round(os.getloadavg()[0], 1),
+        )
 
 
 def compare(name: str, folder: Path, *, threads: int) -> dict[str, float]:

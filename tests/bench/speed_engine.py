@@ -21,6 +21,8 @@ def main() -> None:
         json.loads(Path(sys.argv[2]).read_text()),
         Path(sys.argv[3]),
     )
+    if "compiled" in sys.argv[4:]:
+        job["spec"]["train"]["compile"] = True
     spec = folder / "run.json"
     spec.write_text(json.dumps(job["spec"]))
     set_torch_defaults()  # as the command does before it loads torch

@@ -72,6 +72,7 @@ def main() -> None:
         use_cpu=True,
         remove_unused_columns=False,
         dataloader_pin_memory=False,
+        torch_compile="compiled" in sys.argv[4:],
     )
     trainer = Trainer(
         model=model, args=arguments, train_dataset=Windows(job), callbacks=[Gate(turns)]

@@ -43,43 +43,76 @@ def stack(*, postgres: bool = False) -> Iterator[RedisServer]:
         shutil.rmtree(home, ignore_errors=True)
 
 
-@contextmanager
-def postgresql(*, durable: bool = True) -> Iterator[str]:
-    """Starts a PostgreSQL server and yields its URL.
+class PostgresServer:
+    """A PostgreSQL server of its own data folder, which can be stopped and started again.
 
     `durable` keeps the defaults of fsync and synchronous_commit; tests switch them off.
     """
-    programs = postgresql_programs()
-    assert programs is not None, (
-        "PostgreSQL is not installed: initdb is neither on PATH nor in /usr/lib/postgresql"
-    )
-    folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
-    # the server ends with this process, also if that is killed; PostgreSQL refuses to be root
-    become = ["setpriv", "--pdeathsig", "INT"]
-    if os.geteuid() == 0:
-        shutil.chown(folder, "postgres", "postgres")
-        become += ["--reuid=postgres", "--regid=postgres", "--clear-groups"]
-    port = free_port()
-    data = folder / "data"
-    initdb = [programs / "initdb", "-D", data, "-U", "orrery", "-A", "trust"]
-    subprocess.run([*become, "--", *initdb], check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    options = ["-c", "listen_addresses=127.0.0.1", "-p", str(port), "-k", str(folder)]
-    if not durable:
-        off = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-        options += [word for setting in off for word in ("-c", setting)]
-    with open(folder / "log", "wb") as log:
-        command = [*become, "--", programs / "postgres", "-D", data, *options]
-        server = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+
+    def __init__(self, *, durable: bool = True) -> None:
+        programs = postgresql_programs()
+        assert programs is not None, (
+            "PostgreSQL is not installed: initdb is neither on PATH nor in /usr/lib/postgresql"
+        )
+        self._programs = programs
+        self._folder = Path(tempfile.mkdtemp(prefix="orrery-bench-pg-"))
+        # the server ends with this process, also if that is killed; PostgreSQL refuses to be root
+        self._become = ["setpriv", "--pdeathsig", "INT"]
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "postgres", "postgres")
+            self._become += ["--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        self._port = free_port()
+        data = self._folder / "data"
+        initdb = [programs / "initdb", "-D", data, "-U", "orrery", "-A", "trust"]
+        subprocess.run(
+            [*self._become, "--", *initdb],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=self._folder,
+        )
+        options = ["-c", "listen_addresses=127.0.0.1", "-p", str(self._port)]
+        options += ["-k", str(self._folder)]
+        if not durable:
+            off = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+            options += [word for setting in off for word in ("-c", setting)]
+        self._command = [*self._become, "--", programs / "postgres", "-D", data, *options]
+        self._server: subprocess.Popen[bytes] | None = None
+        self.url = f"postgresql://orrery@127.0.0.1:{self._port}/postgres"
+
+    def start(self) -> None:
+        """Start the server and wait until it accepts connections."""
+        log = self._folder / "log"
+        with open(log, "ab") as file:
+            self._server = subprocess.Popen(
+                self._command, cwd=self._folder, stdout=file, stderr=file
+            )
+        _wait_until_ready(self._programs, self._port, self._server, log)
+
+    def stop(self) -> None:
+        """End all connections and the server."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)  # a fast shutdown
+            self._server.wait(240)
+            self._server = None
+
+    def remove(self) -> None:
+        """Delete the data of a stopped server."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def postgresql(*, durable: bool = True) -> Iterator[str]:
+    """Starts a PostgreSQL server and yields its URL; `durable` as for PostgresServer."""
+    server = PostgresServer(durable=durable)
     try:
-        _wait_until_ready(programs, port, server, folder / "log")
-        yield f"postgresql://orrery@127.0.0.1:{port}/postgres"
+        server.start()
+        yield server.url
     finally:
         from django.db import connection
 
         connection.close()
-        server.send_signal(signal.SIGINT)  # a fast shutdown
-        server.wait(240)
-        shutil.rmtree(folder, ignore_errors=True)
+        server.stop()
+        server.remove()
 
 
 def _wait_until_ready(

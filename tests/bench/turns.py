@@ -62,6 +62,7 @@ class Contender:
     name: str
     module: str
     python: str = sys.executable
+    arguments: tuple[str, ...] = ()  # more arguments of the module
     turns: list[float] = field(default_factory=list)  # seconds per step, one mean per turn
     cpu: list[float] = field(
         default_factory=list
@@ -79,6 +80,7 @@ class Contender:
             str(remote.fileno()),
             str(job),
             str(folder),
+            *self.arguments,
         ]
         environ = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if helped:

@@ -84,8 +84,8 @@ class Env(BaseSettings):
     idle_probe_s: float = Field(
         600.0,
         ge=0,
-        description="seconds for which a node must be idle before it is probed for a minute without "
-        "a request; 0: only on request",
+        description="seconds for which a node must be idle before it is probed for a minute "
+        "without a request; 0: only on request",
     )
     idle_probe_days: int = Field(
         7, ge=1, le=365, description="days after which an idle node is probed again"

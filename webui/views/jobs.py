@@ -22,6 +22,7 @@ _DESCRIPTIONS = {
     "alerts": gettext_noop("Evaluates alert rules; opens and ends alerts."),
     "sweeps": gettext_noop("Starts, pauses and stops the runs of sweeps."),
     "slow-devices": gettext_noop("Marks devices that the other ranks of a gang wait for."),
+    "idle-probes": gettext_noop("Probes nodes that have been idle, one per pool at a time."),
     "exports": gettext_noop("Builds requested exports and deletes expired ones."),
     "data-sets": gettext_noop(
         "Reads the files of registered data sets and copies them into the store."

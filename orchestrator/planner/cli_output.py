@@ -89,6 +89,7 @@ def format_serving(request: Mapping[str, Any], answer: Mapping[str, Any]) -> str
         ("first token", format_time(_number(answer["ttft_s"]))),
         ("each next token", format_time(_number(answer["tpot_s"]))),
         ("tokens/s", f"{_number(answer['tokens_per_s']):,.0f}"),
+        ("time for prompts", f"{_number(answer['prompt_share']):.0%}"),
         ("concurrent sequences", str(answer["batch"])),
         ("max concurrent sequences", f"{_number(answer['max_concurrency']):,.0f}"),
         ("KV cache per token", f"{_number(answer['kv_bytes_per_token']) / 1024:,.1f} KiB"),

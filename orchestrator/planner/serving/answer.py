@@ -24,6 +24,7 @@ NUMBERS = (
     "tpot_s",
     "tokens_per_s",
     "tokens_per_s_per_device",
+    "prompt_share",
     "usd_per_million_tokens",
     "kv_bytes_per_token",
     "kv_bytes_per_sequence",
@@ -71,7 +72,7 @@ def serving(fields: Mapping[str, Any], *, explained: bool = False) -> dict[str, 
         **{name: shown(name) for name in NUMBERS},
         "memory": {name: shown(name) for name in MEMORY},
         "bound": _bound(table),
-        "notes": request.notes(),
+        "notes": [*request.notes(), _throughput_note(table, batch)],
         "curve": _curve(columns, request, concurrency),
     }
     if not answer["fits"]:
@@ -88,6 +89,17 @@ def _plain(name: str, value: Any) -> float | int:
         round(number)
         if ("_bytes" in name or name == "max_concurrency") and math.isfinite(number)
         else number
+    )
+
+
+def _throughput_note(table: Table, batch: int) -> str:
+    """Why tokens/s is below batch over time per token."""
+    seconds, share = float(table["tpot_s"]), float(table["prompt_share"])
+    sequences = "sequence" if batch == 1 else "sequences"
+    return (
+        f"{batch} {sequences} at {1e3 * seconds:.3g} ms per token give {batch / seconds:,.0f} "
+        f"tokens/s while all decode. Prompts take {share:.0%} of the time, which leaves "
+        f"{float(table['tokens_per_s']):,.0f} tokens/s."
     )
 
 

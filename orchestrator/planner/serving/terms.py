@@ -413,6 +413,17 @@ def tokens_per_s(batch: Any, output_len: Any, tpot_s: Any, ttft_s: Any, replica_
     return batch * output_len / (output_len * tpot_s + replica_batch * ttft_s)
 
 
+@term(
+    "",
+    "replica batch · TTFT / (output · TPOT + replica batch · TTFT)",
+    "prefills of a full batch delay decodes",
+)
+def prompt_share(output_len: Any, tpot_s: Any, ttft_s: Any, replica_batch: Any) -> Any:
+    """Share of the time in which prompts are processed and no sequence gets a token."""
+    prompts_s = replica_batch * ttft_s
+    return prompts_s / (output_len * tpot_s + prompts_s)
+
+
 @term("tokens/s", "tokens/s / (tp · pp · replicas)", "")
 def tokens_per_s_per_device(tokens_per_s: Any, tp: Any, pp: Any, replicas: Any) -> Any:
     """Output tokens per second and device."""

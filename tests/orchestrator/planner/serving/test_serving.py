@@ -90,6 +90,15 @@ def test_the_crossover_batch_is_peak_over_bandwidth() -> None:
     assert query(cluster={"device": "h100-80g"})["crossover_batch"] == pytest.approx(295, abs=1)
 
 
+@pytest.mark.parametrize("batch", [1, 64])
+def test_batch_time_per_token_and_throughput_reconcile(batch: int) -> None:
+    answer = query(batch=batch)
+    while_decoding = batch / answer["tpot_s"]
+    assert answer["tokens_per_s"] == pytest.approx(while_decoding * (1 - answer["prompt_share"]))
+    [note] = [note for note in answer["notes"] if "while all decode" in note]
+    assert f"{while_decoding:,.0f} tokens/s" in note and f"{answer['tokens_per_s']:,.0f}" in note
+
+
 def test_larger_batches_trade_latency_for_throughput() -> None:
     curve = query()["curve"]
     assert [point["batch"] for point in curve] == sorted({point["batch"] for point in curve})

@@ -47,6 +47,7 @@ from workers.launcher.store_link import StoreLink
 
 BUSY_POLL_S = 0.01  # while a program floods its log, so that its files stay small
 POLL_S = 0.15  # a poll costs 1.2 ms of a core: below 1%
+_LAST_LINES_S = 0.5  # per rank, to read what is left of its output
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
 # how long the exit report waits for Redis; after that the agent reports it at its next start
 REDIS_PATIENCE_S = 3600.0
@@ -499,9 +500,12 @@ def read_rank_exits(run_dir: RunDir, ranks: range, sender: TelemetrySender) -> l
         collector = sender.collectors.get(rank)
         if collector is not None:
             with contextlib.suppress(OSError):
-                collector.collect(final=True)
+                collector.collect(final=True, seconds=_LAST_LINES_S)
         record = read_json(folder / "exit.json")
-        lines = list(collector.last_lines) if collector else _tail(folder / "stderr.log")
+        if collector is None or collector.behind:
+            lines = _tail(folder / "stderr.log")
+        else:
+            lines = list(collector.last_lines)
         at = float(status.get("time", time.time()))
         exits.append(RankExit(rank, status.get("code"), at, record, lines))
     return exits

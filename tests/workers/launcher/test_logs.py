@@ -116,6 +116,16 @@ def test_output_written_faster_than_it_is_read_is_dropped_and_recorded(tmp_path)
     assert "bytes of stdout.log were dropped" in lines[0] and lines[-1] == "the end"
 
 
+def test_a_final_read_is_bounded_in_time_and_continues(tmp_path) -> None:
+    (tmp_path / "stdout.log").write_bytes(b"a line\n" * 100_000 + b"without an end")
+    collector = LogCollector(tmp_path)
+    assert 0 < collector.collect(final=True, seconds=0.0) < 100_000
+    assert collector.behind
+    collector.collect(final=True)
+    assert not collector.behind and collector.seq == 100_001
+    assert texts(tmp_path)[-1] == "without an end"
+
+
 def test_a_successor_continues_behind_the_stored_lines(tmp_path) -> None:
     (tmp_path / "stdout.log").write_bytes(b"one\rtwo\nthree\n")
     LogCollector(tmp_path).collect()

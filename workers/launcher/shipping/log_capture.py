@@ -76,22 +76,25 @@ class LogCollector:
         self._sources = {name: _Source(name, folder / file) for name, file in names.items()}
         self._resume()
 
-    def collect(self, *, final: bool = False) -> int:
+    def collect(self, *, final: bool = False, seconds: float | None = None) -> int:
         """Append new lines; `final` includes an unfinished last line. Returns how many lines.
 
-        Reads for at most 0.05 s unless `final`. Raises OSError on a full disk; the
-        lines are then read again by the next call.
+        Reads for at most `seconds` (0.05, and until the end if `final`); `behind` shows whether
+        more is left. Raises OSError on a full disk; the lines are then read again by the next call.
         """
-        before, deadline = self.seq, time.monotonic() + _COLLECT_S
+        if seconds is None:
+            seconds = float("inf") if final else _COLLECT_S
+        before, deadline = self.seq, time.monotonic() + seconds
         self.behind = False
         for source in self._sources.values():
+            left = False
             self._trim(source)
             while self._read(source, final=final):
-                if not final and time.monotonic() > deadline:
-                    self.behind = True
+                if time.monotonic() > deadline:
+                    self.behind = left = True
                     break
             with self._lock:
-                if final:
+                if final and not left:
                     self._close_gap(source)
             self._trim(source)
         return self.seq - before

@@ -29,6 +29,7 @@ SUPERVISOR_LOGS = {"err": "../supervisor.log", "out": "../torchrun.log"}
 _ENVELOPE_ROWS = 20_000
 _ENVELOPE_BYTES = 2 * 1024 * 1024
 _REPORT_S = 10.0  # between two reports of drops of one file
+_FINAL_READ_S = 0.5  # per rank and call: the exit report does not wait for a long log
 _PUMP_BYTES = 4 * 1024 * 1024  # of log lines per rank and call; requests are handled in between
 
 
@@ -127,7 +128,7 @@ class TelemetrySender:
         """
         try:
             for collector in self.collectors.values():
-                collector.collect(final=final)
+                collector.collect(final=final, seconds=_FINAL_READ_S if final else None)
         except OSError as error:
             if not self._disk_full:
                 self.link.report("event", {"type": DISK_FULL, "data": self._disk_event(error)})
@@ -144,7 +145,7 @@ class TelemetrySender:
 
     def settled(self) -> bool:
         """Whether the receiver has committed everything that was written."""
-        return all(box.drained for box in self._outboxes.values())
+        return not self.behind and all(box.drained for box in self._outboxes.values())
 
     def settle(self, seconds: float, *, deadline: float) -> bool:
         """Send until everything is committed, for so long while Redis answers; whether it is.
@@ -165,7 +166,8 @@ class TelemetrySender:
             last = now
             if left_s <= 0 or now >= deadline:
                 return False
-            time.sleep(0.1)
+            if not self.behind:
+                time.sleep(0.1)
 
     def skipped(self) -> list[str]:
         """A message for each file with lines that could not be parsed."""

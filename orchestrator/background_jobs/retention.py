@@ -23,6 +23,8 @@ from orchestrator.alerts.models import Alert, AlertMute
 from orchestrator.background_jobs.models import Delivery, JobRun, UsageDay
 from orchestrator.common.models import Frame, Topic
 from orchestrator.dead_letters.models import DeadLetter, DeadLetterState
+from orchestrator.device_history.models import AttemptHour, NodeReadings, PoolReadings
+from orchestrator.device_history.series import MINUTE_S, QUARTER_S, ROW_S
 from orchestrator.fleet.models import ProbeResult
 from orchestrator.runs.models import Deletion, ProgramSnapshot, Run, RunCode, RunEvent
 from orchestrator.telemetry.models import Chunk, LogChunk
@@ -176,6 +178,34 @@ def _usage(now: datetime) -> Rows | None:
     return None if before is None else UsageDay.objects.filter(day__lt=before.date(), final=True)
 
 
+def _minutes(rows: type[NodeReadings] | type[PoolReadings]) -> Callable[[datetime], Rows | None]:
+    return _readings(rows, MINUTE_S, "retain_device_minutes_days")
+
+
+def _quarters(rows: type[NodeReadings] | type[PoolReadings]) -> Callable[[datetime], Rows | None]:
+    return _readings(rows, QUARTER_S, "retain_device_history_days")
+
+
+def _readings(
+    rows: type[NodeReadings] | type[PoolReadings], step_s: int, setting: str
+) -> Callable[[datetime], Rows | None]:
+    """Rows whose newest point is old."""
+
+    def old(now: datetime) -> Rows | None:
+        before = _before(now, getattr(settings.ENV, setting))
+        if before is None:
+            return None
+        start = before.timestamp() - ROW_S[step_s]
+        return rows.objects.filter(step_s=step_s, start__lt=start)
+
+    return old
+
+
+def _attempt_hours(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_device_history_days)
+    return None if before is None else AttemptHour.objects.filter(hour__lt=before.timestamp())
+
+
 def _programs(now: datetime) -> Rows | None:
     """Files of stored programs whose runs have all ended long ago."""
     before = _before(now, settings.ENV.retain_programs_days)
@@ -223,6 +253,11 @@ POLICIES: Final = (
     Policy("deliveries", "retain_jobs_days", _deliveries),
     Policy("dead_letters", "retain_jobs_days", _dead_letters),
     Policy("usage", "retain_usage_days", _usage),
+    Policy("node_minutes", "retain_device_minutes_days", _minutes(NodeReadings)),
+    Policy("pool_minutes", "retain_device_minutes_days", _minutes(PoolReadings)),
+    Policy("node_quarters", "retain_device_history_days", _quarters(NodeReadings)),
+    Policy("pool_quarters", "retain_device_history_days", _quarters(PoolReadings)),
+    Policy("attempt_hours", "retain_device_history_days", _attempt_hours),
     Policy("programs", "retain_programs_days", _programs, thin="packed"),
     Policy("program_diffs", "retain_programs_days", _diffs, thin="diff"),
 )

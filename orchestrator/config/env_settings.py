@@ -330,6 +330,30 @@ class Env(BaseSettings):
         0.0,
         description="usage by day, person and pool older than this is deleted; 0 keeps all",
     )
+    retain_device_minutes_days: float = Field(
+        7.0,
+        ge=0,
+        description="readings of nodes and devices per minute older than this are deleted; those "
+        "per quarter hour remain; 0 keeps all",
+    )
+    retain_device_history_days: float = Field(
+        90.0,
+        ge=0,
+        description="readings of nodes and devices per quarter hour, and the energy of attempts "
+        "per hour, older than this are deleted; 0 keeps all",
+    )
+    co2_g_per_kwh: float = Field(
+        445.0,
+        ge=0,
+        description="grams of CO2 per kWh of electricity; default: the world's mean of 2024 (IEA, "
+        "Electricity 2025). Set the value of your supplier or country",
+    )
+    pue: float = Field(
+        1.58,
+        ge=1,
+        description="power usage effectiveness of the site: its energy per energy of the machines; "
+        "default: the industry's mean of 2023 (Uptime Institute, Global Data Center Survey)",
+    )
     retain_programs_days: float = Field(
         0.0,
         description="stored files and diffs of scripts whose runs all ended before this are "

@@ -26,6 +26,7 @@ INSTALLED_APPS = [
     "orchestrator.fleet",
     "orchestrator.planner",
     "orchestrator.runs",
+    "orchestrator.device_history",
     "orchestrator.telemetry",
     "orchestrator.tracking",
     "orchestrator.reviews",

@@ -15,10 +15,12 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from redis.exceptions import RedisError
 
 from orchestrator.common import clock, redis, streams
+from orchestrator.device_history.recorder import Recorder
 from orchestrator.fleet import broker_users
 from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
+from orchestrator.scheduling.accounting.held import held_within
 from orchestrator.scheduling.cluster_engines.watcher import Watcher
 from orchestrator.scheduling.preemption import windows
 from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
@@ -56,6 +58,7 @@ class Loop:
         self._rest: RemainingDecision | None = None
         self._renewal: lease.Renewal | None = None
         self._engines: Watcher | None = None
+        self._recorder: Recorder | None = None
 
     def stop(self) -> None:
         """Request the end; callable from signal handlers."""
@@ -99,6 +102,8 @@ class Loop:
             self._renewal = lease.Renewal(self.holder)
             self._engines = Watcher(self._drained)
             self._engines.start()
+            self._recorder = Recorder(held_within)
+            self._recorder.start()
         if self._renewal is not None:
             self._renewal.alive()
         due = min(self._tick_due, self._reap_due, self._poll_due)
@@ -136,6 +141,9 @@ class Loop:
         return self._inbox is not None and self._inbox.drained and self._delivery.empty
 
     def _end_renewal(self) -> None:
+        if self._recorder is not None:
+            self._recorder.close()
+            self._recorder = None
         if self._engines is not None:
             self._engines.close()
             self._engines = None

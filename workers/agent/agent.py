@@ -15,6 +15,7 @@ from pathlib import Path
 from workers.agent import order_transport
 from workers.agent.attempts import Attempts
 from workers.agent.inventory import Machine
+from workers.agent.node_counters import NodeCounters
 from workers.agent.orders import OrderConsumer
 from workers.agent.reports import Reporter
 from workers.contracts.wire import names
@@ -53,6 +54,7 @@ class Agent:
         )
         self._stopping = threading.Event()
         self._beat_now = threading.Event()
+        self._counters = NodeCounters()
         self._inventory_due = 0.0
         self._collecting = threading.Lock()
         self._measuring = threading.Lock()
@@ -148,6 +150,7 @@ class Agent:
                 self.attempts.active(),
                 inventory,
                 dropped_orders=order_transport.dropped.total(),
+                machine=self._counters.sample(),
             )
             if sent and due:
                 for index in sorted(set(problems) - set(self._problems)):

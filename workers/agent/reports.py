@@ -26,6 +26,7 @@ from workers.contracts.wire.node_messages import (
     DeviceSample,
     Heartbeat,
     NodeInventory,
+    NodeSample,
 )
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Reporter:
         attempts: list[AttemptSeen],
         inventory: NodeInventory | None = None,
         dropped_orders: int = 0,
+        machine: NodeSample | None = None,
     ) -> bool:
         """Replace this node's heartbeat in the broker, which stamps it; whether Redis has it."""
         beat = Heartbeat(
@@ -66,6 +68,7 @@ class Reporter:
             release=versions.RELEASE,
             wire=str(versions.WIRE),
             dropped_orders=dropped_orders or None,
+            machine=machine,
         )
         text = self._sealed(names.KIND_HEARTBEAT, beat.to_dict(), HEARTBEAT_TTL_S)
         old = ""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from django.db.models import Min, Q
 from django.db.models.functions import Coalesce
 
+from orchestrator.common import clock
+from orchestrator.device_history.attribution import Held
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.models import Allocation, DeviceTime
 
@@ -60,6 +62,24 @@ def held_devices(
         seconds = max(0.0, (end - max(created, since)).total_seconds())
         yield HeldDevices(attempt, owner, username, pool, seconds, *shares.get(attempt, (0.0, 0.0)))
     yield from _in_engines(since, until, owners, shares)
+
+
+def held_within(since: float, until: float) -> list[Held]:
+    """Devices of nodes that attempts held between two times in Unix seconds, with the overlap."""
+    start, end = clock.from_unix(since), clock.from_unix(until)
+    rows = Allocation.objects.filter(
+        Q(released=None) | Q(released__gt=start), device__isnull=False, created__lt=end
+    ).order_by()
+    result = []
+    for device, attempt, created, released in rows.values_list(
+        "device_id", "attempt_id", "created", "released"
+    ):
+        begin = created.timestamp()
+        stop = until if released is None else min(until, released.timestamp())
+        seconds = max(0.0, stop - max(since, begin))
+        assert device is not None
+        result.append(Held(device, attempt, seconds, begin, released is None))
+    return result
 
 
 def experiments_of(attempts: Collection[int]) -> dict[int, str]:

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.dead_letters.outages import is_outage
+from orchestrator.device_history.recorder import gathering
 from orchestrator.fleet import health
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.health import NodeBeat
@@ -86,6 +87,14 @@ def _apply(beats: Sequence[NewHeartbeat], broker_ahead_s: float) -> bool:
             for beat, reading in readings
         ]
     )
+    for beat, reading in readings:
+        if reading.samples or reading.machine is not None:
+            gathering.add(
+                node=known[beat.node].pk,
+                time=beat.stamp - broker_ahead_s,
+                samples=reading.samples,
+                machine=reading.machine,
+            )
     _apply_attempts([pair for pair in readings if not _is_refused(_peer(pair[1]))])
     return back
 

@@ -92,6 +92,23 @@ class DeviceSample(WireContract):
     throttled: Annotated[str | None, Since(1, 1)] = None
 
 
+class NodeSample(WireContract):
+    """A reading of the node itself; null: the node does not report it.
+
+    Counters are in bytes since the node started. RDMA traffic bypasses the network counters.
+    """
+
+    cpu_utilization: float | None = None  # a fraction of all cores
+    memory_used_bytes: Count | None = None
+    # CPU packages and their memory, without GPUs; needs readable counters of the kernel (RAPL)
+    power_w: float | None = None
+    temperature_c: float | None = None  # the hottest CPU sensor
+    received_bytes: Count | None = None
+    sent_bytes: Count | None = None
+    rdma_received_bytes: Count | None = None
+    rdma_sent_bytes: Count | None = None
+
+
 class Isolation(WireContract):
     """Under which user the node executes runs: method is agent, uids or account; `detail` says
     more. `container` and `limits` name what else separates them, if anything.
@@ -162,6 +179,7 @@ class Heartbeat(WireContract):
     wire: Annotated[WireText | None, Since(1, 1)] = None
     # unreadable messages that the agent dropped from its queue since it started
     dropped_orders: Annotated[Count | None, Since(1, 1)] = None
+    machine: Annotated[NodeSample | None, Since(1, 1)] = None
 
 
 class RankSlot(WireContract):

@@ -9,7 +9,7 @@ from orchestrator.runs.models import Attempt
 
 
 class NodeReadings(models.Model):
-    """Consecutive points of a node and its devices: minutes of a quarter hour, or quarters of a day.
+    """Points of a node and its devices: the minutes of a quarter hour, or the quarters of a day.
 
     `open`: the newest row of minutes, whose quarter hour is not summarized yet.
     """

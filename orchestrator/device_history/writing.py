@@ -30,7 +30,7 @@ from orchestrator.device_history.packing import (
     unpack,
     with_devices,
 )
-from orchestrator.device_history.series import DAY_S, MINUTE_S, POOL, QUARTER_S, ROW_S
+from orchestrator.device_history.series import DAY_S, MINUTE_S, POOL, QUARTER_S
 from orchestrator.fleet.models import Device, Node
 from orchestrator.runs.models import Attempt
 

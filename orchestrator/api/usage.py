@@ -34,6 +34,10 @@ class UsageRow(Schema):
     lost_s: float
     attempts: int = Field(description="counted once per day on which they held devices")
     cost_usd: float = Field(description="at the typical prices of the device catalogue")
+    energy_kwh: float | None = Field(
+        None, description="of devices whose power was measured, times ORRERY_PUE; null: none was"
+    )
+    co2_kg: float | None = Field(None, description="of this energy, by ORRERY_CO2_G_PER_KWH")
     month: str = Field("", description="2026-01; only with `monthly`")
 
 

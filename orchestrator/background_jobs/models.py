@@ -199,6 +199,8 @@ class UsageDay(models.Model):
     productive_s = models.FloatField(default=0.0)  # of attempts that have ended
     lost_s = models.FloatField(default=0.0)
     attempts = models.PositiveIntegerField(default=0)
+    # of devices whose power was measured
+    energy_j = models.FloatField(default=0.0, db_default=0.0)
     final = models.BooleanField(default=False)
 
     class Meta:

@@ -15,16 +15,15 @@ import numpy as np
 from django.db.models import QuerySet, Sum
 
 from orchestrator.common import clock
+from orchestrator.common.errors import invalid
 from orchestrator.device_history.models import (
     AttemptHour,
-    IdleDevice,
     NodeReadings,
     PoolReadings,
 )
 from orchestrator.device_history.packing import Chunk, Floats, empty, summarize, unpack
 from orchestrator.device_history.packing import with_devices as with_indexes
 from orchestrator.device_history.series import (
-    IDLE_AFTER_S,
     MEAN,
     MINUTE_S,
     NODE,
@@ -36,6 +35,7 @@ from orchestrator.fleet.models import Node
 
 FINE_S: Final = 86_400.0  # longer periods are read from quarter hours
 MOST_POINTS: Final = 2000
+MOST_SPAN: Final = timedelta(days=400)
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,20 @@ def period(*, until: datetime, seconds: float, points: int) -> Period:
     return Period(end - columns * step, step, columns, stored)
 
 
+def period_between(*, since: datetime | None, until: datetime | None, points: int) -> Period:
+    """The columns from `since` to `until`; by default of the last 24 hours.
+
+    Raises Refusal 422 if the times are in the wrong order or more than 400 days apart.
+    """
+    end = until or clock.now()
+    start = since or end - timedelta(days=1)
+    if start >= end:
+        raise invalid("from", f"{start:%Y-%m-%d %H:%M} is not before `to`", "an earlier time")
+    if end - start > MOST_SPAN:
+        raise invalid("from", f"a period has at most {MOST_SPAN.days} days", "a later time")
+    return period(until=end, seconds=(end - start).total_seconds(), points=points)
+
+
 def node_history(*, node: Node, over: Period) -> Chunk:
     """The node's readings, one point per column of the period."""
     rows = NodeReadings.objects.filter(node=node)
@@ -91,37 +105,6 @@ def pool_names() -> list[str]:
     """Pools with readings, by name."""
     rows = PoolReadings.objects.order_by("pool").values_list("pool", flat=True)
     return list(rows.distinct())
-
-
-class IdleRow(NamedTuple):
-    """An allocated device that does no work."""
-
-    device: int
-    node: str
-    index: int
-    pool: str
-    attempt: int
-    run: int
-    since: datetime
-
-
-def idle_devices(*, now: datetime | None = None) -> list[IdleRow]:
-    """Devices that attempts hold and that have been idle for ten minutes, longest first.
-
-    Names runs by id only; callers check who may see them.
-    """
-    before = (now or clock.now()) - timedelta(seconds=IDLE_AFTER_S)
-    rows = IdleDevice.objects.filter(since__lte=before).order_by("since", "device")
-    values = rows.values_list(
-        "device_id",
-        "device__node__name",
-        "device__index",
-        "device__node__pool__name",
-        "attempt_id",
-        "attempt__run_id",
-        "since",
-    )
-    return [IdleRow(*row) for row in values]
 
 
 @dataclass(frozen=True)
@@ -242,4 +225,9 @@ def mean_of(values: Floats) -> list[float | None]:
 
 def plain(values: Any) -> list[float | None]:
     """Numbers for JSON; None for NaN."""
-    return [None if value != value else float(f"{value:.6g}") for value in values.tolist()]
+    return [None if value != value else float(f"{value:.5g}") for value in values.tolist()]
+
+
+def time_of(seconds: int) -> datetime:
+    """The time of Unix seconds."""
+    return clock.from_unix(seconds)

@@ -16,6 +16,7 @@ from django.db import transaction
 
 from orchestrator.accounts import selectors as accounts
 from orchestrator.background_jobs.models import UsageDay
+from orchestrator.device_history import selectors as history
 from orchestrator.scheduling.accounting import held as devices
 
 BACK_DAYS: Final = 31  # before the first run of the job
@@ -27,6 +28,7 @@ class _Sum:
     device_s: float = 0.0
     productive_s: float = 0.0
     lost_s: float = 0.0
+    energy_j: float = 0.0
     attempts: set[int] = field(default_factory=set)
 
 
@@ -53,11 +55,13 @@ def day_store(day: date, *, now: datetime, dry_run: bool = False) -> list[UsageD
     start = datetime.combine(day, time.min, UTC)
     end = start + timedelta(days=1)
     sums: dict[tuple[int, str, str], _Sum] = defaultdict(_Sum)
+    energy = history.energy_of_attempts(since=start, until=end)
     for held in devices.held_devices(since=start, until=min(end, now)):
         row = sums[held.owner, held.username, held.pool]
         row.device_s += held.seconds
         row.productive_s += held.seconds * held.productive
         row.lost_s += held.seconds * held.lost
+        row.energy_j += energy.pop(held.attempt, 0.0)
         row.attempts.add(held.attempt)
     final = now >= end + timedelta(days=AGAIN_DAYS)
     teams = accounts.team_names({owner for owner, _, _ in sums})
@@ -72,6 +76,7 @@ def day_store(day: date, *, now: datetime, dry_run: bool = False) -> list[UsageD
             productive_s=row.productive_s,
             lost_s=row.lost_s,
             attempts=len(row.attempts),
+            energy_j=row.energy_j,
             final=final,
         )
         for (owner, username, pool), row in sorted(sums.items())

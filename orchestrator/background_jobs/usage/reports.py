@@ -15,15 +15,18 @@ from typing import Any, Final, NamedTuple
 from orchestrator.accounts import selectors as accounts
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs.models import UsageDay
+from orchestrator.background_jobs.usage import electricity
 from orchestrator.common import clock
 from orchestrator.common.errors import invalid
 from orchestrator.common.units import csv_text, day_of
+from orchestrator.device_history import selectors as history
 from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling.accounting.held import experiments_of, held_devices
 from workers.contracts.catalog.devices import DEVICES
 
 GROUPS: Final = ("team", "person", "pool", "experiment", "day", "month")
 BY_TIME: Final = ("day", "month")
+_VALUES: Final = 6
 MOST_DAYS: Final = 400
 DEFAULT_DAYS: Final = 30
 
@@ -32,7 +35,7 @@ DEFAULT_DAYS: Final = 30
 class Row:
     """Usage of one group, in device-seconds, and its cost at the catalogue's typical prices.
 
-    `month` (2026-01) only in reports per month.
+    `energy_j` is of devices whose power was measured; `month` (2026-01) only in reports per month.
     """
 
     key: str
@@ -41,6 +44,7 @@ class Row:
     lost_s: float
     attempts: int
     cost_usd: float = 0.0
+    energy_j: float = 0.0
     month: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,6 +56,8 @@ class Row:
             "lost_s": round(self.lost_s, 3),
             "attempts": self.attempts,
             "cost_usd": round(self.cost_usd, 4),
+            "energy_kwh": electricity.site_kwh(self.energy_j),
+            "co2_kg": electricity.co2_kg(self.energy_j),
             "month": self.month,
         }
 
@@ -105,12 +111,12 @@ def report(
     else:
         parts, final = _of_days(since, until, owners, by)
     sums: dict[tuple[str, str], list[float]] = {}
-    total = [0.0] * 5
+    total = [0.0] * _VALUES
     for part in parts:
         total = [have + value for have, value in zip(total, part.values, strict=True)]
         for name in part.keys:
             key = part.month if monthly else "", name
-            have = sums.get(key, [0.0] * 5)
+            have = sums.get(key, [0.0] * _VALUES)
             sums[key] = [one + value for one, value in zip(have, part.values, strict=True)]
     rows = [_row(name, values, month) for (month, name), values in sums.items()]
     if by in BY_TIME:
@@ -125,7 +131,7 @@ class _Part(NamedTuple):
 
     keys: list[str]
     month: str
-    values: tuple[float, float, float, float, float]
+    values: tuple[float, float, float, float, float, float]
 
 
 def _of_days(
@@ -138,7 +144,14 @@ def _of_days(
     for row in days.iterator():
         final = final and row.final
         cost = row.device_s / 3600 * prices.get(row.pool, 0.0)
-        values = (row.device_s, row.productive_s, row.lost_s, float(row.attempts), cost)
+        values = (
+            row.device_s,
+            row.productive_s,
+            row.lost_s,
+            float(row.attempts),
+            cost,
+            row.energy_j,
+        )
         keys = _keys(row, by) if row.owner else []
         parts.append(_Part(keys, row.day.isoformat()[:7], values))
     return parts, final
@@ -154,21 +167,23 @@ def _of_experiments(
         end = min(following, until + timedelta(days=1))
         first, last = (datetime.combine(day, time.min, UTC) for day in (start, end))
         by_attempt: dict[int, list[float]] = {}
+        energy = history.energy_of_attempts(since=first, until=min(last, now))
         for each in held_devices(since=first, until=min(last, now), owners=owners):
             seconds = each.seconds
-            sums = by_attempt.setdefault(each.attempt, [0.0, 0.0, 0.0, 1.0, 0.0])
+            sums = by_attempt.setdefault(each.attempt, [0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
             sums[0] += seconds
             sums[1] += seconds * each.productive
             sums[2] += seconds * each.lost
             sums[4] += seconds / 3600 * prices.get(each.pool, 0.0)
+            sums[5] += energy.pop(each.attempt, 0.0)
         names = experiments_of(by_attempt)
         by_name: dict[str, list[float]] = {}
         for attempt, sums in by_attempt.items():
             name = names.get(attempt, "")
-            have = by_name.get(name, [0.0] * 5)
+            have = by_name.get(name, [0.0] * _VALUES)
             by_name[name] = [one + value for one, value in zip(have, sums, strict=True)]
-        for name, (held_s, productive, lost, attempts, cost) in by_name.items():
-            values = (held_s, productive, lost, attempts, cost)
+        for name, (held_s, productive, lost, attempts, cost, joules) in by_name.items():
+            values = (held_s, productive, lost, attempts, cost, joules)
             parts.append(_Part([name], start.isoformat()[:7], values))
         start = following
     return parts, until < now.astimezone(UTC).date()
@@ -191,6 +206,7 @@ def report_csv(result: Report) -> str:
     out = io.StringIO()
     writer = csv.writer(out)
     numbers = ["device_s", "productive_s", "lost_s", "attempts", "cost_usd"]
+    numbers += ["energy_kwh", "co2_kg"]
     monthly = any(row.month for row in result.rows)
     writer.writerow([*(["month"] if monthly else []), result.by, *numbers])
     for row in result.rows:
@@ -219,7 +235,8 @@ def _keys(row: UsageDay, by: str) -> list[str]:
 
 
 def _row(key: str, values: list[float], month: str = "") -> Row:
-    return Row(key, values[0], values[1], values[2], int(values[3]), values[4], month)
+    held_s, productive, lost, attempts, cost, joules = values
+    return Row(key, held_s, productive, lost, int(attempts), cost, joules, month)
 
 
 def _day(field: str, text: str) -> date:

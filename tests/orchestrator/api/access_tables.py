@@ -110,6 +110,10 @@ POST   v1/nodes/{id}/cordon                           fleet
 PUT    v1/nodes/{id}/topology                         fleet
 POST   v1/nodes/{id}/uncordon                         fleet
 GET    v1/nodes/{id}/cordons                          read
+GET    v1/nodes/{id}/history                          read
+GET    v1/fleet/history                               read
+GET    v1/fleet/idle-devices                          read
+GET    v1/fleet/energy                                read
 GET    v1/nodes/{id}/probes                           read
 POST   v1/nodes/{id}/probe                            fleet
 GET    v1/nodes/{id}/preflight-rates                  read

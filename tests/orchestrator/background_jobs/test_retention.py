@@ -33,6 +33,8 @@ DAYS = {
         "series",
         "usage",
         "programs",
+        "device_minutes",
+        "device_history",
     )
 }
 

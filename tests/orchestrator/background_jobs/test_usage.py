@@ -113,6 +113,8 @@ def test_reports_show_what_a_user_may_see(
         "18000.0",
         "4",
         "0.48",  # 12 device-hours of CPU slots at the catalogue's 0.04 USD
+        "",  # no power was measured
+        "",
     ]
 
 
@@ -138,7 +140,10 @@ def test_usage_by_experiment_and_month_with_its_cost(owner: User, other: User) -
     url = "/account/usage/?from=2026-02-01&to=2026-03-31&by=experiment&monthly=1"
     assert "question" in page.get(url).content.decode()
     lines = page.get(url + "&format=csv").content.decode().splitlines()
-    assert lines[0] == "month,experiment,device_s,productive_s,lost_s,attempts,cost_usd"
+    assert (
+        lines[0]
+        == "month,experiment,device_s,productive_s,lost_s,attempts,cost_usd,energy_kwh,co2_kg"
+    )
     assert lines[2].startswith("2026-03,question,28800.0,")
     months = factories.api(owner).get(path.replace("experiment", "month")).json()["items"]
     assert [row["key"] for row in months] == ["2026-03"]  # stored days: February was not measured

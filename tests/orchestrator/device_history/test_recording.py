@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import retention
-from orchestrator.device_history import recorder, selectors
+from orchestrator.device_history import idle, recorder, selectors
 from orchestrator.device_history.gathering import Gathering
 from orchestrator.device_history.models import (
     AttemptHour,
@@ -164,12 +164,14 @@ def test_idle_devices_are_listed_until_they_work_or_are_released(
     attempt = hold(owner, node)
     write = recorder.Recorder(held_within)
     minutes(gathering, node, first=0, count=12, use=(0.0, 0.02), write=write, clock=clock)
-    assert [(row.node, row.index, row.since) for row in selectors.idle_devices()] == [
+    assert [
+        (row.node, row.index, row.since) for row in idle.idle_devices_visible_to(user=owner)
+    ] == [
         ("orion", 0, START),
         ("orion", 1, START),
     ]
     minutes(gathering, node, first=12, count=1, use=(0.0, 0.5), write=write, clock=clock)
-    assert [row.index for row in selectors.idle_devices()] == [0]
+    assert [row.index for row in idle.idle_devices_visible_to(user=owner)] == [0]
     Allocation.objects.filter(attempt=attempt).update(released=clock.now())
     minutes(gathering, node, first=13, count=1, use=(0.0, 0.0), write=write, clock=clock)
     assert not IdleDevice.objects.exists()

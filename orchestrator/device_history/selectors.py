@@ -24,6 +24,7 @@ from orchestrator.device_history.models import (
 from orchestrator.device_history.packing import Chunk, Floats, empty, summarize, unpack
 from orchestrator.device_history.packing import with_devices as with_indexes
 from orchestrator.device_history.series import (
+    DAY_S,
     MEAN,
     MINUTE_S,
     NODE,
@@ -35,6 +36,10 @@ from orchestrator.fleet.models import Node
 
 FINE_S: Final = 86_400.0  # longer periods are read from quarter hours
 MOST_POINTS: Final = 2000
+_STEPS_S: Final = (
+    *(60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 10, 15, 20, 30)),
+    *(3600 * hours for hours in (1, 2, 3, 4, 6, 8, 12, 24)),
+)
 MOST_SPAN: Final = timedelta(days=400)
 
 
@@ -61,8 +66,9 @@ class Period:
 def period(*, until: datetime, seconds: float, points: int) -> Period:
     """The columns of the last `seconds` before `until`, at most `points`; the last is not full."""
     stored = MINUTE_S if seconds <= FINE_S else QUARTER_S
-    per_column = max(1, -(-int(seconds) // (stored * max(1, min(points, MOST_POINTS)))))
-    step = stored * per_column
+    least = seconds / max(1, min(points, MOST_POINTS))
+    nice = (step for step in _STEPS_S if step >= least and step % stored == 0)
+    step = next(nice, 0) or -(-int(least) // DAY_S) * DAY_S
     end = (int(until.timestamp()) // step + 1) * step
     columns = max(1, -(-int(seconds) // step))
     return Period(end - columns * step, step, columns, stored)

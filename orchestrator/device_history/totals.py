@@ -30,7 +30,7 @@ def fleet_series(history: dict[str, Floats], over: Period) -> dict[str, Any]:
     """Means by metric, the utilization per device, and the machines' kWh if power is measured."""
     lists: dict[str, Any] = {name: mean_of(values) for name, values in history.items()}
     lists["utilization"] = plain(utilization(history))
-    lists["energy_kwh"] = energy_kwh(history, over)
+    lists["energy_kwh"] = energy_j(history, over) / _J_PER_KWH or None
     return {"step_s": over.step_s, "times": over.times, **lists}
 
 
@@ -41,14 +41,12 @@ def utilization(history: dict[str, Floats]) -> Floats:
     return np.asarray(history["utilization"][MEAN] / known, np.float32)
 
 
-def energy_kwh(history: dict[str, Floats], over: Period) -> float | None:
-    """Energy of the devices whose power is measured, of all columns with readings.
+def energy_j(history: dict[str, Floats], over: Period) -> float:
+    """Joules of the devices whose power is measured, of all columns with readings.
 
-    Columns of several stored points count in full. None if no power was measured.
+    A column of which only a part has readings counts in full.
     """
-    if not np.nan_to_num(history["measured"][MAX]).any():
-        return None
-    return float(np.nansum(history["power_w"][MEAN].astype(np.float64))) * over.step_s / _J_PER_KWH
+    return float(np.nansum(history["power_w"][MEAN].astype(np.float64))) * over.step_s
 
 
 def _by_name(names: tuple[str, ...], values: Floats) -> dict[str, Any]:

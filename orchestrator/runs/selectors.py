@@ -262,9 +262,15 @@ def events_visible_to(
     limit: int = 50,
     types: Iterable[str] | None = None,
     without: Iterable[str] = (),
+    of_runs: Collection[int] | None = None,
+    since: datetime | None = None,
 ) -> list[RunEvent]:
-    """Events of all visible runs or of one, newest first, ids below `before_id`; selects runs."""
+    """Events of all visible runs or of some, newest first, ids below `before_id`; selects runs."""
     rows = RunEvent.objects.select_related("run")
+    if of_runs is not None:
+        rows = rows.filter(run__in=of_runs)
+    if since is not None:
+        rows = rows.filter(time__gte=since)
     if run is not None:
         rows = rows.filter(run=run)
     owners = people.visible_owners(user)

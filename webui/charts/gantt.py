@@ -12,7 +12,9 @@ WINDOWS = {
     "24h": timedelta(days=1),
     "7d": timedelta(days=7),
 }
-_STEPS = (60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400)
+# of pages with stored readings
+LONG_WINDOWS = WINDOWS | {"30d": timedelta(days=30), "90d": timedelta(days=90)}
+_STEPS = (60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400, 5 * 86400, 15 * 86400)
 _LEAST = 0.3  # percent: short allocations stay visible
 _TICKS = 8
 
@@ -67,14 +69,22 @@ class Gantt:
 
 
 def gantt(
-    held: Iterable[DeviceAllocation], devices: Sequence[int], *, since: datetime, until: datetime
+    held: Iterable[DeviceAllocation],
+    devices: Sequence[int],
+    *,
+    since: datetime,
+    until: datetime,
+    now: datetime | None = None,
 ) -> Gantt:
-    """Lay out the allocations of the devices within the window."""
+    """Lay out the allocations of the devices within the window.
+
+    `now` ends the bars of those that are held, if the window ends later.
+    """
     span = (until - since).total_seconds()
     bars: dict[int, list[Bar]] = {device: [] for device in devices}
     total = 0.0
     for one in held:
-        start, end = max(one.start, since), min(one.end or until, until)
+        start, end = max(one.start, since), min(one.end or now or until, until)
         if end < start or one.device not in bars:
             continue
         seconds = (end - start).total_seconds()
@@ -86,7 +96,7 @@ def gantt(
         )
     for row in bars.values():
         row.sort(key=lambda bar: bar.left)
-    return Gantt(bars, _ticks(since, until), total / (span * len(devices)) if devices else 0.0)
+    return Gantt(bars, time_ticks(since, until), total / (span * len(devices)) if devices else 0.0)
 
 
 def lanes(rows: Sequence[Sequence[Bar]]) -> list[tuple[Bar, Lane]]:
@@ -115,7 +125,7 @@ def lanes(rows: Sequence[Sequence[Bar]]) -> list[tuple[Bar, Lane]]:
     ]
 
 
-def _ticks(since: datetime, until: datetime) -> list[Tick]:
+def time_ticks(since: datetime, until: datetime) -> list[Tick]:
     """Round times, at most eight."""
     span = (until - since).total_seconds()
     step = next((step for step in _STEPS if span / step <= _TICKS), _STEPS[-1])

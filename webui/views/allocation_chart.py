@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from orchestrator.scheduling import selectors as scheduling
-from webui.charts.gantt import WINDOWS, Bar, DeviceAllocation, Lane, gantt, lanes
+from webui.charts.gantt import LONG_WINDOWS, Bar, DeviceAllocation, Lane, gantt, lanes
 from webui.presentation import formatting
 from webui.views.fleet_rows import OTHERS, with_visibility
 
@@ -31,17 +31,20 @@ def allocations_in(user: Any, devices: Sequence[Any], window: str) -> list[tuple
     """`(device, allocation, whether the user may see its run)` of the window and of now."""
     if not devices:
         return []
-    since = timezone.now() - WINDOWS[window]
+    since = timezone.now() - LONG_WINDOWS[window]
     ids = [device.pk for device in devices]
     return with_visibility(user, scheduling.allocations(since=since, devices=ids))
 
 
 def allocation_chart(
-    allocations: Sequence[tuple[int, Any, bool]], devices: Sequence[Any], window: str
+    allocations: Sequence[tuple[int, Any, bool]],
+    devices: Sequence[Any],
+    window: str,
+    span: tuple[datetime, datetime] | None = None,
 ) -> dict[str, Any]:
-    """The chart of the window; the devices are sorted by node and index."""
-    until = timezone.now()
-    since: Any = until - WINDOWS[window]
+    """The chart of the window, or of `span`; the devices are sorted by node and index."""
+    now: Any = timezone.now()
+    since, until = span or (now - LONG_WINDOWS[window], now)
     ids = [device.pk for device in devices]
     held = []
     for device, allocation, visible in allocations:
@@ -49,7 +52,7 @@ def allocation_chart(
         id, name = (run.pk, run.name) if visible else (0, _(OTHERS))
         times = (allocation.created, allocation.released)
         held.append(DeviceAllocation(device, id, name, run.state, *times, allocation.attempt_id))
-    drawn = gantt(held, ids, since=since, until=until)
+    drawn = gantt(held, ids, since=since, until=until, now=now)
     per_device = len(devices) <= DEVICE_ROWS
     chart_rows = [*(_device_rows if per_device else _node_rows)(devices, drawn.bars)]
     return {
@@ -62,7 +65,7 @@ def allocation_chart(
             for row in chart_rows
             for bar, lane in row.bars
         ],
-        "span": formatting.duration((until - since) / timedelta(seconds=1)),
+        "span": formatting.duration(LONG_WINDOWS[window] / timedelta(seconds=1)),
     }
 
 

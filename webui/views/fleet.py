@@ -12,6 +12,7 @@ from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons, selectors, suspect_links
 from orchestrator.runs.store import access, copies
 from webui.charts.gantt import WINDOWS
+from webui.views import node_history
 from webui.views.access import PageRequest, has_role, page
 from webui.views.allocation_chart import allocation_chart, allocations_in
 from webui.views.fleet_list import NodeFilters, select
@@ -63,10 +64,7 @@ def node(request: PageRequest, name: str) -> HttpResponse:
     epoch, seq = live.heads(["fleet"]).get("fleet", ("", 0))
     row = node_named(request, name)
     devices = list(row.devices.all())
-    window = chosen_window(request)
-    allocations = allocations_in(request.user, devices, window)
-    shown = node_row(row, holders(allocations))
-    chart = allocation_chart(allocations, devices, window)
+    shown = node_row(row, holders(allocations_in(request.user, devices, "1h")))
     context = {
         "node": shown,
         "sentence": node_sentence(shown),
@@ -76,12 +74,12 @@ def node(request: PageRequest, name: str) -> HttpResponse:
         "suspect": suspect_links.suspicions().get(row.name),
         "history": list(cordons.cordons_of(node=row)[:CORDONS]),
         "operator": has_role(request.user, Role.OPERATOR),
-        "chart": chart,
-        "window": window,
-        "windows": window_links(NodeFilters()),
         "head": {"epoch": epoch, "seq": seq},
     }
-    return render(request, "webui/node_parts.html" if request.htmx else "webui/node.html", context)
+    if request.htmx:
+        return render(request, "webui/node_parts.html", context)
+    context["history_part"] = node_history.context(request, row)
+    return render(request, "webui/node.html", context)
 
 
 def chosen_window(request: PageRequest) -> str:

@@ -16,7 +16,7 @@ function show(field, row, column) {
   field.dataset.row = row;
   field.dataset.column = column;
   const [from, to] = cells.edges[column].map((value) => value.toLocaleString("en-US"));
-  const place = from === to ? `${cells.across} ${from}` : `${cells.across}s ${from}–${to}, ${cells.of}`;
+  const place = cells.places ? cells.places[column] : from === to ? `${cells.across} ${from}` : `${cells.across}s ${from}–${to}, ${cells.of}`;
   figure.querySelector("[data-heat-text]").textContent = `${cells.names[row]}, ${place}: ${cells.text[row][column] ?? gettext("no data")}`;
   mark.hidden = false;
   mark.style.cssText = `left:${(100 * column) / columns}%;top:${(100 * row) / rows}%;width:${100 / columns}%;height:${100 / rows}%`;
@@ -48,5 +48,5 @@ document.addEventListener("keydown", (event) => {
 // do not refresh a figure while it is open, hovered or focused
 document.addEventListener("htmx:beforeRequest", (event) => {
   const figure = event.target;
-  if (figure.matches?.("figure.heat-card, figure.timeline-card, .samples") && (figure.querySelector("details[open]") || figure.matches(":hover, :focus-within"))) event.preventDefault();
+  if (figure.matches?.("figure.heat-card, figure.timeline-card, .samples, .node-history") && (figure.querySelector("details[open]") || figure.matches(":hover, :focus-within"))) event.preventDefault();
 });

@@ -154,6 +154,15 @@ def unsupported_needs(*, pool: str, needs: Sequence[str]) -> list[str]:
     return [need for need in needs if need not in best]
 
 
+def engine_of_pool(pool: str) -> str | None:
+    """The name of the cluster engine that schedules the pool's runs; None for Orrery's own nodes.
+
+    Also None for an unknown pool.
+    """
+    rows = Pool.objects.filter(name=pool, engine__isnull=False)
+    return rows.values_list("engine__name", flat=True).first()
+
+
 def catalogue_counts() -> list[tuple[str, str, int]]:
     """`(pool, name in the device catalogue, number of devices)`."""
     rows = Device.objects.values_list("node__pool__name", "catalogue").order_by()

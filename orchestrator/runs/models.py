@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
 from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
+from workers.contracts.specs.elastic import plan_at
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
 __all__ = [
@@ -64,6 +66,9 @@ class Run(models.Model):
     plan = models.JSONField(null=True)  # contracts ParallelPlan, resolved
     model_name = models.CharField(max_length=120, blank=True)
     devices = models.PositiveIntegerField(default=0)  # requested; 0 for external runs
+    # of an elastic run, largest first: [{devices, dp, accumulation, step_time_s, total_bytes,
+    # fits}, …]
+    sizes = models.JSONField(null=True, blank=True)
     pool_name = models.CharField(max_length=80, default="default")
     owner = models.ForeignKey(
         settings.AUTH_USER_MODEL, on_delete=models.PROTECT, related_name="runs"
@@ -87,6 +92,8 @@ class Run(models.Model):
     requested = models.CharField(max_length=12, blank=True)
     budgets_used = models.JSONField(default=dict)  # exit class → attempts used
     not_before = models.DateTimeField(null=True, blank=True)  # back-off between attempts
+    # until then a run that changes its size is placed before others, on its smallest size
+    keeps_place_until = models.DateTimeField(null=True, blank=True)
     exit = models.JSONField(null=True, blank=True)  # {class, reason, rank?, step?}
     prediction = models.JSONField(null=True, blank=True)
     # newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s
@@ -197,6 +204,8 @@ class Attempt(models.Model):
     resume_from = models.JSONField(null=True, blank=True)  # {path, step}
     # cancel | pause | preempt, sent to the nodes
     requested = models.CharField(max_length=12, blank=True)
+    # of an elastic run that was asked to continue with another size: {cause, reason, by?}
+    resize = models.JSONField(null=True, blank=True)
     # when the run entered the queue before this attempt
     queued = models.DateTimeField(null=True, blank=True)
     created = models.DateTimeField(default=timezone.now)
@@ -211,6 +220,19 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.run_id}.{self.number}"
+
+    @property
+    def devices(self) -> int:
+        """Devices of its placement; 0 before an engine has placed it."""
+        return sum(len(share["devices"]) for share in self.placement)
+
+    @property
+    def plan(self) -> dict[str, Any] | None:
+        """The run's plan at the size of this attempt."""
+        plan: dict[str, Any] | None = self.run.plan
+        if plan is None or not self.run.sizes or not self.placement:
+            return plan
+        return plan_at(plan, self.devices)
 
     @property
     def nodes_exited(self) -> dict[str, dict[str, object]]:

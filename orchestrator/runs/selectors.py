@@ -44,6 +44,7 @@ from orchestrator.runs.states import ENDED
 from orchestrator.runs.submission.run_paths import open_file_of_run, run_of_path, runs_named
 from orchestrator.runs.submission.script_secrets import values_by_run as script_secrets_of
 from orchestrator.runs.submission.weights import models_root
+from workers.contracts.specs.elastic import spec_at
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 __all__ = [
@@ -359,9 +360,12 @@ def resume_point(run: Run) -> dict[str, Any] | None:
     return {"path": newest.path, "step": newest.step} if newest else None
 
 
-def launch_spec(run: Run) -> dict[str, Any]:
-    """The spec for nodes: with the resolved plan."""
-    spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+def launch_spec(attempt: Attempt) -> dict[str, Any]:
+    """The spec for nodes: with the resolved plan, at the attempt's size."""
+    run, plan = attempt.run, attempt.plan
+    spec = {**run.spec, "plan": plan} if plan else dict(run.spec)
+    if plan and run.sizes and attempt.placement:
+        spec = spec_at(run.spec, plan, attempt.devices)
     for kind, default in (("generate", None), ("produce", "produced.jsonl")):
         body = spec.get(kind)
         output = str(body.get("output", default)) if isinstance(body, dict) else "/"

@@ -178,7 +178,7 @@ def _end_without_secrets(attempt: Attempt, nodes: Sequence[Node]) -> None:
 
 def _preflight(attempt: Attempt) -> dict[str, list[dict[str, Any]]] | None:
     """`{node: references}` of an attempt that is probed before it starts; None for others."""
-    least, devices = settings.ENV.preflight_devices, attempt.run.devices
+    least, devices = settings.ENV.preflight_devices, attempt.devices
     if not least or devices < least:
         return None
     return probe_history.references(nodes=[share["node"] for share in attempt.placement])
@@ -213,8 +213,8 @@ def launch_order(
             "attempt": attempt.number,
             "attempt_id": str(attempt.pk),
             "fence": str(attempt.fence),
-            "spec": runs.launch_spec(run),
-            "plan": run.plan,
+            "spec": runs.launch_spec(attempt),
+            "plan": attempt.plan,
             "node_rank": share["node_rank"],
             "nodes": len(shares),
             "local_devices": share["devices"],

@@ -2,7 +2,8 @@
 
 Gangs are placed completely or not at all, by priority, then by time in the queue. A gang that waits
 reserves the next devices; other runs use them only if that cannot delay it, even if holders end
-earlier than their limits. Pure: does not depend on a database or on how attempts start.
+earlier than their limits. An elastic run starts at its smallest size, and gets more devices when
+all runs of its priority have been tried. Pure: does not depend on a database or on how attempts start.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
-from orchestrator.scheduling.ordering.guarantees import PerTeam, guaranteed_first, held_by_team
+from orchestrator.scheduling.ordering.guarantees import PerTeam, held_by_team, split_by_guarantee
 from orchestrator.scheduling.ordering.orders import ORDERS, Order, Rank, effective_priority
 from orchestrator.scheduling.placement import reasons
 from orchestrator.scheduling.placement.capacity import (
@@ -77,11 +78,19 @@ def place(
     current = _Pass(sorted(nodes, key=lambda node: node.name), time, quotas or {}, estimated)
     current.limit_teams(team_quotas or {})
     ordered = in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time)
+    for run in (each for each in ordered if each.keeps_place):
+        current.consider(run)
+    others = [run for run in ordered if not run.keeps_place]
     if guarantees:
         held = held_by_team(nodes)
-        ordered = guaranteed_first(ordered, guarantees, held, time, current.claim)
-    for run in ordered:
+        guaranteed, others = split_by_guarantee(others, guarantees, held, time, current.claim)
+        for run in guaranteed:
+            current.consider(run)
+    for run in others:
+        if order.by_priority:
+            current.enlarge(above=effective_priority(run.priority, run.queued_at, time))
         current.consider(run)
+    current.enlarge()
     return Decision(tuple(current.placements), tuple(current.waits))
 
 
@@ -133,6 +142,7 @@ class _Pass:
         self.waits: list[Wait] = []
         self._now, self._quotas, self._estimated = now, quotas, estimated
         self._gangs = Gangs(nodes, now)
+        self._elastic: list[tuple[int, QueuedRun]] = []  # index of the placement, run
         self._waiting: dict[str, int] = {}  # pool → waiting runs so far
         self._tried: dict[str, int] = {}  # pool → runs that were tried
         self._contending: dict[str, int] = {}  # pool → those that lack only devices
@@ -156,17 +166,18 @@ class _Pass:
         """Whether the run, after those claimed before, could start if enough devices were free."""
         if self._claims is None:
             self._claims = _Held(dict(self._held.by_owner), dict(self._held.by_team))
-        if self._blocked(run, self._claims):
+        least = run.smallest
+        if self._blocked(least, self._claims):
             return False
-        groups = self._gangs.candidates(run)
-        if not any(group.can_ever_fit(run.devices, run.together) for group in groups):
+        groups = self._gangs.candidates(least)
+        if not any(group.can_ever_fit(least.devices, run.together) for group in groups):
             return False
-        self._claims.add(run.pool, run.owner, run.team, run.devices)
+        self._claims.add(run.pool, run.owner, run.team, least.devices)
         return True
 
-    def consider(self, run: QueuedRun) -> None:
-        """Place the run, or record why it waits."""
-        gangs = self._gangs
+    def consider(self, elastic: QueuedRun) -> None:
+        """Place the run, or record why it waits; an elastic one at its smallest size."""
+        gangs, run = self._gangs, elastic.smallest
         if run.not_before is not None and run.not_before > self._now:
             return self._wait(run, reasons.back_off(run.not_before), gangs.candidates(run))
         if blocked := self._blocked(run, self._held):
@@ -176,6 +187,8 @@ class _Pass:
             return self._wait(run, reasons.behind(run, QUEUE_LIMIT), None)
         groups = gangs.candidates(run)
         if shares := gangs.start(run, groups, backfill=gangs.may_backfill(run)):
+            if elastic.smaller:
+                self._elastic.append((len(self.placements), elastic))
             self.placements.append(Placement(run.run, shares))
             self._held.add(run.pool, run.owner, run.team, run.devices)
             return self._changed(run.pool)
@@ -183,6 +196,43 @@ class _Pass:
         reason = self._explain(run, groups, reservation)
         possible = any(group.can_ever_fit(run.devices, run.together) for group in groups)
         return self._wait(run, reason, groups, lacks_devices=possible)
+
+    def enlarge(self, above: int | None = None) -> None:
+        """Give the elastic runs that were placed the largest sizes for which devices are free.
+
+        Only those of a priority `above` this one, if given: the others wait until all runs of
+        their priority have been tried.
+        """
+        later = []
+        for index, run in self._elastic:
+            if above is not None and run.priority <= above:
+                later.append((index, run))
+            else:
+                self._enlarge(index, run)
+        self._elastic = later
+
+    def _enlarge(self, index: int, run: QueuedRun) -> None:
+        gangs, used = self._gangs, self.placements[index]
+        # other nodes cannot read its checkpoint
+        bound = set(run.checkpoint_nodes) if self._continues(run, used) else None
+        self._held.add(run.pool, run.owner, run.team, -used.devices)
+        for devices in run.sizes[:-1]:
+            larger = run.at(devices)
+            if self._blocked(larger, self._held):
+                continue
+            larger_fits = gangs.enlarge(larger, within=bound)
+            used = self.placements[index] = Placement(run.run, gangs.held()[run.run])
+            if larger_fits:
+                break
+        self._held.add(run.pool, run.owner, run.team, used.devices)
+        self._changed(run.pool)
+
+    @staticmethod
+    def _continues(run: QueuedRun, placement: Placement) -> bool:
+        """Whether the placement is on the nodes that store the run's checkpoint."""
+        return bool(run.checkpoint_nodes) and {share.node for share in placement.shares} <= set(
+            run.checkpoint_nodes
+        )
 
     def _blocked(self, run: QueuedRun, held: _Held) -> str:
         """Why the run may not start, however many devices are free; empty if it may."""

@@ -111,8 +111,37 @@ def measured(*, run: Run, attempt: int | None = None) -> Measured | None:
 
 def comparisons(*, run: Run, attempt: int | None = None) -> list[Comparison]:
     """Predicted vs measured time, throughput, MFU, bubbles and memory, if both are known."""
-    prediction, actual = run.prediction, measured(run=run, attempt=attempt)
+    prediction, actual = prediction_at(run=run, attempt=attempt), measured(run=run, attempt=attempt)
     return list(_compare(prediction, actual)) if prediction and actual else []
+
+
+def prediction_at(*, run: Run, attempt: int | None = None) -> dict[str, Any] | None:
+    """The prediction for the size of an attempt (default: the newest) of an elastic run.
+
+    For a smaller size it has step time, throughput and memory only.
+    """
+    prediction: dict[str, Any] | None = run.prediction
+    size = size_of(run=run, attempt=attempt)
+    if prediction is None or size is None or size["devices"] == run.devices:
+        return prediction
+    shared = {name: prediction.get(name) for name in ("device", "fits", "calibration")}
+    step_time_s, full = size["step_time_s"], prediction.get("step_time_s")
+    if not step_time_s or not full:
+        return shared
+    rate = float(prediction.get("tokens_per_s") or 0.0) * float(full) / float(step_time_s)
+    memory = {**(prediction.get("memory") or {}), "total_bytes": size["total_bytes"]}
+    return {**shared, "step_time_s": step_time_s, "tokens_per_s": rate, "memory": memory}
+
+
+def size_of(*, run: Run, attempt: int | None = None) -> dict[str, Any] | None:
+    """The entry of `run.sizes` of an attempt (default: the newest); None for a fixed size."""
+    if not run.sizes:
+        return None
+    number = run.attempt_number if attempt is None else attempt
+    row = run.attempts.filter(number=number).first()
+    if row is None:
+        return None
+    return next((size for size in run.sizes if size["devices"] == row.devices), None)
 
 
 def misses_record(*, run: Run, attempt: int, exit_class: str = "") -> int:
@@ -169,6 +198,9 @@ def measurement_line(*, run: Run) -> dict[str, Any] | str:
         return f"run {run.pk} has no prediction to compare with"
     if run.ended is None:
         return f"run {run.pk} is {run.state}; wait until it has ended"
+    size = size_of(run=run)
+    if size is not None and size["devices"] != run.devices:
+        return f"run {run.pk} ended on {size['devices']} of its {run.devices} devices"
     spec = RunSpec.from_dict(run.spec)
     assert spec.train is not None and spec.shape is not None
     line = {

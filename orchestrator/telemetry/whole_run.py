@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
-from orchestrator.telemetry.outcome import measured
+from orchestrator.telemetry.outcome import measured, size_of
 from orchestrator.telemetry.selectors import series
 
 
@@ -50,6 +50,9 @@ def measurements_store(*, run: Run) -> bool:
     """Add `measured` to an ended run's prediction; False if nothing was measured."""
     if not run.prediction or run.kind != "train" or "step_time_s" not in run.prediction:
         return False
+    size = size_of(run=run)
+    if size is not None and size["devices"] != run.devices:
+        return False  # the prediction is that of the largest size
     values = measured_whole_run(run=run)
     if values is None:
         return False

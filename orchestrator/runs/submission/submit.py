@@ -29,6 +29,7 @@ from orchestrator.runs.submission import script_secrets
 from orchestrator.runs.submission.absolute_paths import with_absolute_paths
 from orchestrator.runs.submission.data_paths import path_problems
 from orchestrator.runs.submission.device_split import choose_split
+from orchestrator.runs.submission.elastic_sizes import elastic_sizes, range_problems
 from orchestrator.runs.submission.examples.template_problems import template_problems
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, predict_training
@@ -79,7 +80,7 @@ class CheckedSpec:
 
     `misfits`: the plan is predicted not to fit the pool's devices, with changes that would fit.
     Empty if it fits, if the pool's devices are unknown, and for runs without prediction.
-    `unsupported`: what no node of the pool can do.
+    `unsupported`: what no node of the pool can do. `sizes` of an elastic run, largest first.
     """
 
     spec: RunSpec | None = None
@@ -89,6 +90,7 @@ class CheckedSpec:
     prediction: Prediction | None = None
     misfits: list[Problem] = field(default_factory=list)
     unsupported: list[Problem] = field(default_factory=list)
+    sizes: list[dict[str, Any]] = field(default_factory=list)
 
 
 def priority_problems(priority: int, *, by: User) -> list[Problem]:
@@ -151,6 +153,7 @@ def run_submit(
             plan=resolved.plan.to_dict() if resolved.plan else None,
             model_name=model_label(checked),
             devices=resolved.devices,
+            sizes=result.sizes or None,
             pool_name=checked.resources.pool or "default",
             owner=owner,
             experiment=_experiment(experiment, owner),
@@ -239,6 +242,7 @@ def check(spec: Any, *, by: User | None) -> CheckedSpec:
             or resolved.problems
             or spec_problems(complete)
             or combination_problems(complete)
+            or range_problems(complete)
         ),
         *(technique_problems(complete.benchmark) if complete.benchmark is not None else []),
         *(inference_problems(complete) if complete.kind in INFERENCE_KINDS else []),
@@ -255,7 +259,11 @@ def check(spec: Any, *, by: User | None) -> CheckedSpec:
         prediction.document["splits"] = [each.to_dict() for each in split.splits]
         resolved = replace(resolved, how=f"{split.how} {resolved.how}")
     misfits = prediction.problems(hardware) if prediction is not None else []
-    return CheckedSpec(parsed, resolved, stored, [], prediction, misfits, unsupported)
+    elastic = elastic_sizes(complete, hardware, teacher)
+    misfits += elastic.misfits
+    return CheckedSpec(
+        parsed, resolved, stored, [], prediction, misfits, unsupported, elastic.sizes
+    )
 
 
 def _weights_problems(spec: RunSpec) -> list[Problem]:
@@ -314,7 +322,8 @@ def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
 
     `{problems, model, teacher, plan, automatic, how, prediction, fits, misfits, advice}`: `model`
     and `teacher` are shapes, `plan` is resolved, `how` explains it; `force` overrides `misfits`;
-    `advice` lists single changes that would fit; `produce` is the estimate of a produce run.
+    `advice` lists single changes that would fit; `produce` is the estimate of a produce run;
+    `sizes` are those of an elastic run.
     Unknown parts are None.
     """
     result = check(spec, by=by)
@@ -342,6 +351,7 @@ def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
         "advice": [change.message for change in result.prediction.advice]
         if result.prediction is not None
         else [],
+        "sizes": result.sizes,
     }
 
 

@@ -30,9 +30,9 @@ def held_by_team(
 
 
 def within(run: QueuedRun, guarantees: PerTeam, held: PerTeam) -> bool:
-    """Whether the run and what its team holds in the pool stay within the guarantee."""
+    """Whether the run, at its smallest size, and what its team holds stay within the guarantee."""
     key = run.pool, run.team
-    return held.get(key, 0) + run.devices <= guarantees.get(key, 0)
+    return held.get(key, 0) + run.least <= guarantees.get(key, 0)
 
 
 def guaranteed_first(
@@ -42,20 +42,32 @@ def guaranteed_first(
     now: float,
     could_start: Callable[[QueuedRun], bool] = lambda _run: True,
 ) -> list[QueuedRun]:
-    """The runs that fit into their teams' guarantees, then the others, each in this order.
+    """The runs that fit into their teams' guarantees, then the others, each in this order."""
+    first, others = split_by_guarantee(ordered, guarantees, held, now, could_start)
+    return first + others
+
+
+def split_by_guarantee(
+    ordered: Sequence[QueuedRun],
+    guarantees: PerTeam,
+    held: PerTeam,
+    now: float,
+    could_start: Callable[[QueuedRun], bool] = lambda _run: True,
+) -> tuple[list[QueuedRun], list[QueuedRun]]:
+    """The runs that fit into their teams' guarantees, and the others, each in this order.
 
     A run that could not start although devices are free, by `could_start`, uses up no guarantee.
     It is called once per run that fits; those for which it is true come first.
     """
     if not guarantees:
-        return list(ordered)
+        return [], list(ordered)
     claimed, first, others = dict(held), [], []
     for run in ordered:
         ready = run.not_before is None or run.not_before <= now
         if ready and not run.server and within(run, guarantees, claimed) and could_start(run):
             key = run.pool, run.team
-            claimed[key] = claimed.get(key, 0) + run.devices
+            claimed[key] = claimed.get(key, 0) + run.least
             first.append(run)
         else:
             others.append(run)
-    return first + others
+    return first, others

@@ -124,7 +124,10 @@ class NodeDevices:
         self.free = sorted([*self.free, *devices])
         del self.holders[run]
         for _ in devices:
-            self.free_at.remove(until)
+            try:
+                self.free_at.remove(until)
+            except ValueError:  # booked for the estimate of a later run
+                self.free_at.pop()
             self.early.remove(early)
         self.free_at[:0] = self.early[:0] = [-math.inf] * len(devices)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from orchestrator.scheduling.placement.capacity import (
@@ -166,6 +166,28 @@ class Gangs:
         for node, share in zip(held.nodes, held.shares, strict=True):
             node.give_back(run.run, share.devices, held.until, held.early)
         self._changed(run.pool, held.nodes)
+
+    def enlarge(self, run: QueuedRun, *, within: Collection[str] | None = None) -> bool:
+        """Start a run that this object started again, on more devices; False if it stays.
+
+        Only on the nodes `within`, if given. `held` has its devices then, in either case.
+        """
+        held = self._held.pop(run.run)
+        for node, share in zip(held.nodes, held.shares, strict=True):
+            node.give_back(run.run, share.devices, held.until, held.early)
+        self._changed(run.pool, held.nodes)
+        groups = self.candidates(run)
+        if within is not None:
+            groups = [part for group in groups if (part := group.on_nodes(within)).nodes]
+        if self.start(run, groups, backfill=self.may_backfill(run)):
+            return True
+        shares = tuple(
+            Share(node.node, node.take(run.run, len(share.devices), held.until, held.early))
+            for node, share in zip(held.nodes, held.shares, strict=True)
+        )
+        self._held[run.run] = replace(held, shares=shares)
+        self._changed(run.pool, held.nodes)
+        return False
 
     def earliest(
         self, run: QueuedRun, groups: Sequence[DeviceGroup]

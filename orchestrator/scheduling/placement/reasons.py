@@ -222,5 +222,8 @@ def _unusable(nodes: Sequence[NodeView]) -> str:
 
 
 def _devices(run: QueuedRun) -> str:
-    noun = "device" if run.devices == 1 else "devices"
+    noun = "device" if run.devices == 1 and run.most <= 1 else "devices"
+    if run.most > run.devices:
+        kind = f"{run.device} " if run.device else ""
+        return f"{run.devices} to {run.most} {kind}{noun}"
     return f"{run.devices} {run.device} {noun}" if run.device else f"{run.devices} {noun}"

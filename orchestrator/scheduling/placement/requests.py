@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
 
 # a run without limit may last this many times its predicted duration
 PREDICTION_MARGIN: Final = 1.25
 
 
+class Size(NamedTuple):
+    """A smaller size of an elastic run: its devices, and its step time over that of the largest."""
+
+    devices: int
+    slowdown: float = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class QueuedRun:
     """A queued run; only `checkpoint_nodes`, if any, store its checkpoint.
+
+    An elastic run has `smaller` sizes too. With `keeps_place` it has just ended to continue on
+    another size, so it gets its smallest one before other runs are tried.
 
     Its last attempt failed on the nodes of `avoid`: until `avoid_until` (Unix seconds) it uses
     them only if no others can ever fit it, or if they store its checkpoint.
@@ -38,6 +48,34 @@ class QueuedRun:
     together: int = 1  # each node gets a multiple of this many devices: a tensor-parallel group
     stages: int = 1  # of its pipeline
     pipeline_close: bool = False  # they communicate more than the ranks of a stage
+    smaller: tuple[Size, ...] = ()  # largest first
+    keeps_place: bool = False
+    most: int = 0  # of an elastic run at one of its sizes: its largest size
+
+    @property
+    def least(self) -> int:
+        """Devices of its smallest size."""
+        return self.smaller[-1].devices if self.smaller else self.devices
+
+    @property
+    def smallest(self) -> QueuedRun:
+        """The run at its smallest size."""
+        return self.at(self.least)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of devices on which it may run, largest first."""
+        return (self.devices, *(size.devices for size in self.smaller))
+
+    def at(self, devices: int) -> QueuedRun:
+        """The run at one of its sizes, which it then does not change."""
+        if not self.smaller:
+            return self
+        slowdown = next((size.slowdown for size in self.smaller if size.devices == devices), 1.0)
+        lasts = self.expected_s * slowdown if self.expected_s is not None else None
+        if lasts is not None and self.max_seconds is not None:
+            lasts = min(lasts, self.max_seconds)
+        return replace(self, devices=devices, expected_s=lasts, smaller=(), most=self.devices)
 
     @property
     def longest_s(self) -> float:
@@ -61,6 +99,11 @@ class Placement:
 
     run: int
     shares: tuple[Share, ...]
+
+    @property
+    def devices(self) -> int:
+        """Number of its devices."""
+        return sum(len(share.devices) for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)

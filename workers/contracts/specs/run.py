@@ -73,6 +73,8 @@ class Resources(Contract):
     """Resources of the run; `devices` defaults to the plan's world size."""
 
     devices: Positive | None = None
+    # a training run may continue on fewer devices, at least these, with the same global batch
+    min_devices: Positive | None = None
     pool: str | None = None
     device: Annotated[str, AfterValidator(check_device)] | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None

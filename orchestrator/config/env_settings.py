@@ -251,6 +251,14 @@ class Env(BaseSettings):
         description="a waiting run whose priority is above 100 preempts runs of lower priority, "
         "and any run preempts those below 0",
     )
+    grow_after_s: float = Field(
+        120.0,
+        ge=0,
+        description="an elastic run gets more devices after they have been free for so long",
+    )
+    grow_every_s: float = Field(
+        600.0, ge=0, description="an elastic run keeps each size for so long before it grows"
+    )
     cancel_grace_s: float = Field(
         10.0, description="time between the termination signal and the kill of a cancelled attempt"
     )

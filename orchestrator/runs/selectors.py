@@ -360,12 +360,11 @@ def resume_point(run: Run) -> dict[str, Any] | None:
     return {"path": newest.path, "step": newest.step} if newest else None
 
 
-def launch_spec(attempt: Attempt) -> dict[str, Any]:
-    """The spec for nodes: with the resolved plan, at the attempt's size."""
-    run, plan = attempt.run, attempt.plan
-    spec = {**run.spec, "plan": plan} if plan else dict(run.spec)
-    if plan and run.sizes and attempt.placement:
-        spec = spec_at(run.spec, plan, attempt.devices)
+def launch_spec(run: Run, attempt: Attempt | None = None) -> dict[str, Any]:
+    """The spec for nodes: with the resolved plan, of an elastic run at the attempt's size."""
+    spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
+    if attempt is not None and run.sizes and (plan := attempt.plan):
+        spec = spec_at(run.spec, plan, attempt.devices or run.devices)
     for kind, default in (("generate", None), ("produce", "produced.jsonl")):
         body = spec.get(kind)
         output = str(body.get("output", default)) if isinstance(body, dict) else "/"

@@ -51,6 +51,7 @@ from orchestrator.runs.lifecycle.attempts import (
     share_advance,
 )
 from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
+from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
 from orchestrator.runs.submission.run_paths import in_run_folder
 from orchestrator.runs.submission.script_secrets import renew as script_secrets_renew
@@ -65,6 +66,7 @@ from workers.contracts.specs.run_bodies import CheckpointSpec
 
 __all__ = [
     "ATTEMPT_REQUESTS",
+    "NODE_LOST",
     "NewAttempt",
     "NewEvent",
     "adapter_load",

@@ -76,7 +76,13 @@ def runs_start(runs: Sequence[Run], *, why: Mapping[int, str]) -> list[Run]:
     Costs a constant number of queries. Call it in a transaction. `why` is by run id. Returns the
     moved runs by ascending id; each stays locked until the commit.
     """
-    cleared = {"state": S, "wait_reason": "", "not_before": None, "requested": ""}
+    cleared = {
+        "state": S,
+        "wait_reason": "",
+        "not_before": None,
+        "requested": "",
+        "keeps_place_until": None,
+    }
     locked = Run.objects.select_for_update(no_key=True).filter(
         pk__in=[run.pk for run in runs], state=Q
     )

@@ -213,7 +213,7 @@ def launch_order(
             "attempt": attempt.number,
             "attempt_id": str(attempt.pk),
             "fence": str(attempt.fence),
-            "spec": runs.launch_spec(attempt),
+            "spec": runs.launch_spec(run, attempt),
             "plan": attempt.plan,
             "node_rank": share["node_rank"],
             "nodes": len(shares),

@@ -23,6 +23,7 @@ from orchestrator.scheduling.accounting import ledger
 from orchestrator.scheduling.accounting.held import held_within
 from orchestrator.scheduling.cluster_engines.watcher import Watcher
 from orchestrator.scheduling.preemption import windows
+from orchestrator.scheduling.preemption.growth import Growth
 from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
 from orchestrator.scheduling.reports import control_versions, heartbeats, revocation
 from orchestrator.scheduling.reports.delivery import Delivery
@@ -48,6 +49,7 @@ class Loop:
         self._stopping = threading.Event()
         self._delivery = Delivery(_handle_report)
         self._inbox: Inbox | None = None
+        self._growth = Growth()
         self._tick_due = 0.0
         self._reap_due = 0.0
         self._poll_due = 0.0
@@ -126,6 +128,7 @@ class Loop:
             self._keep_users(now)
             wake = reap(drained=self._drained()) > 0 or wake
             windows.clear(now=clock.now())
+            self._growth.grow(now=clock.now())
             self._prune(now)
             self._settle(now)
         if wake and self._engines is not None:

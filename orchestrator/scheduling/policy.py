@@ -3,7 +3,7 @@
 Gangs are placed completely or not at all, by priority, then by time in the queue. A gang that waits
 reserves the next devices; other runs use them only if that cannot delay it, even if holders end
 earlier than their limits. An elastic run starts at its smallest size, and gets more devices when
-all runs of its priority have been tried. Pure: does not depend on a database or on how attempts start.
+all runs of its priority have been tried. Pure: does not depend on a database.
 """
 
 from __future__ import annotations

@@ -148,7 +148,13 @@ def _check(
             f"Node {', '.join(sorted(lost))} was lost: no heartbeat for "
             f"{settings.ENV.node_lost_s:.0f} s."
         )
-        attempt_end.abandon(attempt, exit_class="lost", reason=reason, nodes=lost)
+        attempt_end.abandon(
+            attempt,
+            exit_class="lost",
+            reason=reason,
+            nodes=lost,
+            cause=run_services.NODE_LOST,
+        )
         return int(attempt.state == AttemptState.EXITED)
     up = {name for name in names if nodes[name].health == Node.Health.UP}
     if attempt.requested and _deliver_request(attempt, up, known):

@@ -16,6 +16,7 @@ from django.conf import settings
 
 from orchestrator.common import clock
 from orchestrator.runs import services as runs
+from orchestrator.runs.lifecycle.attempts import KEEPS_PLACE_S
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import checkpoint_pins, dispatch
 from orchestrator.scheduling.placement import batches, changes, reasons, snapshot
@@ -141,7 +142,8 @@ def _waits(queue: Sequence[QueuedRun], decision: Decision, placed: set[int]) -> 
 
 
 def _next_change(current: snapshot.Snapshot, now: datetime) -> float:
-    """When the first back-off or window ends, run may reserve devices, or stops avoiding a node.
+    """When the first back-off or window ends, or a run may reserve devices, stops avoiding a node
+    or no longer keeps its place.
 
     In Unix seconds.
     """
@@ -149,5 +151,6 @@ def _next_change(current: snapshot.Snapshot, now: datetime) -> float:
     times = [run.queued_at + RESERVE_AFTER_S for run in queue]
     times += [run.not_before for run in queue if run.not_before is not None]
     times += [run.avoid_until for run in queue if run.avoid_until is not None]
+    times += [run.queued_at + KEEPS_PLACE_S for run in queue if run.keeps_place]
     times += {window.end for node in current.nodes for window in node.windows}
     return min((time for time in times if time > start), default=math.inf)

@@ -17,13 +17,15 @@ from orchestrator.common import clock, conditional
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.common.units import count
 from orchestrator.runs import states
-from orchestrator.runs.lifecycle.retry_budgets import outcome
+from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST, outcome
 from orchestrator.runs.models import Attempt, AttemptShare, Run
 from orchestrator.runs.oom_hint import with_memory_hint
 from orchestrator.runs.submission.follow_up import evaluation_submit
 from workers.contracts.specs.run import Retries
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
+# how long an elastic run whose attempt ended to change its size is placed before other runs
+KEEPS_PLACE_S = 60.0
 ATTEMPT_REQUESTS = ("checkpoint", "profile", "memory")  # that an attempt executes without stopping
 
 _EARLIER = {
@@ -248,6 +250,7 @@ def attempt_exited(
             attempt_requested=attempt.requested,
             retries=Retries.from_dict(run.spec.get("retries") or {}),
             used=run.budgets_used,
+            elastic=bool(run.sizes),
         )
         values: dict[str, Any] = {
             "requested": "",
@@ -259,6 +262,8 @@ def attempt_exited(
         elif result.state == RunState.QUEUED:
             not_before = now + timedelta(seconds=result.wait_s) if result.wait_s else None
             values |= {"queued_at": now, "not_before": not_before}
+            if run.sizes and (attempt.resize or ending.get("cause") == NODE_LOST):
+                values["keeps_place_until"] = now + timedelta(seconds=KEEPS_PLACE_S)
         states.run_move(run, result.state, why=result.why, **values)
     if result.state == RunState.FINISHED:
         evaluation_submit(run=run)

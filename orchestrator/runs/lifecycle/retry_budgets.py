@@ -10,6 +10,7 @@ from workers.contracts.specs.run import Retries
 from workers.contracts.wire.node_messages import ExitClass, RunState
 
 PREFLIGHT = "preflight"  # cause of an exit before the user's program started
+NODE_LOST = "node_lost"  # cause of an exit with a node that is lost
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 300.0
 
@@ -42,13 +43,15 @@ def outcome(
     attempt_requested: str,
     retries: Retries,
     used: Mapping[str, int],
+    elastic: bool = False,
 ) -> Outcome:
     """The outcome of an exit.
 
     `requested` is the user's request to the run (cancel, pause or none), `attempt_requested` the
     request to the attempt. Success wins over any request, then the request decides. Preemptions
     and failed preflight probes use no budget; other exits use the budget of their class. All but
-    preemptions have an exponential back-off.
+    preemptions have an exponential back-off. An elastic run that lost a node continues at once on
+    the devices that are left, and uses no budget.
     """
     spent = dict(used)
     reason = _sentence(str(exit.get("reason") or ""))
@@ -67,6 +70,9 @@ def outcome(
         return Outcome(
             RunState.QUEUED, reason or "Preempted; it continues when devices are free.", None, spent
         )
+    if exit.get("cause") == NODE_LOST and elastic:
+        why = f"{reason} It continues on the devices that are left."
+        return Outcome(RunState.QUEUED, why.strip(), None, spent)
     if exit_class == ExitClass.CANCELLED:
         return Outcome(RunState.CANCELLED, reason or "Ended on request.", ending, spent)
     if exit.get("cause") == PREFLIGHT:

@@ -22,6 +22,7 @@ from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.placement.resume_points import ResumePoint
 from orchestrator.scheduling.placement.snapshot import Snapshot
 from orchestrator.scheduling.policy import Placement
+from workers.contracts.specs.plan import ParallelPlan
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,26 @@ def _create(
                     data=lost[attempt.run_id],
                     attempt=attempt.number,
                 )
+        _record_sizes([attempt for attempt in attempts if attempt.run.sizes])
     return attempts
+
+
+def _record_sizes(attempts: Sequence[Attempt]) -> None:
+    """Record the events of elastic runs that continue on another number of devices than before."""
+    if not attempts:
+        return
+    earlier = Attempt.objects.filter(run__in=[attempt.run_id for attempt in attempts])
+    before = {(each.run_id, each.number): each for each in earlier}
+    for attempt in attempts:
+        last = before.get((attempt.run_id, attempt.number - 1))
+        if last is None or last.devices == attempt.devices:
+            continue
+        plan = ParallelPlan.from_dict(attempt.plan or {})
+        data = {"from": last.devices, "to": attempt.devices, "dp": plan.dp}
+        data["accumulation"] = plan.accumulation
+        lost, request = (last.exit or {}).get("cause") == runs.NODE_LOST, last.resize or {}
+        data["cause"] = runs.NODE_LOST if lost else request.get("cause")
+        runs.event_record(run=attempt.run, type="resized", data=data, attempt=attempt.number)
 
 
 def _insert_allocations(rows: Iterable[tuple[Attempt, int, int]]) -> None:

@@ -5,13 +5,13 @@ The number of queries does not depend on the number of runs or nodes. Writes not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db.models import F
+from django.db.models import F, QuerySet
 
 from orchestrator.common import clock
 from orchestrator.fleet.cordons import has_open_cordon, usable_devices
@@ -22,6 +22,7 @@ from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.placement import fair_shares, resume_points, topology
 from orchestrator.scheduling.placement.changes import own_queue
 from orchestrator.scheduling.placement.fair_shares import FairShares
+from orchestrator.scheduling.placement.requests import Size
 from orchestrator.scheduling.placement.resume_points import ResumePoint
 from orchestrator.scheduling.policy import (
     ESTIMATE_LIMIT,
@@ -54,11 +55,21 @@ class Snapshot:
     pool_priority: dict[str, int]
     shares: FairShares = field(default_factory=FairShares)
 
-    def decide(self, now: datetime, *, estimated: int = ESTIMATE_LIMIT) -> Decision:
-        """Apply the policy; `estimated` limits the estimated starts per pool."""
+    def decide(
+        self,
+        now: datetime,
+        *,
+        estimated: int = ESTIMATE_LIMIT,
+        queue: Sequence[QueuedRun] | None = None,
+        nodes: Sequence[NodeView] | None = None,
+    ) -> Decision:
+        """Apply the policy; `estimated` limits the estimated starts per pool.
+
+        With another `queue` or other `nodes`: what it would decide then.
+        """
         return place(
-            self.queue,
-            self.nodes,
+            self.queue if queue is None else queue,
+            self.nodes if nodes is None else nodes,
             now,
             quotas=self.quotas,
             team_quotas=self.shares.quotas,
@@ -69,51 +80,99 @@ class Snapshot:
         )
 
 
-def take() -> Snapshot:
-    """Read the queue, nodes, quotas and checkpoints."""
+_COLUMNS = (
+    "pk",
+    "devices",
+    "pool_name",
+    "queued_at",
+    "priority",
+    "owner__username",
+    "not_before",
+    "spec__resources",
+    "wait_reason",
+    "prediction__step_time_s",
+    "spec__train__steps",
+    "plan__tp",
+    "plan__pp",
+    "prediction__comm",
+    "sizes",
+    "keeps_place_until",
+)
+
+
+def take(*, always: bool = False) -> Snapshot:
+    """Read the queue, nodes, quotas and checkpoints; `always` also if no run waits."""
     resume = resume_points.of_queued()
-    rows = list(
-        own_queue()
-        .order_by()
-        .values_list(
-            "pk",
-            "devices",
-            "pool_name",
-            "queued_at",
-            "priority",
-            "owner__username",
-            "not_before",
-            "spec__resources",
-            "wait_reason",
-            "prediction__step_time_s",
-            "spec__train__steps",
-            "plan__tp",
-            "plan__pp",
-            "prediction__comm",
-        )
-    )
-    shares = fair_shares.read() if rows else FairShares()
+    rows = list(own_queue().order_by().values_list(*_COLUMNS))
+    wanted = bool(rows) or always
+    shares = fair_shares.read() if wanted else FairShares()
     servers = _server_reasons() if rows else {}
     failed = _failed_on() if rows and settings.ENV.avoid_s else {}
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
     return Snapshot(
         queue=[
-            replace(
-                _waiting(row[:8], resume.get(row[0]), failed.get(row[0]), servers.get(row[0], "")),
-                team=shares.team(row[5]),
-                expected_s=_expected_s(row, resume.get(row[0])),
-                together=max(1, int(row[11] or 1)),
-                stages=max(1, int(row[12] or 1)),
-                pipeline_close=_pipeline_close(row[13]),
+            _queued_run(
+                row, resume.get(row[0]), shares, failed.get(row[0]), servers.get(row[0], "")
             )
             for row in rows
         ],
-        nodes=node_views(shares) if rows else [],
+        nodes=node_views(shares) if wanted else [],
         reasons={row[0]: row[8] for row in rows},
         resume=resume,
         quotas={name: most for name, most, _ in pools if most is not None},
         pool_priority={name: priority for name, _, priority in pools},
         shares=shares,
+    )
+
+
+def as_queued(
+    runs: QuerySet[Run], points: Mapping[int, ResumePoint], shares: FairShares
+) -> dict[int, QueuedRun]:
+    """Running runs as they would be queued, to continue from these points, placed first."""
+    return {
+        row[0]: replace(
+            _queued_run(row, points.get(row[0]), shares, None, ""),
+            queued_at=clock.now().timestamp(),
+            not_before=None,
+            keeps_place=True,
+        )
+        for row in runs.order_by().values_list(*_COLUMNS)
+    }
+
+
+def _queued_run(
+    row: tuple[Any, ...],
+    resume: ResumePoint | None,
+    shares: FairShares,
+    failed: tuple[tuple[str, ...], float] | None,
+    server: str,
+) -> QueuedRun:
+    """The policy's view of a row of `_COLUMNS`."""
+    return replace(
+        _waiting(row[:8], resume, failed, server),
+        team=shares.team(row[5]),
+        expected_s=_expected_s(row, resume),
+        together=max(1, int(row[11] or 1)),
+        stages=max(1, int(row[12] or 1)),
+        pipeline_close=_pipeline_close(row[13]),
+        smaller=_smaller(row[14]),
+        keeps_place=row[15] is not None and row[15] > clock.now(),
+    )
+
+
+def _smaller(sizes: Any) -> tuple[Size, ...]:
+    """The sizes of an elastic run below its largest one."""
+    if not sizes:
+        return ()
+    largest, *smaller = sizes
+    return tuple(
+        Size(
+            size["devices"],
+            float(size["step_time_s"]) / float(largest["step_time_s"])
+            if size["step_time_s"] and largest["step_time_s"]
+            else largest["devices"] / size["devices"],
+        )
+        for size in smaller
     )
 
 

@@ -188,7 +188,11 @@ def recent(now: datetime) -> list[QueuedRun]:
 
 
 def _sizes(queue: Sequence[QueuedRun]) -> dict[int, list[int]]:
-    """Smaller numbers of devices with which a run's plan keeps its global batch, largest first."""
+    """Smaller numbers of devices with which a run's plan keeps its global batch, largest first.
+
+    Of elastic runs those below the smallest one that they may use anyway.
+    """
+    least = {run.run: run.least for run in queue}
     plans = Run.objects.filter(
         pk__in=[run.run for run in queue[: estimates.MOST_RUNS]], plan__isnull=False
     )
@@ -200,5 +204,6 @@ def _sizes(queue: Sequence[QueuedRun]) -> dict[int, list[int]]:
         batch = (plan.get("global_batch_size") or 0) // micro
         if dp > 1 and devices % dp == 0 and batch:
             ways = [count for count in range(dp - 1, 0, -1) if batch % count == 0]
-            sizes[run] = [devices // dp * count for count in ways]
+            smaller = [devices // dp * count for count in ways]
+            sizes[run] = [size for size in smaller if size < least[run]]
     return sizes

@@ -95,10 +95,16 @@ def _compare_with_prediction(attempt: Attempt, exit_class: str) -> None:
 
 
 def abandon(
-    attempt: Attempt, *, exit_class: str, reason: str, nodes: set[str] | None = None
+    attempt: Attempt,
+    *,
+    exit_class: str,
+    reason: str,
+    nodes: set[str] | None = None,
+    cause: str = "",
 ) -> None:
     """Record an exit for nodes (default: all) that will not report: lost, or never launched.
 
+    `cause` is "node_lost" if the nodes themselves are lost.
     Supervisors that are alive after all stop their ranks.
     """
     revocation.revoke(str(attempt.fence))
@@ -109,6 +115,11 @@ def abandon(
             node_exited(
                 attempt,
                 node=node,
-                report={"class": exit_class, "reason": reason, "time": clock.now().timestamp()},
+                report={
+                    "class": exit_class,
+                    "reason": reason,
+                    "time": clock.now().timestamp(),
+                    **({"cause": cause} if cause else {}),
+                },
             )
             attempt.refresh_from_db()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# lowest first: own error, loss of a peer or node, ended on request, success
-_PRECEDENCE = {
+# lowest first: own error, loss of a node, loss of a peer, ended on request, success
+_PRECEDENCE: dict[str, float] = {
     "user_error": 0,
     "numerics": 0,
     "out_of_memory": 0,
     "hang": 0,
     "infrastructure": 2,
-    "lost": 2,
+    "lost": 1.5,  # the ranks of other nodes then lost their peers
     "preempted": 3,
     "cancelled": 4,
     "ok": 5,

@@ -149,10 +149,7 @@ def _sample(
     heapq.heapify(ends)
     left = {run.run: run for run in waiting}
     known = [*waiting, *arrivals]
-    lasts = {
-        run.run: max(1.0, (run.expected_s or math.inf) * rng.uniform(1 - ERROR, 1 + ERROR))
-        for run in known
-    }
+    factors = {run.run: rng.uniform(1 - ERROR, 1 + ERROR) for run in known}
     undecided, submitted = {run.run for run in waiting}, 0
     starts: dict[int, float] = {}
     ready = sorted(
@@ -163,15 +160,16 @@ def _sample(
     while undecided and may_continue():
         decision = policy.decide(list(left.values()), cluster.views(), time)
         for placement in decision.placements:
-            run = left.pop(placement.run)
+            run = left.pop(placement.run).at(placement.devices)
             starts[run.run] = time
+            lasts = max(1.0, (run.expected_s or math.inf) * factors[run.run])
             undecided.discard(run.run)
             early = time + run.min_seconds
             until = time + run.max_seconds if run.max_seconds is not None else None
             for share in placement.shares:
                 cluster.hold(run, share.node, share.devices, until, early)
-            if math.isfinite(lasts[run.run]):
-                heapq.heappush(ends, (time + lasts[run.run], run.run))
+            if math.isfinite(lasts):
+                heapq.heappush(ends, (time + lasts, run.run))
         following = min(
             ends[0][0] if ends else math.inf,
             ready[0] if ready else math.inf,
@@ -256,7 +254,10 @@ def sooner(
     first = policy.first(queue, nodes, now)
     for place_in_queue, run in enumerate(first[:most]):
         smaller = [size for size in sizes.get(run.run, ()) if size <= free][:3]
-        options = [(replace(run, devices=size), f"With {size} devices: now.") for size in smaller]
+        options = [
+            (replace(run, devices=size, smaller=()), f"With {size} devices: now.")
+            for size in smaller
+        ]
         limit = SHORT_LIMIT_S
         if run.devices <= free and (run.max_seconds is None or run.max_seconds > limit):
             text = f"With a time limit of {limit / 60:.0f} min: now."

@@ -19,7 +19,7 @@ from orchestrator.scheduling.models import TeamGuarantee
 from orchestrator.scheduling.ordering.guarantees import guaranteed_first, held_by_team
 from orchestrator.scheduling.placement.capacity import NodeView, Window
 from orchestrator.scheduling.policy import place
-from orchestrator.scheduling.preemption.victims import Holder, choose, takeable
+from orchestrator.scheduling.preemption.victims import Holder, Victims, choose, takeable
 from orchestrator.scheduling.reserved import guarantees
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
@@ -102,13 +102,13 @@ def test_only_runs_beyond_their_guarantees_are_taken_back_lowest_priority_first(
     known = holders(Holder(1, 90, 4, 0.0), Holder(2, 80, 4, 900.0), Holder(3, 0, 4, 0.0))
     wanted = run(9, 4, team="vision")
     assert takeable(wanted, nodes, known, limits) == {2}  # then speech holds what it is due
-    assert choose(wanted, nodes, known, T, limits) == (2,)
-    assert choose(wanted, nodes, known, T) == ()
+    assert choose(wanted, nodes, known, T, limits) == Victims((2,))
+    assert choose(wanted, nodes, known, T) == Victims()
     # beyond its guarantee, or of another team, it takes nothing
-    assert choose(replace(wanted, devices=5), nodes, known, T, limits) == ()
-    assert choose(replace(wanted, team="speech"), nodes, known, T, limits) == ()
+    assert choose(replace(wanted, devices=5), nodes, known, T, limits) == Victims()
+    assert choose(replace(wanted, team="speech"), nodes, known, T, limits) == Victims()
     leaving = {**known, 2: replace(known[2], leaving=True)}
-    assert choose(wanted, nodes, leaving, T, limits) == ()  # it already gets these devices
+    assert choose(wanted, nodes, leaving, T, limits) == Victims()  # it already gets these devices
 
 
 def test_a_priority_takes_no_devices_within_a_guarantee() -> None:
@@ -116,17 +116,17 @@ def test_a_priority_takes_no_devices_within_a_guarantee() -> None:
     limits = {("default", "vision"): 8}
     waiting_run = run(9, 8, priority=101, team="speech")
     nodes, known = [held("a", {1: 8}, "vision")], holders(Holder(1, 0, 8, 5.0))
-    assert choose(waiting_run, nodes, known, T, limits) == ()
-    assert choose(waiting_run, nodes, known, T) == (1,)
+    assert choose(waiting_run, nodes, known, T, limits) == Victims()
+    assert choose(waiting_run, nodes, known, T) == Victims((1,))
     # its own team's neither: the gang exceeds the guarantee, the preempted run does not
-    assert choose(replace(waiting_run, team="vision"), nodes, known, T, limits) == ()
+    assert choose(replace(waiting_run, team="vision"), nodes, known, T, limits) == Victims()
     # beyond the guarantee the priority counts, and the preempted run comes after it
     nodes, known = (
         [held("a", {1: 4, 2: 6}, "vision")],
         holders(Holder(1, 0, 4, 5.0), Holder(2, 50, 6, 5.0)),
     )
     waiting_run = replace(waiting_run, devices=4)
-    assert choose(waiting_run, nodes, known, T, limits) == (1,)
+    assert choose(waiting_run, nodes, known, T, limits) == Victims((1,))
     queue = [run(1, 4, team="vision", waited=0.5), waiting_run]
     rest = [node("a", 4), held("b", {2: 6}, "vision")]
     assert list(placed(place(queue, rest, NOW, guarantees=limits))) == [9]

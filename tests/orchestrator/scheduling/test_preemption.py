@@ -14,7 +14,7 @@ from orchestrator.runs.models import Attempt, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.placement.capacity import NodeView
 from orchestrator.scheduling.placement.requests import QueuedRun
-from orchestrator.scheduling.preemption.victims import Holder, choose, may_preempt
+from orchestrator.scheduling.preemption.victims import Holder, Victims, choose, may_preempt
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from tests.orchestrator.scheduling.test_policy import T, node, run
@@ -52,28 +52,28 @@ def test_only_operators_priorities_preempt_unless_the_holder_is_below_zero() -> 
 def test_the_lowest_priority_goes_first_then_the_least_unsaved_work() -> None:
     nodes = full((1, 2), (2, 2), (3, 2))
     equal = holders(Holder(1, 0, 2, 900.0), Holder(2, 0, 2, 30.0), Holder(3, 0, 2, 600.0))
-    assert choose(urgent(2), nodes, equal, T) == (2,)
-    assert choose(urgent(4), nodes, equal, T) == (2, 3)
+    assert choose(urgent(2), nodes, equal, T) == Victims((2,))
+    assert choose(urgent(4), nodes, equal, T) == Victims((2, 3))
     low = equal | holders(Holder(1, -5, 2, 900.0))
-    assert choose(urgent(2), nodes, low, T) == (1,)
+    assert choose(urgent(2), nodes, low, T) == Victims((1,))
 
 
 def test_runs_that_do_not_help_stay() -> None:
     # the cheap run 1 frees one device of a node, which cannot hold the gang of two
     nodes = [node("a", 2, held={0: 1, 1: 5}), node("b", 2, held={0: 2, 1: 2})]
     known = holders(Holder(1, 0, 1, 1.0), Holder(2, 0, 2, 500.0), Holder(5, 300, 1, 0.0))
-    assert choose(urgent(2), nodes, known, T) == (2,)
-    assert choose(urgent(4), nodes, known, T) == ()  # run 5 is of higher priority
-    assert choose(run(99, 2, priority=200, pool="other"), nodes, known, T) == ()
+    assert choose(urgent(2), nodes, known, T) == Victims((2,))
+    assert choose(urgent(4), nodes, known, T) == Victims()  # run 5 is of higher priority
+    assert choose(run(99, 2, priority=200, pool="other"), nodes, known, T) == Victims()
 
 
 def test_no_run_is_preempted_without_need() -> None:
     nodes = [*full((1, 2)), node("free", 2)]
-    assert choose(urgent(2), nodes, holders(Holder(1, 0, 2, 0.0)), T) == ()
+    assert choose(urgent(2), nodes, holders(Holder(1, 0, 2, 0.0)), T) == Victims()
     leaving = holders(Holder(1, 0, 2, 0.0, leaving=True), Holder(2, 0, 2, 0.0))
-    assert choose(urgent(2), full((1, 2), (2, 2)), leaving, T) == ()
+    assert choose(urgent(2), full((1, 2), (2, 2)), leaving, T) == Victims()
     fixed = holders(Holder(1, 0, 2, 0.0, fixed=True))
-    assert choose(urgent(2), full((1, 2)), fixed, T) == ()
+    assert choose(urgent(2), full((1, 2)), fixed, T) == Victims()
 
 
 def running(owner: User, fake: FakeNode, **spec: Any) -> Run:

@@ -169,6 +169,8 @@ EVENT_TYPES = frozenset(
         "straggler",
         "hang",
         "preempted",
+        "resize_requested",
+        "resized",
         "plan_resolved",
         "prediction_missed",
         "pipeline_timeline",

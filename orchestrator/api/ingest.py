@@ -43,6 +43,8 @@ _RESERVED_TYPES = frozenset(
         "preflight",
         "prediction_missed",
         "preempted",
+        "resize_requested",
+        "resized",
         "state_changed",
     }
 )

@@ -27,6 +27,7 @@ def _serialize(entry: Any) -> dict[str, Any]:
         "name": run.name,
         "owner": run.owner.get_username(),
         "devices": run.devices,
+        "min_devices": run.sizes[-1]["devices"] if run.sizes else None,
         "pool": run.pool_name,
         "priority": run.priority,
         "queued_at": iso(run.queued_at),

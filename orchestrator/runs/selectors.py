@@ -32,6 +32,7 @@ from orchestrator.runs.models import (
     RunTag,
 )
 from orchestrator.runs.serializers import (
+    elastic_of,
     serialize_artifact,
     serialize_attempt,
     serialize_checkpoint,
@@ -55,6 +56,7 @@ __all__ = [
     "attempts_of",
     "attempts_on",
     "checkpoints_of",
+    "elastic_of",
     "events_of",
     "events_visible_to",
     "experiment_get",

@@ -19,6 +19,7 @@ from orchestrator.runs.models import (
     RunTag,
     StoredCopy,
 )
+from workers.contracts.wire.node_messages import AttemptState
 
 
 def serialize_run(run: Run) -> dict[str, Any]:
@@ -42,10 +43,37 @@ def serialize_run(run: Run) -> dict[str, Any]:
         "tags": sorted(tag.name for tag in _tags_of(run)),
         "notes": run.notes,
         "devices": run.devices,
+        "elastic": elastic_of([(run.pk, run.sizes)])[run.pk],
         "wait_reason": run.wait_reason or None,
         "summary": run.summary,
         "forked_from": str(run.forked_from_id) if run.forked_from_id else None,
         "version": run.version,
+    }
+
+
+def elastic_of(
+    runs: Iterable[tuple[int, list[dict[str, Any]] | None]],
+) -> dict[int, dict[str, Any] | None]:
+    """`{run: {min_devices, max_devices, devices, sizes}}` of `(run, sizes)`; None: a fixed size.
+
+    `devices` are those of its open attempt, None without one. One query if any is elastic.
+    """
+    sizes = dict(runs)
+    elastic = [run for run, each in sizes.items() if each]
+    held = dict[int, int]()
+    if elastic:
+        attempts = Attempt.objects.filter(run__in=elastic).exclude(state=AttemptState.EXITED)
+        held = {attempt.run_id: attempt.devices for attempt in attempts.order_by("number")}
+    return {
+        run: {
+            "min_devices": each[-1]["devices"],
+            "max_devices": each[0]["devices"],
+            "devices": held.get(run),
+            "sizes": each,
+        }
+        if each
+        else None
+        for run, each in sizes.items()
     }
 
 
@@ -76,6 +104,7 @@ _COLUMNS: Final = (
     "priority",
     "notes",
     "devices",
+    "sizes",
     "wait_reason",
     "summary",
     "forked_from_id",
@@ -84,12 +113,17 @@ _COLUMNS: Final = (
 
 
 def serialize_runs(runs: QuerySet[Run]) -> list[dict[str, Any]]:
-    """Runs as `serialize_run`, in the order of the query, in two queries without objects."""
+    """Runs as `serialize_run`, in the order of the query, in two queries without objects.
+
+    A third one if a run is elastic.
+    """
     rows = list(runs.values_list(*_COLUMNS))
     tags: dict[int, list[str]] = {row[0]: [] for row in rows}
     named = RunTag.objects.filter(run__in=tags).order_by("name").values_list("run_id", "name")
     for run_id, name in named:
         tags[run_id].append(name)
+    place = _COLUMNS.index("sizes")
+    elastic = elastic_of((row[0], row[place]) for row in rows)
     return [
         {
             "id": str(pk),
@@ -110,6 +144,7 @@ def serialize_runs(runs: QuerySet[Run]) -> list[dict[str, Any]]:
             "tags": tags[pk],
             "notes": notes,
             "devices": devices,
+            "elastic": elastic[pk],
             "wait_reason": reason or None,
             "summary": summary,
             "forked_from": str(forked_from) if forked_from else None,
@@ -133,6 +168,7 @@ def serialize_runs(runs: QuerySet[Run]) -> list[dict[str, Any]]:
             priority,
             notes,
             devices,
+            _sizes,
             reason,
             summary,
             forked_from,
@@ -150,6 +186,8 @@ def serialize_attempt(attempt: Attempt) -> dict[str, Any]:
         "exit_class": attempt.exit_class or None,
         "exit": attempt.exit,
         "placement": attempt.placement,
+        "devices": attempt.devices,
+        "resize": attempt.resize,
         "resume_from": attempt.resume_from,
         "created": iso(attempt.created),
         "launched": iso(attempt.launched),

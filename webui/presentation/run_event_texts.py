@@ -134,6 +134,23 @@ def _preempted(data: Mapping[str, Any], rank: int | None) -> str:
     return with_reason(gettext_noop("Preempted"))(data, rank)
 
 
+_RESIZE_CAUSES: Final = {
+    "node_lost": gettext_noop("a node was lost"),
+    "waiting_run": gettext_noop("another run waits"),
+    "free_devices": gettext_noop("more devices are free"),
+}
+
+
+def _resized(data: Mapping[str, Any], rank: int | None) -> str:
+    text = _("Continues on %(to)s devices instead of %(from)s (dp %(dp)s)") % {
+        "to": data.get("to", "?"),
+        "from": data.get("from", "?"),
+        "dp": data.get("dp", "?"),
+    }
+    cause = _RESIZE_CAUSES.get(str(data.get("cause")))
+    return f"{text}: {_(cause)}" if cause else text
+
+
 def _hang(data: Mapping[str, Any], rank: int | None) -> str:
     text = _("No progress")
     if data.get("quiet_s"):
@@ -295,6 +312,8 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "evaluation_refused": with_reason(gettext_noop("Evaluation not submitted")),
     "rewound": _rewound,
     "preempted": _preempted,
+    "resize_requested": with_reason(gettext_noop("Changes its number of devices")),
+    "resized": _resized,
     "weights_loaded": _weights,
     "frozen_weights_loaded": _frozen_weights,
     "value_weights_loaded": _value_weights,

@@ -292,6 +292,7 @@ class Facts:
             "seq": self.seq,
             "latest": self.latest,
             "engine_job": self.engine_job(),
+            "elastic": runs.elastic_of([(run.pk, run.sizes)])[run.pk],
             "runtime": formatting.duration(self.ran_s) if self.ran_s is not None else "",
         }
 

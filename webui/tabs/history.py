@@ -13,6 +13,7 @@ from orchestrator.accounts import selectors as accounts
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from webui.presentation import device_time, formatting
+from webui.presentation.elastic_sizes import sizes_card
 from webui.presentation.run_facts import Facts
 
 _MOODS: Final = {"ok": "good", "cancelled": "warn", "preempted": "warn"}
@@ -22,7 +23,11 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     run, user = facts.run, facts.user
     total, attempts = scheduling.device_time_of_run(run)
+    elastic = runs.elastic_of([(run.pk, run.sizes)])[run.pk]
     return {
+        "sizes": sizes_card([attempt for attempt, _spent in attempts], elastic)
+        if elastic
+        else None,
         "attempts": [
             row(attempt) | {"device_time": device_time.bar(spent)}
             for attempt, spent in attempts[:50]

@@ -43,6 +43,8 @@ STREAMS: Final = {
             "node_lost",
             "node_cordoned",
             "preempted",
+            "resize_requested",
+            "resized",
             "disk_full",
             "store_problem",
             "telemetry_dropped",

@@ -23,6 +23,26 @@ class DeviceTimeOut(Schema):
     final: bool = Field(description="false while late points may still change it")
 
 
+class SizeOut(Schema):
+    """One number of devices on which an elastic run may train, with the same global batch."""
+
+    devices: int
+    dp: int
+    accumulation: int = Field(description="micro-batches per rank and step")
+    step_time_s: float | None = Field(description="predicted; null if unknown")
+    total_bytes: float | None = Field(description="predicted peak memory per device")
+    fits: bool | None
+
+
+class ElasticOut(Schema):
+    """The range of devices of an elastic run."""
+
+    min_devices: int
+    max_devices: int
+    devices: int | None = Field(description="devices that it holds now; null while it holds none")
+    sizes: list[SizeOut] = Field(description="largest first")
+
+
 class RunOut(Schema):
     """A run: one program of a kind, with its spec, plan and state."""
 
@@ -51,7 +71,10 @@ class RunOut(Schema):
     priority: int
     tags: list[str]
     notes: str
-    devices: int = Field(description="devices it uses; 0 for external runs")
+    devices: int = Field(
+        description="devices it uses, of an elastic run at most; 0 for external runs"
+    )
+    elastic: ElasticOut | None = Field(description="null for a run with a fixed size")
     wait_reason: str | None = Field(description="why a queued run waits")
     summary: dict[str, Any] = Field(
         description="newest headline numbers: step, steps, loss, tokens_per_s, mfu, eta_s"
@@ -72,6 +95,10 @@ class AttemptOut(Schema):
     exit_class: str | None
     exit: dict[str, Any] | None
     placement: list[dict[str, Any]] = Field(description="[{node, address, devices, node_rank}]")
+    devices: int = Field(description="number of devices of the placement")
+    resize: dict[str, Any] | None = Field(
+        description="{cause, reason, by?} if an elastic run was asked to continue with another size"
+    )
     resume_from: dict[str, Any] | None
     created: Time
     launched: Time | None
@@ -213,6 +240,9 @@ class QueueOut(Schema):
     name: str
     owner: str
     devices: int
+    min_devices: int | None = Field(
+        description="fewest devices of an elastic run; null for a fixed size"
+    )
     pool: str
     priority: int
     queued_at: Time

@@ -12,6 +12,7 @@ import pytest
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
+from workers.contracts.specs.elastic import plan_at, spec_at
 from workers.models.convert import convert
 from workers.models.weights import manifest as manifests
 from workers.models.weights.manifest import find_damage, write_manifest
@@ -73,6 +74,19 @@ def test_resumes_exactly(before, after, uninterrupted, train, tmp_path):
         if exact
         else pytest.approx(uninterrupted.values("loss")[HALF_STEPS:], rel=1e-5)
     )
+
+
+def test_the_curve_is_the_same_on_4_then_2_then_4_ranks(uninterrupted, train, tmp_path):
+    plan = {"dp": 4, "zero": 1, "global_batch_size": 8, "micro_batch_size": 2}
+    losses = []
+    for number, (ranks, last) in enumerate(((4, 2), (2, 4), (4, FULL_STEPS)), start=1):
+        checkpoint = {"every_steps": 2, "async": False}
+        elastic = spec(plan, last, checkpoint=checkpoint, accumulate=1)
+        elastic["resources"] = {"min_devices": 2}
+        result = train(spec_at(elastic, plan_at(elastic["plan"], ranks), ranks), tmp_path)
+        points = [point for point in result.points() if point["attempt"] == number]
+        losses += [point["values"]["loss"] for point in points]
+    assert losses == pytest.approx(uninterrupted.values("loss"), abs=1e-5, rel=0)
 
 
 def test_resumes_from_the_newest_complete_checkpoint_and_deletes_old_ones(train, tmp_path):

@@ -12,6 +12,17 @@ RESOURCES = Section(
     _("Devices, priority and time limit."),
     (
         F("resources.devices", _("Devices"), "int", default=_("the plan's world size")),
+        F(
+            "resources.min_devices",
+            _("Minimum devices"),
+            "int",
+            _(
+                "An elastic run continues on fewer devices, at least these, after a node is lost "
+                "or for a waiting run. The global batch stays the same."
+            ),
+            default=_("a fixed number of devices"),
+            kinds=("train",),
+        ),
         F("resources.pool", _("Pool"), "text", default="default"),
         F("priority", _("Priority"), "int", _("Higher starts first."), default="0"),
         F(

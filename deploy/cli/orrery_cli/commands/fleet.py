@@ -64,7 +64,7 @@ def queue(
                 row["run"],
                 row["name"],
                 row["owner"],
-                row["devices"],
+                devices_range(row.get("min_devices"), row["devices"]),
                 row["pool"],
                 age(row["queued_at"]),
                 clock_time(row["may_start"]),
@@ -75,6 +75,11 @@ def queue(
         empty="No run waits.",
         right=("position", "run", "devices", "waits"),
     )
+
+
+def devices_range(least: int | None, most: int) -> str:
+    """The devices of a run: one number, or the range of an elastic run."""
+    return f"{least}-{most}" if least is not None and least < most else str(most)
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:

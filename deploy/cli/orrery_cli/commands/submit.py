@@ -22,6 +22,7 @@ FIELDS = {
     "steps": "train.steps",
     "seq_len": "train.seq_len",
     "devices": "resources.devices",
+    "min_devices": "resources.min_devices",
     "pool": "resources.pool",
     "priority": "priority",
 }
@@ -40,6 +41,9 @@ def submit(
     steps: Annotated[OptionalInt, typer.Option(help="Steps of training.")] = None,
     seq_len: Annotated[OptionalInt, typer.Option(help="Tokens per sequence.")] = None,
     devices: Annotated[OptionalInt, typer.Option(help="Devices of the run.")] = None,
+    min_devices: Annotated[
+        OptionalInt, typer.Option(help="It may train on fewer devices, at least these.")
+    ] = None,
     plan: Annotated[
         OptionalText, typer.Option(help="`auto`, or fields as dp=2,zero=1,precision=bf16.")
     ] = None,
@@ -65,6 +69,7 @@ def submit(
         "steps": steps,
         "seq_len": seq_len,
         "devices": devices,
+        "min_devices": min_devices,
         "pool": pool,
         "priority": priority,
     }

@@ -1,0 +1,133 @@
+"""An elastic training run that loses a node: time to its next step, and its curve in fp32.
+
+Two nodes with two CPU slots each share run directories. An elastic run trains on four ranks; all
+processes of the second node are killed. Counts from the `node_lost` event, when the node is
+declared lost, to the end of the first step on two ranks. The node then joins again, and the run
+grows back to four ranks. Its losses are compared with those of a run on four ranks throughout.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench.record import record
+from tests.flows.embedded import Orrery
+from tests.flows.test_two_nodes import SecondNode
+
+STEPS = int(os.environ.get("STEPS", "600"))
+LOST_AT, EVERY = 40, 10
+SETTINGS = {
+    "ORRERY_SHARED_RUNS": "1",
+    "ORRERY_NODE_LOST_S": "20",
+    "ORRERY_GROW_AFTER_S": "5",
+    "ORRERY_GROW_EVERY_S": "10",
+}
+
+
+def main() -> None:
+    home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
+    orrery = Orrery(home / "home", devices=2, environ=SETTINGS)
+    second = SecondNode(orrery, orrery.home)
+    orrery.start()
+    try:
+        second.start()
+        orrery.until(lambda: len(orrery.get("nodes")["items"]) == 2, 300, "the second node")
+        run = orrery.submit(spec(min_devices=2), name="elastic")
+        orrery.until_step(run, LOST_AT, seconds=600)
+        kill_node(second, orrery, run)
+        orrery.until(lambda: first_step(orrery, run, 2), 300, "a step on two ranks")
+        [event] = orrery.events(run, "node_lost")
+        seconds = first_step(orrery, run, 2) - event["time"]
+        second.start()
+        orrery.until(lambda: first_step(orrery, run, 3), 300, "a step on four ranks again")
+        ended = orrery.until_state(run, "finished", "failed", seconds=1800)
+        assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
+        orrery.until_reported(run)
+        sizes = [event["data"]["to"] for event in orrery.events(run, "resized")]
+        assert sizes == [2, 4], (sizes, orrery.events(run, "state_changed"))
+        fixed = orrery.submit(spec(), name="unbroken")
+        assert orrery.until_state(fixed, "finished", "failed", seconds=1800) == "finished"
+        orrery.until_reported(fixed)
+        difference = max(
+            abs(ours - theirs)
+            for ours, theirs in zip(losses(orrery, run), losses(orrery, fixed), strict=True)
+        )
+        attempts = sorted(orrery.get(f"runs/{run}/attempts")["items"], key=lambda a: a["attempt"])
+        resumed = [(each["resume_from"] or {}).get("step") for each in attempts]
+    finally:
+        second.close()
+        orrery.close()
+        shutil.rmtree(home, ignore_errors=True)
+    record(
+        "elastic",
+        what="elastic shrink from 4 to 2 ranks: node declared lost to the next step",
+        value=seconds,
+        unit="s",
+        figure="<= 15",
+        digits=2,
+        model="llama-tiny",
+        resumed_from=resumed,
+    )
+    record(
+        "elastic",
+        what="largest difference of the loss on 4, 2, 4 ranks from an unbroken run, fp32",
+        value=difference,
+        unit="nats",
+        figure="<= 1e-5",
+        digits=9,
+        steps=STEPS,
+    )
+
+
+def spec(**resources: Any) -> dict[str, Any]:
+    plan = {"dp": 4, "zero": 1, "micro_batch_size": 1, "global_batch_size": 4}
+    checkpoint = {"every_steps": EVERY, "keep": 2, "async": False}
+    return {
+        "kind": "train",
+        "model": "llama-tiny",
+        "plan": plan,
+        "train": {"steps": STEPS, "seq_len": 64, "checkpoint": checkpoint},
+        "resources": resources,
+    }
+
+
+def kill_node(second: SecondNode, orrery: Orrery, run: str) -> None:
+    """End the agent, supervisor and ranks of the second node, as a power failure does."""
+    assert second.process is not None
+    attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
+    [share] = [each for each in attempt["placement"] if each["node"] == second.name]
+    folder = f"runs/{run}/attempt-1/node-{share['node_rank']}"
+    ended = [psutil.Process(second.process.pid)]
+    for process in orrery.processes():
+        with suppress(psutil.Error):
+            place = process.environ().get("ORRERY_RUN_DIR", "") + " ".join(process.cmdline())
+            if folder in place:
+                ended.append(process)
+    for action in ("suspend", "kill"):  # none of them sees that another has ended
+        for process in ended:
+            with suppress(psutil.Error):
+                getattr(process, action)()
+    second.process.wait()
+
+
+def first_step(orrery: Orrery, run: str, attempt: int) -> float:
+    """Unix time of the attempt's first point; 0 before."""
+    points = orrery.get(f"runs/{run}/series", name="step_time_s", attempt=attempt, raw=1, x="time")
+    return float(points["x"][0]) if points["x"] else 0.0
+
+
+def losses(orrery: Orrery, run: str) -> list[float]:
+    curve = orrery.get(f"runs/{run}/series", name="loss", raw=1)
+    assert curve["x"] == list(range(1, STEPS + 1))
+    return list(curve["y"])
+
+
+if __name__ == "__main__":
+    main()

@@ -10,6 +10,7 @@ from django.db import models
 from django.utils import timezone
 
 from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
+from orchestrator.runs.plan_trials.models import PlanTrials
 from workers.contracts.specs.elastic import plan_at
 from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
 
@@ -23,6 +24,7 @@ __all__ = [
     "Deletion",
     "Experiment",
     "NodeStore",
+    "PlanTrials",
     "ProgramSnapshot",
     "Run",
     "RunCode",

@@ -26,6 +26,7 @@ from orchestrator.runs.code import record
 from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt
 from orchestrator.runs.outputs import produce_servers
+from orchestrator.runs.plan_trials.orders import trials_order
 from orchestrator.runs.store import access
 from orchestrator.scheduling import celery_client
 from orchestrator.scheduling.cluster_engines import requests
@@ -226,6 +227,7 @@ def launch_order(
             "reads": runs.runs_read_by(run),
             "resume_from": attempt.resume_from,
             "program": record.program_order(run),
+            "trials": trials_order(attempt),
             "inputs": [item.to_dict() for item in data_sets.inputs_of(run)],
             "shared_dir": f"runs/{run.pk}" if settings.ENV.shared_runs else None,
             "device_kind": "gpu" if gpu else "cpu",

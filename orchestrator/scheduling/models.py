@@ -143,6 +143,7 @@ class DeviceTime(models.Model):
     productive = models.FloatField(default=0.0)
     queued = models.FloatField(default=0.0)  # before the allocation, not part of it
     startup = models.FloatField(default=0.0)
+    trials = models.FloatField(default=0.0, db_default=0.0)  # of plans, before the run's steps
     restart = models.FloatField(default=0.0)
     hang = models.FloatField(default=0.0)
     node = models.FloatField(default=0.0)

@@ -15,6 +15,7 @@ from typing import Any, Final
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.runs.outputs.benchmark_table import benchmark_lines
+from orchestrator.runs.plan_trials.table import trial_lines
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.selectors import series
 from workers.contracts import RunSpec
@@ -184,11 +185,17 @@ def misses_record(*, run: Run, attempt: int, exit_class: str = "") -> int:
 
 
 def measurement_lines(*, run: Run) -> list[dict[str, Any]] | str:
-    """The run's calibration measurements, one per variant of a benchmark, or why it has none."""
+    """The run's calibration measurements, one per variant of a benchmark, or why it has none.
+
+    With those of the plans that were tried before the run.
+    """
     if run.kind == "benchmark" and run.ended is not None:
         return benchmark_lines(run=run)
     line = measurement_line(run=run)
-    return line if isinstance(line, str) else [line]
+    tried = trial_lines(run=run) if run.ended is not None else []
+    if isinstance(line, str):
+        return tried or line
+    return [*(each for each in tried if each["plan"] != line["plan"]), line]
 
 
 def measurement_line(*, run: Run) -> dict[str, Any] | str:

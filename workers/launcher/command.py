@@ -32,6 +32,8 @@ OBJECTIVE_PROGRAMS = {
     "grpo": "workers.posttraining.reinforcement.main",
     "ppo": "workers.posttraining.reinforcement.main",
 }
+# measures the plans of an order that lists some
+TRIALS_PROGRAM = "workers.training.trials.main"
 LOOPBACK = ("127.", "localhost", "::1")
 
 
@@ -55,6 +57,8 @@ def program(
     if order.kind in OWN_PROGRAMS:
         objective = str((order.spec.get("train") or {}).get("objective"))
         module = OBJECTIVE_PROGRAMS.get(objective, OWN_PROGRAMS[order.kind])
+        if order.trials is not None:
+            module = TRIALS_PROGRAM
         return [
             python,
             "-u",

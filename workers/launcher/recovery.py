@@ -14,11 +14,12 @@ from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
 from workers.launcher.exit_verdict import Verdict
 from workers.launcher.isolation import containers
+from workers.launcher.rank_exits import read_rank_exits
 from workers.launcher.rundir import RunDir, read_json, write_json
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
 from workers.launcher.store_link import StoreLink
-from workers.launcher.supervisor import SETTLE_S, STORE_PATIENCE_S, read_rank_exits
+from workers.launcher.supervisor import SETTLE_S, STORE_PATIENCE_S
 
 _REQUESTED = {
     "cancel": ("cancelled", "Cancelled on request."),
@@ -79,7 +80,7 @@ def _verdict(
     run_dir: RunDir, order: LaunchOrder, sender: TelemetrySender, left: list[int]
 ) -> Verdict:
     ranks = range(order.rank_offset, order.rank_offset + order.local_ranks)
-    ends = read_rank_exits(run_dir, ranks, sender)
+    ends = read_rank_exits(run_dir, ranks, sender.collectors)
     if len(ends) == len(ranks) and all(end.code == 0 for end in ends):
         return Verdict(
             "ok", "All ranks finished after their supervisor died.", code=0, time=time.time()

@@ -21,7 +21,7 @@ from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
 from workers.launcher import command, preflight, processes, rendezvous
-from workers.launcher.exit_verdict import RankExit, Verdict, judge, rank_verdict
+from workers.launcher.exit_verdict import Verdict, judge, rank_verdict
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
 from workers.launcher.inputs.checkpoints import provide_checkpoint
@@ -30,12 +30,14 @@ from workers.launcher.isolation import containers, start
 from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.lease import Lease
+from workers.launcher.plan_trials.outcome import Chosen
+from workers.launcher.plan_trials.phase import TrialPhase
 from workers.launcher.programs import environment
+from workers.launcher.rank_exits import read_rank_exits, tail
 from workers.launcher.rundir import (
     SHIPPING,
     RunDir,
     open_to_append,
-    open_to_read,
     read_json,
     write_json,
 )
@@ -47,7 +49,6 @@ from workers.launcher.store_link import StoreLink
 
 BUSY_POLL_S = 0.01  # while a program floods its log, so that its files stay small
 POLL_S = 0.15  # a poll costs 1.2 ms of a core: below 1%
-_LAST_LINES_S = 0.5  # per rank, to read what is left of its output
 SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
 # how long the exit report waits for Redis; after that the agent reports it at its next start
 REDIS_PATIENCE_S = 3600.0
@@ -82,7 +83,7 @@ class Supervisor:
         self.watch = RankWatch(
             run_dir.rank,
             self.ranks,
-            pipeline_stage=lambda rank: command.pipeline_stage(order, rank),
+            pipeline_stage=lambda rank: command.pipeline_stage(self.order, rank),
             node=link.node.node,
             synchronized=order.kind != "serve" or (order.plan or {}).get("dp", 1) == 1,
         )
@@ -94,6 +95,7 @@ class Supervisor:
         )
         self.torchrun: subprocess.Popen[bytes] | None = None
         self._running_since: float | None = None
+        self._limit_from: float | None = None  # start of the trials of plans, if there were any
         self._state_stored = False  # "running", in supervisor.json
         # whether the packages of a script are still being prepared
         self._preparing = environment.environment_of(order) is not None
@@ -146,11 +148,12 @@ class Supervisor:
         self._probe()
         if self._own_verdict is not None:
             return self._own_verdict
-        host, port = rendezvous.meet(self.order, self.link, keep_waiting=self._no_stop_requested)
-        while not self.lease.granted and self._no_stop_requested():
-            time.sleep(POLL_S)  # the run may have been given up while its launch order waited
+        self._try_plans()
+        if self._own_verdict is not None:
+            return self._own_verdict
         if self.stopping.action is None:
-            self._start(host, port)
+            self.torchrun = self._spawn(self.order, self.run_dir)
+        if self.torchrun is not None:
             self.disk_guard.start()
             while self.torchrun is not None and self.torchrun.poll() is None:
                 self._poll()
@@ -207,11 +210,58 @@ class Supervisor:
         self.link.flush()
         return self.stopping.action is None
 
-    def _start(self, host: str, port: int) -> None:
-        loopback = (self.order.rendezvous.host or "").startswith(command.LOOPBACK)
-        prepared = start.prepare(
+    def _try_plans(self) -> None:
+        """Measure the plans that the order lists, if any, and continue with the fastest one."""
+        if self.order.trials is None or self.stopping.action is not None:
+            return
+        phase = TrialPhase(
             self.order,
             self.run_dir,
+            self.link,
+            spawn=self._spawn,
+            poll=self._poll_trials,
+            clean_up=self._kill_programs,
+            out_of_time=self._is_out_of_time,
+        )
+        self._limit_from = time.monotonic()
+        ended = phase.run()
+        if isinstance(ended, Verdict):
+            self._own_verdict = ended
+        if isinstance(ended, Chosen):
+            self.order = self.order.model_copy(update={"plan": ended.plan, "trials": None})
+            write_json(self.run_dir.spec, _resolved_spec(self.order))
+
+    def _poll_trials(self) -> bool:
+        self.sender.pump()  # lines of this supervisor
+        return self._no_stop_requested() and self._own_verdict is None
+
+    def _is_out_of_time(self, since: float) -> bool:
+        """Whether the run has reached its limit; then that is the attempt's verdict."""
+        limit = self.order.max_seconds
+        if limit is None or time.monotonic() - since <= limit:
+            return False
+        self._own_verdict = _limit_verdict(limit)
+        return True
+
+    def _kill_programs(self) -> None:
+        processes.kill_all(self.order.fence, node=self.link.node.node, root=os.getpid())
+        containers.remove(self.order, before=partial(before_program, self._user))
+
+    def _spawn(
+        self, order: LaunchOrder, run_dir: RunDir, *, purpose: str = ""
+    ) -> subprocess.Popen[bytes] | None:
+        """Start torchrun once all nodes are there; None if a stop was requested meanwhile."""
+        host, port = rendezvous.meet(
+            order, self.link, keep_waiting=self._no_stop_requested, purpose=purpose
+        )
+        while not self.lease.granted and self._no_stop_requested():
+            time.sleep(POLL_S)  # the run may have been given up while its launch order waited
+        if self.stopping.action is not None:
+            return None
+        loopback = (order.rendezvous.host or "").startswith(command.LOOPBACK)
+        prepared = start.prepare(
+            order,
+            run_dir,
             self._user,
             host=host,
             port=port,
@@ -220,8 +270,8 @@ class Supervisor:
             secrets=self._secrets(),
         )
         self._has_group = prepared.group
-        with open_to_append(self.run_dir.path / "torchrun.log") as log:
-            self.torchrun = subprocess.Popen(
+        with open_to_append(run_dir.path / "torchrun.log") as log:
+            torchrun = subprocess.Popen(
                 prepared.arguments,
                 cwd=prepared.folder,
                 env=prepared.env,
@@ -231,10 +281,11 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=partial(before_program, self._user),
             )
-        if prepared.stdin is not None and self.torchrun.stdin is not None:
+        if prepared.stdin is not None and torchrun.stdin is not None:
             # a container's client reads it when it has fetched the image
-            arguments = (self.torchrun.stdin, prepared.stdin)
+            arguments = (torchrun.stdin, prepared.stdin)
             threading.Thread(target=_write, args=arguments, name="input", daemon=True).start()
+        return torchrun
 
     def _count_oom_kills(self) -> None:
         """Read the counter of the program's own control group, which ends with the program."""
@@ -293,18 +344,18 @@ class Supervisor:
 
     def _check_limits(self, now: float, since: float) -> None:
         limit = self.order.max_seconds
-        if limit is not None and now - since > limit and self.stopping.action is None:
+        if (
+            limit is not None
+            and now - (self._limit_from or since) > limit
+            and self.stopping.action is None
+        ):
             if self.order.kind == "serve":  # reaching the limit is a successful end
                 message = f"Served for {limit:g} s (resources.max_seconds)."
                 self.stopping.take(
                     {"action": "cancel", "grace_s": self.order.grace_s, "reason": message}
                 )
                 return
-            message = (
-                f"Reached its limit of {limit:g} s (resources.max_seconds); allow more time, "
-                "or request fewer steps."
-            )
-            self._own_verdict = Verdict("user_error", message, time=time.time())
+            self._own_verdict = _limit_verdict(limit)
             self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
             return
         if self.order.kind not in command.OWN_PROGRAMS:
@@ -356,10 +407,10 @@ class Supervisor:
             time.sleep(0.05)
 
     def _verdict(self) -> Verdict:
-        ends = read_rank_exits(self.run_dir, self.ranks, self.sender)
+        ends = read_rank_exits(self.run_dir, self.ranks, self.sender.collectors)
         oom_killed = processes.oom_kill_count() > self._oom_kills or self._group_oom_kills > 0
         code = self.torchrun.returncode if self.torchrun else None
-        output = _tail(self.run_dir.path / "torchrun.log")
+        output = tail(self.run_dir.path / "torchrun.log")
         self._report_environment()  # of a program that has ended at once
         verdict = (
             self._own_verdict
@@ -466,6 +517,14 @@ class Supervisor:
         return True
 
 
+def _limit_verdict(limit_s: float) -> Verdict:
+    message = (
+        f"Reached its limit of {limit_s:g} s (resources.max_seconds); allow more time, "
+        "or request fewer steps."
+    )
+    return Verdict("user_error", message, time=time.time())
+
+
 def _write(pipe: IO[bytes], data: bytes) -> None:
     with contextlib.suppress(OSError), pipe:
         pipe.write(data)
@@ -489,28 +548,6 @@ def requested(stopping: StopSequence, verdict: Verdict) -> Verdict:
     )
 
 
-def read_rank_exits(run_dir: RunDir, ranks: range, sender: TelemetrySender) -> list[RankExit]:
-    """How each local rank exited, without ranks that torchrun never started."""
-    exits = []
-    for rank in ranks:
-        folder = run_dir.rank(rank)
-        status = read_json(folder / "status.json")
-        if not status and not (folder / "process.json").exists():
-            continue
-        collector = sender.collectors.get(rank)
-        if collector is not None:
-            with contextlib.suppress(OSError):
-                collector.collect(final=True, seconds=_LAST_LINES_S)
-        record = read_json(folder / "exit.json")
-        if collector is None or collector.behind:
-            lines = _tail(folder / "stderr.log")
-        else:
-            lines = list(collector.last_lines)
-        at = float(status.get("time", time.time()))
-        exits.append(RankExit(rank, status.get("code"), at, record, lines))
-    return exits
-
-
 def unwritable_verdict(run_dir: RunDir, error: OSError, node: str) -> Verdict:
     """The verdict if the run directory or the rendezvous failed on this node."""
     if isinstance(error, rendezvous.NoRendezvous):
@@ -525,12 +562,3 @@ def unwritable_verdict(run_dir: RunDir, error: OSError, node: str) -> Verdict:
 def _resolved_spec(order: LaunchOrder) -> dict[str, Any]:
     """The spec with the control plane's plan, as the engine reads it."""
     return {**order.spec, "plan": order.plan} if order.plan else order.spec
-
-
-def _tail(path: Any) -> list[str]:
-    try:
-        with open_to_read(path) as file:
-            file.seek(max(0, os.stat(path).st_size - 16384))
-            return file.read().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []

@@ -17,7 +17,7 @@ class DeviceTimeOut(Schema):
     allocated_s: float = Field(description="devices times the time from placement to the end")
     productive_s: float
     lost_s: dict[str, float] = Field(
-        description="by cause: startup, restart, hang, node, preemption"
+        description="by cause: startup, trials, restart, hang, node, preemption"
     )
     queued_s: float = Field(description="devices times the wait in the queue; not allocated")
     final: bool = Field(description="false while late points may still change it")

@@ -6,8 +6,10 @@ Uses the search; has no formula of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from orchestrator.planner.model.calibration_result import Calibration
 from orchestrator.planner.model.inputs import SCHEDULE, Request
@@ -24,6 +26,7 @@ _MAX_PLANS = 1_000_000  # plans evaluated, so that the answer is interactive
 _RANKED = 200  # fastest plans among which the engine must support one
 # pipedream updates with stale gradients, which changes training: only if it is requested by name
 SYNCHRONOUS = tuple(name for name in SCHEDULE if name != "pipedream")
+_ROOMY = 0.8  # of the capacity; a plan predicted below needs no variant that saves memory
 _MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)  # sizes to try if no batch is given
 
 
@@ -41,6 +44,8 @@ class Choice:
     problems: list[Problem]
     step_time_s: float | None = None
     total_bytes: float | None = None
+    # the chosen one and the next fastest that differ in more than what they save of memory
+    candidates: list[ParallelPlan] = field(default_factory=list)
 
 
 def resolve_auto(
@@ -50,24 +55,30 @@ def resolve_auto(
     allowed: Mapping[str, Any] | None = None,
     calibration: Calibration | None = None,
     runs: Callable[[ParallelPlan], bool] | None = None,
+    count: int = 1,
 ) -> Choice:
     """The fastest plan that fits; if none fits, the one with the least memory and `fits` false.
 
     `fix` holds the user's fields, `allowed` the values that the engine supports, both as in a
     search's `fix`; a fixed value that is not allowed is refused. `runs`: whether the engine
-    supports a combination. Without a global batch, the batch with the most tokens/s is chosen, the
+    supports a combination. `count`: how many candidates to name. Without a global batch, the batch with the most tokens/s is chosen, the
     smallest one within 2% of it. Deterministic. Raises Refused.
     """
     values = _intersect(dict(fix or {}), dict(allowed or {}))
     if not {"schedule", "weight_stashing", "vertical_sync"} & values.keys():
         values["schedule"] = SYNCHRONOUS
     parameters = columns_for([scenario.request(ParallelPlan())], calibration)
-    batch, top = scenario.workload.global_batch_size, _RANKED if runs else 1
+    batch, top = scenario.workload.global_batch_size, _RANKED if runs or count > 1 else 1
     if batch is not None:
         result = rank_plans(scenario, fix=values, parameters=parameters, top=top, most=_MAX_PLANS)
     else:
         result = _search_batches(scenario, values, parameters, top=top)
-    return _choice(scenario, result, _first_supported(result, runs), batch_given=batch is not None)
+    choice = _choice(
+        scenario, result, _first_supported(result, runs), batch_given=batch is not None
+    )
+    if count == 1 or choice.plan is None or not choice.fits:
+        return choice
+    return replace(choice, candidates=_distinct(result, runs, count))
 
 
 def choose_plan(
@@ -108,6 +119,31 @@ def _first_supported(
     if runs is None:
         return 0 if result.requests else None
     return next((index for index, item in enumerate(result.requests) if runs(item.plan)), None)
+
+
+def _distinct(
+    result: SearchResult, runs: Callable[[ParallelPlan], bool] | None, count: int
+) -> list[ParallelPlan]:
+    """The fastest plans that the engine supports, at most `count`.
+
+    A variant that only saves memory is slower than the plan without it, so it counts only if that
+    plan might run out of memory.
+    """
+    assert result.table is not None
+    total, capacity = result.table.column("total_bytes"), result.table.column("capacity_bytes")
+    chosen: dict[str, ParallelPlan] = {}
+    for index in np.argsort(result.table.column("step_time_s"), kind="stable").tolist():
+        plan = result.requests[index].plan
+        roomy = float(total[index]) < _ROOMY * float(capacity[index])
+        same = {"recompute", "offload"} if roomy else set()
+        key = plan.model_dump_json(exclude=same)
+        if key in chosen or plan.model_dump_json(exclude={"recompute", "offload"}) in chosen:
+            continue
+        if runs is None or runs(plan):
+            chosen[key] = plan
+        if len(chosen) == count:
+            break
+    return list(chosen.values())
 
 
 def _search_batches(

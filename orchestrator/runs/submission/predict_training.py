@@ -87,13 +87,18 @@ class Prediction:
 
 
 def choose_plan(
-    spec: RunSpec, hardware: TargetHardware, devices: int, teacher: ModelSpec | None = None
+    spec: RunSpec,
+    hardware: TargetHardware,
+    devices: int,
+    teacher: ModelSpec | None = None,
+    *,
+    count: int = 1,
 ) -> Choice:
     """The fastest plan that the engine supports and that fits, on all devices of the run.
 
     The batch is fixed, because training results depend on it: one sequence per rank, or
-    `train.accumulate`. `teacher` is the shape of the teacher, if it is known. Raises Refused if no
-    plan is legal.
+    `train.accumulate`. `teacher` is the shape of the teacher, if it is known. With `count` above 1
+    the next fastest plans are candidates. Raises Refused if no plan is legal.
     """
     assert spec.train is not None and spec.trained_shape is not None
     allowed: dict[str, Any] = {
@@ -126,6 +131,7 @@ def choose_plan(
         allowed=allowed,
         calibration=hardware.calibration,
         runs=partial(_is_supported, spec),
+        count=count,
     )
 
 

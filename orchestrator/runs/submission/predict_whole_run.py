@@ -26,11 +26,13 @@ _START_ERROR: Final = 0.4  # of the start and checkpoints, as a share
 _LEAST_START_S: Final = 0.5
 
 
-def whole_run(prediction: Mapping[str, Any], spec: RunSpec, *, pool: str) -> dict[str, Any]:
-    """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, evaluation_s, checkpoints_s},
-    start_from}` of a run without interruption.
+def whole_run(
+    prediction: Mapping[str, Any], spec: RunSpec, *, pool: str, trials_s: float = 0.0
+) -> dict[str, Any]:
+    """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, evaluation_s, checkpoints_s,
+    trials_s?}, start_from}` of a run without interruption.
 
-    `usd` is at the price of the devices, `start_from` the number of ended runs that the start is
+    `trials_s` are those of trials of plans before it. `usd` is at the price of the devices, `start_from` the number of ended runs that the start is
     learned from.
     """
     train = spec.train
@@ -52,7 +54,7 @@ def whole_run(prediction: Mapping[str, Any], spec: RunSpec, *, pool: str) -> dic
         count = -(-train.steps // train.checkpoint.every_steps)
         # nothing overlaps with the last one
         checkpoints = count * (_SAVE_S + size / rate) + size / _SAVE_BYTES_PER_S
-    beyond = start + evaluation + checkpoints
+    beyond = start + evaluation + checkpoints + trials_s
     total = steps + beyond
     low = train.steps * prediction["step_time_low_s"] + (1 - _START_ERROR) * beyond
     high = train.steps * prediction["step_time_high_s"] + (1 + _START_ERROR) * beyond
@@ -66,6 +68,7 @@ def whole_run(prediction: Mapping[str, Any], spec: RunSpec, *, pool: str) -> dic
             "steps_s": steps,
             "evaluation_s": evaluation,
             "checkpoints_s": checkpoints,
+            **({"trials_s": trials_s} if trials_s else {}),
         },
         "start_from": len(starts),
     }
@@ -85,7 +88,9 @@ def learned_starts(*, pool: str, device: str) -> list[float]:
         terms = (document.get("whole_run") or {}).get("terms") or {}
         beyond = document["measured"].get("beyond_steps_s")
         if beyond is not None and terms:
-            own = beyond - terms["evaluation_s"] - terms["checkpoints_s"]
+            own = beyond - sum(
+                terms.get(name, 0.0) for name in ("evaluation_s", "checkpoints_s", "trials_s")
+            )
             starts.append(max(_LEAST_START_S, own))
     return starts
 

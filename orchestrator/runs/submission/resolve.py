@@ -24,6 +24,8 @@ class ResolvedPlan:
     automatic: bool
     how: str
     problems: list[Problem] = field(default_factory=list)
+    # of a run with autotune: the plans to try, fastest first
+    candidates: list[ParallelPlan] = field(default_factory=list)
 
 
 def resolve_plan(
@@ -59,7 +61,8 @@ def resolve_plan(
         return ResolvedPlan(ParallelPlan(), 1, True, message, [too_many])
     reason = 'The plan is "auto"' if spec.has_explicit_plan else "No plan was given"
     plannable = hardware is not None and spec.kind == "train" and spec.shape is not None
-    if hardware is not None and plannable and (spec.has_explicit_plan or devices > 1):
+    chosen = spec.has_explicit_plan or devices > 1 or spec.autotune is not None
+    if hardware is not None and plannable and chosen:
         resolved = _planned(spec, devices, reason, hardware, teacher)
     else:
         resolved = _data_parallel(spec, devices, reason)
@@ -74,14 +77,15 @@ def _planned(
     teacher: ModelSpec | None,
 ) -> ResolvedPlan:
     try:
-        choice = choose_plan(spec, hardware, devices, teacher)
+        count = spec.autotune.top_k if spec.autotune is not None else 1
+        choice = choose_plan(spec, hardware, devices, teacher, count=count)
     except Refused as error:
         refused = Problem(field=error.field or "plan", message=error.message, hint=error.hint)
         return _unresolved(spec, devices, reason, [refused])
     if choice.plan is None:
         return _unresolved(spec, devices, reason, choice.problems)
     how = f"{reason}: {choice.how[:1].lower()}{choice.how[1:]}"
-    return ResolvedPlan(choice.plan, devices, True, how)
+    return ResolvedPlan(choice.plan, devices, True, how, candidates=choice.candidates)
 
 
 def _unresolved(spec: RunSpec, devices: int, reason: str, problems: list[Problem]) -> ResolvedPlan:

@@ -22,9 +22,14 @@ from orchestrator.runs import events, parameters, states
 from orchestrator.runs.code import record
 from orchestrator.runs.code.capture import Captured, capture, workdir_of
 from orchestrator.runs.datasets import resolve as data_sets
-from orchestrator.runs.models import Attempt, Checkpoint, Experiment, Run, RunTag
+from orchestrator.runs.models import Attempt, Checkpoint, Experiment, PlanTrials, Run, RunTag
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.outputs.produce_estimate import estimate_produce
+from orchestrator.runs.plan_trials.candidates import (
+    Candidates,
+    candidates_of,
+    open_plan_problems,
+)
 from orchestrator.runs.submission import script_secrets
 from orchestrator.runs.submission.absolute_paths import with_absolute_paths
 from orchestrator.runs.submission.data_paths import path_problems
@@ -51,7 +56,14 @@ from orchestrator.runs.submission.weights import (
     teacher_shape,
     with_shape,
 )
-from workers.contracts import ModelSpec, Problem, RunSpec, spec_problems, validation_problems
+from workers.contracts import (
+    ModelSpec,
+    ParallelPlan,
+    Problem,
+    RunSpec,
+    spec_problems,
+    validation_problems,
+)
 from workers.contracts.specs.api_key_hash import hash_key
 from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
 from workers.contracts.specs.benchmarks.variants import total_steps
@@ -81,6 +93,7 @@ class CheckedSpec:
     `misfits`: the plan is predicted not to fit the pool's devices, with changes that would fit.
     Empty if it fits, if the pool's devices are unknown, and for runs without prediction.
     `unsupported`: what no node of the pool can do. `sizes` of an elastic run, largest first.
+    `candidates` are the plans to try.
     """
 
     spec: RunSpec | None = None
@@ -91,6 +104,7 @@ class CheckedSpec:
     misfits: list[Problem] = field(default_factory=list)
     unsupported: list[Problem] = field(default_factory=list)
     sizes: list[dict[str, Any]] = field(default_factory=list)
+    candidates: Candidates = field(default_factory=Candidates)
 
 
 def priority_problems(priority: int, *, by: User) -> list[Problem]:
@@ -173,6 +187,11 @@ def run_submit(
         record.store(run, code)
         data_sets.uses_store(run)
         RunTag.objects.bulk_create(RunTag(run=run, name=tag) for tag in dict.fromkeys(checked.tags))
+        if result.candidates.plans and checked.autotune is not None:
+            settings_ = checked.autotune.to_dict()
+            PlanTrials.objects.create(
+                run=run, settings=settings_, candidates=result.candidates.plans
+            )
         if external:
             Attempt.objects.create(
                 run=run,
@@ -244,6 +263,7 @@ def check(spec: Any, *, by: User | None) -> CheckedSpec:
             or combination_problems(complete)
             or range_problems(complete)
         ),
+        *open_plan_problems(parsed, automatic=resolved.automatic),
         *(technique_problems(complete.benchmark) if complete.benchmark is not None else []),
         *(inference_problems(complete) if complete.kind in INFERENCE_KINDS else []),
         *(_path_problems(complete) or _weights_problems(complete)),
@@ -261,9 +281,44 @@ def check(spec: Any, *, by: User | None) -> CheckedSpec:
     misfits = prediction.problems(hardware) if prediction is not None else []
     elastic = elastic_sizes(complete, hardware, teacher)
     misfits += elastic.misfits
+    tried = _candidates(complete, resolved, hardware, teacher, prediction)
     return CheckedSpec(
-        parsed, resolved, stored, [], prediction, misfits, unsupported, elastic.sizes
+        parsed,
+        resolved,
+        stored,
+        tried.problems,
+        prediction,
+        misfits,
+        unsupported,
+        elastic.sizes,
+        tried,
     )
+
+
+def _candidates(
+    spec: RunSpec,
+    resolved: ResolvedPlan,
+    hardware: TargetHardware,
+    teacher: ModelSpec | None,
+    prediction: Prediction | None,
+) -> Candidates:
+    """The plans that a run with autotune tries; the prediction gets what trials will take."""
+    if spec.autotune is None:
+        return Candidates()
+    document = prediction.document if prediction is not None else {}
+    whole = document.get("whole_run") or {}
+
+    def predict(plan: ParallelPlan) -> dict[str, Any] | None:
+        unknown = lacks_teacher_shape(spec)
+        result = predict_training(spec, plan, hardware, teacher, unknown_teacher=unknown)
+        return result.document if result is not None else None
+
+    start_s = (whole.get("terms") or {}).get("start_s", 0.0)
+    tried = candidates_of(spec, resolved.candidates, predict=predict, start_s=start_s)
+    if tried.plans and whole:
+        pool = spec.resources.pool or "default"
+        document["whole_run"] = whole_run(document, spec, pool=pool, trials_s=tried.seconds)
+    return tried
 
 
 def _weights_problems(spec: RunSpec) -> list[Problem]:
@@ -320,10 +375,11 @@ def spec_problem_list(spec: Any, *, by: User | None = None) -> list[dict[str, st
 def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
     """The preview of a spec in a form; writes nothing.
 
-    `{problems, model, teacher, plan, automatic, how, prediction, fits, misfits, advice}`: `model`
+    `{problems, model, teacher, plan, automatic, how, prediction, fits, misfits, advice, trials}`:
+    `model`
     and `teacher` are shapes, `plan` is resolved, `how` explains it; `force` overrides `misfits`;
     `advice` lists single changes that would fit; `produce` is the estimate of a produce run;
-    `sizes` are those of an elastic run.
+    `sizes` are those of an elastic run; `trials` {plans, seconds, budget_s} of a run with autotune.
     Unknown parts are None.
     """
     result = check(spec, by=by)
@@ -342,6 +398,13 @@ def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
         "how": result.resolved.how if result.resolved is not None else None,
         "prediction": result.prediction.document if result.prediction is not None else None,
         "fits": result.prediction.fits if result.prediction is not None else None,
+        "trials": {
+            "plans": len(result.candidates.plans),
+            "seconds": result.candidates.seconds,
+            "budget_s": result.candidates.budget_s,
+        }
+        if result.candidates.plans
+        else None,
         "produce": asdict(
             estimate_produce(body, produce_servers.visible_server(body.server.run, by))
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, RunEvent
+from orchestrator.runs.plan_trials.table import periods_of
 from orchestrator.scheduling.accounting.split import AttemptTimes
 from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
@@ -38,7 +39,17 @@ def read(attempt: Attempt) -> AttemptTimes:
         first_work=seen.first - skew_s if seen is not None and stepped else None,
         last_work=seen.last - skew_s if seen is not None else None,
         retained=_retained(attempt, skew_s) if stepped else ended,
+        trials=_trials(attempt, ended, skew_s),
     )
+
+
+def _trials(attempt: Attempt, ended: float, skew_s: float) -> tuple[float, float] | None:
+    """When the attempt tried plans; until its end if it ended meanwhile."""
+    period = periods_of(run=attempt.run).get(attempt.number)
+    if period is None:
+        return None
+    began, until = period
+    return began - skew_s, ended if until is None else until - skew_s
 
 
 def resume_step(attempt: Attempt) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 from workers.contracts.wire.node_messages import ExitClass
 
-CAUSES: Final = ("startup", "restart", "hang", "node", "preemption")
+CAUSES: Final = ("startup", "trials", "restart", "hang", "node", "preemption")
 
 # the cause of the time between the last progress and the end; other classes lose none of it
 _TAIL: Final[Mapping[str, str]] = {
@@ -41,6 +41,8 @@ class AttemptTimes:
     first_work: float | None = None  # start of the first logged step
     last_work: float | None = None  # end of the last logged step
     retained: float | None = None
+    # when trials of plans began and ended, before the first step; None: without trials
+    trials: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,18 @@ class Split:
 def split(facts: AttemptTimes) -> Split:
     """Split the attempt's device time. Times outside the attempt are moved to its limits."""
     start, end = facts.created, max(facts.created, facts.ended)
-    work = _within(facts.first_work, start, end, _within(facts.started, start, end, end))
+    # the ranks of trials run too, but do no work of the run
+    started = end if facts.trials else _within(facts.started, start, end, end)
+    work = _within(facts.first_work, start, end, started)
+    trials = 0.0
+    if facts.trials is not None:
+        low, high = (_within(time, start, work, work) for time in facts.trials)
+        trials = max(0.0, high - low)
     last = _within(facts.last_work, work, end, work)
     retained = _within(facts.retained, work, last, work)
     seconds = dict.fromkeys(CAUSES, 0.0)
-    seconds["startup"] = work - start
+    seconds["startup"] = work - start - trials
+    seconds["trials"] = trials
     seconds["restart"] = last - retained
     productive = retained - work
     tail = _TAIL.get(facts.exit_class)

@@ -26,6 +26,7 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs import storage
 from orchestrator.runs.models import Attempt
+from orchestrator.runs.plan_trials import reports as plan_reports
 from orchestrator.runs.store import copies
 from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.scheduling.reports import (
@@ -36,7 +37,7 @@ from orchestrator.scheduling.reports import (
 )
 from orchestrator.scheduling.reports.liveness import liveness
 from orchestrator.scheduling.reports.presence import presence
-from workers.contracts.wire import envelope, names, versions
+from workers.contracts.wire import envelope, names, plan_trials, versions
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.event_bodies import CheckpointSaved
 from workers.contracts.wire.maintenance.node_probe import NodeProbed
@@ -218,6 +219,8 @@ def _event(node: Node | EngineMember, attempt: Attempt, report: AttemptReport) -
         copies.apply_event(
             run=attempt.run, attempt=attempt.number, node=node.name, type=type, data=data
         )
+    if type in plan_trials.EVENTS:
+        plan_reports.apply_event(attempt=attempt, type=type, data=data, time=report.time)
     run_services.event_record(
         run=attempt.run,
         type=type[:60],

@@ -15,6 +15,7 @@ from workers.contracts.base import Contract, Problem, Refused, problem
 from workers.contracts.catalog.devices import check_device
 from workers.contracts.catalog.presets import resolve_model
 from workers.contracts.examples.shapes import FORMATS, needed_shape
+from workers.contracts.specs.autotune import Autotune, autotune_problems
 from workers.contracts.specs.data import DataSpec, data_problems
 from workers.contracts.specs.finetuning.freezing import frozen_problems
 from workers.contracts.specs.finetuning.produce import ProduceBody
@@ -131,6 +132,8 @@ class RunSpec(Contract):
     benchmark: BenchmarkBody | None = None
     external: ExternalBody | None = None
     produce: ProduceBody | None = None
+    # training with an automatic plan: measure the best predicted plans first
+    autotune: Autotune | None = None
     resources: Resources = Resources()
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     retries: Retries = Retries()
@@ -218,8 +221,10 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
     plan, shape = spec.plan, spec.shape
     trains = spec.train or spec.benchmark
     seq_len = trains.seq_len if trains else None
+    problems += autotune_problems(spec)
     if spec.kind == "external":
-        return [_needless(field) for field in _ON_NODES if getattr(spec.resources, field)]
+        needless = [_needless(field) for field in _ON_NODES if getattr(spec.resources, field)]
+        return problems + needless
     if shape is not None and seq_len is not None:
         problems += [
             item.model_copy(update={"field": f"{spec.kind}.{item.field}"})

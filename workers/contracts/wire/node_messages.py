@@ -18,6 +18,7 @@ from workers.contracts.wire.maintenance.data_sets import DataInput
 from workers.contracts.wire.maintenance.preflight import Preflight
 from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.maintenance.store import StoreAccess
+from workers.contracts.wire.plan_trials import TrialsOrder
 from workers.contracts.wire.points import RunId, Time
 from workers.contracts.wire.programs.program_files import ProgramOrder
 
@@ -271,6 +272,8 @@ class LaunchOrder(WireContract):
     rendezvous: Rendezvous = Rendezvous()
     # probe the devices before the ranks start; null: no probe
     preflight: Annotated[Preflight | None, Since(1, 1)] = None
+    # plans to try before the run starts; null: none, or one was chosen
+    trials: Annotated[TrialsOrder | None, Since(1, 1)] = None
     # where checkpoints and artifacts are copied to; null: nowhere
     store: Annotated[StoreAccess | None, Since(1, 1)] = None
     # the files of a script at its submit; null: it starts in `script.workdir` itself

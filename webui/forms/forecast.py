@@ -58,6 +58,12 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         took = formatting.estimate(steps * predicted["step_time_s"])
         text = _("%(time)s, without checkpoints and validation") % {"time": took}
         facts.append((_("Duration"), text))
+    if trials := forecast.get("trials"):
+        text = _("%(count)s plans before the first step, about %(time)s, at most %(most)s")
+        values = {"count": trials["plans"], "time": formatting.estimate(trials["seconds"])}
+        facts.append(
+            (_("Trials"), text % {**values, "most": formatting.estimate(trials["budget_s"])})
+        )
     if predicted.get("bubble_fraction"):
         facts.append((_("Bubble"), formatting.percent(predicted["bubble_fraction"])))
     if share := predicted.get("generation_share"):

@@ -14,7 +14,7 @@ from webui.presentation import formatting
 _PRODUCTIVE: Final = (gettext_noop("productive"), "throughput")
 _CAUSES: Final = {
     "startup": (gettext_noop("start-up"), "time"),
-    "trials": (gettext_noop("trials of plans"), "memory"),
+    "trials": (gettext_noop("trials of plans"), "mfu"),
     "restart": (gettext_noop("restart"), "loss"),
     "hang": (gettext_noop("hang"), "fail"),
     "node": (gettext_noop("lost node"), "event"),

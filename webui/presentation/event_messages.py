@@ -19,7 +19,14 @@ from webui.presentation.event_parts import on_rank, shortened
 
 # shown as charts and texts, so event lists leave them out
 NOT_LISTED: Final = frozenset(
-    {"pipeline_timeline", "rollouts_sampled", "samples_written", "training_rows"}
+    {
+        "pipeline_timeline",
+        "rollouts_sampled",
+        "samples_written",
+        "training_rows",
+        "plan_trial_began",
+        "plan_trial",
+    }
 )
 _PLAIN: Final = frozenset(
     {
@@ -42,6 +49,7 @@ _PLAIN: Final = frozenset(
 )
 _GOOD: Final = frozenset(
     {
+        "plan_chosen",
         "checkpoint_saved",
         "checkpoint_restored",
         "checkpoint_stored",

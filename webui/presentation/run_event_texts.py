@@ -9,7 +9,7 @@ from typing import Any, Final
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
-from webui.charts import predicted_vs_measured
+from webui.charts import plan_ranks, predicted_vs_measured
 from webui.presentation import formatting
 from webui.presentation.event_parts import Describer, at_step, message_of, on_rank, with_reason
 
@@ -189,6 +189,14 @@ def _preflight(data: Mapping[str, Any], rank: int | None) -> str:
     }
 
 
+def _plan_chosen(data: Mapping[str, Any], rank: int | None) -> str:
+    text = _("Plan chosen by measurement: %(plan)s") % {
+        "plan": plan_ranks.name_of(data.get("plan") or {})
+    }
+    reason = str(data.get("reason") or "").rstrip(".")
+    return text + (f". {reason}" if reason else "")
+
+
 def _weights(data: Mapping[str, Any], rank: int | None) -> str:
     text = _("Weights of %(name)s loaded") % {
         "name": data.get("weights") or data.get("path") or _("a model")
@@ -295,6 +303,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "node_lost": _node,
     "node_cordoned": _cordoned,
     "preflight": _preflight,
+    "plan_chosen": _plan_chosen,
     "out_of_memory": with_reason(gettext_noop("Out of memory")),
     "checkpoint_stored": _stored,
     "artifact_stored": _stored,

@@ -52,6 +52,7 @@ TAB_TITLES: Final = {
     "data": gettext_noop("Data"),
     "requests": gettext_noop("Requests"),
     "cache": gettext_noop("Cache"),
+    "trials": gettext_noop("Plan trials"),
     "performance": gettext_noop("Performance"),
     "memory": gettext_noop("Memory"),
     "media": gettext_noop("Media"),
@@ -146,6 +147,7 @@ class Facts:
         shown = {
             **{name: kind == owner for name, owner in _INFERENCE_TABS.items()},
             "benchmark": False,
+            "trials": bool(self.run.spec.get("autotune")),
             "data": self.fine_tunes,
             "performance": trains or "step_time_s" in names or "tokens_per_s" in names,
             "memory": kind not in ("external", "produce")

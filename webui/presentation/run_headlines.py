@@ -163,6 +163,9 @@ def _running(facts: RunFacts) -> str:
         return inference_headlines.running(facts)
     if facts.kind == "produce":
         return inference_headlines.producing(facts)
+    trying = facts.summary.get("trying")
+    if isinstance(trying, Mapping):
+        return _trying(trying)
     if facts.summary.get("step") is None:
         return _("Running; no step logged yet.")
     if facts.restarted:
@@ -175,6 +178,13 @@ def _running(facts: RunFacts) -> str:
     if eta is not None and eta > 0:
         parts.append(_("done in %(time)s") % {"time": formatting.estimate(eta)})
     return _capital(", ".join(part for part in parts if part)) + "." + _stale(facts)
+
+
+def _trying(trying: Mapping[str, Any]) -> str:
+    values = {"number": trying.get("number"), "count": trying.get("count")}
+    if trying.get("again"):
+        return _("Trying plan %(number)s of %(count)s again, before the first step.") % values
+    return _("Trying plan %(number)s of %(count)s, before the first step.") % values
 
 
 def _stopping(facts: RunFacts) -> str:

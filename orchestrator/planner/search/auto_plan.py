@@ -61,8 +61,9 @@ def resolve_auto(
 
     `fix` holds the user's fields, `allowed` the values that the engine supports, both as in a
     search's `fix`; a fixed value that is not allowed is refused. `runs`: whether the engine
-    supports a combination. `count`: how many candidates to name. Without a global batch, the batch with the most tokens/s is chosen, the
-    smallest one within 2% of it. Deterministic. Raises Refused.
+    supports a combination. `count`: how many candidates to name. Without a global batch, the batch
+    with the most tokens/s is chosen, the smallest one within 2% of it. Deterministic. Raises
+    Refused.
     """
     values = _intersect(dict(fix or {}), dict(allowed or {}))
     if not {"schedule", "weight_stashing", "vertical_sync"} & values.keys():

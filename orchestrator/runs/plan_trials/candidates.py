@@ -86,5 +86,9 @@ def _too_small(
     share = needed / run_s
     if by_seconds:
         return problem("autotune.max_seconds", message, f"{needed * 1.2:.0f}, or fewer steps")
-    hint = f"max_share {min(0.5, 1.2 * share):.2g}" if share < 0.5 else "no autotune: it is short"
+    hint = (
+        f"max_share {min(0.5, 1.2 * share):.2g}"
+        if share < 0.5
+        else "no autotune, since the run is short"
+    )
     return problem("autotune.max_share", message, hint)

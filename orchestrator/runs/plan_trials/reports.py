@@ -72,9 +72,7 @@ def _choose(row: PlanTrials, run: Run, data: Mapping[str, Any]) -> None:
     plan = ParallelPlan.from_dict(chosen["plan"]).to_dict()
     spec = RunSpec.from_dict(run.spec)
     prediction = dict(chosen["prediction"])
-    prediction["whole_run"] = whole_run(
-        prediction, spec, pool=run.pool_name, trials_s=row.spent_s
-    )
+    prediction["whole_run"] = whole_run(prediction, spec, pool=run.pool_name, trials_s=row.spent_s)
     summary = {name: value for name, value in run.summary.items() if name != TRYING}
     Run.objects.filter(pk=run.pk).update(plan=plan, prediction=prediction, summary=summary)
     parameters.replace(run, "plan.", plan)

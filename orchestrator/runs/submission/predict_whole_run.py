@@ -32,8 +32,8 @@ def whole_run(
     """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, evaluation_s, checkpoints_s,
     trials_s?}, start_from}` of a run without interruption.
 
-    `trials_s` are those of trials of plans before it. `usd` is at the price of the devices, `start_from` the number of ended runs that the start is
-    learned from.
+    `trials_s` are those of trials of plans before it. `usd` is at the price of the devices,
+    `start_from` the number of ended runs that the start is learned from.
     """
     train = spec.train
     assert train is not None

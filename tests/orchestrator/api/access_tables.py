@@ -54,6 +54,7 @@ GET    v1/runs/{int:id}/media                         read    see
 POST   v1/runs/{int:id}/media                         ingest  manage
 GET    v1/runs/{int:id}/media/{int:item}/file         read    see
 GET    v1/runs/{int:id}/benchmark                     read    see
+GET    v1/runs/{int:id}/plan-trials                   read    see
 GET    v1/runs/{int:id}/produced                      read    see
 GET    v1/runs/{int:id}/lines                         read    see
 GET    v1/runs/{int:id}/lines/download                read    see

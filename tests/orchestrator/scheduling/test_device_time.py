@@ -235,7 +235,7 @@ def test_rest_metrics_and_pages_show_device_time(run: Run, monkeypatch: pytest.M
     expected = {
         "allocated_s": 200.0,
         "productive_s": 40.0,
-        "lost_s": {"startup": 40.0, "restart": 40.0, "hang": 80.0, "node": 0, "preemption": 0},
+        "lost_s": {"startup": 40.0, "trials": 0, "restart": 40.0, "hang": 80.0, "node": 0, "preemption": 0},
         "queued_s": 0.0,
         "final": False,
     }

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from django.utils.translation import gettext_noop as _
 
 from webui.forms.spec_fields.adapter import ADAPTER
+from webui.forms.spec_fields.autotune import AUTOTUNE
 from webui.forms.spec_fields.benchmark import BENCHMARK
 from webui.forms.spec_fields.data import DATA
 from webui.forms.spec_fields.evaluation import EVALUATION
@@ -82,6 +83,7 @@ SECTIONS: tuple[Section, ...] = (
     DATA,
     SCRIPT,
     PLAN,
+    AUTOTUNE,
     TRAINING,
     FINETUNING,
     REINFORCEMENT,

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('runs', '0016_run_last_progress'),
+        ('runs', '0017_plan_trials'),
     ]
 
     operations = [

@@ -2,7 +2,8 @@
 
     python -m workers.recorder.follow --url URL --token TOKEN --name NAME --tensorboard DIR
 
-Positions are stored in the spool, so a restarted follower continues.
+With `--spool DIR` a follower that was killed, or stopped by SIGTERM, continues its run when it is
+started again: each step arrives once. Ctrl-C finishes the run.
 """
 
 from __future__ import annotations
@@ -13,162 +14,112 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 try:
-    from workers.recorder import orrery_recorder, orrery_tensorboard, orrery_textlogs
+    from workers.recorder import orrery_recorder, orrery_textlogs
+    from workers.recorder.orrery_sources import Item, TensorBoard, TextLog
 except ImportError:  # installed alone
     import orrery_recorder  # type: ignore[no-redef]
-    import orrery_tensorboard  # type: ignore[no-redef]
     import orrery_textlogs  # type: ignore[no-redef]
+    from orrery_sources import Item, TensorBoard, TextLog  # type: ignore[no-redef]
 
-Reader = Callable[[str, int], "orrery_textlogs.Numbers | None"]
-
-# tag in lower case → Orrery's name and a factor
-_TAGS: dict[str, tuple[str, float]] = {
-    **dict.fromkeys(
-        ("loss", "train/loss", "loss/train", "train_loss", "training/loss", "lm loss"),
-        ("loss", 1.0),
-    ),
-    "loss_metrics/global_avg_loss": ("loss", 1.0),
-    # the Trainer's mean over the full run, logged at its last step
-    "train/train_loss": ("train/train_loss", 1.0),
-    **dict.fromkeys(
-        ("eval/loss", "val/loss", "loss/val", "validation/loss", "eval_loss"), ("val_loss", 1.0)
-    ),
-    **dict.fromkeys(("lm loss validation", "validation_metrics/loss"), ("val_loss", 1.0)),
-    **dict.fromkeys(
-        ("lr", "learning-rate", "learning_rate", "train/learning_rate", "train/lr"), ("lr", 1.0)
-    ),
-    **dict.fromkeys(("grad-norm", "grad_norm", "train/grad_norm"), ("grad_norm", 1.0)),
-    **dict.fromkeys(("loss-scale", "loss_scale"), ("loss_scale", 1.0)),
-    "throughput(tps)": ("tokens_per_s_per_device", 1.0),
-    "tflops": ("tflops_per_device", 1.0),
-    "mfu(%)": ("mfu", 0.01),
-    "time_metrics/end_to_end(s)": ("step_time_s", 1.0),
-    "iteration-time": ("step_time_s", 1.0),
-    "time_metrics/data_loading(s)": ("data_time_s", 1.0),
-}
+_JOURNAL = "follow.json"
+_POSITIONS = "positions.json"  # the journal of version 0.1
 
 
-class TensorBoard:
-    """Scalars of all event files under a directory, grouped by step; tags get the subdirectory's
-    name as a prefix.
+class Journal:
+    """What a follower read and logged, on disk, so that no step is lost or logged twice.
+
+    Before items are logged they are stored with the numbers of lines that the run had until then. A
+    follower that starts again sees from those numbers which of them were logged.
     """
 
-    def __init__(self, root: Path, positions: dict[str, int]) -> None:
-        self._root, self.positions = root, positions
-        self._waiting: dict[int, tuple[float, dict[str, float]]] = {}
-
-    def poll(self, run: orrery_recorder.Run) -> bool:
-        """Log complete steps; whether anything was new.
-
-        A step is complete once a later one, or nothing, follows.
-        """
-        new = False
-        for file in sorted(self._root.rglob("*tfevents*")):
-            relative = file.relative_to(self._root)
-            at = self.positions.get(str(relative), 0)
-            scalars, self.positions[str(relative)] = orrery_tensorboard.read_scalars(file, at)
-            prefix = "" if relative.parent == Path() else f"{relative.parent.as_posix()}/"
-            for scalar in scalars:
-                name, factor = _metric_name(prefix + scalar.tag)
-                _, values = self._waiting.setdefault(scalar.step, (scalar.time, {}))
-                values[name] = scalar.value * factor
-                new = True
-        newest = max(self._waiting, default=-1)
-        for step in sorted(self._waiting):
-            if step < newest or not new:
-                stamp, values = self._waiting.pop(step)
-                run.log(values, step=step, time=stamp)
-        return new
+    def __init__(self, run: orrery_recorder.Run) -> None:
+        self._run, self._folder = run, run.spool
+        self._saved: dict[str, Any] = _read(self._folder, _JOURNAL)
+        if not self._saved:
+            positions = _read(self._folder, _POSITIONS)
+            self._saved = {"state": {"positions": positions} if positions else {}}
 
     @property
-    def settled(self) -> bool:
-        """Whether no step is partly read."""
-        return not self._waiting
+    def state(self) -> dict[str, Any]:
+        """The state of the source that an earlier follower of this run had; empty without one."""
+        return dict(self._saved.get("state") or {})
 
+    def recover(self) -> None:
+        """Log what an earlier follower had read, but not logged when it was killed."""
+        items: list[Item] = self._saved.get("items") or []
+        before: dict[str, int] = self._saved.get("appended") or {}
+        with self._run.without_samples():
+            appended = self._run.appended
+            for stream in ("points", "logs"):
+                own = [item for item in items if ("text" in item) == (stream == "logs")]
+                logged = appended.get(stream, 0) - before.get(stream, 0)
+                self._log(own[max(0, logged) :])
 
-class TextLog:
-    """Lines of one growing file; numbers become points, every line a log line.
-
-    A truncated file is read from its start.
-    """
-
-    def __init__(self, file: Path, positions: dict[str, int], read: Reader, seq_len: int) -> None:
-        self._file, self.positions, self._read, self._seq_len = file, positions, read, seq_len
-
-    settled = True
-
-    def poll(self, run: orrery_recorder.Run) -> bool:
-        """Log new lines; whether there were any."""
-        new = False
-        for line in self._lines():
-            new = True
-            run.line(line)
-            numbers = self._read(line, self._seq_len)
-            if numbers:
-                run.log(numbers.values, step=numbers.step, tokens=numbers.tokens, time=numbers.time)
-        return new
-
-    def _lines(self) -> Iterator[str]:
-        if not self._file.exists():
+    def log(self, items: list[Item], state: dict[str, Any]) -> None:
+        """Log items, which the source returned before it had this state."""
+        if not items and state == self._saved.get("state"):
             return
-        at = self.positions.get(self._file.name, 0)
-        with open(self._file, "rb") as stream:
-            if os.fstat(stream.fileno()).st_size < at:
-                at = 0
-            stream.seek(at)
-            for line in stream:
-                if not line.endswith(b"\n"):
-                    break
-                at += len(line)
-                yield line.decode("utf-8", "replace").rstrip()
-        self.positions[self._file.name] = at
+        with self._run.without_samples():
+            saved = {"state": state, "items": items, "appended": self._run.appended}
+            if self._folder is not None:
+                temporary = self._folder / f"{_JOURNAL}.new"
+                temporary.write_text(json.dumps(saved))
+                os.replace(temporary, self._folder / _JOURNAL)
+            self._saved = {"state": state}
+            self._log(items)
 
-
-def _metric_name(tag: str) -> tuple[str, float]:
-    """Orrery's name of a tag, by the full tag or by the part after its first directory."""
-    key = tag.lower()
-    return _TAGS.get(key) or _TAGS.get(key.partition("/")[2]) or (tag, 1.0)
+    def _log(self, items: list[Item]) -> None:
+        for item in items:
+            if "text" in item:
+                self._run.line(item["text"])
+            else:
+                self._run.log(
+                    item["values"], step=item["step"], tokens=item["tokens"], time=item["time"]
+                )
 
 
 def follow(
     source: TensorBoard | TextLog,
-    run: orrery_recorder.Run,
+    journal: Journal,
     *,
     poll_s: float,
     idle_exit_s: float | None,
     stopped: Callable[[], bool],
 ) -> None:
-    """Poll until stopped or until nothing is new for `idle_exit_s`; saves positions when no step is
-    partly read.
-    """
+    """Log what is new until stopped or until nothing is new for `idle_exit_s`."""
     quiet_since = time.monotonic()
     while not stopped():
-        if source.poll(run):
+        items, new = source.read()
+        journal.log(items, source.state)
+        if new:
             quiet_since = time.monotonic()
         elif idle_exit_s is not None and time.monotonic() - quiet_since >= idle_exit_s:
             break
-        if source.settled and run.spool is not None:
-            _save_positions(run.spool, source.positions)
-        time.sleep(poll_s)
-    source.poll(run)
+        if not source.behind:
+            time.sleep(poll_s)
 
 
-def _save_positions(spool: Path, positions: dict[str, int]) -> None:
-    temporary = spool / "positions.new"
-    temporary.write_text(json.dumps(positions))
-    os.replace(temporary, spool / "positions.json")
+def finish(source: TensorBoard | TextLog, journal: Journal, run: orrery_recorder.Run) -> bool:
+    """Log the rest of the source and finish the run; False if lines stay in the spool."""
+    more = True
+    while more:
+        items, new = source.read()
+        journal.log(items, source.state)
+        more = new or source.behind
+    return run.finish()
 
 
-def _load_positions(spool: Path | None) -> dict[str, int]:
+def _read(folder: Path | None, name: str) -> dict[str, Any]:
     try:
-        return dict(json.loads((spool / "positions.json").read_text())) if spool else {}
+        content = json.loads((folder / name).read_text()) if folder else {}
     except (OSError, ValueError):
         return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -192,7 +143,8 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--spool",
         type=Path,
-        help="store positions and unsent lines here, to continue after a restart",
+        help="store positions and unsent lines here: a follower that was stopped by SIGTERM or "
+        "killed continues the run when it is started again",
     )
     parser.add_argument("--poll", type=float, default=1.0, metavar="SECONDS")
     parser.add_argument(
@@ -214,18 +166,27 @@ def main(arguments: list[str] | None = None) -> int:
     )
     if run.spool is None:
         return 2
+    journal = Journal(run)
     source: TensorBoard | TextLog
-    positions = _load_positions(run.spool)
     if args.tensorboard:
-        source = TensorBoard(path, positions)
+        source = TensorBoard(path, journal.state)
     else:
         read = orrery_textlogs.megatron if args.megatron_log else orrery_textlogs.torchtitan
-        source = TextLog(path, positions, read, args.seq_len)
+        source = TextLog(path, journal.state, read, args.seq_len)
     signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda signum, _: signals.append(signum))
-    follow(source, run, poll_s=args.poll, idle_exit_s=args.idle_exit, stopped=lambda: bool(signals))
-    return 0 if run.finish() else 1
+    journal.recover()
+    follow(
+        source,
+        journal,
+        poll_s=args.poll,
+        idle_exit_s=args.idle_exit,
+        stopped=lambda: bool(signals),
+    )
+    if args.spool is not None and signal.SIGTERM in signals:
+        return 0 if run.detach() else 1
+    return 0 if finish(source, journal, run) else 1
 
 
 if __name__ == "__main__":

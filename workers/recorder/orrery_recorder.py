@@ -27,7 +27,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,7 @@ class Run:
         self._sink, self._storage, self._pid = sink, sink, os.getpid()
         self._step, self._tokens, self._warned, self._failure = 0, 0, set[tuple[str, type]](), ""
         self._templates: dict[tuple[str, ...], str] = {}
-        self._ended = threading.Event()
+        self._ended, self._sampling = threading.Event(), threading.Lock()
         if isinstance(sink, _Spool):
             atexit.register(self._at_exit)
             self._hook, sys.excepthook = sys.excepthook, self._uncaught
@@ -155,6 +155,17 @@ class Run:
     def spool(self) -> Path | None:
         """The folder of unsent lines."""
         return self._storage.folder if self._storage else None
+
+    @property
+    def appended(self) -> dict[str, int]:
+        """How many lines were recorded per stream, also by earlier processes with this spool."""
+        return self._storage.appended if self._storage else {}
+
+    @contextlib.contextmanager
+    def without_samples(self) -> Iterator[None]:
+        """Log no samples of the machine's use in the meantime."""
+        with self._sampling:
+            yield
 
     def log(
         self,
@@ -254,7 +265,9 @@ class Run:
 
         def work() -> None:
             while not self._ended.wait(period_s):
-                self.log(sampler.sample(), step=self._step)
+                values = sampler.sample()
+                with self._sampling:
+                    self.log(values, step=self._step)
 
         threading.Thread(target=work, name="orrery-system", daemon=True).start()
 
@@ -273,6 +286,17 @@ class Run:
 
         `status`: finished | failed | cancelled.
         """
+        known = status if status in ("finished", "failed", "cancelled") else "failed"
+        return self._close({"status": known, "reason": str(reason)[:1000]}, timeout_s)
+
+    def detach(self, *, timeout_s: float = 10.0) -> bool:
+        """Stop recording, but leave the run open: a process with the same spool continues it.
+
+        False if lines stay in the spool.
+        """
+        return self._close(None, timeout_s)
+
+    def _close(self, end: dict[str, str] | None, timeout_s: float) -> bool:
         sink = self._sink
         if sink is None or os.getpid() != self._pid:
             return True
@@ -283,8 +307,7 @@ class Run:
                 atexit.unregister(self._at_exit)
                 if sys.excepthook == self._uncaught:
                     sys.excepthook = self._hook
-            known = status if status in ("finished", "failed", "cancelled") else "failed"
-            return sink.close({"status": known, "reason": str(reason)[:1000]}, timeout_s)
+            return sink.close(end, timeout_s)
         except Exception as error:
             self._warn("finish", error)
             return False
@@ -442,6 +465,10 @@ class _Outbox:
             for name in ("points", "events")
         }
 
+    @property
+    def appended(self) -> dict[str, int]:
+        return {name: file.seq for name, file in self._files.items()}
+
     def append(self, stream: str, fields: str) -> None:
         if stream == "logs":
             print(json.loads(f"{{{fields}}}")["text"], flush=True)
@@ -453,7 +480,7 @@ class _Outbox:
     def flush(self, timeout_s: float) -> bool:
         return True
 
-    def close(self, end: dict[str, str], timeout_s: float) -> bool:
+    def close(self, end: dict[str, str] | None, timeout_s: float) -> bool:
         for file in self._files.values():
             file.close()
         return True
@@ -468,7 +495,11 @@ class _Later(Exception):
 
 
 class _Refused(Exception):
-    """The server rejects this request; retrying does not help."""
+    """The server rejects this request; retrying does not help. `fields` are those it names."""
+
+    def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
 
 
 class _Gone(Exception):
@@ -523,6 +554,10 @@ class _Spool:
     @property
     def run(self) -> str | None:
         return self._meta.get("run")
+
+    @property
+    def appended(self) -> dict[str, int]:
+        return {name: file.seq for name, file in self._files.items()}
 
     def append(self, stream: str, fields: str) -> None:
         self._files[stream].append(fields)
@@ -653,24 +688,44 @@ class _Spool:
             self._update(done=True)
 
     def _create_run(self) -> str:
-        """Create the run and return its id, without its spec and experiment if they are refused."""
+        """Create the run and return its id.
+
+        What the server refuses is left out and recorded in the configuration as `spec`: the fields
+        that it names, or else the whole spec; the experiment only if that is refused too.
+        """
         name, key = self._meta["name"], self._meta["key"]
-        extra = {"experiment": self._meta["experiment"]} if self._meta.get("experiment") else {}
-        body = {"name": name, "spec": self._meta["spec"], **extra}
-        try:
-            answer = self._post("runs", json.dumps(body, default=str).encode(), key=key)
-        except _Refused as error:
-            bare = {"name": name, "spec": {"kind": "external"}}
-            if body == bare:
-                raise
-            self._warn_once(
-                "spec",
-                f"the run is recorded without its spec and experiment, which are refused: {error}",
-            )
-            answer = self._post("runs", json.dumps(bare).encode(), key=f"{key}-bare")
-        except _Gone as error:  # another rank's request with the same key is in progress
-            raise _Later(str(error)) from None
-        return str(answer["id"])
+        spec = json.loads(json.dumps(self._meta["spec"], default=str))
+        body = {"name": name, "spec": spec}
+        if self._meta.get("experiment"):
+            body["experiment"] = self._meta["experiment"]
+        refused: dict[str, Any] = {}
+        attempt = key
+        for number in range(1, 20):
+            try:
+                answer = self._post("runs", json.dumps(body).encode(), key=attempt)
+            except _Refused as error:
+                removed = [each for each in error.fields if _remove(body, each, refused)]
+                if not removed:
+                    rest = {each: spec[each] for each in spec if each != "kind"}
+                    if rest:
+                        removed, body["spec"] = ["spec"], {"kind": "external"}
+                        refused = {**refused, **rest}
+                    elif body.pop("experiment", None):
+                        removed = ["experiment"]
+                    else:
+                        raise
+                spec = body["spec"]
+                about = ", ".join(removed)
+                self._warn_once(f"spec {about}", f"the run is recorded without {about}: {error}")
+                attempt = f"{key}-{number}"
+            except _Gone as error:  # another rank's request with the same key is in progress
+                raise _Later(str(error)) from None
+            else:
+                if refused and not self._meta["rank"]:
+                    details = {"time": clock.time(), "config": {"spec": _json_safe(refused)}}
+                    self.append("details", json.dumps(details, default=str)[1:-1])
+                return str(answer["id"])
+        raise _Refused("the server refuses the run's spec")
 
     def _send(self, name: str, file: _File) -> None:
         lines = file.read(min(self._limit, _OPTIONAL.get(name, MAX_ITEMS)))
@@ -731,10 +786,31 @@ class _Spool:
             _log.warning("orrery: %s", message)
 
 
+def _remove(body: dict[str, Any], field: str, removed: dict[str, Any]) -> bool:
+    """Move a field such as `train.lr` from the body's spec to `removed`; whether it was there."""
+    if field == "experiment":
+        return body.pop("experiment", None) is not None
+    *path, last = field.removeprefix("spec.").split(".")
+    place, copy = body["spec"], removed
+    for name in path:
+        place = place.get(name)
+        if not isinstance(place, dict):
+            return False
+    if last not in place or (not path and last == "kind"):
+        return False
+    for name in path:
+        copy = copy.setdefault(name, {})
+    copy[last] = place.pop(last)
+    return True
+
+
 def _classify(error: urllib.error.HTTPError, path: str) -> Exception:
     """The exception of an HTTP status: retry later, refused, or run gone."""
+    fields: tuple[str, ...] = ()
     try:
-        detail = str(json.loads(error.read(65536)).get("detail", ""))
+        problem = json.loads(error.read(65536))
+        detail = str(problem.get("detail", ""))
+        fields = tuple(str(each["field"]) for each in problem.get("errors") or ())
     except Exception:
         detail = ""
     message = f"{error.code} {detail or error.reason} ({path})"
@@ -744,7 +820,7 @@ def _classify(error: urllib.error.HTTPError, path: str) -> Exception:
     busy = error.code == 409 and wait is not None  # the same request is in progress
     if busy or error.code in (408, 425, 429) or error.code >= 500:
         return _Later(message, wait)
-    return _Gone(message) if error.code in (404, 409, 410) else _Refused(message)
+    return _Gone(message) if error.code in (404, 409, 410) else _Refused(message, fields)
 
 
 def _retry_after(text: str | None) -> float | None:

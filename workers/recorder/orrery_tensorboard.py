@@ -6,6 +6,7 @@ framework/summary.proto, util/event.proto.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +25,21 @@ class Scalar(NamedTuple):
     value: float
 
 
-def read_scalars(file: Path, offset: int) -> tuple[list[Scalar], int]:
-    """Scalars of the complete records after `offset`, and the offset behind them."""
+def read_scalars(file: Path, offset: int, limit: int) -> tuple[list[Scalar], int, bool]:
+    """Scalars of the complete records after `offset`, the offset behind them, and whether the file
+    has more complete records.
+
+    Reads about `limit` bytes, or one record if that is longer.
+    """
     with open(file, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
         stream.seek(offset)
-        data = stream.read()
+        data = stream.read(limit)
+        if len(data) >= _FRAME:
+            (length,) = struct.unpack_from("<Q", data, 0)
+            first = _FRAME + length + 4
+            if len(data) < first <= size - offset:
+                data += stream.read(first - len(data))
     scalars: list[Scalar] = []
     at = 0
     while at + _FRAME <= len(data):
@@ -37,7 +48,7 @@ def read_scalars(file: Path, offset: int) -> tuple[list[Scalar], int]:
             break
         scalars += _event(data[at + _FRAME : at + _FRAME + length])
         at += _FRAME + length + 4
-    return scalars, offset + at
+    return scalars, offset + at, at > 0 and size - offset > len(data)
 
 
 def _event(data: bytes) -> Iterator[Scalar]:

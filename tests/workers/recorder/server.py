@@ -35,6 +35,7 @@ class Ingest(ThreadingHTTPServer):
         self.ends: dict[str, Any] = {}
         self.calls: list[tuple[str, int]] = []
         self.refuse: list[tuple[int, dict[str, str]]] = []
+        self.unknown: set[str] = set()  # fields of specs that are refused
         self.duplicates = 0
         self.lock = threading.Lock()
 
@@ -69,8 +70,12 @@ class Handler(BaseHTTPRequestHandler):
     def take(self, path: list[str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         server = self.server
         if path == ["runs"]:
-            if "wrong" in body["spec"]:
-                return 422, {"detail": "wrong is not a field of this contract."}
+            if unknown := sorted(each for each in server.unknown if _has(body["spec"], each)):
+                errors = [{"field": each, "message": "unknown"} for each in unknown]
+                return 422, {
+                    "detail": f"{unknown[-1]} is not a field of this contract.",
+                    "errors": errors,
+                }
             key = self.headers["Idempotency-Key"]
             run = server.by_key.setdefault(key, f"r{len(server.by_key) + 1}")
             server.runs[run] = body
@@ -111,6 +116,13 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(text)
+
+
+def _has(spec: Any, field: str) -> bool:
+    first, _, rest = field.partition(".")
+    if not rest:
+        return isinstance(spec, dict) and any(each.rstrip(".") == first for each in spec)
+    return isinstance(spec, dict) and _has(spec.get(first), rest)
 
 
 @contextmanager

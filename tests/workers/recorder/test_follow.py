@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.workers.recorder.server import TOKEN, Ingest
-from workers.recorder.orrery_follow import main
+from workers.recorder import orrery_recorder, orrery_sources
+from workers.recorder.orrery_follow import Journal, main
 from workers.recorder.orrery_textlogs import megatron, torchtitan
 
 MEGATRON = (
@@ -96,8 +99,6 @@ def test_a_log_is_followed_and_gone_on_with(server: Ingest, tmp_path: Path) -> N
     process = subprocess.Popen(command)
     try:
         wait(lambda: len(server.store.get("r1", {}).get("points", {})) == 1)
-        # it has noted how far it has read
-        wait(lambda: (tmp_path / "s" / "positions.json").exists())
         process.kill()  # a restarted follower continues
         process.wait(timeout=120)
         with log.open("a") as file:
@@ -153,6 +154,91 @@ def test_a_tensorboard_directory_is_followed(server: Ingest, tmp_path: Path) -> 
         pytest.approx(0.02),
         9.0,
     )
+
+
+def test_a_tensorboard_follower_survives_kills_and_stops(server: Ingest, tmp_path: Path) -> None:
+    """A real SummaryWriter, while its follower is killed or stopped at any moment."""
+    writer_module = pytest.importorskip("torch.utils.tensorboard")
+    board, spool = tmp_path / "tb", str(tmp_path / "s")
+    command = [sys.executable, "-m", "workers.recorder.follow", "--url", server.url]
+    command += ["--token", TOKEN, "--poll", "0.01", "--tensorboard", str(board), "--spool", spool]
+    step = 0
+    with writer_module.SummaryWriter(str(board)) as writer:
+        for end in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
+            process = subprocess.Popen(command)
+            try:
+                before = len(server.store.get("r1", {}).get("points", {}))
+                while len(server.store.get("r1", {}).get("points", {})) < before + 20:
+                    step += 1
+                    writer.add_scalar("train/loss", 1 / step, step, walltime=1.7e9 + step)
+                    writer.add_scalar("train/lr", 0.5, step, walltime=1.7e9 + step)
+                    if step % 3 == 0:
+                        writer.flush()
+                    time.sleep(0.005)
+                # the last steps are not sent yet
+                process.send_signal(end)
+                assert process.wait(timeout=120) == (0 if end == signal.SIGTERM else -end)
+            finally:
+                process.kill()
+                process.wait(timeout=120)
+            assert server.ends == {}, "the run stays open for the next follower"
+    assert follow(server, "--tensorboard", str(board), "--spool", spool) == 0
+    points = server.points("r1")
+    # a step that was cut by a flush may come as two points with one metric each
+    for name in ("loss", "lr"):
+        steps = [point["step"] for point in points if name in point["values"]]
+        assert steps == list(range(1, step + 1)), name
+    assert server.ends["r1"]["status"] == "finished" and len(server.runs) == 1
+
+
+@pytest.mark.parametrize("logged", [0, 1, 3])
+def test_a_batch_that_a_kill_cuts_is_completed(
+    server: Ingest, tmp_path: Path, logged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [{"step": n, "tokens": None, "time": 1.7e9 + n, "values": {"loss": n}} for n in (1, 2)]
+    items = [{"text": "a"}, steps[0], {"text": "b"}, steps[1]]
+    left = iter(range(logged))
+
+    def cut(original: Callable[..., None]) -> Callable[..., None]:
+        def call(*values: Any, **named: Any) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            original(*values, **named)
+
+        return call
+
+    arguments = {"url": server.url, "token": TOKEN, "spool": tmp_path / "s", "rank": 0}
+    first = orrery_recorder.init(**arguments)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(first, "log", cut(first.log))
+        patched.setattr(first, "line", cut(first.line))
+        Journal(first).log(items, {"positions": {"file": 7}})
+    first.detach()
+    second = orrery_recorder.init(**arguments)
+    journal = Journal(second)
+    assert journal.state == {"positions": {"file": 7}}
+    journal.recover()
+    second.finish()
+    assert [point["step"] for point in server.points("r1")] == [1, 2]
+    assert [line["text"] for line in server.store["r1"]["logs"].values()] == ["a", "b"]
+    assert len(server.runs) == 1
+
+
+def test_large_event_files_are_read_in_portions(
+    server: Ingest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer_module = pytest.importorskip("torch.utils.tensorboard")
+    monkeypatch.setattr(orrery_sources, "PORTION_BYTES", 500)
+    for folder, every in (("tb", 1), ("tb/validation", 10)):
+        with writer_module.SummaryWriter(str(tmp_path / folder)) as writer:
+            for step in range(1, 101):
+                if step % every == 0:
+                    writer.add_scalar("loss", float(step), step)
+                    writer.add_text("note", "n" * 2000, step)  # longer than a portion
+    assert follow(server, "--tensorboard", str(tmp_path / "tb")) == 0
+    points = server.points("r1")
+    assert [point["step"] for point in points] == list(range(1, 101))
+    assert [p["step"] for p in points if "val_loss" in p["values"]] == list(range(10, 101, 10))
 
 
 def test_a_follower_without_an_address_fails_with_a_message(

@@ -113,14 +113,30 @@ def test_one_bad_item_does_not_hold_up_the_others(
     assert "left out" in caplog.text
 
 
-def test_a_refused_spec_does_not_cost_the_record(
+def test_a_refused_field_does_not_cost_the_record(
     server: Ingest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = record(server.url, spec={"wrong": 1})
+    spec = {"tags": ["mine"], "wrong": 1, "train": {"steps": 5, "strange": "x"}}
+    server.unknown = {"wrong", "train.strange"}
+    run = record(server.url, spec=spec, experiment="tuning")
     run.log({"loss": 1.0}, step=1)
     assert run.finish(timeout_s=PATIENCE_S)
-    assert server.runs["r1"]["spec"] == {"kind": "external"} and len(server.points("r1")) == 1
-    assert "wrong is not a field" in caplog.text
+    sent = server.runs["r1"]
+    assert sent["spec"] == {"kind": "external", "tags": ["mine"], "train": {"steps": 5}}
+    assert sent["experiment"] == "tuning" and len(server.points("r1")) == 1
+    (details,) = server.store["r1"]["details"].values()
+    assert details["config"] == {"spec": {"wrong": 1, "train": {"strange": "x"}}}
+    assert "wrong is not a field" in caplog.text and "without train.strange, wrong" in caplog.text
+
+
+def test_a_spec_refused_without_a_field_does_not_cost_the_experiment(server: Ingest) -> None:
+    server.unknown = {"elsewhere"}
+    run = record(server.url, spec={"elsewhere.": 1}, experiment="tuning")
+    assert run.finish(timeout_s=PATIENCE_S)
+    assert server.runs["r1"]["spec"] == {"kind": "external"}
+    assert server.runs["r1"]["experiment"] == "tuning"
+    (details,) = server.store["r1"]["details"].values()
+    assert details["config"] == {"spec": {"elsewhere.": 1}}
 
 
 CRASHING = """

@@ -186,18 +186,18 @@ class Loop:
             self._settle_due = now + _SETTLE_EVERY_S
             ledger.settle(now=clock.now())
 
-    def _handle(self, inbox: Inbox, entry: Entry) -> bool:
+    def _handle(self, inbox: Inbox, entry: Entry | None) -> bool:
         """Handle this entry and the following ones; True if a tick was requested."""
-        wake = False
-        for _ in range(_BURST):
+        wake, handled = False, 0
+        while entry is not None:
             if entry.source is None:
                 wake = True
             elif self._delivery.deliver(entry):
                 inbox.acknowledge(entry.source)
-            following = self._delivery.due() or inbox.get(0.0)
-            if following is None:
-                break
-            entry = following
+            handled += 1
+            # an entry that is taken from the inbox must be handled: it is not handed out again
+            more = handled < _BURST
+            entry = (self._delivery.due() or inbox.get(0.0)) if more else None
         if wake:
             self._reap_due = 0.0  # the reaper delivers requests to running attempts
         return wake

@@ -17,7 +17,8 @@ import pytest
 import redis
 
 from orchestrator.common import clock
-from orchestrator.scheduling import lease, selectors
+from orchestrator.common.stream_groups import StreamEntry
+from orchestrator.scheduling import lease, loop, selectors
 from orchestrator.scheduling.models import Lease
 from orchestrator.scheduling.reports.inbox import Entry, Inbox
 from tests.conftest import FakeClock
@@ -190,3 +191,30 @@ def test_the_command_stops_on_sigterm(server: RedisServer, tmp_path: Path) -> No
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     process.stderr.close()
+
+
+class QueuedInbox:
+    """An inbox whose entries are known; `acknowledged` are those that were handled."""
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.left, self.acknowledged = entries, list[bytes]()
+
+    def get(self, timeout_s: float) -> Entry | None:
+        return self.left.pop(0) if self.left else None
+
+    def acknowledge(self, entry: StreamEntry) -> None:
+        self.acknowledged.append(entry.id)
+
+
+def test_no_entry_of_a_long_backlog_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [b"%d-0" % number for number in range(1, 301)]
+    box = QueuedInbox([Entry(StreamEntry(names.REPORTS, id, {}), id) for id in ids])
+    handled: list[bytes] = []
+    monkeypatch.setattr(loop, "report", lambda text, **more: handled.append(text))
+    scheduler = loop.Loop()
+    bursts = 0
+    while (entry := box.get(0.0)) is not None:
+        scheduler._handle(box, entry)  # type: ignore[arg-type]
+        bursts += 1
+    assert handled == box.acknowledged == ids
+    assert bursts == 3

@@ -5,6 +5,7 @@ A node's secret is derived from the join token's key and two nonces; neither is 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,7 +20,7 @@ from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.fleet import broker_users, selectors
 from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
-from workers.contracts.wire import envelope, versions
+from workers.contracts.wire import envelope, topology, versions
 from workers.contracts.wire.cluster_engines.jobs import is_member_name
 from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
 
@@ -177,9 +178,10 @@ def node_topology_set(*, node: Node, by: User, path: str) -> Node:
     Gangs over several nodes get nodes that are close. Raises 422 for a path that is too long.
     """
     accounts.require_role(by, Role.OPERATOR, "set the topology of nodes")
-    text = "/".join(part for each in path.split("/") if (part := " ".join(each.split())))
-    if len(text) > 200 or text.count("/") > 7:
-        raise invalid("path", "a path has at most 8 parts and 200 characters", "row-1/rack-3")
+    try:
+        text = topology.path(path)
+    except ValueError as error:
+        raise invalid("path", str(error), "row-1/rack-3") from None
     with transaction.atomic():
         Node.objects.filter(pk=node.pk).update(topology=text)
         accounts.audit(
@@ -233,13 +235,19 @@ def _register(inventory: NodeInventory, pool: Pool, now: datetime) -> Node:
 
 
 def apply_inventory(node: Node, inventory: NodeInventory) -> None:
-    """Update the node's row and devices; missing devices stay as unhealthy, for their history."""
+    """Update the node's row and devices; missing devices stay as unhealthy, for their history.
+
+    A new topology of the agent replaces the node's; until it changes, an operator's remains.
+    """
+    if inventory.topology is not None and inventory.topology != node.inventory.get("topology"):
+        with contextlib.suppress(ValueError):  # the agent refuses such a path
+            node.topology = topology.path(inventory.topology)
     node.inventory, node.address, node.hostname = (
         inventory.to_dict(),
         inventory.address,
         inventory.hostname,
     )
-    node.save(update_fields=["inventory", "address", "hostname"])
+    node.save(update_fields=["inventory", "address", "hostname", "topology"])
     known = {device.index: device for device in Device.objects.filter(node=node)}
     new, changed = [], []
     for info in inventory.devices:

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from workers.agent import identity, isolation
+from workers.contracts.wire import topology
 from workers.contracts.wire.node_messages import Isolation
 from workers.launcher.cluster_engines.own_address import own_address
 
@@ -45,6 +46,7 @@ def main() -> int:
             address=args.address or own_address(args.redis),
             slots=args.devices,
             isolation=runs.report,
+            topology=topology.path(args.topology) if args.topology else None,
         )
         token = args.join or os.environ.get("ORRERY_JOIN") or None
         node_file = identity.identify(
@@ -114,6 +116,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--address", help="where other nodes reach this one (default: the address toward Redis)"
+    )
+    parser.add_argument(
+        "--topology",
+        default=os.environ.get("ORRERY_TOPOLOGY"),
+        help="this node's path in the tree of switches, such as row-1/rack-3 (or ORRERY_TOPOLOGY)",
     )
     parser.add_argument(
         "--stop-runs",

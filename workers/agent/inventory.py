@@ -33,9 +33,15 @@ class Machine:
     """This machine's devices; `slots` is the number of CPU devices if there is no GPU."""
 
     def __init__(
-        self, *, name: str, address: str, slots: int | None, isolation: Isolation | None = None
+        self,
+        *,
+        name: str,
+        address: str,
+        slots: int | None,
+        isolation: Isolation | None = None,
+        topology: str | None = None,
     ) -> None:
-        self.name, self.address = name, address
+        self.name, self.address, self._topology = name, address, topology
         self._isolation = isolation
         self.broker_user: Literal["own", "shared"] = "shared"
         self._nvml = _nvml()
@@ -63,6 +69,7 @@ class Machine:
             devices=self._gpus() if self._handles else self._cpu_slots(memory),
             versions=versions,
             isolation=self._isolation,
+            topology=self._topology,
             broker_user=self.broker_user,
         )
 

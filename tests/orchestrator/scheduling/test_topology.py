@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.accounts.models import AuditEntry, User
+from orchestrator.fleet import services as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import services
@@ -128,3 +129,21 @@ def test_production_keeps_tensor_groups_on_nodes_and_gangs_in_racks(
     assert page.post("/fleet/n1/topology/", {"path": "x/y"}).status_code == 302
     assert 'value="x/y"' in page.get("/fleet/n1/").content.decode()
     assert page.post("/fleet/n1/topology/", {"path": "/".join("abcdefghi")}).status_code == 422
+
+
+@pytest.mark.django_db
+def test_the_agent_reports_a_path_and_an_operator_may_correct_it(operator: User) -> None:
+    node = factories.node("n1")
+    labelled = factories.inventory("n1").model_copy(update={"topology": "row-1/ rack-3/"})
+    fleet.apply_inventory(node, labelled)
+    node.refresh_from_db()
+    assert node.topology == "row-1/rack-3"
+    fleet.node_topology_set(node=node, by=operator, path="row-1/rack-4")
+    fleet.apply_inventory(node, labelled)  # the agent restarted
+    node.refresh_from_db()
+    assert node.topology == "row-1/rack-4"
+    moved = labelled.model_copy(update={"topology": "row-2/rack-1"})
+    fleet.apply_inventory(node, moved)
+    fleet.apply_inventory(node, factories.inventory("n1"))  # without the option
+    node.refresh_from_db()
+    assert node.topology == "row-2/rack-1"

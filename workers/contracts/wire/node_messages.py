@@ -136,6 +136,9 @@ def supported(container: str | None, limits: str | None) -> frozenset[str]:
 _ALL_LIMITS: Final = {"limits", "limits of images"}
 
 
+TopologyPath = Annotated[str, Field(max_length=200)]
+
+
 class NodeInventory(WireContract):
     """Hardware and software of a node.
 
@@ -150,6 +153,8 @@ class NodeInventory(WireContract):
     devices: list[DeviceInfo]
     versions: dict[str, str] = {}
     isolation: Annotated[Isolation | None, Since(1, 1)] = None
+    # path in the tree of switches, such as row-1/rack-3, from the agent's option
+    topology: Annotated[TopologyPath | None, Since(1, 1)] = None
     # which user of the broker it connects as: its own, limited to its keys, or one that nodes share
     broker_user: Annotated[Literal["own", "shared"] | None, Since(1, 1)] = None
 

@@ -85,4 +85,6 @@ def _day(field: str, text: str) -> date:
     try:
         return day_of(text)
     except ValueError:
-        raise invalid(field, f"{text[:20]!r} is not a day", "2026-01-31") from None
+        raise invalid(
+            field, f"{text[:20]!r} is not a day", "Use a day such as 2026-01-31."
+        ) from None

@@ -29,7 +29,7 @@ def idempotent_begin(*, user: User, key: str, route: str, body: bytes | str) -> 
     is in progress. Call it outside a transaction: a claim counts once it is committed.
     """
     if not 1 <= len(key) <= 200:
-        raise invalid("Idempotency-Key", "the key has 1 to 200 characters", "a UUID")
+        raise invalid("Idempotency-Key", "the key has 1 to 200 characters", "Use a UUID.")
     digest = hashlib.sha256(body.encode() if isinstance(body, str) else body).hexdigest()
     now = clock.now()
     try:

@@ -45,7 +45,7 @@ class GroupMapping:
         for entry in roles:
             group, _, role = (part.strip() for part in entry.rpartition("="))
             if not group or role not in Role.values:
-                hint = f"use GROUP=ROLE with {', '.join(Role.values)}"
+                hint = f"Use GROUP=ROLE with {', '.join(Role.values)}."
                 raise MappingError(f"ORRERY_OIDC_ROLES has {entry!r}; {hint}")
             by_group[group] = Role(role)
         in_teams: dict[str, tuple[str, Role]] = {}

@@ -54,13 +54,15 @@ def user_create(
 ) -> User:
     """Create a user. Without a password the user can only use tokens; admins get Django's admin."""
     if role not in Role.values:
-        raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
+        raise invalid("role", f"{role!r} is not a role", f"Use one of {', '.join(Role.values)}.")
     if by is not None:
         require_role(by, Role.ADMIN, "create users")
     try:
         User.username_validator(username)
     except ValidationError as error:
-        raise invalid("username", " ".join(error.messages), "letters, digits and @.+-_") from None
+        raise invalid(
+            "username", " ".join(error.messages), "Use letters, digits and @.+-_."
+        ) from None
     user = User(
         username=username, email=email, role=role, must_change_password=must_change_password
     )
@@ -87,7 +89,7 @@ def user_role_set(*, user: User, role: str, by: User | None) -> None:
     if by is not None:
         require_role(by, Role.ADMIN, "change roles")
     if role not in Role.values:
-        raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
+        raise invalid("role", f"{role!r} is not a role", f"Use one of {', '.join(Role.values)}.")
     if by is not None and user.pk == by.pk and role != Role.ADMIN:
         raise conflict(
             "You cannot remove your own admin role. Ask another admin.", type="last-admin"
@@ -106,7 +108,9 @@ def password_change(*, user: User, password: str) -> None:
     try:
         validate_password(password, user)
     except ValidationError as error:
-        raise invalid("password", " ".join(error.messages), "a longer, less common one") from None
+        raise invalid(
+            "password", " ".join(error.messages), "Choose a longer, less common password."
+        ) from None
     with transaction.atomic():
         user.set_password(password)
         user.must_change_password = False
@@ -143,29 +147,33 @@ def token_create(
     name = name.strip()
     if not 1 <= len(name) <= 80:
         raise invalid(
-            "name", "a token's name has 1 to 80 characters", "name where it is used, such as laptop"
+            "name",
+            "a token's name has 1 to 80 characters",
+            "Enter a name that shows where the token is used, such as laptop.",
         )
     allowed = scopes_of(user.role)
     wanted = allowed if scopes is None else list(dict.fromkeys(scopes))
     for scope in wanted:
         if scope not in SCOPES:
-            raise invalid("scopes", f"{scope!r} is not a scope", ", ".join(allowed))
+            raise invalid(
+                "scopes", f"{scope!r} is not a scope", f"Use one of {', '.join(allowed)}."
+            )
         if scope not in allowed:
             raise invalid(
                 "scopes",
                 f"{scope} needs the role {SCOPES[scope].value}, {user.username} is {user.role}",
-                ", ".join(allowed),
+                f"Use one of {', '.join(allowed)}.",
                 type="scope-not-allowed",
             )
     if expires is not None and expires <= clock.now():
-        raise invalid("expires", "the time is in the past", "a later time, or none")
+        raise invalid("expires", "the time is in the past", "Use a later time, or omit the field.")
     if creator is not None and creator.expires is not None:
         expires = expires or creator.expires
         if expires > creator.expires:
             raise invalid(
                 "expires",
                 f"a token cannot outlive its creator, which expires {iso(creator.expires)}",
-                "that time or an earlier one",
+                "Use that time or an earlier one.",
                 type="expiry-not-allowed",
             )
     if ApiToken.objects.filter(user=user, revoked=None).count() >= MAX_TOKENS:

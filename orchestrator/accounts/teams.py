@@ -120,7 +120,7 @@ def team_update(
         hours = None if without_budget else budget_device_hours
         if hours is not None and not (math.isfinite(hours) and 0 < hours <= MOST_HOURS):
             message = f"{hours:g} is not a number of device-hours"
-            raise invalid("budget_device_hours", message, "a number above 0")
+            raise invalid("budget_device_hours", message, "Use a number above 0.")
         changes["budget_device_hours"] = hours
     changes |= _limits(by, max_devices, without_quota, share)
     if not changes:
@@ -145,13 +145,15 @@ def _limits(
         require_role(by, Role.ADMIN, "set quotas of teams")
         if max_devices is not None and not 0 <= max_devices <= MOST_DEVICES:
             message = f"{max_devices} is not a number of devices"
-            raise invalid("max_devices", message, f"0 to {MOST_DEVICES:,}, or none for no quota")
+            raise invalid(
+                "max_devices", message, f"Use 0 to {MOST_DEVICES:,}, or null for no quota."
+            )
         changes["max_devices"] = None if without_quota else max_devices
     if share is not None:
         require_role(by, Role.ADMIN, "set shares of teams")
         if not (math.isfinite(share) and 0 < share <= MOST_SHARE):
             message = f"{share:g} is not a share"
-            raise invalid("share", message, f"a number above 0, at most {MOST_SHARE:,}")
+            raise invalid("share", message, f"Use a number above 0, at most {MOST_SHARE:,}.")
         changes["share"] = share
     return changes
 
@@ -168,10 +170,10 @@ def member_set(*, team: Team, username: str, role: str, by: User) -> TeamMembers
     """Add a user to a team or change the role there. Raises 403, 422 for unknown names."""
     _require_admin(team, by)
     if role not in Role.values:
-        raise invalid("role", f"{role!r} is not a role", ", ".join(Role.values))
+        raise invalid("role", f"{role!r} is not a role", f"Use one of {', '.join(Role.values)}.")
     user = User.objects.filter(username=username.strip()).first()
     if user is None:
-        raise invalid("username", f"there is no user {username[:80]!r}", "the name of a user")
+        raise invalid("username", f"there is no user {username[:80]!r}", "Use the name of a user.")
     with transaction.atomic():
         member, new = TeamMembership.objects.update_or_create(
             team=team, user=user, defaults={"role": role}

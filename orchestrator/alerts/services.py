@@ -51,24 +51,28 @@ def rule_create(
     accounts.require_role(by, Role.SUBMITTER, "create alert rules")
     name, metric = name.strip(), metric.strip()
     if not 1 <= len(name) <= 80:
-        raise invalid("name", f"the name has {len(name)} characters", "1 to 80 characters")
+        raise invalid("name", f"the name has {len(name)} characters", "Use 1 to 80 characters.")
     for field, value, allowed in (
         ("kind", kind, KINDS),
         ("scope", scope, ("own", "team")),
         ("operator", operator, ("<", ">")),
     ):
         if value not in allowed:
-            raise invalid(field, f"{value!r} is not a {field}", ", ".join(allowed))
+            raise invalid(field, f"{value!r} is not a {field}", f"Use one of {', '.join(allowed)}.")
     if kind == "threshold" and not metric:
-        raise invalid("metric", "a threshold needs a metric", "for example val_loss")
+        raise invalid(
+            "metric", "a threshold needs a metric", "Use the name of a metric, such as val_loss."
+        )
     if len(metric) > 120:
-        raise invalid("metric", f"the name has {len(metric)} characters", "at most 120")
+        raise invalid("metric", f"the name has {len(metric)} characters", "Use at most 120.")
     if kind in _NUMBERED and (threshold is None or not math.isfinite(threshold)):
-        raise invalid("threshold", f"{kind} needs a number", "for example 0.5")
+        raise invalid("threshold", f"{kind} needs a number", "Use a number such as 0.5.")
     if kind == "state" and state not in _STATES:
-        raise invalid("state", f"{state!r} is not an end of a run", ", ".join(_STATES))
+        raise invalid(
+            "state", f"{state!r} is not an end of a run", f"Use one of {', '.join(_STATES)}."
+        )
     if not 0 <= for_s <= 604_800:
-        raise invalid("for_s", f"{for_s:g} seconds are not possible", "0 to 604800")
+        raise invalid("for_s", f"{for_s:g} seconds are not possible", "Use 0 to 604800.")
     run_table.matching(user=by, query=query)  # raises 422 with a caret
     if AlertRule.objects.filter(owner=by).count() >= MOST:
         raise conflict(f"You have {MOST} rules. Delete one first.")
@@ -125,7 +129,9 @@ def alert_acknowledge(*, alert: Alert, by: User) -> Alert:
 def mute(*, by: User, source: str, subject: str = "", hours: float | None = None) -> AlertMute:
     """Send the person no messages of a rule, about one subject or all; None: without an end."""
     if hours is not None and not 0 < hours <= 8760:
-        raise invalid("hours", f"{hours:g} hours are not possible", "up to 8760, or none")
+        raise invalid(
+            "hours", f"{hours:g} hours are not possible", "Use at most 8760, or omit the field."
+        )
     until = None if hours is None else clock.now() + timedelta(hours=hours)
     own = AlertMute.objects.filter(owner=by)
     own.filter(until__lte=clock.now()).delete()

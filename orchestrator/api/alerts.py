@@ -134,7 +134,7 @@ def mute_set(request: HttpRequest, body: Mute) -> Any:
     by = user(request)
     if body.source not in selectors.sources_of(user=by):
         names = ", ".join(BUILTINS)
-        raise invalid("source", f"{body.source!r} is not a rule of yours", f"rule:ID, {names}")
+        raise invalid("source", f"{body.source!r} is not a rule of yours", f"Use rule:ID, {names}.")
     return services.mute(by=by, **body.model_dump())
 
 

@@ -72,5 +72,5 @@ def benchmark(request: HttpRequest, id: int) -> Any:
     """The measured variants. While the run continues, variants without result are `waiting`."""
     run = get_run(request, id)
     if run.kind != "benchmark":
-        raise invalid("id", f"run {run.pk} is a {run.kind} run", "a run of kind benchmark")
+        raise invalid("id", f"run {run.pk} is a {run.kind} run", "Use a run of kind benchmark.")
     return benchmark_of(run=run)

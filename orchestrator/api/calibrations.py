@@ -84,7 +84,7 @@ def calibration_create(request: HttpRequest, body: NewCalibration) -> Any:
         measured = measurement_lines(run=get_run(request, _run_id(id, f"runs.{index}")))
         if isinstance(measured, str):
             raise invalid(
-                f"runs.{index}", measured, "use training runs with logged steps, or benchmarks"
+                f"runs.{index}", measured, "Use training runs with logged steps, or benchmarks."
             )
         lines += measured
     calibration = services.calibration_add(
@@ -180,7 +180,7 @@ def device_type_delete(request: HttpRequest, id: int) -> HttpResponse:
 def _run_id(id: int | str, field: str) -> int:
     text = str(id)
     if not text.isdecimal() or len(text) > 18:
-        raise invalid(field, f"{text[:40]!r} is not a run id", "use an integer such as 12")
+        raise invalid(field, f"{text[:40]!r} is not a run id", "Use an integer such as 12.")
     return int(text)
 
 

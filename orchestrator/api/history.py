@@ -216,7 +216,7 @@ def logs(request: HttpRequest, id: int, page: Page, lines: Query[Lines]) -> dict
                 run=run, rank=lines.rank, q=lines.q, after=cursor, limit=page.limit + 1
             )
         except ValueError as error:
-            raise invalid("after", str(error), "use the cursor of the last line") from None
+            raise invalid("after", str(error), "Use the cursor of the last line.") from None
         rows += [line for line in batch if line.seq > min_seq]
         if len(batch) <= page.limit or min_seq < 0:
             break

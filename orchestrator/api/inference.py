@@ -199,5 +199,5 @@ def answer_vote(request: HttpRequest, id: int, body: NewAnswerVote) -> Any:
 def _get_run_of_kind(request: HttpRequest, id: int, kind: str) -> Any:
     run = get_run(request, id)
     if run.kind != kind:
-        raise invalid("id", f"run {run.pk} is a {run.kind} run", f"a run of kind {kind}")
+        raise invalid("id", f"run {run.pk} is a {run.kind} run", f"Use a run of kind {kind}.")
     return run

@@ -110,5 +110,5 @@ def lines_download(request: HttpRequest, id: int, wanted: Query[LinesWanted]) ->
 def _produce_run(request: HttpRequest, id: int) -> Any:
     run = get_run(request, id)
     if produced_lines.body_of(run) is None:
-        raise invalid("id", f"run {run.pk} is a {run.kind} run", "a run of kind produce")
+        raise invalid("id", f"run {run.pk} is a {run.kind} run", "Use a run of kind produce.")
     return run

@@ -179,7 +179,11 @@ def lines(request: HttpRequest, id: int, page: Page, wanted: Query[LinesWanted])
     row = _review(request, id)
     cursor = page.cursor or "1"
     if not (cursor.isascii() and cursor.isdecimal() and int(cursor[:10]) > 0 and len(cursor) < 10):
-        raise invalid("cursor", f"{cursor!r} is not a line's number", "next_cursor")
+        raise invalid(
+            "cursor",
+            f"{cursor!r} is not a line's number",
+            "Use the next_cursor of the previous page.",
+        )
     numbers = selectors.numbers_from(
         review=row, start=int(cursor), limit=page.limit + 1, show=wanted.show
     )

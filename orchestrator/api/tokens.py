@@ -60,7 +60,9 @@ def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
     scopes = sorted(current.scopes) if body.scopes is None else body.scopes
     for index, scope in enumerate(scopes):
         if scope not in SCOPES:
-            raise invalid(f"scopes.{index}", f"{scope!r} is not a scope", ", ".join(SCOPES))
+            raise invalid(
+                f"scopes.{index}", f"{scope!r} is not a scope", f"Use one of {', '.join(SCOPES)}."
+            )
         if scope not in current.scopes:
             raise refuse(
                 "scope-missing",
@@ -71,7 +73,7 @@ def token_create(request: HttpRequest, body: NewToken) -> dict[str, Any]:
                     {
                         "field": f"scopes.{index}",
                         "message": f"this call does not have the scope {scope}",
-                        "hint": "omit it",
+                        "hint": "Omit the field.",
                     }
                 ],
             )

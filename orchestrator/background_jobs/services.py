@@ -24,7 +24,7 @@ def job_request(*, name: str, dry_run: bool, by: User) -> JobRun:
     if name not in JOBS:
         raise missing_object("job", name)
     if dry_run and not JOBS[name].has_dry_run:
-        raise invalid("dry_run", f"the job {name} has no dry run", "send false")
+        raise invalid("dry_run", f"the job {name} has no dry run", "Send false.")
     if JobRun.objects.filter(state=JobRun.State.QUEUED).count() >= MOST_QUEUED:
         raise conflict(
             f"{MOST_QUEUED} runs of jobs are queued. Check that `manage.py jobs` is running.",

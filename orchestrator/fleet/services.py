@@ -37,7 +37,7 @@ def join_token_create(
         accounts.require_role(by, Role.OPERATOR, "create join tokens")
     now = clock.now()
     if expires is not None and expires <= now:
-        raise invalid("expires", "the time is in the past", "a later time, or none")
+        raise invalid("expires", "the time is in the past", "Use a later time, or omit the field.")
     token_id = envelope.join_token_new()[0]
     with transaction.atomic():
         JoinToken.objects.create(
@@ -181,7 +181,7 @@ def node_topology_set(*, node: Node, by: User, path: str) -> Node:
     try:
         text = topology.path(path)
     except ValueError as error:
-        raise invalid("path", str(error), "row-1/rack-3") from None
+        raise invalid("path", str(error), "Use a place such as row-1/rack-3.") from None
     with transaction.atomic():
         Node.objects.filter(pk=node.pk).update(topology=text)
         accounts.audit(

@@ -163,7 +163,7 @@ def simulate_serving(request: Any, *, options: ParseOptions | None = None) -> di
     id, values = _parse_serving(request, options or ParseOptions())
     own = {name: values.pop(name) for name in SIMULATION_FIELDS if name in values}
     if "load" not in own:
-        raise BadRequest([problem("load", "a simulation requires a load", '{"rate": 2}')])
+        raise BadRequest([problem("load", "a simulation requires a load", 'Use {"rate": 2}.')])
     try:
         return {"id": id, **answer_simulation({**own, "serving": values})}
     except Unanswerable as error:
@@ -179,7 +179,7 @@ def _parse_serving(request: Any, options: ParseOptions) -> tuple[Any, dict[str, 
     """`(id, values)` with model, cluster, device and a layout. Raises BadRequest."""
     if not isinstance(request, Mapping):
         message = "a serving request is a JSON object"
-        raise BadRequest([problem("", message, '{"model": "llama3-8b", ...}')])
+        raise BadRequest([problem("", message, 'Use {"model": "llama3-8b", ...}.')])
     request = request_parsing.strip_comments(request)
     model, problems = request_parsing.parse_model(request.get("model"), files=options.files)
     cluster, device, more = request_parsing.parse_cluster(request.get("cluster"), options.devices)
@@ -225,9 +225,8 @@ def export(
             steps=steps,
         )
     except Inexpressible as error:
-        message, hint = request_parsing.split_hint(error)
         field = "plan" if kind in KINDS else "engine"
-        raise BadRequest([problem(field, message, hint)]) from None
+        raise BadRequest([problem(field, error.message, error.hint)]) from None
 
 
 def _ranked_answers(

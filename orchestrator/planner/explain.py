@@ -65,17 +65,17 @@ def parse_explain_options(explain: Any, depth: Any = None) -> ExplainOptions | N
     """
     if depth is not None and (type(depth) is not int or not 0 <= depth <= 100):
         message = f"{str(depth)[:40]} is not a number of levels from 0 to 100"
-        raise BadRequest([problem("explain_depth", message, "1")])
+        raise BadRequest([problem("explain_depth", message, "Use a number such as 1.")])
     if explain is None or isinstance(explain, bool):
         return ExplainOptions((), depth) if explain else None
     names = [explain] if isinstance(explain, str) else explain
     if not isinstance(names, Sequence) or not 1 <= len(names) <= _MAX_NAMES:
         message = f"explain is true, the name of a number, or 1 to {_MAX_NAMES} names"
-        raise BadRequest([problem("explain", message, '"step_time_s"')])
+        raise BadRequest([problem("explain", message, 'Use "step_time_s".')])
     for name in names:
         if not isinstance(name, str) or not _is_explainable(name):
             near = difflib.get_close_matches(str(name), TERMS.terms, n=3, cutoff=0.5)
-            hint = ", ".join(near or ["step_time_s", "total_bytes"])
+            hint = f"Use {' or '.join(near or ['step_time_s', 'total_bytes'])}."
             message = f"{str(name)[:60]!r} is not a number of the planner"
             raise BadRequest([problem("explain", message, hint)])
     return ExplainOptions(tuple(dict.fromkeys(names)), depth)

@@ -38,7 +38,7 @@ def read_json_lines(path: str) -> list[Any]:
             values.append(parse_json_line(line.decode("utf-8")))
         except UnicodeDecodeError as error:
             message = f"the line is not UTF-8 text ({error.reason})"
-            values.append(problem("", message, "JSON in UTF-8"))
+            values.append(problem("", message, "Use JSON in UTF-8."))
     return values
 
 

@@ -69,12 +69,12 @@ def parse_json_line(text: str) -> Any:
     except RecursionError:
         return nesting_problem()
     except ValueError as error:
-        return problem("", f"the line is not JSON: {error}", "one JSON object per line")
+        return problem("", f"the line is not JSON: {error}", "Use one JSON object per line.")
 
 
 def nesting_problem() -> Problem:
     """The problem of a line that is nested too deeply to parse."""
-    return problem("", "the line is nested too deeply", "an object as in the documentation")
+    return problem("", "the line is nested too deeply", "Use an object as in the documentation.")
 
 
 def parse_line(
@@ -91,7 +91,7 @@ def parse_line(
         return ParsedLine(problems=[line])
     if not isinstance(line, Mapping):
         message = f"a line is a JSON object, this is {_type_name(line)}"
-        return ParsedLine(problems=[problem("", message, '{"model": ...}')])
+        return ParsedLine(problems=[problem("", message, 'Use {"model": ...}.')])
     line = strip_comments(line)
     id_, measured = line.get("id"), line.get("measured")
     measured = dict(measured) if isinstance(measured, Mapping) else {}
@@ -110,7 +110,7 @@ def parse_line(
         problems += more
     elif scenario is not None and not problems:
         if choose_plan is None:
-            problems.append(problem("plan", '"auto" is not supported here', "numbers"))
+            problems.append(problem("plan", '"auto" is not supported here', "Use numbers."))
         elif isinstance(chosen := choose_plan(scenario), ParallelPlan):
             plan = chosen
         else:
@@ -188,7 +188,7 @@ def parse_scenario(
 def parse_model(value: Any, *, files: bool = False) -> tuple[ModelSpec | None, list[Problem]]:
     """A preset's name, a ModelSpec, a Hugging Face config, or (if `files`) a path to either."""
     if value is None:
-        hint = f"a preset ({', '.join(list(PRESETS)[:4])}, ...) or sizes"
+        hint = f"Use a preset ({', '.join(list(PRESETS)[:4])}, ...) or sizes."
         return None, [problem("model", "the model is missing", hint)]
     try:
         if isinstance(value, str):
@@ -197,17 +197,10 @@ def parse_model(value: Any, *, files: bool = False) -> tuple[ModelSpec | None, l
         if isinstance(value, Mapping) and "model_type" in value:
             return read_model(value), []
     except UnreadableConfig as error:
-        message, hint = split_hint(error)
-        return None, [problem("model", message, hint)]
+        return None, [problem("model", error.message, error.hint)]
     except Refused as error:
         return None, [problem("model", error.message, error.hint)]
     return _parse_contract(ModelSpec, value, "model")
-
-
-def split_hint(error: Exception) -> tuple[str, str]:
-    """`(message, hint)` of an error whose text ends in `; hint`."""
-    message, _, rest = str(error).rpartition("; ")
-    return message or rest, rest if message else ""
 
 
 def unknown_key_problems(
@@ -219,7 +212,7 @@ def unknown_key_problems(
         problem(
             f"{prefix}{key}"[:120],
             f"{str(key)[:60]!r} is not a known field",
-            ", ".join(difflib.get_close_matches(str(key), known, n=1) or known),
+            f"Use {' or '.join(difflib.get_close_matches(str(key), known, n=1) or known)}.",
         )
         for key in values
         if key not in known
@@ -228,7 +221,11 @@ def unknown_key_problems(
 
 def _parse_contract(contract: type[Any], value: Any, name: str) -> tuple[Any, list[Problem]]:
     if not isinstance(value, Mapping):
-        return None, [problem(name, f"{name} is an object, this is {_type_name(value)}", "{...}")]
+        return None, [
+            problem(
+                name, f"{name} is an object, this is {_type_name(value)}", "Use an object {...}."
+            )
+        ]
     try:
         return contract.from_dict(value), []
     except ValidationError as error:
@@ -270,10 +267,10 @@ def _parse_own_device(
         names = [*devices, *DEVICES]
         near = difflib.get_close_matches(value, names, n=3, cutoff=0.3) or names
         message = f"{value!r} is neither in the device catalogue nor one of your own devices"
-        return None, [problem("cluster.device", message, ", ".join(near))]
+        return None, [problem("cluster.device", message, f"Use {' or '.join(near)}.")]
     if device is not None and not set(device.peak_tflops) & {"fp32", "bf16", "fp16", "fp8"}:
         message = "peak_tflops has no known precision"
-        hint = '{"fp32": 19.5, "bf16": 312}'
+        hint = 'Use {"fp32": 19.5, "bf16": 312}.'
         return None, [problem("cluster.device.peak_tflops", message, hint)]
     return device, []
 
@@ -281,7 +278,7 @@ def _parse_own_device(
 def _parse_framework(value: Any) -> tuple[Framework | None, list[Problem]]:
     if value is not None and not isinstance(value, str | Mapping):
         message = f"a framework is a name or an object, this is {_type_name(value)}"
-        return None, [problem("framework", message, '"orrery"')]
+        return None, [problem("framework", message, 'Use "orrery".')]
     if isinstance(value, Mapping):
         value = {key: item for key, item in value.items() if item is not None}
         problems = _framework_problems(value)
@@ -300,15 +297,27 @@ def _framework_problems(values: Mapping[str, Any]) -> list[Problem]:
         default = getattr(FRAMEWORKS["orrery"], key, None)
         hint = ""
         if key == "name":
-            hint = "" if isinstance(value, str) else ", ".join(sorted(FRAMEWORKS))
+            hint = "" if isinstance(value, str) else f"Use one of {', '.join(sorted(FRAMEWORKS))}."
         elif key in _FRAMEWORK_VALUES:
-            hint = "" if value in _FRAMEWORK_VALUES[key] else ", ".join(_FRAMEWORK_VALUES[key])
+            hint = (
+                ""
+                if value in _FRAMEWORK_VALUES[key]
+                else f"Use one of {', '.join(_FRAMEWORK_VALUES[key])}."
+            )
         elif isinstance(default, bool):
-            hint = "" if isinstance(value, bool) else "true or false"
+            hint = "" if isinstance(value, bool) else "Use true or false."
         elif isinstance(default, int):
-            hint = "" if type(value) is int and 1 <= value <= 2**20 else "an integer of at least 1"
+            hint = (
+                ""
+                if type(value) is int and 1 <= value <= 2**20
+                else "Use an integer of at least 1."
+            )
         elif isinstance(default, float):
-            hint = "" if type(value) in (int, float) and 0 <= value <= 2**40 else "a number from 0"
+            hint = (
+                ""
+                if type(value) in (int, float) and 0 <= value <= 2**40
+                else "Use a number of at least 0."
+            )
         if hint:
             message = f"{_shortened(value)} is not a valid {key}"
             problems.append(problem(f"framework.{key}", message, hint))

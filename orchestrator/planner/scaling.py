@@ -148,7 +148,9 @@ def scaling(
     problems = _problems(columns)
     if not names:
         problems.append(
-            problem("parameters", "parameters and budget_days are both missing", "parameters 7e9")
+            problem(
+                "parameters", "parameters and budget_days are both missing", "Use parameters 7e9."
+            )
         )
     if problems:
         return {"ok": False, "problems": [item.to_dict() for item in problems]}
@@ -167,7 +169,9 @@ def scaling(
 def _problems(columns: Mapping[str, Any]) -> list[Problem]:
     may_be_zero = ("usd_per_hour", "power_w")
     return [
-        problem(name, f"{name} is {value:g}, it must be a number above 0", "1")
+        problem(
+            name, f"{name} is {value:g}, it must be a number above 0", "Use a number such as 1."
+        )
         for name, value in columns.items()
         if not math.isfinite(value) or (value < 0 if name in may_be_zero else value <= 0)
     ]

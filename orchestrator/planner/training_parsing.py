@@ -47,13 +47,17 @@ def parse_training(
     if value is None:
         if teacher is None:
             return Training(None, model), []
-        return None, [problem("teacher", "a teacher needs train.objective distill", "distill")]
+        return None, [problem("teacher", "a teacher needs train.objective distill", "Use distill.")]
     if not isinstance(value, Mapping):
-        return None, [problem("train", "train is an object", '{"adapter": {"method": "lora"}}')]
+        return None, [
+            problem("train", "train is an object", 'Use {"adapter": {"method": "lora"}}.')
+        ]
     unknown = sorted(set(value) - set(_FIELDS))
     if unknown:
         message = f"{unknown[0][:60]!r} is not a field that the planner reads"
-        return None, [problem(f"train.{unknown[0][:60]}", message, ", ".join(_FIELDS))]
+        return None, [
+            problem(f"train.{unknown[0][:60]}", message, f"Use one of {', '.join(_FIELDS)}.")
+        ]
     body: dict[str, Any] = {"steps": 1, "seq_len": seq_len, **value}
     if value.get("adapter") is not None:
         body.setdefault("init_from", {"path": "base"})
@@ -65,12 +69,14 @@ def parse_training(
         return None, validation_problems(error, prefix="train")
     if train.policy is not None and train.policy.rollout.splits_devices:
         message = "a search or the submission of a run splits devices, an estimate does not"
-        return None, [problem(f"train.{train.objective}.rollout.devices", message, "a number")]
+        return None, [problem(f"train.{train.objective}.rollout.devices", message, "Use a number.")]
     shape = train.trained_shape(model)
     problems = frozen_problems(train, shape, None)
     if teacher is not None and train.distill is None:
-        problems.append(problem("teacher", "a teacher needs train.objective distill", "distill"))
+        problems.append(
+            problem("teacher", "a teacher needs train.objective distill", "Use distill.")
+        )
     elif teacher is not None and teacher.vocab != model.vocab:
         message = f"its vocabulary has {teacher.vocab} tokens, the model's {model.vocab}"
-        problems.append(problem("teacher", message, "a teacher with the same tokenizer"))
+        problems.append(problem("teacher", message, "Use a teacher with the same tokenizer."))
     return (None, problems) if problems else (Training(train, shape, teacher), [])

@@ -42,7 +42,7 @@ def estimate(
         message = (
             f"{len(lines)} lines are too many to explain at once, the limit is {MAX_EXPLAINED}"
         )
-        raise BadRequest([problem("explain", message, "fewer lines, or no explain")])
+        raise BadRequest([problem("explain", message, "Use fewer lines, or omit explain.")])
     options = parse_options_for(user)
     answers: list[dict[str, Any]] = [{}] * len(lines)
     groups: dict[str, list[int]] = {}
@@ -157,5 +157,5 @@ def _require_readable(lines: Sequence[ParsedLine]) -> None:
     for line in lines:
         if line.request is None and not line.illegal:
             raise BadRequest(
-                line.problems or [problem("", "the request is empty", "a request line")]
+                line.problems or [problem("", "the request is empty", "Use a request line.")]
             )

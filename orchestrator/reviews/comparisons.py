@@ -57,14 +57,16 @@ def comparison_create(
     """
     accounts.require_role(by, Role.SUBMITTER, "compare models")
     if len(run_ids) != 2 or len(models) != 2:
-        raise invalid("runs", f"{len(run_ids)} runs are given", "two serve runs")
+        raise invalid("runs", f"{len(run_ids)} runs are given", "Use two serve runs.")
     statuses = [_endpoint(by, id) for id in run_ids]
     ids = [model or _serving_model(status) for model, status in zip(models, statuses, strict=True)]
     for place, model in enumerate(models):
         if model is not None:
             _check_model(by, run_ids[place], model, place)
     if (run_ids[0], ids[0]) == (run_ids[1], ids[1]):
-        raise invalid("runs", "both sides are the same model", "two runs, or two models of a run")
+        raise invalid(
+            "runs", "both sides are the same model", "Use two runs, or two models of a run."
+        )
     sampling = {
         "temperature": temperature,
         "top_p": top_p,
@@ -90,7 +92,7 @@ def turn_create(
     """
     accounts.require_role(by, Role.SUBMITTER, "compare models")
     if not text.strip() or len(text) > MOST_TEXT:
-        raise invalid("text", f"a message has 1 to {MOST_TEXT:,} characters", "a text")
+        raise invalid("text", f"a message has 1 to {MOST_TEXT:,} characters", "Write a text.")
     messages = _history(comparison, by, conversation)
     messages.append({"role": "user", "content": text})
     first = _chance.randrange(2)
@@ -125,7 +127,7 @@ def turn_vote(*, turn: ComparisonTurn, by: User, choice: str) -> ComparisonTurn:
     accounts.require_role(by, Role.SUBMITTER, "vote")
     known = [value for value in ComparisonTurn.Choice.values if value]
     if choice not in known:
-        raise invalid("choice", f"{choice!r} is no vote", f"one of {', '.join(known)}")
+        raise invalid("choice", f"{choice!r} is no vote", f"Use one of {', '.join(known)}.")
     if turn.by != by.username:
         raise conflict(f"{turn.by} asked, and votes.", type="vote-of-another")
     unvoted = ComparisonTurn.objects.filter(pk=turn.pk, choice="")
@@ -259,13 +261,13 @@ def _failed(reason: str) -> Refusal:
 def _endpoint(by: User, id: int) -> EndpointStatus:
     run = runs.run_get(user=by, id=id)
     if run.kind != "serve":
-        raise invalid("runs", f"run {run.pk} is a {run.kind} run", "two serve runs")
+        raise invalid("runs", f"run {run.pk} is a {run.kind} run", "Use two serve runs.")
     status = endpoint.status(run=run)
     if status.phase != "serving":
         raise conflict(status.message, type="run-not-serving")
     if status.serving is not None and not status.serving.chat:
         message = f"the model of run {run.pk} has no chat template"
-        raise invalid("runs", message, "an instruction-tuned model")
+        raise invalid("runs", message, "Use an instruction-tuned model.")
     return status
 
 
@@ -288,7 +290,7 @@ def _check_model(by: User, id: int, model: str, place: int) -> None:
     if model not in known:
         shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
         message = f"run {id} serves no model {model[:100]}"
-        raise invalid(f"models.{place}", message, f"one of {shown}")
+        raise invalid(f"models.{place}", message, f"Use one of {shown}.")
 
 
 def _serving_model(status: EndpointStatus) -> str:

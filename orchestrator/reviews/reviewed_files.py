@@ -48,7 +48,10 @@ def review_write(
     accounts.require_role(by, Role.SUBMITTER, "write reviewed files")
     if writes == "edits_as_pairs" and review.format not in ("messages", "prompt_completion"):
         raise invalid(
-            "writes", f"lines of {review.format} are no single answers", "lines", type="invalid"
+            "writes",
+            f"lines of {review.format} are no single answers",
+            "Use writes lines.",
+            type="invalid",
         )
     lines = (
         _edits_as_pairs(review, min_rating)
@@ -242,7 +245,9 @@ def _store(row: ReviewedFile, partial: Path, folder: Path, name: str, by: User) 
 
 def _not_written(folder: Path, error: OSError) -> Refusal:
     reason = error.strerror or str(error)
-    hint = "a first folder of ORRERY_DATA_ROOTS that is writable, has space and allows hard links"
+    hint = (
+        "Use a first folder of ORRERY_DATA_ROOTS that is writable, has space and allows hard links."
+    )
     return Refusal(
         "data-set-not-written",
         "The reviewed file cannot be written",

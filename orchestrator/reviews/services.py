@@ -67,7 +67,9 @@ def review_create(
     """
     accounts.require_role(by, Role.SUBMITTER, "begin reviews")
     if len(name.strip()) > NAME_LENGTH or not name.strip().isprintable():
-        raise invalid("name", f"a name has 1 to {NAME_LENGTH} printable characters", "a short name")
+        raise invalid(
+            "name", f"a name has 1 to {NAME_LENGTH} printable characters", "Use a short name."
+        )
     file, opened, of_run = _source(by, path, run)
     name = name.strip() or file.name[:NAME_LENGTH]
     # named by the process until the row exists
@@ -160,11 +162,11 @@ def review_delete(*, review: Review, by: User) -> None:
 def _source(by: User, path: str | None, run: int | None) -> tuple[Path, BinaryIO, int | None]:
     """The file's path, the opened file, and its run."""
     if (path is None) == (run is None):
-        raise invalid("path", "a review is of a file or of a run", "either path or run")
+        raise invalid("path", "a review is of a file or of a run", "Use either path or run.")
     if run is not None:
         row = runs.run_get(user=by, id=run)
         if produced_lines.body_of(row) is None:
-            raise invalid("run", f"run {row.pk} is a {row.kind} run", "a run of kind produce")
+            raise invalid("run", f"run {row.pk} is a {row.kind} run", "Use a run of kind produce.")
         opened = produced_lines.open_lines(run=row)
         return produced_lines.file_path(run=row, which="accepted"), opened, row.pk
     roots = settings.DATA_ROOTS
@@ -173,7 +175,7 @@ def _source(by: User, path: str | None, run: int | None) -> tuple[Path, BinaryIO
     if problems or resolved is None:
         raise Refusal("invalid", "The request is not valid", 422, str(problems[0]), problems)
     if not resolved.is_file():
-        raise invalid("path", f"{path} is not a file", "one file")
+        raise invalid("path", f"{path} is not a file", "Use one file.")
     of_run = run_of_path(resolved, settings.ENV.media_runs)
     if of_run is not None:
         runs.run_get(user=by, id=of_run)  # a data folder may link to runs
@@ -181,18 +183,18 @@ def _source(by: User, path: str | None, run: int | None) -> tuple[Path, BinaryIO
         return resolved, open_resolved(resolved), of_run
     except OSError as error:
         message = f"{path} cannot be read: {error.strerror}"
-        raise invalid("path", message, "a file that Orrery's user may read") from None
+        raise invalid("path", message, "Use a file that Orrery's user may read.") from None
 
 
 def _check(review: Review, edit: LineEdit) -> None:
     allowed = ("", "keep", "drop", *(("swap",) if review.format == PAIRS else ()))
     if not isinstance(edit.decision, _Unset) and edit.decision not in allowed:
         listed = ", ".join(each or '""' for each in allowed)
-        raise invalid("decision", f"{edit.decision!r} is no decision", f"one of {listed}")
+        raise invalid("decision", f"{edit.decision!r} is no decision", f"Use one of {listed}.")
     if isinstance(edit.rating, int) and not 1 <= edit.rating <= 5:
-        raise invalid("rating", f"{edit.rating} is not from 1 to 5", "1 to 5, or null")
+        raise invalid("rating", f"{edit.rating} is not from 1 to 5", "Use 1 to 5, or null.")
     if isinstance(edit.note, str) and len(edit.note) > 2000:
-        raise invalid("note", "longer than 2,000 characters", "a shorter note")
+        raise invalid("note", "longer than 2,000 characters", "Use a shorter note.")
     if isinstance(edit.content, dict):
         format_: Any = review.format
         source.check_content(edit.content, format_)

@@ -72,17 +72,17 @@ def copy(source: Path, file: BinaryIO, target: Path, *, format: ExampleFormat | 
                 size += len(text)
                 if len(offsets) > MOST_LINES or size > MOST_BYTES:
                     message = f"{source.name} has more than {MOST_LINES:,} lines or 4 GiB"
-                    raise invalid("path", message, "a part of it")
+                    raise invalid("path", message, "Use a part of the file.")
                 digest.update(text)
                 out.write(text)
             out.flush()
             os.fsync(out.fileno())
         if not offsets or format is None:
-            raise invalid("path", f"{source.name} has no lines", "a file with examples")
+            raise invalid("path", f"{source.name} has no lines", "Use a file with examples.")
         os.replace(partial, target)
     except OSError as error:
         message = f"{source.name} cannot be copied: {error.strerror}"
-        raise invalid("path", message, "a readable file, and space on the disk") from None
+        raise invalid("path", message, "Use a readable file, and free space on the disk.") from None
     finally:
         with suppress(OSError):
             partial.unlink()
@@ -141,7 +141,7 @@ def _limited_lines(file: BinaryIO, source: Path) -> Iterator[bytes]:
         number += 1
         if len(text) > MOST_LINE_BYTES:
             message = f"{source.name}: line {number} is longer than {MOST_LINE_BYTES >> 20} MiB"
-            raise invalid("path", message, "one example per line")
+            raise invalid("path", message, "Use one example per line.")
         yield text
 
 
@@ -168,7 +168,9 @@ def _checked(text: bytes, format: ExampleFormat | None, number: int, source: Pat
     format = format or guess_format(text)
     if format is None:
         message = f"{source.name}: line {number} has the fields of no example format"
-        raise invalid("format", message, '{"messages": […]} or {"prompt", "chosen", "rejected"}')
+        raise invalid(
+            "format", message, 'Use {"messages": […]} or {"prompt", "chosen", "rejected"}.'
+        )
     try:
         parse_line(text, format)
     except LineError as error:

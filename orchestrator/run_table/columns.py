@@ -79,9 +79,7 @@ class ColumnNames:
         if path := self.path(name, at):
             return _of_config(path, aggregate, at)
         near = self.nearest(name)
-        raise QueryError(
-            f"no run has a value {name!r}", at, f"Did you mean {near!r}?" if near else ""
-        )
+        raise QueryError(f"no run has a value {name!r}", at, f"Use {near!r}." if near else "")
 
     def path(self, name: str, at: int) -> str:
         """The path of a spec value by its full or last name; empty without one."""
@@ -90,7 +88,7 @@ class ColumnNames:
         ends = sorted(path for path in self.config if path.endswith(f".{name}"))
         if len(ends) > 1:
             raise QueryError(
-                f"{name!r} may be {', '.join(ends[:-1])} or {ends[-1]}", at, f"write {ends[0]}"
+                f"{name!r} may be {', '.join(ends[:-1])} or {ends[-1]}", at, f"Write {ends[0]}."
             )
         return ends[0] if ends else ""
 
@@ -104,7 +102,7 @@ class ColumnNames:
 def _of_config(path: str, aggregate: str, at: int) -> Column:
     if aggregate:
         raise QueryError(
-            f"{path!r} has one value per run, so {aggregate}() does not apply", at, f"write {path}"
+            f"{path!r} has one value per run, so {aggregate}() does not apply", at, f"Write {path}."
         )
     return Column("config", path, "", "any")
 

@@ -131,7 +131,7 @@ class _Filter:
             rows = rows.filter(**_text_lookup("text", operator, value))
         else:
             message = f"{value.text!r} is not a number"
-            raise QueryError(message, value.at, f"for example {name} {operator} 0.001")
+            raise QueryError(message, value.at, f"Write for example {name} {operator} 0.001.")
         return self.with_row(rows)
 
     def with_row(self, rows: QuerySet[Any]) -> Q:
@@ -146,12 +146,12 @@ def _text_lookup(field: str, operator: str, value: Value) -> dict[str, Any]:
         return {field: value.text}
     if operator == "~":
         return {f"{field}__icontains": value.text}
-    raise QueryError(f"{operator!r} does not apply to text", value.at, "use = or ~ (contains)")
+    raise QueryError(f"{operator!r} does not apply to text", value.at, "Use = or ~ (contains).")
 
 
 def _lookup(operator: str, value: Value) -> str:
     if operator == "~":
-        raise QueryError("~ applies to text only", value.at, "use = < <= > >=")
+        raise QueryError("~ applies to text only", value.at, "Use = < <= > >=.")
     return _LOOKUPS[operator]
 
 
@@ -159,7 +159,9 @@ def _number(value: Value, operator: str) -> float:
     _lookup(operator, value)
     number = None if value.quoted else _parsed(value.text)
     if number is None:
-        raise QueryError(f"{value.text!r} is not a number", value.at, "for example 0.5 or 1e-4")
+        raise QueryError(
+            f"{value.text!r} is not a number", value.at, "Use a number such as 0.5 or 1e-4."
+        )
     return number
 
 
@@ -180,7 +182,7 @@ def _time(value: Value) -> datetime:
     if day is not None:
         moment = datetime(day.year, day.month, day.day, tzinfo=UTC)
     if moment is None:
-        hint = 'for example "2026-11-01" or "2026-11-01T12:00"; or age < 7d'
+        hint = 'Use a date such as "2026-11-01" or "2026-11-01T12:00", or age < 7d.'
         raise QueryError(f"{value.text!r} is not a date", value.at, hint)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
@@ -190,7 +192,7 @@ def _duration(name: str, operator: str, value: Value) -> Q:
     number = _parsed(match[1]) if match else None
     unit = match[2].lower() or "s" if match else ""
     if number is None or unit not in _SECONDS or abs(number * _SECONDS[unit]) > 1e10:
-        hint = "for example 90s, 15m, 2h or 7d"
+        hint = "Use a duration such as 90s, 15m, 2h or 7d."
         raise QueryError(f"{value.text!r} is not a duration", value.at, hint)
     lookup, span = _lookup(operator, value), timedelta(seconds=number * _SECONDS[unit])
     now = clock.now()

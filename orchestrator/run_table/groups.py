@@ -50,7 +50,7 @@ def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[R
     elif by.source == "run" and by.name in _GROUPABLE:
         rows = rows.annotate(group_value=F("tags__name" if by.name == "tag" else FIELDS[by.name]))
     else:
-        hint = "for example model, state, tag or a value of the spec"
+        hint = "Use for example model, state, tag or a value of the spec."
         raise invalid("group", f"runs cannot be grouped by {by.key}", hint)
     numbers = [column for column in columns if column.source in ("metric", "config")]
     for place, column in enumerate(numbers):

@@ -92,7 +92,7 @@ def parse(text: str) -> Node | None:
     rest = parser.token
     if rest.kind != "end":
         raise QueryError(
-            f"{rest.text!r} is not expected here", rest.at, "join comparisons by and, or"
+            f"{rest.text!r} is not expected here", rest.at, "Join comparisons by and, or."
         )
     return tree
 
@@ -106,7 +106,7 @@ def _tokens(text: str) -> list[Token]:
             at += len(text[at:]) - len(text[at:].lstrip())
             if text[at] in "\"'`":
                 raise QueryError("this quote is not closed", at)
-            raise QueryError(f"{text[at]!r} is not expected here", at, "use = != < <= > >= ~ in")
+            raise QueryError(f"{text[at]!r} is not expected here", at, "Use = != < <= > >= ~ in.")
         kind = str(match.lastgroup)
         value = match.group(kind)
         start = match.start(kind)
@@ -175,12 +175,12 @@ class _Parser:
         if name.kind not in ("word", "name") or name.text.lower() in _WORDS:
             shown = name.text if name.kind == "end" else repr(name.text)
             raise QueryError(
-                f"a name is expected, not {shown}", name.at, "for example: val_loss < 2"
+                f"a name is expected, not {shown}", name.at, "Write for example val_loss < 2."
             )
         aggregate = ""
         if self.is_mark("("):
             if name.text not in AGGREGATES:
-                hint = "use last, min, max or mean"
+                hint = "Use last, min, max or mean."
                 raise QueryError(f"{name.text!r} is not an aggregate", name.at, hint)
             aggregate = name.text
             self.take()
@@ -198,13 +198,13 @@ class _Parser:
             raise QueryError(
                 f"an operator is expected after {name.text!r}",
                 operator.at,
-                "use = != < <= > >= ~ in",
+                "Use = != < <= > >= ~ in.",
             )
         return Comparison(name.text, aggregate, operator.text, (self.value(),), name.at)
 
     def listed(self) -> tuple[Value, ...]:
         if not self.is_mark("("):
-            hint = "for example: state in (failed, cancelled)"
+            hint = "Write for example state in (failed, cancelled)."
             raise QueryError('"(" is expected after "in"', self.token.at, hint)
         self.take()
         values = [self.value()]
@@ -222,4 +222,4 @@ class _Parser:
             return Value(token.text, True, token.at)
         if token.kind in ("word", "name") and token.text.lower() not in _WORDS:
             return Value(token.text, False, token.at)
-        raise QueryError("a value is expected", token.at, 'a number, a word or "text"')
+        raise QueryError("a value is expected", token.at, 'Use a number, a word or "text".')

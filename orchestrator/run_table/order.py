@@ -81,7 +81,7 @@ def sorted_ids(
         return _newest(matching, after, limit)
     column = sort.column
     if column.source == "run" and column.name in UNSORTABLE:
-        hint = "for example created, name or val_loss"
+        hint = "Use for example created, name or val_loss."
         raise invalid("sort", f"runs cannot be sorted by {column.name}", hint)
     phases = (*_value_phases(column), _NONE)
     first = phases.index(after.phase) if after is not None and after.phase in phases else 0

@@ -75,14 +75,14 @@ def known_names(*, user: User) -> ColumnNames:
     )
 
 
-def query_refusal(text: str, error: QueryError) -> Refusal:
+def query_refusal(query: str, error: QueryError) -> Refusal:
     """The 422 of a query that cannot be read: the text with a caret below the position."""
-    line = text.replace("\n", " ").replace("\t", " ")
+    line = query.replace("\n", " ").replace("\t", " ")
     start = max(0, error.at - 60)
     shown, at = line[start : error.at + 60], error.at - start
     refusal = invalid("query", f"at character {error.at + 1}: {error.message}", error.hint)
-    hint = f" {error.hint[:1].upper()}{error.hint[1:]}" if error.hint else ""
-    refusal.detail = f"{error.message}.{hint}\n{shown}\n{' ' * at}^"
+    text = f"{error.message}. {error.hint}".rstrip()
+    refusal.detail = f"{text}\n{shown}\n{' ' * at}^"
     return refusal
 
 

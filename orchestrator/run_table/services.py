@@ -23,14 +23,18 @@ def view_save(*, owner: User, name: str, query: str, team: str = "") -> SavedVie
     """
     name = name.strip()
     if not 1 <= len(name) <= 80 or not name.isprintable():
-        raise invalid("name", "a view's name has 1 to 80 characters", "what it shows")
+        raise invalid(
+            "name", "a view's name has 1 to 80 characters", "Name the view after what it shows."
+        )
     pairs = parse_qsl(query.lstrip("?"))
     stored = urlencode([(key, value) for key, value in pairs if key in _KEYS])
     if len(stored) > 4000:
-        raise invalid("query", "the view is too long", "remove columns or a part of the query")
+        raise invalid("query", "the view is too long", "Remove columns or a part of the query.")
     shared = Team.objects.filter(name=team, members=owner).first() if team else None
     if team and shared is None:
-        raise invalid("team", f"you are not in a team {team!r}", "one of your teams, or none")
+        raise invalid(
+            "team", f"you are not in a team {team!r}", "Use one of your teams, or omit the team."
+        )
     if SavedView.objects.filter(owner=owner).exclude(name=name).count() >= _MOST:
         raise conflict(f"A person has at most {_MOST} views. Delete one first.")
     view, _ = SavedView.objects.update_or_create(

@@ -85,7 +85,7 @@ def bundle_submit(
         raise invalid(
             "secrets",
             f"the bundle has no values for {names}",
-            "submit its spec with these variables in script.secrets",
+            "Submit its spec with these variables in script.secrets.",
         )
     spec, code = _with_code(document["spec"], document.get("code"))
     spec = with_data_sets_of_bundle(spec, document.get("data_sets"), by=owner)
@@ -98,16 +98,18 @@ def bundle_submit(
 
 def _checked(bundle: Any) -> dict[str, Any]:
     if not isinstance(bundle, dict) or "format" not in bundle:
-        raise invalid("bundle", "this is not a bundle of a run", "download one from a run's page")
+        raise invalid(
+            "bundle", "this is not a bundle of a run", "Download a bundle from a run's page."
+        )
     if bundle["format"] != FORMAT:
         raise invalid(
             "bundle.format",
             f"the bundle has format {bundle['format']!r} (release "
             f"{bundle.get('release', 'unknown')}); this release reads {FORMAT}",
-            f"install release {bundle.get('release', 'unknown')}",
+            f"Install release {bundle.get('release', 'unknown')}.",
         )
     if not isinstance(bundle.get("spec"), dict):
-        raise invalid("bundle.spec", "the bundle has no spec", "download it again")
+        raise invalid("bundle.spec", "the bundle has no spec", "Download the bundle again.")
     return bundle
 
 
@@ -210,13 +212,13 @@ def _differences(files: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 field=f"files.{name}",
                 message=f"{name} does not exist on this machine",
-                hint=f"copy it to {settings.DATA_ROOTS[0] / str(name)}",
+                hint=f"Copy it to {settings.DATA_ROOTS[0] / str(name)}.",
             )
         elif _digest(place) != expected:
             yield Problem(
                 field=f"files.{name}",
                 message=f"{place} differs from the data of the original run",
-                hint="copy the original file there",
+                hint="Copy the original file there.",
             )
 
 
@@ -274,10 +276,12 @@ def _with_code(spec: dict[str, Any], code: Any) -> tuple[dict[str, Any], Capture
         detail = str(error)
         if isinstance(error, ValidationError):
             detail = str(error.errors(include_url=False)[0]["msg"])
-        raise invalid("code", f"the code cannot be used: {detail}", "download it again") from None
+        raise invalid(
+            "code", f"the code cannot be used: {detail}", "Download the bundle again."
+        ) from None
     fingerprint = program.fingerprint
     if code.get("fingerprint", fingerprint) != fingerprint:
-        raise invalid("code", "the code differs from its fingerprint", "download it again")
+        raise invalid("code", "the code differs from its fingerprint", "Download the bundle again.")
     folder = Path(os.path.realpath(settings.DATA_ROOTS[0])) / "code" / fingerprint[:16]
     if not folder.is_dir():
         _write(program, folder)

@@ -91,7 +91,9 @@ def checked_name(name: str) -> str:
     name = name.strip()
     if not 1 <= len(name) <= 120 or not name.isprintable():
         raise invalid(
-            "name", "an experiment's name has 1 to 120 characters", "its question in a few words"
+            "name",
+            "an experiment's name has 1 to 120 characters",
+            "Enter the question in a few words.",
         )
     return name
 

@@ -34,6 +34,6 @@ def _predicted(run: Run) -> str:
     message = f"{needs / GIB:.1f} of {format_gib(has)} per device were predicted"
     learns = run.kind in ("train", "benchmark")
     return (
-        f"{message}: try "
+        f"{message}. Use "
         f"{'more recomputation or a higher ZeRO stage' if learns else 'fewer sequences or blocks'}."
     )

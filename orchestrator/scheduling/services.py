@@ -32,7 +32,7 @@ def node_probe(*, node: Node, by: User | None, seconds: float = FULL_S) -> NodeP
     if by is not None:
         accounts.require_role(by, Role.OPERATOR, "probe nodes")
     if not 1 <= seconds <= MOST_S:
-        raise invalid("seconds", f"{seconds:g} is not from 1 to {MOST_S:.0f}", f"{FULL_S:.0f}")
+        raise invalid("seconds", f"{seconds:g} is not from 1 to {MOST_S:.0f}", f"Use {FULL_S:.0f}.")
     if attempts := runs.attempts_on(node=node.name):
         listed = ", ".join(f"run {attempt.run_id}" for attempt in attempts[:5])
         raise conflict(

@@ -154,7 +154,7 @@ def definition_problems(sweep: SweepDefinition) -> list[Problem]:
     if sweep.spec.get("kind") not in ("train", "script"):
         kind = sweep.spec.get("kind")
         message = f"a sweep trains; the spec has kind {kind!r}"
-        problems.append(Problem(field="spec.kind", message=message, hint="train or script"))
+        problems.append(Problem(field="spec.kind", message=message, hint="Use train or script."))
     if sweep.method == "grid":
         problems += _grid_problems(sweep)
     if sweep.method in ("asha", "pbt"):
@@ -169,7 +169,7 @@ def definition_problems(sweep: SweepDefinition) -> list[Problem]:
         and not any(path.startswith("train.eval") for path in sweep.parameters)
     ):
         message = f"{sweep.metric.name} never appears: the spec has no validation"
-        hint = 'add "eval": {"every_steps": 50, "batches": 4} to train'
+        hint = 'Add "eval": {"every_steps": 50, "batches": 4} to train.'
         problems.append(Problem(field="metric.name", message=message, hint=hint))
     return problems
 
@@ -179,21 +179,23 @@ def _parameter_problems(sweep: SweepDefinition) -> list[Problem]:
     if not 1 <= len(sweep.parameters) <= MOST_PARAMETERS:
         message = f"a sweep has 1 to {MOST_PARAMETERS} parameters, not {len(sweep.parameters)}"
         problems.append(
-            Problem(field="parameters", message=message, hint="remove some, or add one")
+            Problem(field="parameters", message=message, hint="Add a parameter, or remove some.")
         )
     for path, parameter in sweep.parameters.items():
         field, ends = f"parameters.{path}", (parameter.min, parameter.max)
         if (parameter.values is None) == (ends == (None, None)):
             message = "a parameter has either values, or min and max"
-            problems.append(Problem(field=field, message=message, hint='{"min": 1e-4, "max": 0.1}'))
+            problems.append(
+                Problem(field=field, message=message, hint='Write {"min": 1e-4, "max": 0.1}.')
+            )
         elif parameter.values is None:
             low, high = ends
             if low is None or high is None or not low < high:
                 message = f"the range from {low} to {high} is empty"
-                problems.append(Problem(field=field, message=message, hint="min below max"))
+                problems.append(Problem(field=field, message=message, hint="Use a min below max."))
             elif parameter.scale == "log" and low <= 0:
                 message = f"a logarithmic range cannot start at {low}"
-                problems.append(Problem(field=field, message=message, hint="a min above 0"))
+                problems.append(Problem(field=field, message=message, hint="Use a min above 0."))
     return problems
 
 
@@ -202,7 +204,7 @@ def _grid_problems(sweep: SweepDefinition) -> list[Problem]:
         Problem(
             field=f"parameters.{path}",
             message="a grid needs values, or a number of points of the range",
-            hint='"points": 5',
+            hint='Add "points": 5.',
         )
         for path, parameter in sweep.parameters.items()
         if parameter.values is None and parameter.points is None
@@ -210,7 +212,7 @@ def _grid_problems(sweep: SweepDefinition) -> list[Problem]:
     size = grid_size(sweep.parameters)
     if size > MOST_RUNS and sweep.budget.runs is None:
         message = f"the grid has {size:,} points; a sweep has at most {MOST_RUNS:,} runs"
-        hint = "fewer values, or method random or tpe with a budget of runs"
+        hint = "Use fewer values, or method random or tpe with a budget of runs."
         problems.append(Problem(field="parameters", message=message, hint=hint))
     return problems
 
@@ -220,21 +222,27 @@ def _pausing_problems(sweep: SweepDefinition) -> list[Problem]:
     name = sweep.method
     options = sweep.asha if name == "asha" else sweep.pbt
     if options is None:
-        hint = '{"min_steps": 100}' if name == "asha" else '{"population": 8, "every_steps": 100}'
+        hint = (
+            'Add {"min_steps": 100}.'
+            if name == "asha"
+            else 'Add {"population": 8, "every_steps": 100}.'
+        )
         return [Problem(field=name, message=f"method {name} needs options", hint=hint)]
     if sweep.spec.get("kind") != "train" or not sweep.steps:
         message = f"{name} pauses training runs by their steps"
-        return [Problem(field="spec.kind", message=message, hint="kind train with train.steps")]
+        return [
+            Problem(field="spec.kind", message=message, hint="Use kind train with train.steps.")
+        ]
     problems = []
     if not sweep.boundaries:
         first = sweep.asha.min_steps if sweep.asha and name == "asha" else sweep.pbt
         first = first.every_steps if isinstance(first, Pbt) else first
         message = f"the first comparison at step {first} is not before the end at {sweep.steps}"
-        problems.append(Problem(field=name, message=message, hint=f"fewer than {sweep.steps}"))
+        problems.append(Problem(field=name, message=message, hint=f"Use fewer than {sweep.steps}."))
     if _LENGTH in sweep.parameters:
         message = f"{name} compares runs at equal steps; {_LENGTH} must be the same in all"
         problems.append(
-            Problem(field=f"parameters.{_LENGTH}", message=message, hint="remove it, or use tpe")
+            Problem(field=f"parameters.{_LENGTH}", message=message, hint="Remove it, or use tpe.")
         )
     return problems
 
@@ -249,18 +257,18 @@ def _pbt_problems(sweep: SweepDefinition) -> list[Problem]:
             Problem(
                 field="spec.train.checkpoint",
                 message="PBT copies checkpoints between runs; the spec saves none",
-                hint=f'"checkpoint": {{"every_steps": {every}}}',
+                hint=f'Add "checkpoint": {{"every_steps": {every}}} to train.',
             )
         )
     for path in sweep.parameters:
         if path in _FIXED_IN_FORKS or path.startswith("model."):
             message = "a run that continues from a checkpoint cannot change it"
             problems.append(
-                Problem(field=f"parameters.{path}", message=message, hint="use tpe or asha for it")
+                Problem(field=f"parameters.{path}", message=message, hint="Use tpe or asha.")
             )
     if sweep.pbt is not None and sweep.most_runs < sweep.pbt.population:
         message = f"a budget of {sweep.most_runs} runs is below the population"
         problems.append(
-            Problem(field="budget.runs", message=message, hint=str(sweep.pbt.population))
+            Problem(field="budget.runs", message=message, hint=f"Use {sweep.pbt.population}.")
         )
     return problems

@@ -41,7 +41,9 @@ def sweep_create(
     accounts.require_role(owner, Role.SUBMITTER, "start sweeps")
     name = name.strip()
     if not 1 <= len(name) <= NAME_LENGTH or not name.isprintable():
-        raise invalid("name", f"a sweep's name has 1 to {NAME_LENGTH} characters", "a short name")
+        raise invalid(
+            "name", f"a sweep's name has 1 to {NAME_LENGTH} characters", "Use a short name."
+        )
     problems = definition_problems(definition) or _spec_problems(definition, by=owner)
     if problems:
         raise Refusal(
@@ -107,7 +109,7 @@ def _spec_problems(definition: SweepDefinition, *, by: User) -> list[Problem]:
         try:
             spec = with_parameters(definition.spec, values)
         except ValueError as error:
-            hint = "write the object in the spec"
+            hint = "Write the object in the spec."
             return [Problem(field="parameters", message=str(error), hint=hint)]
         for item in runs.spec_problem_list(spec, by=by):
             field = _named(item["field"], values)

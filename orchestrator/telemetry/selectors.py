@@ -221,4 +221,4 @@ def run_flops_per_token(run: Run) -> float:
         return training_flops_per_token(shape, spec.train)
     if shape is not None:
         return flops_per_token(shape, shape.max_seq_len)
-    raise invalid("x", "the axis flops requires a model; this run's spec names none", "tokens")
+    raise invalid("x", "the axis flops requires a model; this run's spec names none", "Use tokens.")

@@ -32,10 +32,10 @@ def merged(stored: Mapping[str, Any], patch: Mapping[str, Any], field: str) -> d
     """`stored` after a merge patch (RFC 7396): null removes a name. Raises 422 about `field`."""
     result = _merge(stored, patch, field, 1)
     if _leaves(result) > MOST_VALUES:
-        raise invalid(field, f"it has more than {MOST_VALUES:,} values", "record fewer values")
+        raise invalid(field, f"it has more than {MOST_VALUES:,} values", "Record fewer values.")
     size = len(json.dumps(result, ensure_ascii=False).encode())
     if size > MOST_BYTES:
-        hint = "record long texts and tables as media (POST runs/{id}/media)"
+        hint = "Record long texts and tables as media (POST runs/{id}/media)."
         raise invalid(field, f"it has {size:,} bytes, at most {MOST_BYTES:,} are stored", hint)
     return result
 
@@ -44,13 +44,13 @@ def _merge(
     stored: Mapping[str, Any], patch: Mapping[str, Any], field: str, level: int
 ) -> dict[str, Any]:
     if level > DEEPEST:
-        raise invalid(field, f"it has more than {DEEPEST} levels", "use fewer nested objects")
+        raise invalid(field, f"it has more than {DEEPEST} levels", "Use fewer nested objects.")
     result = dict(stored)
     for name, value in patch.items():
         if not 1 <= len(name) <= LONGEST_NAME or "\0" in name:
             shown = name[:40] + ("…" if len(name) > 40 else "")
             message = f"the name {shown!r} has {len(name)} characters"
-            raise invalid(field, message, f"names have 1 to {LONGEST_NAME} characters")
+            raise invalid(field, message, f"Shorten the name to at most {LONGEST_NAME} characters.")
         if value is None:
             result.pop(name, None)
         elif isinstance(value, Mapping):
@@ -85,13 +85,19 @@ def checked_program(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, given in values.items():
         value: Any = given
         if name not in PROGRAM:
-            raise invalid(f"program.{name}", "this field is not known", ", ".join(PROGRAM))
+            raise invalid(
+                f"program.{name}", "this field is not known", f"Use one of {', '.join(PROGRAM)}."
+            )
         kind, longest = PROGRAM[name]
         is_right = isinstance(value, kind) and (
             not isinstance(value, list) or all(isinstance(part, str) for part in value)
         )
         if value is not None and not is_right:
-            hint = {"list": "a list of texts", "str": "a text", "bool": "true or false"}
+            hint = {
+                "list": "Use a list of texts.",
+                "str": "Write a text.",
+                "bool": "Use true or false.",
+            }
             raise invalid(f"program.{name}", f"{value!r:.60} is not valid", hint[kind.__name__])
         if kind is list and value is not None:
             value = [str(part).replace("\0", "")[:longest] for part in list(value)[:1000]]
@@ -106,7 +112,7 @@ def checked_text(text: str, field: str, most: int) -> str:
     size = len(text.encode())
     if size > most:
         message = f"it has {size:,} bytes, at most {most:,} are stored"
-        raise invalid(field, message, "leave out generated files")
+        raise invalid(field, message, "Leave out generated files.")
     return text.replace("\0", "")
 
 

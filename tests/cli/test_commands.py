@@ -146,7 +146,7 @@ def test_download_writes_whole_files_only(
     assert [path.name for path in out.iterdir()] == ["answers.jsonl"]
     assert (out / "answers.jsonl").read_bytes() == b"x" * 1000
     refused = orrery("download", run.pk, "other", "-o", out)
-    assert refused.code == 1 and "it has answers.jsonl, profile.json" in refused.err
+    assert refused.code == 1 and "Choose one of answers.jsonl, profile.json." in refused.err
     (folder / "profile.json").unlink()
     failed = orrery("download", run.pk, "-o", out)
     assert failed.code == 1 and "is not on this machine" in failed.err

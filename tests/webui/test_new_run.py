@@ -354,7 +354,7 @@ def test_the_default_form_can_be_submitted(owner: User) -> None:
     [
         ({"train.seq_len": "abc"}, "train.seq_len", "'abc' is refused"),
         ({"train.steps": ""}, "train.steps", "steps is missing"),
-        ({"train.steps": "0"}, "train.steps", "0 is out of range, it must be at least 1"),
+        ({"train.steps": "0"}, "train.steps", "0 is out of range; it must be at least 1"),
         ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3. Use tp"),
         ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
         ({"resources.devices": "3"}, "resources.devices", "3 devices are requested"),

@@ -224,7 +224,7 @@ def test_columns_order_groups_and_errors_of_a_query(owner: User) -> None:
     wrong = client.get("/runs/?query=lr+%3E+1+and+stat+%3D+3")
     assert wrong.status_code == 422
     text = wrong.content.decode().replace("&#x27;", "'").replace("&gt;", ">")
-    assert "no run has a value 'stat'. Did you mean 'state'?\nlr > 1 and stat = 3\n" in text
+    assert "no run has a value 'stat'. Use 'state'.\nlr > 1 and stat = 3\n" in text
     assert f"\n{' ' * 11}^" in text
 
 

@@ -215,7 +215,7 @@ def parse_form(data: Any) -> FormState:
             problem(
                 "plan",
                 _("%(key)r is not a valid plan key") % {"key": shown},
-                _("Select a row of the table"),
+                _("Select a row of the table."),
             )
         )
     keys = [key for key in map(_key, data.getlist("compare")) if key]
@@ -245,7 +245,7 @@ def parse_value(spec: PlannerField, text: str) -> Any:
         return problem(
             spec.name,
             _("%(value)r is not one of the choices") % {"value": text[:60]},
-            _("Use one of %(choices)s")
+            _("Use one of %(choices)s.")
             % {"choices": ", ".join(name for name in known[:6] if name)},
         )
     if not text:
@@ -278,7 +278,7 @@ def parse_value(spec: PlannerField, text: str) -> Any:
         return problem(
             spec.name,
             _("%(value)s is not between %(least)s and %(most)s") % limits,
-            _("Use a value from %(least)s to %(most)s") % limits,
+            _("Use a value from %(least)s to %(most)s.") % limits,
         )
     return value
 
@@ -337,7 +337,7 @@ def _shape(spec: PlannerField, text: str) -> Any:
             spec.name,
             _("the model JSON has %(count)s characters, at most %(most)s are allowed")
             % {"count": f"{len(text):,}", "most": f"{MAX_SHAPE_CHARS:,}"},
-            _("Paste only the config.json"),
+            _("Paste only the config.json."),
         )
     try:
         shape = json.loads(text)
@@ -345,7 +345,7 @@ def _shape(spec: PlannerField, text: str) -> Any:
         return problem(
             spec.name,
             _("the model JSON is invalid: %(error)s") % {"error": error},
-            _("Paste the unchanged config.json"),
+            _("Paste the unchanged config.json."),
         )
     return (
         shape

@@ -1,6 +1,6 @@
 """Problems of a request as sentences: what is wrong, then what to do.
 
-Does not depend on where a problem was detected.
+Hints are imperative sentences at their source. Does not depend on where a problem was detected.
 """
 
 from __future__ import annotations
@@ -8,19 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final, NamedTuple
-
-from django.utils.translation import gettext as _
-
-# first words of hints that are instructions already; other hints name values to use
-_IMPERATIVE_WORDS: Final = """
-add allow ask attach calculate call change check choose clone configure copy create define delete
-disable divide drain enable enter export fetch fork give grant increase install join keep leave let
-list log lower make match merge move name omit open pass paste pick place plan point press provide
-put quantize raise read reduce register remove rename repeat replace request restart resume retry
-revoke rotate run save select send set shorten shrink specify split start stop store submit train
-turn undrain update upload wait write use
-"""
-_IMPERATIVES: Final = frozenset(_IMPERATIVE_WORDS.split())
 
 
 def problem_text(problem: Mapping[str, str] | Any) -> str:
@@ -32,7 +19,7 @@ def problem_text(problem: Mapping[str, str] | Any) -> str:
     message = message.rstrip(". ")
     if not hint:
         return f"{message}."
-    return f"{message}. {hint_sentence(hint)}"
+    return f"{message}. {hint}"
 
 
 class Fix(NamedTuple):
@@ -42,9 +29,9 @@ class Fix(NamedTuple):
     value: str
 
 
-# "16", "8 or 16", "tp 2", "2 devices"
+# "Use 16.", "Use 8 or 16.", "Use tp 2.", "Use 2 devices."
 _PROPOSAL: Final = re.compile(
-    r"(?:(?P<name>[a-z_]+) )?(?:\d+ or )?(?P<value>\d+)(?P<devices> devices?)?"
+    r"Use (?:(?P<name>[a-z_]+) )?(?:\d+ or )?(?P<value>\d+)(?P<devices> devices?)?\."
 )
 
 
@@ -57,7 +44,7 @@ def fix_of(problem: Mapping[str, str] | Any, known: Collection[str]) -> Fix | No
         field, hint = str(problem.get("field") or ""), str(problem.get("hint") or "")
     else:
         field, hint = str(problem.field), str(problem.hint or "")
-    match = _PROPOSAL.fullmatch(hint.strip().rstrip("."))
+    match = _PROPOSAL.fullmatch(hint.strip())
     if match is None:
         return None
     parent, _dot, _name = field.rpartition(".")
@@ -66,12 +53,3 @@ def fix_of(problem: Mapping[str, str] | Any, known: Collection[str]) -> Fix | No
     elif match["name"]:
         field = f"{parent}.{match['name']}" if parent else match["name"]
     return Fix(field, match["value"]) if field in known else None
-
-
-def hint_sentence(hint: str) -> str:
-    """Returns a hint as an imperative sentence."""
-    hint = hint.rstrip(". ")
-    first = hint.split(maxsplit=1)[0].rstrip(",:").lower()
-    if first in _IMPERATIVES:
-        return f"{hint[:1].upper()}{hint[1:]}."
-    return _("Use %(values)s.") % {"values": hint}

@@ -195,21 +195,21 @@ def _current(state: EngineState, latest: dict[str, float], *, scores: bool) -> l
     ]
     speed = latest.get("inference/tokens_per_s") if state.running else 0.0
     preempted = latest.get("inference/preemptions") or 0
-    hint = _("median of the requests below")
+    caption = _("median of the requests below")
     latency = formatting.seconds(median(first)) if first else formatting.DASH
     if scores:
         speed = latest.get("inference/scores_per_s") if state.running else 0.0
         rates = [
-            tile(_("Time per score"), latency, hint),
+            tile(_("Time per score"), latency, caption),
             tile(_("Scores/s"), formatting.quantity(speed), _("current, all requests")),
         ]
     else:
         rates = [
-            tile(_("Time to first token"), latency, hint),
+            tile(_("Time to first token"), latency, caption),
             tile(
                 _("Time per token"),
                 formatting.seconds(median(per_token)) if per_token else formatting.DASH,
-                hint,
+                caption,
             ),
             tile(_("Tokens/s"), formatting.quantity(speed), _("current, all requests")),
         ]

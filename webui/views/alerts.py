@@ -195,7 +195,7 @@ def _number(text: str, field: str) -> float:
         return float(text)
     except ValueError:
         message = _("%(text)r is not a number") % {"text": text[:40]}
-        raise invalid(field, message, _("for example 0.5")) from None
+        raise invalid(field, message, _("Use a number such as 0.5.")) from None
 
 
 def _sentence(firing: int) -> str:

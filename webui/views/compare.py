@@ -104,7 +104,7 @@ def curves(request: PageRequest) -> HttpResponse:
     text = request.GET.get("x", "step")
     axis = _AXES.get(text)
     if axis is None:
-        raise invalid("x", _("%(text)r is not an axis") % {"text": text[:40]}, "step")
+        raise invalid("x", _("%(text)r is not an axis") % {"text": text[:40]}, "Use step.")
     items, missing = [], []
     for run in runs:
         try:
@@ -130,7 +130,7 @@ def _runs(request: PageRequest) -> list[Any]:
         raise invalid(
             "runs",
             _("%(text)r does not name 1 to %(most)s runs") % {"text": text[:80], "most": MOST},
-            _("Use a URL that ends with ?runs=12,14"),
+            _("Use a URL that ends with ?runs=12,14."),
         )
     visible = selectors.runs_visible_to(user=request.user)
     by_id = {run.pk: run for run in visible.filter(pk__in=[int(id) for id in ids])}

@@ -19,7 +19,11 @@ def exports(request: PageRequest) -> HttpResponse:
     if request.method == "POST":
         kind, text = request.POST.get("kind", "run"), request.POST.get("target", "")
         if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise invalid("target", _("%(text)s is not a number") % {"text": repr(text[:20])}, "12")
+            raise invalid(
+                "target",
+                _("%(text)s is not a number") % {"text": repr(text[:20])},
+                "Enter the number of a run or experiment, such as 12.",
+            )
         target = int(text)
         if kind == "experiment":
             requests.export_request(by=request.user, experiment=target)

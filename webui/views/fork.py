@@ -127,10 +127,12 @@ def _object(field: str, text: str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise invalid(
-            field, _("invalid JSON: %(error)s") % {"error": error}, '{"train": {"clip_norm": 1.0}}'
+            field,
+            _("invalid JSON: %(error)s") % {"error": error},
+            'Use {"train": {"clip_norm": 1.0}}.',
         ) from None
     if not isinstance(value, dict):
-        raise invalid(field, _("must be a JSON object"), '{"train": {"clip_norm": 1.0}}')
+        raise invalid(field, _("must be a JSON object"), 'Use {"train": {"clip_norm": 1.0}}.')
     return value
 
 
@@ -141,5 +143,5 @@ def _number(field: str, text: str, kind: Any) -> Any:
         raise invalid(
             field,
             _("%(text)r is not a number") % {"text": text.strip()},
-            "400" if kind is int else "0.001",
+            "Use a number such as 400." if kind is int else "Use a number such as 0.001.",
         ) from None

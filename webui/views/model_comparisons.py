@@ -138,10 +138,10 @@ def _start(request: PageRequest) -> Any:
         raise invalid(
             "temperature",
             _("the sampling is out of range"),
-            _("temperature 0 to 10, top p above 0 up to 1"),
+            _("Use a temperature from 0 to 10, and a top p above 0 and up to 1."),
         )
     if not 1 <= values["max_tokens"] <= comparisons.MOST_TOKENS:
-        raise invalid("max_tokens", _("out of range"), f"1–{comparisons.MOST_TOKENS}")
+        raise invalid("max_tokens", _("out of range"), f"Use 1 to {comparisons.MOST_TOKENS}.")
     return comparisons.comparison_create(
         by=request.user,
         run_ids=ids,

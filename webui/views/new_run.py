@@ -227,7 +227,7 @@ def _invalid_json(message: str) -> Refusal:
             {
                 "field": "spec",
                 "message": message,
-                "hint": _("Use an object such as %(example)s")
+                "hint": _("Use an object such as %(example)s.")
                 % {"example": '{"kind": "train", ...}'},
             }
         ],

@@ -63,7 +63,7 @@ def priority(request: PageRequest, id: int) -> HttpResponse:
         raise invalid(
             "priority",
             _("%(value)r is not an integer") % {"value": text},
-            _("Use 0, or a higher number"),
+            _("Use 0, or a higher number."),
         ) from None
     services.run_update(run=run, by=request.user, priority=value)
     if request.htmx:

@@ -98,7 +98,9 @@ def review_write(request: PageRequest, id: int) -> HttpResponse:
     undecided = request.POST.get("undecided", "drop")
     writes = request.POST.get("writes", "lines")
     if rating not in ("", *map(str, RATINGS)):
-        raise invalid("min_rating", _("%(value)s is not a rating") % {"value": rating}, "1–5")
+        raise invalid(
+            "min_rating", _("%(value)s is not a rating") % {"value": rating}, "Use 1 to 5."
+        )
     made = reviewed_files.review_write(
         review=row,
         by=request.user,

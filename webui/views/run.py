@@ -109,7 +109,7 @@ def heat(request: HttpRequest, id: int) -> HttpResponse:
         raise invalid(
             "of",
             _("%(name)r is not a heat map") % {"name": request.GET.get("of", "")},
-            _("Use one of %(names)s") % {"names": ", ".join(heats.MAPS)},
+            _("Use one of %(names)s.") % {"names": ", ".join(heats.MAPS)},
         )
     return render(request, "webui/run/heat.html", {"card": card, "run": facts.run})
 

@@ -32,7 +32,7 @@ def act(request: HttpRequest, id: int) -> HttpResponse:
         raise invalid(
             "action",
             _("%(name)r is not an action") % {"name": request.POST.get("action", "")},
-            _("Use one of %(names)s") % {"names": ", ".join(ACTIONS)},
+            _("Use one of %(names)s.") % {"names": ", ".join(ACTIONS)},
         )
     try:
         shown, message = action(run, request)
@@ -60,7 +60,11 @@ def _simple(
 def _vote(run: Any, request: HttpRequest) -> tuple[Any, str]:
     example = request.POST.get("example", "")
     if not is_id(example):
-        raise invalid("example", _("%(name)r is no example") % {"name": example[:40]}, "0")
+        raise invalid(
+            "example",
+            _("%(name)r is no example") % {"name": example[:40]},
+            "Use a number such as 0.",
+        )
     choice = request.POST.get("choice", "")
     answer_votes.vote(run=run, by=_user(request), example=int(example), choice=choice)
     return run, _("Vote saved.")
@@ -77,7 +81,7 @@ def _rewind(run: Any, request: HttpRequest) -> tuple[Any, str]:
         raise invalid(
             "step",
             _("%(value)r is not a step") % {"value": step},
-            _("Use the step of a checkpoint"),
+            _("Use the step of a checkpoint."),
         )
     new = services.run_rewind(run=run, by=_user(request), step=int(step))
     return new, _("Rewound; the run continues from step %(step)s.") % {"step": f"{int(step):,}"}
@@ -89,7 +93,7 @@ def _pin(run: Any, request: HttpRequest) -> tuple[Any, str]:
         raise invalid(
             "step",
             _("%(value)r is not a step") % {"value": step},
-            _("Use the step of a checkpoint"),
+            _("Use the step of a checkpoint."),
         )
     storage.checkpoint_pin(run=run, step=int(step), by=_user(request), pinned=pinned)
     text = _("Garbage collection keeps the checkpoint of step %(step)s.")
@@ -102,7 +106,7 @@ def _priority(run: Any, request: HttpRequest) -> tuple[Any, str]:
     try:
         priority = int(request.POST.get("priority", ""))
     except ValueError:
-        raise invalid("priority", _("not an integer"), _("Use 0, or a higher number")) from None
+        raise invalid("priority", _("not an integer"), _("Use 0, or a higher number.")) from None
     changed = services.run_update(run=run, by=_user(request), priority=priority)
     return changed, _("Priority is now %(value)s.") % {"value": priority}
 
@@ -120,7 +124,7 @@ def _calibrate(run: Any, request: HttpRequest) -> tuple[Any, str]:
     lines = outcome.measurement_lines(run=run)
     if isinstance(lines, str):
         raise invalid(
-            "run", lines, _("Select training runs that logged their steps, or benchmark runs")
+            "run", lines, _("Select training runs that logged their steps, or benchmark runs.")
         )
     device = str((run.prediction or {}).get("device") or "cpu")
     known = planner.calibration_default(device=device)

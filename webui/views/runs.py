@@ -207,7 +207,7 @@ def bulk(request: PageRequest) -> HttpResponse:
         raise invalid(
             "action",
             _("%(name)r is not possible for several runs") % {"name": action},
-            _("Use compare, cancel or tag"),
+            _("Use compare, cancel or tag."),
         )
     if action == "tag" and not 1 <= len(tag) <= 60:
         messages.error(request, _("Enter a tag of 1 to 60 characters first."))

@@ -26,7 +26,7 @@ def part(request: HttpRequest, id: int, name: str) -> HttpResponse:
         raise invalid(
             "part",
             _("run %(id)s has no live part %(name)r") % {"id": id, "name": name},
-            _("Use requests, cache or adapters of a serve run"),
+            _("Use requests, cache or adapters of a serve run."),
         )
     if name == "phase":
         return JsonResponse(chat.phase(facts))

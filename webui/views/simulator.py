@@ -79,17 +79,19 @@ def _request(request: PageRequest) -> Any:
     if sent.get("kind") == "csv":
         file = request.FILES.get("file")
         if file is None:
-            raise invalid("file", _("no file"), _("choose a CSV file"))
+            raise invalid("file", _("no file"), _("Choose a CSV file."))
         if (file.size or 0) > requests.MOST_CSV_BYTES:
             message = _("the file has %(size)s") % {"size": formatting.memory(file.size or 0)}
-            raise invalid("file", message, _("at most 5 MB"))
+            raise invalid("file", message, _("Use at most 5 MB."))
         try:
             csv = file.read().decode("utf-8-sig")
         except UnicodeDecodeError:
             raise invalid("file", _("the file is not text in UTF-8"), "") from None
         trace = file.name or "trace.csv"
         if not csv:
-            raise invalid("file", _("the file is empty"), ", ".join(COLUMNS))
+            raise invalid(
+                "file", _("the file is empty"), f"Write the columns {', '.join(COLUMNS)}."
+            )
     else:
         kind = sent.get("kind", "philly")
         trace = f"{kind}:{_number(request, 'runs')}:{_number(request, 'seed')}"
@@ -106,7 +108,11 @@ def _request(request: PageRequest) -> Any:
 def _number(request: PageRequest, name: str) -> int:
     text = request.POST.get(name, "").strip()
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise invalid(name, _("%(text)s is not a number") % {"text": repr(text[:20])}, "100")
+        raise invalid(
+            name,
+            _("%(text)s is not a number") % {"text": repr(text[:20])},
+            "Use a number such as 100.",
+        )
     return int(text)
 
 

@@ -121,7 +121,9 @@ def team_change(request: PageRequest, id: int) -> HttpResponse:
             without_budget=budget is not None and not budget.strip(),
             max_devices=_devices("max_devices", quota) if quota and quota.strip() else None,
             without_quota=quota is not None and not quota.strip(),
-            share=_number("share", share, _("1 is the usual share")) if share else None,
+            share=_number("share", share, _("Enter a number; the usual share is 1."))
+            if share
+            else None,
         )
     except Refusal as refusal:
         return _team(request, id, refusal)
@@ -190,7 +192,7 @@ def member_remove(request: PageRequest, id: int, username: str) -> HttpResponse:
 
 
 def _hours(text: str) -> float:
-    return _number("budget", text, _("device-hours"))
+    return _number("budget", text, _("Enter a number of device-hours."))
 
 
 def _pool(name: str) -> Any:
@@ -198,14 +200,14 @@ def _pool(name: str) -> Any:
         if pool.name == name:
             return pool
     message = _("there is no pool %(name)s") % {"name": repr(name[:80])}
-    raise invalid("pool", message, _("a pool of Orrery's own nodes"))
+    raise invalid("pool", message, _("Use a pool of Orrery's own nodes."))
 
 
 def _devices(field: str, text: str) -> int:
     try:
         return int(text.replace(",", "").strip())
     except ValueError:
-        raise _not_a_number(field, text, _("a whole number of devices")) from None
+        raise _not_a_number(field, text, _("Use a whole number of devices.")) from None
 
 
 def _number(field: str, text: str, hint: str) -> float:

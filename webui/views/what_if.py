@@ -60,7 +60,7 @@ def _change(request: PageRequest) -> Change:
         raise invalid(
             "add_nodes",
             _("%(text)s is not a number of nodes") % {"text": repr(text[:20])},
-            _("a whole number"),
+            _("Use a whole number."),
         )
     return Change(typed.get("pool", ""), int(text), typed.get("pause_team", ""))
 

@@ -72,7 +72,7 @@ def _time(field: str, text: str) -> datetime:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
         message = _("%(text)s is not a time") % {"text": repr(text[:20])}
-        raise invalid(field, message, _("2026-01-31T14:00, in UTC")) from None
+        raise invalid(field, message, _("Use a time such as 2026-01-31T14:00, in UTC.")) from None
 
 
 def _sentence(count: int, begun: int) -> str:

@@ -65,7 +65,7 @@ class WireContract(Contract):
 
 
 class Problem(Contract):
-    """What is wrong with one field, and a hint what to do."""
+    """What is wrong with one field, and a hint what to do: imperative sentences, or empty."""
 
     field: str
     # records of version 0.1 have the keys `says` and `try`
@@ -74,14 +74,19 @@ class Problem(Contract):
 
     def __str__(self) -> str:
         where = f"{self.field}: " if self.field else ""
-        return f"{where}{self.message}" + (f"; try {self.hint}" if self.hint else "")
+        return with_hint(f"{where}{self.message}", self.hint)
+
+
+def with_hint(message: str, hint: str) -> str:
+    """`message. Hint.`, or the message alone without a hint."""
+    return f"{message.rstrip('. ')}. {hint}" if hint else message
 
 
 class Refused(ValueError):
     """Raised in validators: the field below the validated one, what is wrong, and a hint."""
 
     def __init__(self, message: str, hint: str = "", *, field: str = "") -> None:
-        super().__init__(message + (f"; try {hint}" if hint else ""))
+        super().__init__(with_hint(message, hint))
         self.field, self.message, self.hint = field, message, hint
 
 
@@ -107,7 +112,7 @@ def parse_integer(value: object) -> int | None:
 def reject_bool(value: object) -> object:
     """Refuses true and false for a number; pydantic would read them as 1 and 0."""
     if isinstance(value, bool):
-        raise Refused(f"{str(value).lower()} is not a number", "an integer")
+        raise Refused(f"{str(value).lower()} is not a number", "Use an integer.")
     return value
 
 
@@ -141,12 +146,12 @@ def _message_and_hint(
     """`(message, hint)` for one of pydantic's own errors on the field `name`."""
     shown = _shown(value)
     if kind == "missing":
-        return f"{name} is missing and has no default", f"add {name}"
+        return f"{name} is missing and has no default", f"Add {name}."
     if kind == "extra_forbidden":
-        return f"{name} is not a field of this contract", "remove it, or check its spelling"
+        return f"{name} is not a field of this contract", "Remove it, or check its spelling."
     if kind in {"literal_error", "enum"}:
         expected = str(context.get("expected", "the known values"))
-        return f"{shown} is not one of {expected}", expected
+        return f"{shown} is not one of {expected}", f"Use {expected}."
     bounds = {
         "greater_than_equal": ("ge", "at least"),
         "greater_than": ("gt", "more than"),
@@ -155,11 +160,11 @@ def _message_and_hint(
     }
     if kind == "too_long":
         most = context.get("max_length")
-        return f"{name} has more than {most} entries", f"at most {most}"
+        return f"{name} has more than {most} entries", f"Use at most {most}."
     if kind in bounds:
         key, relation = bounds[kind]
         bound = f"{relation} {context.get(key)}"
-        return f"{shown} is out of range, it must be {bound}", bound
+        return f"{shown} is out of range; it must be {bound}", f"Use a value of {bound}."
     return f"{shown} is refused: {message[:1].lower()}{message[1:]}", ""
 
 

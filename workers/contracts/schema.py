@@ -46,7 +46,7 @@ CONTRACTS: dict[str, type[Contract]] = {
 def schema(name: str) -> dict[str, Any]:
     """JSON Schema (2020-12) of a contract by name. Raises ValueError listing the known names."""
     if name not in CONTRACTS:
-        raise ValueError(f"{name!r} is not a contract; try one of {', '.join(CONTRACTS)}")
+        raise ValueError(f"{name!r} is not a contract. Use one of {', '.join(CONTRACTS)}.")
     return CONTRACTS[name].json_schema()
 
 

@@ -99,8 +99,8 @@ def load_model(
         assert spec is not None
         if spec.scalar_head and not scores:
             raise UserError(
-                f"{field}: {spec.name} is a reward model, which scores texts and writes none; try "
-                "a language model, or a run of kind serve, which scores at /pooling"
+                f"{field}: {spec.name} is a reward model, which scores texts and writes none. "
+                "Use a language model, or a run of kind serve, which scores at /pooling."
             )
         with torch.device("meta"):
             decoder = Decoder(

@@ -55,7 +55,7 @@ class Runner:
         if scaling is not None and spec.position == "rope" and scaling.name == "dynamic":
             raise ValueError(
                 f"{spec.name} has dynamic rotary scaling, which changes cached keys as a sequence "
-                "grows; try linear or yarn scaling"
+                "grows. Use linear or yarn scaling."
             )
         use_onednn_layout(decoder)
         self.adapters = adapters

@@ -160,7 +160,8 @@ def build_serve_engine(
     if not 0 < blocks <= available:
         raise UserError(
             f"serve.kv_blocks: {max(1, blocks)} blocks of {block_bytes:,} bytes do not fit into "
-            f"memory next to the weights, {max(0, available)} would; try fewer, or a smaller model"
+            f"memory next to the weights, {max(0, available)} would. Use fewer blocks, or a "
+            "smaller model."
         )
     limits = Limits(step_tokens=body.max_batch_tokens, sequences=body.max_seqs)
     return build_engine(

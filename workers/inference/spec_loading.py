@@ -43,7 +43,7 @@ def load_run(path: Path) -> InferenceRun:
     spec = parse_spec(read_document(path, "generate"))
     if spec.kind not in KINDS:
         raise UserError(
-            f"kind: this engine runs {' and '.join(KINDS)}, this is {spec.kind}; try kind generate"
+            f"kind: this engine runs {' and '.join(KINDS)}, this is {spec.kind}. Use kind generate."
         )
     raise_problems([*spec_problems(spec), *inference_problems(spec)])
     assert isinstance(spec.plan, ParallelPlan)

@@ -224,6 +224,6 @@ def check_supported(spec: ModelSpec) -> None:
     """Raises ValueError for a shape that this decoder does not compute."""
     if spec.attention == "mla" and spec.qk_norm:
         raise ValueError(
-            f"latent attention normalizes its latents, {spec.name} has qk_norm too; try qk_norm "
-            "false"
+            f"latent attention normalizes its latents, {spec.name} has qk_norm too. Use qk_norm "
+            "false."
         )

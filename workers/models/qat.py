@@ -25,7 +25,7 @@ def fake_quantize(decoder: nn.Module, kind: str = "int4", *, group: int = 128) -
     shard under tensor parallelism. Raises ValueError for another kind.
     """
     if kind not in ("int8", "int4"):
-        raise ValueError(f"quantization-aware training has no kind {kind!r}; try int8 or int4")
+        raise ValueError(f"quantization-aware training has no kind {kind!r}. Use int8 or int4.")
     replace_linears(
         decoder,
         lambda linear: variant_of(linear, QuantizationAwareLinear, kind=kind, group=group),

@@ -106,8 +106,8 @@ def check_world(plan: ParallelPlan, environment: Environment, *, more: int = 0) 
     degrees += f" and {more} for rollouts = {size}" if more else f" = {size}"
     started = f"{environment.world_size} process" + ("es" if environment.world_size > 1 else "")
     raise UserError(
-        f"plan: {degrees} devices, but {started} started (WORLD_SIZE); "
-        f"try torchrun --nproc-per-node {size}, or dp {max(1, environment.world_size - more)}"
+        f"plan: {degrees} devices, but {started} started (WORLD_SIZE). "
+        f"Use torchrun --nproc-per-node {size}, or dp {max(1, environment.world_size - more)}."
     )
 
 
@@ -116,5 +116,5 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
         return int(env.get(name, default))
     except ValueError:
         raise UserError(
-            f"{name}={env[name]!r} is not a whole number; try {name}={default}"
+            f"{name}={env[name]!r} is not a whole number. Use {name}={default}."
         ) from None

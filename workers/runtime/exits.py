@@ -86,7 +86,7 @@ def classify(error: BaseException, step: int = 0) -> Outcome:
     if type(error).__module__.startswith(_COMPILER):
         return Outcome(
             "user_error",
-            f"torch.compile failed on a block ({message}); try train.compile false",
+            f"torch.compile failed on a block ({message}). Use train.compile false.",
             step,
         )
     if isinstance(error, RuntimeError) and _LOST_PEER.search(reason):

@@ -24,12 +24,12 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"spec {path} cannot be read: {error.strerror}; try --spec with an existing file"
+            f"spec {path} cannot be read: {error.strerror}. Use --spec with an existing file."
         ) from None
     except ValueError as error:
-        raise UserError(f"spec {path} is not JSON: {error}; try a JSON checker") from None
+        raise UserError(f"spec {path} is not JSON: {error}. Correct the JSON.") from None
     if not isinstance(document, dict):
-        raise UserError(f'spec {path} is not a JSON object; try {{"kind": "{kind}", ...}}')
+        raise UserError(f'spec {path} is not a JSON object. Use {{"kind": "{kind}", ...}}.')
     return document
 
 

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.train.policy is not None:
             raise UserError(
                 f"train.objective: this program trains on given samples, {run.train.objective} "
-                "samples answers; try workers.posttraining.reinforcement.main"
+                "samples answers. Use workers.posttraining.reinforcement.main."
             )
         check_world(run.plan, environment)
     except UserError as error:

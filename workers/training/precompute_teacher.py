@@ -76,13 +76,13 @@ def precompute(run: TrainingRun, out: Path, *, top_k: int | None = None, batch: 
     """
     distill = run.train.distill
     if distill is None:
-        raise UserError("train.objective: only a run of distill has a teacher; try distill")
+        raise UserError("train.objective: only a run of distill has a teacher. Use distill.")
     count = top_k or distill.top_k or DEFAULT_TOP_K
     weights = open_source(distill.teacher)
     if weights.spec.vocab != run.model.vocab:
         raise UserError(
             f"train.distill.teacher: its vocabulary has {weights.spec.vocab} tokens, the model's "
-            f"{run.model.vocab}; try a teacher with the same tokenizer"
+            f"{run.model.vocab}. Use a teacher with the same tokenizer."
         )
     out.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(run, checkpoints=out)

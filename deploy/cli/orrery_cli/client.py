@@ -122,7 +122,7 @@ class Client:
         except httpx.TransportError as error:
             raise Unreachable(
                 f"cannot reach {self.url}: {error or type(error).__name__}",
-                "check the address (ORRERY_URL, --url) and that the server is up",
+                "Check the address (ORRERY_URL, --url) and that the server is up.",
                 sent=not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout),
             ) from None
         except httpx.InvalidURL as error:
@@ -142,13 +142,13 @@ def check(response: httpx.Response, url: str) -> None:
         what = document.get("detail") or f"it answers {response.status_code}"
         raise Unreachable(
             f"{url} cannot answer now: {what}",
-            "try again in a minute",
+            "Try again in a minute.",
             after_s=_seconds(response.headers.get("Retry-After")),
         )
     if not isinstance(document, dict) or "title" not in document:
         raise CliError(
             f"{response.request.url} answered {response.status_code} without problem details",
-            "check that the address (ORRERY_URL, --url) is that of an Orrery server",
+            "Check that the address (ORRERY_URL, --url) belongs to an Orrery server.",
         )
     raise Refused(document, response.status_code)
 

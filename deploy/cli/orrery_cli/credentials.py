@@ -34,7 +34,7 @@ def server_url(given: str | None = None) -> str:
     if not url.startswith(("http://", "https://")):
         raise CliError(
             f"{url!r} is not the address of a server",
-            f"write it with http:// or https://, such as {DEFAULT_URL}",
+            f"Write it with http:// or https://, such as {DEFAULT_URL}.",
             code=USAGE,
         )
     return url
@@ -70,6 +70,6 @@ def _read() -> dict[str, Any]:
         return {}
     except (OSError, ValueError) as error:
         raise CliError(
-            f"cannot read {path()}: {error}", "delete the file, then run `orrery login`"
+            f"cannot read {path()}: {error}", "Delete the file, then run `orrery login`."
         ) from None
     return document if isinstance(document, dict) else {}

@@ -10,14 +10,14 @@ REFUSED = 1
 USAGE = 2
 CANCELLED = 3
 
-_LOGIN = "log in with `orrery login`, or set ORRERY_TOKEN"
+_LOGIN = "log in with `orrery login`, or set ORRERY_TOKEN."
 # what to do about a problem's type (last part of its URL)
 _HINTS = {
-    "not-authenticated": _LOGIN,
-    "token-expired": f"create a new token on the page Tokens, then {_LOGIN}",
-    "token-revoked": f"create a new token on the page Tokens, then {_LOGIN}",
-    "token-unknown": f"check that the token belongs to this server; {_LOGIN}",
-    "scope-missing": "create a token with the missing scope on the page Tokens",
+    "not-authenticated": f"L{_LOGIN[1:]}",
+    "token-expired": f"Create a new token on the page Tokens, then {_LOGIN}",
+    "token-revoked": f"Create a new token on the page Tokens, then {_LOGIN}",
+    "token-unknown": f"Check that the token belongs to this server, then {_LOGIN}",
+    "scope-missing": "Create a token with the missing scope on the page Tokens.",
 }
 
 

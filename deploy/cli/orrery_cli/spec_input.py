@@ -24,12 +24,14 @@ def read_document(source: str) -> dict[str, Any]:
     except ValueError as error:
         raise CliError(
             f"{source} is not JSON: {error}",
-            "specs are JSON, as in examples/train.json",
+            "Write JSON as in examples/train.json.",
             code=USAGE,
         ) from None
     if not isinstance(document, dict):
         raise CliError(
-            f"{source} is not a JSON object", 'a spec is {"kind": "train", …}', code=USAGE
+            f"{source} is not a JSON object",
+            'Write an object such as {"kind": "train", …}.',
+            code=USAGE,
         )
     return document
 
@@ -47,7 +49,7 @@ def set_field(spec: dict[str, Any], assignment: str) -> None:
     if not equals or not path:
         raise CliError(
             f"--set {assignment!r} has no value",
-            "write FIELD=VALUE, as train.steps=100",
+            "Write FIELD=VALUE, as train.steps=100.",
             code=USAGE,
         )
     put(spec, path, parse_value(text))

@@ -88,7 +88,7 @@ class _Reader:
                     raise CliError(
                         f"stopped watching run {self.run} after {self.patience_s:g} s: "
                         f"{error.message}",
-                        f"the run continues without this command; later: orrery watch {self.run}",
+                        f"Run `orrery watch {self.run}` to watch it later; the run continues.",
                     ) from None
                 wait_s = max(pause_s, error.after_s or 0.0)
                 wait_s = max(0.05, min(wait_s, LONGEST_PAUSE_S, left_s))
@@ -116,5 +116,6 @@ class _Reader:
     def _without_token(self, error: Refused) -> CliError:
         return CliError(
             f"stopped watching run {self.run}: {error.message}",
-            f"the run continues. Log in again (orrery login), then: orrery watch {self.run}",
+            f"Log in again with `orrery login`, then run `orrery watch {self.run}`; the run "
+            "continues.",
         )

@@ -22,7 +22,9 @@ from orchestrator.api.http import throttle
 from orchestrator.api.http.problems import refuse
 from orchestrator.common.errors import Refusal
 
-_TOKEN_HINT = "The page Tokens, POST /api/v1/tokens and `manage.py token USERNAME` create tokens."
+_TOKEN_HINT = (
+    "Create a token on the page Tokens, by POST /api/v1/tokens or by `manage.py token USERNAME`."
+)
 
 
 @dataclass(frozen=True)

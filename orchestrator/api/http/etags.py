@@ -49,7 +49,7 @@ def if_match_version(request: HttpRequest) -> int | None:
         raise invalid(
             "If-Match",
             f"{value[:60]!r} is not an ETag of this API",
-            "send the ETag header of a GET, or no If-Match",
+            "Send the ETag header of a GET, or omit If-Match.",
         )
     return int(match[1])
 

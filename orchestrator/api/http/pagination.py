@@ -165,7 +165,7 @@ def _not_a_cursor(cursor: str) -> Exception:
     return invalid(
         "cursor",
         f"{cursor[:40]!r} is not a cursor of this list",
-        "use the next_cursor of the previous page",
+        "Use the next_cursor of the previous page.",
     )
 
 

@@ -66,9 +66,9 @@ def _allowed(caller: Caller, path: str, name: str, fields: dict[str, Any]) -> di
         return {**fields, "lora_path": resolved}
     except Refusal as refusal:
         status = 403 if refusal.status == 403 else 400
-        message = "; ".join(
-            f"{each['message']}; try {each['hint']}" for each in refusal.errors
-        ) or str(refusal.detail)
+        message = "; ".join(f"{each['message']}. {each['hint']}" for each in refusal.errors) or str(
+            refusal.detail
+        )
         raise ApiError(status, refusal.type, message) from None
 
 

@@ -27,7 +27,7 @@ from orchestrator.runs.outputs import endpoint
 from orchestrator.runs.outputs.endpoint import EndpointStatus
 
 _SAFE: Final = ("GET", "HEAD", "OPTIONS")
-_TOKEN_HINT: Final = "create one on the page Tokens"
+_TOKEN_HINT: Final = "Create one on the page Tokens."
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,11 @@ def subscription_create(
         raise invalid("name", "a subscription's name has 1 to 80 characters")
     for field, value, allowed in (("channel", channel, CHANNELS), ("scope", scope, SCOPES)):
         if value not in allowed:
-            raise invalid(field, f"{value!r} is not a {field}", ", ".join(allowed))
+            raise invalid(field, f"{value!r} is not a {field}", f"Use one of {', '.join(allowed)}.")
     if not wanted or set(wanted) - set(EVENTS):
-        raise invalid("events", "choose one or more known events", ", ".join(EVENTS))
+        raise invalid(
+            "events", "choose one or more known events", f"Use one of {', '.join(EVENTS)}."
+        )
     if Subscription.objects.filter(owner=by).count() >= MOST:
         raise conflict(f"You have {MOST} subscriptions. Delete one first.")
     host = _email_host(by, target) if channel == "email" else _url_host(target)
@@ -148,7 +150,7 @@ def _url_host(target: str) -> str:
     try:
         return str(http_post.check_url(target).hostname)[:255]
     except http_post.TargetBlocked as error:
-        raise invalid("target", str(error), "https://example.com/hook") from None
+        raise invalid("target", str(error), "Use a URL such as https://example.com/hook.") from None
 
 
 def _email_host(by: User, target: str) -> str:
@@ -157,7 +159,11 @@ def _email_host(by: User, target: str) -> str:
     except ValidationError:
         raise invalid("target", "this is not an e-mail address") from None
     if not settings.EMAIL_HOST:
-        raise invalid("channel", "no mail server is configured", "set ORRERY_SMTP_URL")
+        raise invalid("channel", "no mail server is configured", "Set ORRERY_SMTP_URL.")
     if target != by.email and not at_least(by.role, Role.OPERATOR):
-        raise invalid("target", "only the address of your account is allowed", by.email or "none")
+        raise invalid(
+            "target",
+            "only the address of your account is allowed",
+            f"Use {by.email}." if by.email else "Set the address of the account first.",
+        )
     return target

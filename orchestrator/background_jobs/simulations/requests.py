@@ -45,15 +45,15 @@ def simulation_request(
     setup = compare.Setup(nodes, devices_per_node, compare.parse_policies(policies))
     if problem := setup.problem():
         field = "policies" if "policy" in problem else "nodes"
-        raise invalid(field, problem, "see docs/scheduling.md")
+        raise invalid(field, problem, "See docs/scheduling.md.")
     if setup.devices > MOST_DEVICES:
         message = f"{setup.devices:,} devices; a page simulates at most {MOST_DEVICES:,}"
-        raise invalid("nodes", message, "use manage.py simulate for a larger cluster")
+        raise invalid("nodes", message, "Use manage.py simulate for a larger cluster.")
     if len(csv.encode()) > MOST_CSV_BYTES:
         raise invalid(
             "trace",
             f"the file has {len(csv.encode()) / 1e6:.1f} MB; at most {MOST_CSV_BYTES / 1e6:.0f}",
-            "use manage.py simulate for larger traces",
+            "Use manage.py simulate for larger traces.",
         )
     runs = len(_read(trace, csv, setup.devices))
     if Simulation.objects.filter(owner=by).count() >= MOST:
@@ -138,10 +138,12 @@ def _read(name: str, csv: str, devices: int) -> Trace:
             return read_csv(io.StringIO(csv), name=name, devices=devices, most_runs=MOST_RUNS)
         trace = compare.synthetic_trace(name, devices=devices, most_runs=MOST_RUNS)
     except TraceError as error:
-        raise invalid("trace", str(error), f"columns: {', '.join(COLUMNS)}") from None
+        raise invalid("trace", str(error), f"Use the columns {', '.join(COLUMNS)}.") from None
     if trace is None:
         raise invalid(
-            "trace", f"unknown trace {name[:80]!r}", "philly:20000:1, helios:20000:1, or a CSV file"
+            "trace",
+            f"unknown trace {name[:80]!r}",
+            "Use philly:20000:1, helios:20000:1, or a CSV file.",
         )
     return trace
 

@@ -83,9 +83,9 @@ def period(since: str, until: str) -> tuple[date, date]:
     last = _day("to", until) if until else today
     first = _day("from", since) if since else last - timedelta(days=DEFAULT_DAYS - 1)
     if first > last:
-        raise invalid("from", f"{first} is after {last}", "an earlier day")
+        raise invalid("from", f"{first} is after {last}", "Use an earlier day.")
     if (last - first).days >= MOST_DAYS:
-        raise invalid("from", f"a report covers at most {MOST_DAYS} days", "a later day")
+        raise invalid("from", f"a report covers at most {MOST_DAYS} days", "Use a later day.")
     return first, last
 
 
@@ -104,7 +104,7 @@ def report(
     unknown group.
     """
     if by not in GROUPS:
-        raise invalid("by", f"{by!r} is not a group", ", ".join(GROUPS))
+        raise invalid("by", f"{by!r} is not a group", f"Use one of {', '.join(GROUPS)}.")
     owners = [user.pk] if own else accounts.visible_owners(user)
     if by == "experiment":
         parts, final = _of_experiments(since, until, owners)
@@ -243,4 +243,6 @@ def _day(field: str, text: str) -> date:
     try:
         return day_of(text)
     except ValueError:
-        raise invalid(field, f"{text[:20]!r} is not a day", "2026-01-31") from None
+        raise invalid(
+            field, f"{text[:20]!r} is not a day", "Use a day such as 2026-01-31."
+        ) from None

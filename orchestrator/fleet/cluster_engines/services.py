@@ -88,10 +88,14 @@ def engine_add(
         raise invalid(
             "name",
             f"{name!r} is not an engine's name",
-            "1 to 20 lower-case letters, digits and hyphens, first a letter",
+            "Use 1 to 20 lower-case letters, digits and hyphens, first a letter.",
         )
     if kind not in Engine.Kind.values:
-        raise invalid("kind", f"{kind!r} is not a kind of engine", ", ".join(Engine.Kind.values))
+        raise invalid(
+            "kind",
+            f"{kind!r} is not a kind of engine",
+            f"Use one of {', '.join(Engine.Kind.values)}.",
+        )
     checked = _checked(KINDS[kind].settings, settings or {}, "settings")
     secrets = _checked(KINDS[kind].credentials, credentials or {}, "credentials")
     try:
@@ -156,11 +160,15 @@ def engine_pool_set(
     """
     _require_admin(by, "change pools of engines")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", pool):
-        raise invalid("pool", f"{pool!r} is not a pool's name", "letters, digits, '.', '_', '-'")
+        raise invalid(
+            "pool", f"{pool!r} is not a pool's name", "Use letters, digits, '.', '_', '-'."
+        )
     checked = _checked(KINDS[engine.kind].pool, settings, "settings")
     if checked.device is not None and checked.device not in DEVICES:
         raise invalid(
-            "settings.device", f"{checked.device!r} is not in the device catalogue", "h100-80g"
+            "settings.device",
+            f"{checked.device!r} is not in the device catalogue",
+            "Use a device such as h100-80g.",
         )
     with transaction.atomic():
         row = Pool.objects.select_for_update().filter(name=pool).first() or Pool(name=pool)

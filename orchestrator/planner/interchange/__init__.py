@@ -37,7 +37,9 @@ def export(
     for an illegal plan, and for a plan that the engine cannot run.
     """
     if kind not in _WRITERS:
-        raise Inexpressible(f"{kind!r} is not an engine to export to; one of {', '.join(KINDS)}")
+        raise Inexpressible(
+            f"{kind!r} is not an engine to export to", f"Use one of {', '.join(KINDS)}."
+        )
     job = ExportJob(model=model, plan=plan, cluster=cluster, seq_len=seq_len, steps=steps, lr=lr)
     return _WRITERS[kind](job)
 

@@ -30,13 +30,13 @@ def write(job: ExportJob) -> Exported:
         raise refuse(
             ENGINE,
             f"trains without pipeline stages, pp is {plan.pp}",
-            "pp 1, or torchtitan, megatron or deepspeed",
+            "Use pp 1, or torchtitan, megatron or deepspeed.",
         )
     if plan.ep > 1:
         raise refuse(
             ENGINE,
             f"has no expert parallelism in its configuration, ep is {plan.ep}",
-            "ep 1, or torchtitan or megatron",
+            "Use ep 1, or torchtitan or megatron.",
         )
     kind, body = _engine(job)
     on_cpu = cluster.entry.kind == "cpu"
@@ -45,7 +45,7 @@ def write(job: ExportJob) -> Exported:
         raise refuse(
             ENGINE,
             "shards on accelerators only, but the cluster's devices are CPUs",
-            "zero 0, or Orrery's own engine",
+            "Use zero 0, or Orrery's own engine.",
         )
     if on_cpu and kind == "MULTI_GPU":
         kind = "MULTI_CPU"
@@ -92,7 +92,7 @@ def _engine(job: ExportJob) -> tuple[str, dict[str, Any]]:
             ENGINE,
             f"offloads {plan.offload} through DeepSpeed only, which does not support a mesh of tp "
             "and cp",
-            "offload none, or deepspeed",
+            "Use offload none, or deepspeed.",
         )
     if not mesh and (partial or (plan.zero == 1 and plan.dp > 1)):
         return "DEEPSPEED", {"deepspeed_config": _deepspeed(job)}
@@ -110,13 +110,13 @@ def _fsdp(job: ExportJob) -> dict[str, Any]:
         raise refuse(
             ENGINE,
             f"combines tp {plan.tp} with sharding only, dp is {plan.dp} and zero {plan.zero}",
-            "zero 3 with dp at least 2, or torchtitan, megatron or deepspeed",
+            "Use zero 3 with dp at least 2, or torchtitan, megatron or deepspeed.",
         )
     if shard == 1 and replicate > 1:
         raise refuse(
             ENGINE,
             f"does not combine tp or cp with replicated weights over dp {plan.dp}",
-            "zero 3, or torchtitan or megatron",
+            "Use zero 3, or torchtitan or megatron.",
         )
     if plan.zero == 0:
         job.note(
@@ -181,13 +181,13 @@ def _deepspeed(job: ExportJob) -> dict[str, Any]:
         raise refuse(
             ENGINE,
             f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
-            "zero 1 to 3",
+            "Use zero 1 to 3.",
         )
     if plan.zero < 3 and plan.offload in ("all", "nvme"):
         raise refuse(
             ENGINE,
             f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
-            "zero 3, or offload optimizer",
+            "Use zero 3, or offload optimizer.",
         )
     values: dict[str, Any] = {
         "zero_stage": plan.zero,

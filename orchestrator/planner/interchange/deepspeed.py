@@ -59,7 +59,7 @@ def _zero(job: ExportJob) -> dict[str, Any]:
         raise refuse(
             ENGINE,
             f"pipelines with ZeRO 0 or 1 only, zero is {plan.zero}",
-            "zero 1, or megatron or torchtitan",
+            "Use zero 1, or megatron or torchtitan.",
         )
     if plan.offload != "none":
         _offload(job, values)
@@ -92,7 +92,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
         raise refuse(
             ENGINE,
             f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
-            "zero 1 to 3",
+            "Use zero 1 to 3.",
         )
     device: dict[str, Any] = {
         "device": "nvme" if plan.offload == "nvme" else "cpu",
@@ -103,7 +103,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
             raise refuse(
                 ENGINE,
                 f"offloads to NVMe under ZeRO-3 only, zero is {plan.zero}",
-                "zero 3, or offload optimizer",
+                "Use zero 3, or offload optimizer.",
             )
         device["nvme_path"] = NVME_PATH
         job.note(f"Set nvme_path (here {NVME_PATH}) to a folder on a fast local disk")
@@ -113,7 +113,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
             raise refuse(
                 ENGINE,
                 f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
-                "zero 3, or offload optimizer",
+                "Use zero 3, or offload optimizer.",
             )
         values["offload_param"] = dict(device)
     elif plan.offload == "nvme":
@@ -171,7 +171,7 @@ def _mesh(job: ExportJob) -> dict[str, Any]:
             raise refuse(
                 ENGINE,
                 "does not combine AutoTP with expert parallelism",
-                "tp 1 or ep 1, or megatron or torchtitan",
+                "Use tp 1 or ep 1, or megatron or torchtitan.",
             )
         values["tensor_parallel"] = {"autotp_size": plan.tp}
         job.note(
@@ -188,14 +188,14 @@ def _mesh(job: ExportJob) -> dict[str, Any]:
             raise refuse(
                 ENGINE,
                 "does not combine its sequence parallelism with tp or pp",
-                "tp 1 and pp 1, or megatron",
+                "Use tp 1 and pp 1, or megatron.",
             )
         heads = job.model.heads
         if heads % plan.cp:
             raise refuse(
                 ENGINE,
                 f"shards heads over cp (Ulysses), {heads} is not divisible by {plan.cp}",
-                "megatron or torchtitan",
+                "Use megatron or torchtitan.",
             )
         values |= {"sequence_parallel_size": plan.cp, "data_parallel_size": plan.dp}
         job.note(
@@ -209,7 +209,7 @@ def _mesh(job: ExportJob) -> dict[str, Any]:
             raise refuse(
                 ENGINE,
                 f"distributes experts over dp ranks, ep {plan.ep} does not divide dp {plan.dp}",
-                "another ep, or megatron",
+                "Use another ep, or megatron.",
             )
         values["expert_parallel"] = {"enabled": True, "autoep_size": plan.ep}
         job.note(

@@ -9,10 +9,15 @@ from dataclasses import dataclass, field
 
 from orchestrator.planner.interchange.text_formats import printable
 from workers.contracts import ClusterSpec, ModelSpec, ParallelPlan, plan_problems
+from workers.contracts.base import with_hint
 
 
 class Inexpressible(ValueError):
-    """An engine cannot run a plan or model; the text ends in `; hint`."""
+    """An engine cannot run a plan or model: why, and a hint."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(with_hint(message, hint))
+        self.message, self.hint = message, hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class ExportJob:
             self.plan, model=self.model, seq_len=self.seq_len, devices=self.cluster.devices
         )
         if problems:
-            raise Inexpressible("; ".join(str(item) for item in problems))
+            raise Inexpressible(" ".join(str(item) for item in problems))
 
     def note(self, text: str) -> None:
         """Adds a note once."""
@@ -77,7 +82,7 @@ class ExportJob:
 
 def refuse(engine: str, message: str, hint: str) -> Inexpressible:
     """The error for an unsupported plan."""
-    return Inexpressible(f"{engine} {message}; {hint}")
+    return Inexpressible(f"{engine} {message}", hint)
 
 
 def note_cpu(job: ExportJob, engine: str) -> None:

@@ -65,7 +65,7 @@ def _degrees(job: ExportJob) -> Args:
         raise refuse(
             ENGINE,
             f"splits a sequence into 2 cp chunks, {job.seq_len} is not divisible by {2 * plan.cp}",
-            "another sequence length",
+            "Use another sequence length.",
         )
     if job.model.moe:
         # ep divides dp x cp, so experts have the same tensor parallelism as other layers
@@ -77,7 +77,7 @@ def _degrees(job: ExportJob) -> Args:
             raise refuse(
                 ENGINE,
                 "routes tokens under tensor parallelism only with sequence_parallel",
-                "sequence_parallel true",
+                "Use sequence_parallel true.",
             )
     if plan.sequence_parallel and plan.tp > 1:
         args.append(("--sequence-parallel",))
@@ -107,7 +107,7 @@ def _pipeline(job: ExportJob) -> Args:
         raise refuse(
             ENGINE,
             message,
-            f"a global batch that is a multiple of {plan.pp * plan.micro_batch_size * plan.dp}",
+            f"Use a multiple of {plan.pp * plan.micro_batch_size * plan.dp} as global batch.",
         )
     if plan.schedule == "zb1p":
         job.note(
@@ -170,13 +170,15 @@ def _sharding(job: ExportJob) -> Args:
         args.append(("--num-distributed-optimizer-instances", str(plan.dp_replicate)))
     if plan.offload == "optimizer":
         if not plan.zero:
-            raise refuse(ENGINE, "offloads its distributed optimizer only, zero is 0", "zero 1")
+            raise refuse(
+                ENGINE, "offloads its distributed optimizer only, zero is 0", "Use zero 1."
+            )
         args += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
     elif plan.offload != "none":
         raise refuse(
             ENGINE,
             f"offloads the optimizer only, offload is {plan.offload}",
-            "offload optimizer, or deepspeed",
+            "Use offload optimizer, or deepspeed.",
         )
     note_gathering(job, "Megatron")
     return args

@@ -228,5 +228,5 @@ def _refuse(model: ModelSpec, what: str) -> ValueError:
     return refuse(
         "Megatron",
         f"has no arguments for {what}, which {model.name} has",
-        "deepspeed or accelerate",
+        "Use deepspeed or accelerate.",
     )

@@ -84,7 +84,7 @@ def _training(job: ExportJob) -> dict[str, Any]:
     plan = job.plan
     if plan.precision == "fp16":
         raise refuse(
-            ENGINE, "has no fp16 (no loss scaling)", "bf16, or deepspeed or megatron for fp16"
+            ENGINE, "has no fp16 (no loss scaling)", "Use bf16, or deepspeed or megatron for fp16."
         )
     wide = plan.precision == "fp32"
     sharded = plan.dp_shard * plan.cp > 1 if plan.zero else plan.cp > 1
@@ -93,7 +93,7 @@ def _training(job: ExportJob) -> dict[str, Any]:
             ENGINE,
             f"supports mixed precision only with sharded weights or dp alone; tp {plan.tp} x pp "
             f"{plan.pp} would train in fp32",
-            "zero 3 with dp at least 2, or megatron",
+            "Use zero 3 with dp at least 2, or megatron.",
         )
     values: dict[str, Any] = {
         # a pipeline takes all sequences of a rank's step at once, else one micro-batch at a time
@@ -116,7 +116,7 @@ def _training(job: ExportJob) -> dict[str, Any]:
             raise refuse(
                 ENGINE,
                 "offloads sharded states only",
-                "zero 3, or megatron for the optimizer alone",
+                "Use zero 3, or megatron for the optimizer alone.",
             )
         values["enable_cpu_offload"] = True
         if plan.offload == "optimizer":
@@ -125,7 +125,7 @@ def _training(job: ExportJob) -> dict[str, Any]:
                 "step"
             )
     elif plan.offload == "nvme":
-        raise refuse(ENGINE, "does not offload to NVMe", "deepspeed")
+        raise refuse(ENGINE, "does not offload to NVMe", "Use deepspeed.")
     if job.steps is not None:
         values["steps"] = job.steps
     if job.model.dropout:
@@ -140,20 +140,20 @@ def _parallelism(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
         raise refuse(
             ENGINE,
             "replicates weights over dp only if tp, pp and cp are 1",
-            "zero 3 or 2, or megatron or deepspeed",
+            "Use zero 3 or 2, or megatron or deepspeed.",
         )
     if plan.ep > 1 and (shard * plan.cp) % plan.ep:
         raise refuse(
             ENGINE,
             f"shards experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} "
             f"x cp {plan.cp}",
-            "zero 3 with a dp_replicate that leaves them together, or megatron",
+            "Use zero 3 with a dp_replicate that leaves them together, or megatron.",
         )
     if job.seq_len % (plan.tp * (2 * plan.cp if plan.cp > 1 else 1)):
         raise refuse(
             ENGINE,
             f"requires a sequence length divisible by tp x 2 cp, {job.seq_len} is not",
-            "another sequence length",
+            "Use another sequence length.",
         )
     values: dict[str, Any] = {
         "data_parallel_replicate_degree": replicate,
@@ -196,7 +196,9 @@ def _pipeline(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
     plan = job.plan
     if not titan.pipelines:
         raise refuse(
-            ENGINE, f"{VERSION} has no pipeline for its model {titan.name}", "pp 1, or megatron"
+            ENGINE,
+            f"{VERSION} has no pipeline for its model {titan.name}",
+            "Use pp 1, or megatron.",
         )
     schedule = _SCHEDULES.get(plan.schedule)
     if schedule is None:

@@ -258,4 +258,4 @@ def _moe(model: ModelSpec) -> str:
 
 
 def _elsewhere() -> str:
-    return "megatron, deepspeed or accelerate may run it"
+    return "Use megatron, deepspeed or accelerate, which may run it."

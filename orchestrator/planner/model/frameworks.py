@@ -281,7 +281,7 @@ def framework(request: Mapping[str, Any] | str | None) -> Framework:
         near = difflib.get_close_matches(name, FRAMEWORKS, n=2, cutoff=0.3) or sorted(FRAMEWORKS)
         raise Refused(
             f"{name!r} is not a known framework",
-            ", ".join(near),
+            f"Use {' or '.join(near)}.",
             field="framework.name",
         )
     for switch in ("fused_norm", "fused_swiglu", "mask_bytes"):

@@ -76,10 +76,10 @@ def problem_of(schedule: str, pp: int, virtual_stages: int, micro_batches: int) 
     if schedule in INTERLEAVED and micro_batches % _rounds(pp, micro_batches):
         return (
             f"{pipeline}: micro-batches must divide into {_rounds(pp, micro_batches)} equal "
-            "rounds; try a multiple of pp"
+            "rounds. Use a multiple of pp."
         )
     if schedule == "dualpipev" and micro_batches < 2 * pp:
-        return f"{pipeline}: at least 2 x pp = {2 * pp} micro-batches are needed; try schedule zbv"
+        return f"{pipeline}: at least 2 x pp = {2 * pp} micro-batches are needed. Use schedule zbv."
     return None
 
 

@@ -56,8 +56,8 @@ def program(schedule: str, pp: int, virtual_stages: int, micro_batches: int) -> 
     if pp * virtual_stages * micro_batches > _MAX_FORWARDS:
         raise ValueError(
             f"{schedule} with pp {pp}, virtual_stages {virtual_stages}, {micro_batches} "
-            f"micro-batches is too long to simulate (over {_MAX_FORWARDS} forwards); try fewer "
-            "micro-batches or the closed form"
+            f"micro-batches is too long to simulate (over {_MAX_FORWARDS} forwards). Use fewer "
+            "micro-batches or the closed form."
         )
     orders = device_orders(schedule, pp, virtual_stages, micro_batches)
     stages, none = pp * virtual_stages, sum(map(len, orders))

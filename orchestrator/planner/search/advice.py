@@ -196,7 +196,7 @@ def _combined_change(
     total, time_s = float(table.column("total_bytes")[0]), float(table.column("step_time_s")[0])
     text = ", ".join(f"{name} {value}" for name, value in changes.items() if value is not None)
     message = (
-        f"No single change is sufficient; together {text}: {total / GIB:.1f} "
+        f"Combine {text}, because no single change is sufficient: {total / GIB:.1f} "
         f"GiB{_host_text(table, 0)}, {_time_change(time_s, before_s)}."
     )
     return [PlanChange(changes, message, fitting, total, time_s)]
@@ -215,7 +215,7 @@ def _candidates(request: Request) -> Iterator[_Candidate]:
             "recompute", f"Recompute {what} ({level} instead of {plan.recompute})", recompute=level
         )
     for zero in range(plan.zero + 1, 4):
-        yield changed("zero", f"ZeRO {zero} instead of {plan.zero}", zero=zero)
+        yield changed("zero", f"Use ZeRO {zero} instead of {plan.zero}", zero=zero)
     if plan.dp_replicate and plan.dp_replicate > 1:
         yield changed(
             "dp_replicate",
@@ -223,17 +223,17 @@ def _candidates(request: Request) -> Iterator[_Candidate]:
             dp_replicate=None,
         )
     for size in divisors(plan.micro_batch_size)[:-1]:
-        message = f"Micro-batches of {size} instead of {plan.micro_batch_size}"
+        message = f"Use micro-batches of {size} instead of {plan.micro_batch_size}"
         yield changed("micro_batch_size", message, micro_batch_size=size)
     if plan.tp > 1 and not plan.sequence_parallel:
-        yield changed("sequence_parallel", "Sequence parallelism on", sequence_parallel=True)
+        yield changed("sequence_parallel", "Turn sequence parallelism on", sequence_parallel=True)
     if (
         plan.schedule in {"naive", "gpipe", "pipedream", "interleaved_1f1b", "dualpipev"}
         and plan.pp > 1
     ):
         yield changed(
             "schedule",
-            f"Schedule 1f1b instead of {plan.schedule}",
+            f"Use schedule 1f1b instead of {plan.schedule}",
             schedule="1f1b",
             virtual_stages=1,
         )
@@ -242,7 +242,7 @@ def _candidates(request: Request) -> Iterator[_Candidate]:
             if plan.dp % times == 0:
                 degree = getattr(plan, axis) * times
                 message = (
-                    f"{axis} {degree} and dp {plan.dp // times} instead of {degree // times} "
+                    f"Use {axis} {degree} and dp {plan.dp // times} instead of {degree // times} "
                     f"and {plan.dp}"
                 )
                 if axis != "tp" or degree <= cluster.devices_per_node:
@@ -261,7 +261,7 @@ def _candidates(request: Request) -> Iterator[_Candidate]:
             yield changed("offload", f"Offload {what} to the host", offload=offload)
     if plan.precision == "fp32" and request.entry.kind != "cpu":
         narrow = "bf16" if request.entry.supports("bf16") else "fp16"
-        yield changed("precision", f"Precision {narrow} instead of fp32", precision=narrow)
+        yield changed("precision", f"Use precision {narrow} instead of fp32", precision=narrow)
     yield from _more_devices(request)
     yield from _bigger_devices(request)
 
@@ -277,7 +277,7 @@ def _more_devices(request: Request) -> Iterator[_Candidate]:
         batch = plan.global_batch_size if plan.global_batch_size % share == 0 else share
         more = _with(plan, dp=plan.dp * times, global_batch_size=batch)
         wider = ClusterSpec.from_dict({**cluster.to_dict(), "nodes": nodes})
-        message = f"{nodes} nodes instead of {cluster.nodes} (dp {more.dp})"
+        message = f"Use {nodes} nodes instead of {cluster.nodes} (dp {more.dp})"
         if batch != plan.global_batch_size:
             message += f", and {batch} sequences per step"
         yield _Candidate(
@@ -297,9 +297,8 @@ def _bigger_devices(request: Request) -> Iterator[_Candidate]:
             and entry.kind == request.entry.kind == "gpu"
         ):
             cluster = ClusterSpec.from_dict({**request.cluster.to_dict(), "device": name})
-            message = (
-                f"{name} with {entry.memory_bytes / GIB:.0f} GiB instead of {request.entry.name}"
-            )
+            gib = entry.memory_bytes / GIB
+            message = f"Use {name} with {gib:.0f} GiB instead of {request.entry.name}"
             yield _Candidate(
                 "device", {"device": name}, message, replace(request, cluster=cluster, device=None)
             )
@@ -325,7 +324,7 @@ def _scenario_candidates(
                 free = {name: value for name, value in fix.items() if name != "dp"}
                 yield (
                     {"nodes": number},
-                    f"{number} nodes instead of {cluster.nodes}",
+                    f"Use {number} nodes instead of {cluster.nodes}",
                     replace(scenario, cluster=wider),
                     free,
                 )
@@ -336,7 +335,9 @@ def _scenario_candidates(
         ):
             if other.memory_bytes > entry.memory_bytes and other.kind == "gpu":
                 bigger = ClusterSpec.from_dict({**cluster.to_dict(), "device": name})
-                message = f"{name} with {other.memory_bytes / GIB:.0f} GiB instead of {entry.name}"
+                message = (
+                    f"Use {name} with {other.memory_bytes / GIB:.0f} GiB instead of {entry.name}"
+                )
                 yield (
                     {"device": name},
                     message,

@@ -106,7 +106,7 @@ def _intersect(fix: dict[str, Any], allowed: dict[str, Any]) -> dict[str, Any]:
         if not common:
             raise Refused(
                 f"the engine does not support {name} {', '.join(map(str, requested))}",
-                " or ".join(str(value) for value in supported),
+                f"Use {' or '.join(str(value) for value in supported)}.",
                 field=f"plan.{name}",
             )
         fix[name] = common
@@ -205,7 +205,7 @@ def _choice(
                 f"the engine supports none of the {len(result.requests)} fastest plans for {where}"
             )
             return Choice(
-                None, message, False, None, [problem("plan", message, "an explicit plan")]
+                None, message, False, None, [problem("plan", message, "Use an explicit plan.")]
             )
         request, table = result.requests[index], result.table
         total = float(table.column("total_bytes")[index])
@@ -225,6 +225,6 @@ def _choice(
         )
         return Choice(plan, how, False, result.closest, [])
     problems = result.problems or [
-        problem("plan", f"no legal plan for {where}", "another number of devices")
+        problem("plan", f"no legal plan for {where}", "Use another number of devices.")
     ]
     return Choice(None, problems[0].message, False, None, problems)

@@ -197,7 +197,9 @@ def _parse_fix(fix: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict
         if name not in fields or name == "global_batch_size":
             near = difflib.get_close_matches(str(name), fields, n=1) or sorted(AXES)
             raise Refused(
-                f"{str(name)[:60]!r} is not an axis of a plan", ", ".join(near), field=f"fix.{name}"
+                f"{str(name)[:60]!r} is not an axis of a plan",
+                f"Use {' or '.join(near)}.",
+                field=f"fix.{name}",
             )
         is_axis = name in AXES or name == DEVICES
         values = (
@@ -207,7 +209,7 @@ def _parse_fix(fix: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict
         )
         if not values:
             raise Refused(
-                f"{name} is fixed to an empty list", "at least one value", field=f"fix.{name}"
+                f"{name} is fixed to an empty list", "Use at least one value.", field=f"fix.{name}"
             )
         checked = [_validated(name, item) for item in values]
         if not is_axis:
@@ -225,7 +227,7 @@ def _validated(name: str, value: Any) -> Any:
             return value
         raise Refused(
             f"{str(value)[:60]!r} is not a number of devices",
-            'a number, or "any"',
+            'Use a number, or "any".',
             field="fix.devices",
         )
     try:
@@ -233,7 +235,7 @@ def _validated(name: str, value: Any) -> Any:
     except ValidationError as error:
         first = validation_problems(error, prefix="fix")[0]
         raise Refused(
-            first.message, first.hint or f"a value like {_default(name)}", field=f"fix.{name}"
+            first.message, first.hint or f"Use a value like {_default(name)}.", field=f"fix.{name}"
         ) from None
 
 

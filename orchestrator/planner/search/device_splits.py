@@ -42,7 +42,7 @@ def search_splits(
     total = cluster.nodes * cluster.devices_per_node
     if total < 2:
         message = f"auto splits the cluster's devices, and {total} cannot be split"
-        raise BadRequest([problem(_field(request), message, "a cluster of 4 devices")])
+        raise BadRequest([problem(_field(request), message, "Use a cluster of 4 devices.")])
     splits: list[dict[str, Any]] = []
     for rollouts in split_numbers(total):
         answer = search({**_with_split(request, cluster, rollouts), "top": 1})

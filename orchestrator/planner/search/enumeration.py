@@ -86,7 +86,7 @@ def _too_many(number: int, axes: Axes, *, at_least: bool = False) -> Refused:
     more = "more than " if at_least else ""
     return Refused(
         f"the search has {more}{number:,} plans, the limit is {MOST_CANDIDATES:,}",
-        f"fix {' and '.join(free[:2])}" if free else "a smaller cluster or batch",
+        f"Fix {' and '.join(free[:2])}." if free else "Use a smaller cluster or batch.",
         field=f"fix.{free[0]}" if free else "cluster",
     )
 
@@ -109,9 +109,10 @@ def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
             sizes.append((1, number))
         else:
             raise Refused(
-                f"{number} devices are not full nodes of {per_node}, or more than the cluster's "
+                f"{number} devices do not fill nodes of {per_node}, or exceed the cluster's "
                 f"{cluster.devices}",
-                f"{max(1, min(number // per_node, nodes)) * per_node}",
+                f"Use a multiple of {per_node}, such as "
+                f"{max(1, min(number // per_node, nodes)) * per_node}.",
                 field="fix.devices",
             )
     return sizes

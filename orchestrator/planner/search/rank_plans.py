@@ -95,12 +95,16 @@ def rank_plans(
     """
     started = time.perf_counter()
     if objective not in _ORDER:
-        raise Refused(f"{objective!r} is not an objective", ", ".join(_ORDER), field="objective")
+        raise Refused(
+            f"{objective!r} is not an objective",
+            f"Use one of {', '.join(_ORDER)}.",
+            field="objective",
+        )
     batch = scenario.workload.global_batch_size
     if batch is None:
         raise Refused(
             "a search needs the number of sequences per step",
-            "workload.global_batch_size 512",
+            "Use workload.global_batch_size 512.",
             field="workload",
         )
     entry = scenario.device or scenario.cluster.entry
@@ -296,7 +300,7 @@ def _degrees_problem(singles: Mapping[str, Any], devices: int) -> Problem | None
     text += f" = {product}" if len(degrees) > 1 else ""
     rest = devices // math.gcd(devices, product // value)
     message = f"{text} does not divide {devices} devices"
-    return problem(f"fix.{name}", message, f"{name} {nearest_divisor(rest, value)}")
+    return problem(f"fix.{name}", message, f"Use {name} {nearest_divisor(rest, value)}.")
 
 
 def _no_legal_plan(
@@ -334,6 +338,8 @@ def _no_legal_plan(
     many = f"{devices} sequences, " if devices < 2**31 else ""
     return [
         problem(
-            "workload.global_batch_size", message, f"{many}fewer devices, or fewer fixed fields"
+            "workload.global_batch_size",
+            message,
+            f"Use {many}fewer devices, or fewer fixed fields.",
         )
     ]

@@ -41,7 +41,9 @@ def parse_search_request(
 ) -> SearchRequest:
     """Raises BadRequest with a problem for each wrong field."""
     if not isinstance(request, Mapping):
-        raise BadRequest([problem("", "a search is a JSON object", '{"model": "llama3-8b", ...}')])
+        raise BadRequest(
+            [problem("", "a search is a JSON object", 'Use {"model": "llama3-8b", ...}.')]
+        )
     request = strip_comments(request)
     problems = unknown_key_problems(request, _SEARCH_KEYS)
     scenario, more = parse_scenario(request, options)
@@ -53,13 +55,13 @@ def parse_search_request(
     top_given = request.get("top") is not None
     top = request["top"] if top_given else default
     if not isinstance(fix, Mapping):
-        problems.append(problem("fix", "fix is an object of plan fields", '{"tp": 8}'))
+        problems.append(problem("fix", "fix is an object of plan fields", 'Use {"tp": 8}.'))
     if type(top) is not int or not 1 <= top <= maximum:
         what = "explained plans" if explained else "plans"
         message = f"{str(top)[:40]} is not a number of {what} from 1 to {maximum}"
-        problems.append(problem("top", message, str(default)))
+        problems.append(problem("top", message, f"Use {default}."))
     if not isinstance(objective, str):
-        problems.append(problem("objective", "the objective is a string", "time"))
+        problems.append(problem("objective", "the objective is a string", "Use time."))
     if scenario is None or problems:
         raise BadRequest(problems)
     return SearchRequest(scenario, dict(fix), cast(Objective, objective), top, top_given)

@@ -95,29 +95,31 @@ class ServingRequest(Contract):
                 problem(
                     "tp",
                     f"{message}, the cluster has {self.cluster.devices}",
-                    "fewer replicas, more nodes",
+                    "Use fewer replicas or more nodes.",
                 )
             )
         heads = model.mfa.heads if model.mfa else model.heads
         if heads % self.tp:
             near = nearest_divisor(heads, self.tp)
             problems.append(
-                problem("tp", f"{heads} heads do not divide by tp {self.tp}", f"tp {near}")
+                problem("tp", f"{heads} heads do not divide by tp {self.tp}", f"Use tp {near}.")
             )
         elif model.attention == "softmax" and model.kv_heads % self.tp and self.tp % model.kv_heads:
             near = nearest_divisor(model.kv_heads, self.tp)
             message = f"{model.kv_heads} key-value heads neither divide by tp {self.tp} nor into it"
-            problems.append(problem("tp", message, f"tp {near}"))
+            problems.append(problem("tp", message, f"Use tp {near}."))
         if self.pp > model.layers:
             message = f"{model.layers} layers are too few for pp {self.pp}"
-            problems.append(problem("pp", message, f"pp {model.layers}"))
+            problems.append(problem("pp", message, f"Use pp {model.layers}."))
         if self.prompt_len + self.output_len > model.max_seq_len:
             message = (
                 f"{self.prompt_len} + {self.output_len} tokens exceed max_seq_len "
                 f"{model.max_seq_len} of {model.name}"
             )
             problems.append(
-                problem("prompt_len", message, f"{max(1, model.max_seq_len - self.output_len)}")
+                problem(
+                    "prompt_len", message, f"Use {max(1, model.max_seq_len - self.output_len)}."
+                )
             )
         return problems
 

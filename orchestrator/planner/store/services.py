@@ -137,13 +137,13 @@ def device_type_create(*, by: User, entry: Mapping[str, Any]) -> DeviceType:
         raise _invalid(validation_problems(error)) from None
     name = _validated_name(device.name)
     if name in DEVICES:
-        raise invalid("name", f"{name!r} is already in the catalogue", f"{name}-own")
+        raise invalid("name", f"{name!r} is already in the catalogue", f"Use {name}-own.")
     if (
         not set(device.peak_tflops) & {"fp32", "bf16", "fp16"}
         or min(device.peak_tflops.values()) <= 0
     ):
         message = "a device needs a peak above 0 for fp32, bf16 or fp16"
-        raise invalid("peak_tflops", message, '{"fp32": 19.5, "bf16": 312}')
+        raise invalid("peak_tflops", message, 'Use {"fp32": 19.5, "bf16": 312}.')
     row = DeviceType(owner=by, name=name, entry=device.to_dict(), created=clock.now())
     try:
         with transaction.atomic():
@@ -191,13 +191,13 @@ def _parse_measurements(
     """`(request, measured)` of every line. Raises 422 with the problems of unusable lines."""
     if not lines:
         raise invalid(
-            "measurements", "there are no lines to fit", "lines with measured {step_time_s}"
+            "measurements", "there are no lines to fit", "Use lines with measured {step_time_s}."
         )
     if len(lines) > MAX_MEASUREMENTS:
         raise invalid(
             "measurements",
             f"there are {len(lines)} lines, the limit is {MAX_MEASUREMENTS}",
-            "fewer lines, or manage.py calibrate",
+            "Use fewer lines, or manage.py calibrate.",
         )
     pairs, problems = [], []
     for index, line in enumerate(lines):
@@ -209,7 +209,7 @@ def _parse_measurements(
         if not parsed.problems and not parsed.measured:
             field = f"measurements.{index}.measured"
             problems.append(
-                problem(field, "the line has no measured value", '{"step_time_s": 1.2}')
+                problem(field, "the line has no measured value", 'Use {"step_time_s": 1.2}.')
             )
         if parsed.request is not None:
             pairs.append((parsed.request, parsed.measured))
@@ -253,7 +253,11 @@ def _make_default(row: Calibration) -> None:
 def _validated_name(name: Any, length: int = NAME_LENGTH) -> str:
     text = str(name).strip()
     if not 1 <= len(text) <= length or not text.isprintable():
-        raise invalid("name", f"a name has 1 to {length} printable characters", "cluster in March")
+        raise invalid(
+            "name",
+            f"a name has 1 to {length} printable characters",
+            "Use a name such as cluster in March.",
+        )
     return text
 
 

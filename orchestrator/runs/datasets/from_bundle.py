@@ -34,11 +34,11 @@ def with_data_sets_of_bundle(spec: dict[str, Any], facts: Any, *, by: User) -> d
                 row = _from_store(fingerprint, label, about if isinstance(about, dict) else {}, by)
         except OSError as error:
             message = f"the store cannot be read: {error}"
-            problems.append(_problem(each.place, message, "check the store"))
+            problems.append(_problem(each.place, message, "Check the store."))
             continue
         if row is None:
             message = f"no data set here has the files of {label} ({fingerprint[:12]})"
-            hint = "register the original files, or configure the store that has them"
+            hint = "Register the original files, or configure the store that has them."
             problems.append(_problem(each.place, message, hint))
             continue
         if each.data is not None:

@@ -42,7 +42,7 @@ def with_data_sets(
     for each in references(spec):
         if each.data is None and not _TEXT_LABEL.fullmatch(each.label):
             message = f"{DATA_SET_PREFIX}{each.label[:80]} does not name a data set"
-            hint = f"{DATA_SET_PREFIX}NAME or {DATA_SET_PREFIX}NAME@VERSION"
+            hint = f"Use {DATA_SET_PREFIX}NAME or {DATA_SET_PREFIX}NAME@VERSION."
             problems.append(Problem(field=each.place, message=message, hint=hint))
             continue
         row, problem = _version(each.place, each.data or {"dataset": each.label}, by)
@@ -143,26 +143,34 @@ def _version(
         row = remaining[0] if remaining else versions[0]
     if row is None:
         message = f"data set {name} has no version {number}"
-        return None, Problem(field=field, message=message, hint=ready or "register it first")
-    other = ready if ready and ready != row.label else "register it again"
+        return None, Problem(
+            field=field, message=message, hint=f"Use {ready}." if ready else "Register it first."
+        )
+    other = f"use {ready}" if ready and ready != row.label else "register it again"
     if row.deleted is not None:
-        return None, Problem(field=field, message=f"data set {row.label} was deleted", hint=other)
+        return None, Problem(
+            field=field, message=f"data set {row.label} was deleted", hint=_sentence(other)
+        )
     if row.state == _State.WAITING:
         message = f"the files of data set {row.label} are still being read"
-        return None, Problem(field=field, message=message, hint=f"wait for it, or {other}")
+        return None, Problem(field=field, message=message, hint=f"Wait for it, or {other}.")
     if row.state == _State.FAILED:
         message = f"data set {row.label} cannot be used: {row.problem}"
-        return None, Problem(field=field, message=message, hint=row.hint or other)
+        return None, Problem(field=field, message=message, hint=row.hint or _sentence(other))
     wanted = place.get("fingerprint")
     if isinstance(wanted, str) and wanted != row.fingerprint:
         same = visible.filter(fingerprint=wanted, deleted=None).first()
         message = f"data set {row.label} has another fingerprint than the spec"
-        hint = f"{same.label} has it" if same is not None else "leave the fingerprint out"
+        hint = f"Use {same.label}, which has it." if same is not None else "Omit the fingerprint."
         return None, Problem(field=field, message=message, hint=hint)
     if row.state != _State.STORED and (change := _changed(row)):
         message = f"data set {row.label} changed since it was registered: {change}"
-        return None, Problem(field=field, message=message, hint="register it again")
+        return None, Problem(field=field, message=message, hint="Register it again.")
     return row, None
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _changed(row: DataSetVersion) -> str:

@@ -96,8 +96,8 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, 1, 0.5)
     if close:
-        return f"did you mean {close[0]}?"
-    return f"one of {', '.join(sorted(names)[:5])}" if names else "register it first"
+        return f"Use {close[0]}."
+    return f"Use one of {', '.join(sorted(names)[:5])}." if names else "Register it first."
 
 
 def serialize(row: DataSetVersion) -> dict[str, Any]:

@@ -50,13 +50,17 @@ def data_set_register(
     name = name.strip()
     _check_name(name, by)
     if len(notes) > NOTES_LENGTH:
-        raise invalid("notes", f"notes have at most {NOTES_LENGTH} characters", "shorter notes")
+        raise invalid(
+            "notes", f"notes have at most {NOTES_LENGTH} characters", "Use shorter notes."
+        )
     if (path is None) == (run is None):
-        raise invalid("path", "a data set is a path or the output of a run", "one of path and run")
+        raise invalid(
+            "path", "a data set is a path or the output of a run", "Use one of path and run."
+        )
     place, source = _of_run(by, run) if run is not None else _of_path(by, str(path))
     chosen = format or _format_of(place)
     if chosen not in FORMATS:
-        raise invalid("format", f"{chosen} is not a format", "one of " + ", ".join(FORMATS))
+        raise invalid("format", f"{chosen} is not a format", f"Use one of {', '.join(FORMATS)}.")
     roots = [Path(os.path.realpath(root)) for root in settings.DATA_ROOTS]
     shared = any(place.is_relative_to(root) for root in roots)
     allowed = settings.DATA_ROOTS if shared else [settings.ENV.media_runs]
@@ -139,13 +143,15 @@ def _check_name(name: str, by: User) -> None:
         raise invalid(
             "name",
             "a name has 1 to 80 letters, digits, dots, dashes and underscores",
-            "a name such as support-chats",
+            "Use a name such as support-chats.",
         )
     first = DataSetVersion.objects.filter(name=name).select_related("owner").first()
     owners = people.visible_owners(by)
     if first is None or owners is None or first.owner_id in owners:
         return
-    raise invalid("name", f"the name {name} is used by users outside your teams", "another name")
+    raise invalid(
+        "name", f"the name {name} is used by users outside your teams", "Use another name."
+    )
 
 
 def _of_path(by: User, path: str) -> tuple[Path, Run | None]:
@@ -160,7 +166,7 @@ def _of_path(by: User, path: str) -> tuple[Path, Run | None]:
         match = visible.filter(pk=number).first() if number is not None else None
         if match is None:
             raise invalid(
-                "path", f"{path} is in no run that you may see", "a file of one of your runs"
+                "path", f"{path} is in no run that you may see", "Use a file of one of your runs."
             )
         return place, match
     for kind in OUTPUTS:
@@ -176,7 +182,7 @@ def _of_run(by: User, number: int | None) -> tuple[Path, Run]:
         raise invalid(
             "run",
             f"run {run.pk} is a {run.kind} run, which writes no data",
-            "a produce or generate run, or a path",
+            "Use a produce or generate run, or a path.",
         )
     output = str((run.spec.get(run.kind) or {}).get("output") or OUTPUTS[run.kind])
     place = Path(os.path.realpath(settings.ENV.media_runs / str(run.pk) / output))
@@ -184,7 +190,7 @@ def _of_run(by: User, number: int | None) -> tuple[Path, Run]:
         raise invalid(
             "run",
             f"the output of run {run.pk} is not on this machine: {place}",
-            "wait until the run has written it, or copy the file from its node to a data folder",
+            "Wait until the run has written it, or copy the file from its node to a data folder.",
         )
     return place, run
 

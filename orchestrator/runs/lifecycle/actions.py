@@ -160,13 +160,15 @@ def run_update(
     if notes is not None:
         if len(notes) > 20_000:
             raise invalid(
-                "notes", f"{len(notes)} characters are more than 20000", "an artifact, or a link"
+                "notes",
+                f"{len(notes)} characters are more than 20000",
+                "Use an artifact, or a link.",
             )
         values["notes"] = notes
     wanted = None if tags is None else list(dict.fromkeys(tags))
     for tag in wanted or []:
         if not isinstance(tag, str) or not 1 <= len(tag) <= 100:
-            raise invalid("tags", f"{tag!r} is not a tag", "1 to 100 characters each")
+            raise invalid("tags", f"{tag!r} is not a tag", "Use 1 to 100 characters each.")
     with transaction.atomic():
         row = (
             Run.objects.filter(pk=run.pk)
@@ -203,7 +205,9 @@ def external_finish(*, run: Run, status: str, reason: str = "", by: User | None 
     if by is not None:
         require_manage(run, by)
     if status not in states.ENDED:
-        raise invalid("status", f"{status!r} is not a final state", "finished, failed or cancelled")
+        raise invalid(
+            "status", f"{status!r} is not a final state", "Use finished, failed or cancelled."
+        )
     if run.kind != "external":
         raise conflict(
             f"Run {run.pk} was started by Orrery, which detects its end itself.",

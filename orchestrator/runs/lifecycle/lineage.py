@@ -106,9 +106,9 @@ def _retained_checkpoint(run: Run, step: int) -> Checkpoint:
     nearest = sorted(sorted(steps), key=lambda other: abs(other - step))[:5]
     message = f"there is no retained checkpoint of step {step}"
     if not nearest:
-        raise invalid("step", message, "clone the run: it has no retained checkpoint")
+        raise invalid("step", message, "Clone the run, because it has no retained checkpoint.")
     listed = ", ".join(str(other) for other in sorted(nearest))
-    raise invalid("step", f"{message}; there are {listed}", str(nearest[0]))
+    raise invalid("step", f"{message}; there are {listed}", f"Use {nearest[0]}.")
 
 
 def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
@@ -117,13 +117,15 @@ def _problems(run: Run, spec: dict[str, Any], step: int) -> list[Problem]:
         if spec.get(field) != run.spec.get(field):
             message = f"a fork cannot change the {field}"
             problems.append(
-                Problem(field=field, message=message, hint=f"clone the run with another {field}")
+                Problem(field=field, message=message, hint=f"Clone the run with another {field}.")
             )
     for path, default in _FIXED.items():
         old, new = _at(run.spec, path, default), _at(spec, path, default)
         if old != new:
             message = f"the checkpoint was written with {old} and requires it"
-            problems.append(Problem(field=path, message=message, hint=f"{old}, or clone the run"))
+            problems.append(
+                Problem(field=path, message=message, hint=f"Use {old}, or clone the run.")
+            )
     problem = _no_steps_left(spec, step)
     return [*problems, problem] if problem else problems
 
@@ -134,7 +136,7 @@ def _no_steps_left(spec: dict[str, Any], step: int) -> Problem | None:
         return Problem(
             field="train.steps",
             message=f"all {steps} steps are done by step {step}",
-            hint=str(2 * step),
+            hint=f"Use {2 * step}.",
         )
     return None
 

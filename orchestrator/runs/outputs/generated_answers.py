@@ -146,7 +146,7 @@ def _parse_cursor(after: str | None) -> tuple[int, int, int]:
     parts = (after or "0.0.0").split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 19 for part in parts):
         raise invalid(
-            "cursor", f"{after!r} is not a cursor", "use next_cursor of the previous page"
+            "cursor", f"{after!r} is not a cursor", "Use next_cursor of the previous page."
         )
     return int(parts[0]), int(parts[1]), int(parts[2])
 

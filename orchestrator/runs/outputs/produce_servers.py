@@ -54,13 +54,13 @@ def server_problems(spec: RunSpec, *, by: User | None) -> list[Problem]:
         field, run = f"{place}.run", _visible([id], by).get(id)
         if run is None:
             message = f"there is no serve run {id} that you may see"
-            hint = "the id of a serve run of yours or your team's: GET /api/v1/runs?kind=serve"
+            hint = "Use the id of a serve run of yours or your team's: GET /api/v1/runs?kind=serve."
             problems.append(Problem(field=field, message=message, hint=hint))
             continue
         status = endpoint.status(run=run)
         if run.state in ENDED:
             message = f"run {run.pk} is {run.state} and serves no longer"
-            hint = "retrying it, or a run that serves"
+            hint = "Retry it, or use a run that serves."
             problems.append(Problem(field=field, message=message, hint=hint))
         elif status.serving is not None:
             problems += _model_problems(spec, place, run.pk, status.serving)
@@ -75,19 +75,19 @@ def _model_problems(spec: RunSpec, place: str, id: int, serving: Serving) -> lis
         scores = body.requested_scores
     if spec.evaluate is not None and spec.evaluate.judge_by == "reward":
         scores = {"reward"}
-    field, chat_model = f"{place}.run", "an instruction-tuned model"
+    field, chat_model = f"{place}.run", "Use an instruction-tuned model"
     needs_answers = place == "produce.server" or "reward" not in scores or "judge" in scores
     if needs_answers and serving.pooling:
         message = f"the model of run {id} is a reward model, which scores answers and writes none"
         if spec.evaluate is not None:
-            chat_model += ', or evaluate.judge_by "reward"'
-        return [Problem(field=field, message=message, hint=chat_model)]
+            chat_model += ', or set evaluate.judge_by to "reward"'
+        return [Problem(field=field, message=message, hint=f"{chat_model}.")]
     if needs_answers and not serving.chat:
         message = f"the model of run {id} has no chat template, so it cannot be asked"
-        return [Problem(field=field, message=message, hint=chat_model)]
+        return [Problem(field=field, message=message, hint=f"{chat_model}.")]
     if "reward" in scores and not serving.pooling and serving.backend == "orrery":
         message = f"the model of run {id} writes texts, and reward scores come from a reward model"
-        hint = f"a serve run of a model that objective reward trained, as {spec.kind}.judge"
+        hint = f"Use a serve run of a model that objective reward trained, as {spec.kind}.judge."
         return [Problem(field=field, message=message, hint=hint)]
     return []
 

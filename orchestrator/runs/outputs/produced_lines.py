@@ -210,7 +210,7 @@ def _parse_cursor(after: str | None, size: int) -> int:
         return size
     if not (after.isascii() and after.isdecimal() and len(after) < 19 and int(after) <= size):
         raise invalid(
-            "cursor", f"{after!r} is not a cursor", "use next_cursor of the previous page"
+            "cursor", f"{after!r} is not a cursor", "Use next_cursor of the previous page."
         )
     return int(after)
 

@@ -24,13 +24,13 @@ def served_deployment(*, run: Run) -> dict[str, Any]:
     shape = None if spec is None else shape_of(spec.model)
     if spec is None or shape is None or not isinstance(spec.body, ServeBody):
         message = f"run {run.pk} does not serve a model of known shape"
-        raise BadRequest([problem("run", message, "the id of a serve run")])
+        raise BadRequest([problem("run", message, "Use the id of a serve run.")])
     snapshot = endpoint.last_snapshot(run=run)
     state = endpoint.engine_state(run=run) or (snapshot.state if snapshot else None)
     if state is None or state.step_costs is None:
         message = f"run {run.pk} has no measured step costs: it has computed too few steps"
         raise BadRequest(
-            [problem("run", message, "at least 50 steps: send it some requests first")]
+            [problem("run", message, "Send the server requests until it has run 50 steps.")]
         )
     plan = spec.plan if isinstance(spec.plan, ParallelPlan) else ParallelPlan()
     hardware = target_hardware_for(spec)

@@ -80,7 +80,7 @@ def path_problems(
         problems += path_problems_
         if resolved is not None and not resolved.is_dir():
             message = f"{spec.script.workdir} is not a folder"
-            problems.append(_problem("script.workdir", message, "the folder of the program"))
+            problems.append(_problem("script.workdir", message, "Use the folder of the program."))
         elif resolved is not None:
             problems += _lock_problems(spec.script, resolved)
     return problems
@@ -94,12 +94,18 @@ def _lock_problems(script: ScriptBody, folder: Path) -> list[Problem]:
     field, file = "script.environment.lock", folder / lock
     try:
         if not file.resolve().is_relative_to(folder.resolve()) or not file.is_file():
-            return [_problem(field, f"there is no file {lock} in the work folder", "uv.lock")]
+            return [
+                _problem(
+                    field,
+                    f"there is no file {lock} in the work folder",
+                    "Use a file such as uv.lock.",
+                )
+            ]
         if file.name == UV_LOCK and not file.with_name("pyproject.toml").is_file():
             message = f"there is no pyproject.toml next to {lock}"
-            return [_problem(field, message, "the project's folder as script.workdir")]
+            return [_problem(field, message, "Use the project's folder as script.workdir.")]
     except OSError as error:
-        return [_problem(field, f"{lock} cannot be read: {error.strerror}", "another file")]
+        return [_problem(field, f"{lock} cannot be read: {error.strerror}", "Use another file.")]
     return []
 
 
@@ -168,16 +174,20 @@ def resolve_path(field: str, path: str, roots: Sequence[Path]) -> tuple[Path | N
     """
     allowed = ", ".join(str(root) for root in roots)
     if "\0" in path:
-        return None, [_problem(field, "the path contains a NUL character", "a path without it")]
+        return None, [
+            _problem(field, "the path contains a NUL character", "Use a path without it.")
+        ]
     absolute = absolute_path(path, roots)
     resolved = Path(os.path.realpath(absolute))
     if not any(resolved.is_relative_to(os.path.realpath(root)) for root in roots):
         return None, [
-            _problem(field, f"{path} is not under the allowed folders", f"a path under {allowed}")
+            _problem(
+                field, f"{path} is not under the allowed folders", f"Use a path under {allowed}."
+            )
         ]
     if not os.path.exists(resolved):
         return None, [
-            _problem(field, f"{path} does not exist", f"an existing file under {allowed}")
+            _problem(field, f"{path} does not exist", f"Use an existing file under {allowed}.")
         ]
     return resolved, []
 
@@ -186,7 +196,11 @@ def _output_problems(field: str, path: str, roots: Sequence[Path]) -> list[Probl
     if not os.path.isabs(os.path.expanduser(path)):
         if not path.strip() or ".." in Path(path).parts or Path(path).name in ("", "."):
             return [
-                _problem(field, f"{path!r} is not a file name in the run's folder", "answers.jsonl")
+                _problem(
+                    field,
+                    f"{path!r} is not a file name in the run's folder",
+                    "Use a file name such as answers.jsonl.",
+                )
             ]
         return []
     folder = os.path.dirname(path) or "."
@@ -206,14 +220,16 @@ def file_problems(field: str, path: str, format: str, roots: Sequence[Path]) -> 
         if not files:
             patterns = " or ".join(f"*{name}" for name in names)
             message = f"{path} is not a file but a folder without {patterns}"
-            return [_problem(field, message, f"a {format} file, or a folder with {format} files")]
+            return [
+                _problem(field, message, f"Use a {format} file, or a folder with {format} files.")
+            ]
         return [
             item
             for file in files[:_CHECKED_FILES]
             for item in file_problems(field, str(file), format, roots)
         ][:1]
     if not resolved.is_file():
-        return [_problem(field, f"{path} is not a file", "one file")]
+        return [_problem(field, f"{path} is not a file", "Use one file.")]
     try:
         size = resolved.stat().st_size
         with open(resolved, "rb") as file:
@@ -225,11 +241,11 @@ def file_problems(field: str, path: str, format: str, roots: Sequence[Path]) -> 
             _problem(
                 field,
                 f"{path} cannot be read: {error.strerror}",
-                "read permission for Orrery's user",
+                "Give Orrery's user read permission.",
             )
         ]
     if not size:
-        return [_problem(field, f"{path} is empty", "a file with content")]
+        return [_problem(field, f"{path} is empty", "Use a file with content.")]
     if format not in ("text", "jsonl", *EXAMPLE_FORMATS):
         return []
     complete = size <= _CHECKED_BYTES
@@ -239,7 +255,9 @@ def file_problems(field: str, path: str, format: str, roots: Sequence[Path]) -> 
     if encoding_error:
         return [
             _problem(
-                field, f"{path} is not UTF-8 text: {encoding_error}", "convert it: iconv -t UTF-8"
+                field,
+                f"{path} is not UTF-8 text: {encoding_error}",
+                "Convert the file with iconv -t UTF-8.",
             )
         ]
     return _jsonl_problems(field, path, first) if format == "jsonl" else []
@@ -283,15 +301,23 @@ def _tokenizer_problems(
             _problem(
                 field,
                 f"{file} cannot be read: {error.strerror}",
-                "a tokenizer.json, or a folder with one",
+                "Use a tokenizer.json, or a folder with one.",
             )
         ]
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        return [_problem(field, f"{path} is not a tokenizer.json: {error}", "a Hugging Face one")]
+        return [
+            _problem(
+                field,
+                f"{path} is not a tokenizer.json: {error}",
+                "Use a tokenizer.json of Hugging Face.",
+            )
+        ]
     if vocab is not None and largest >= vocab:
         message = f"{path} has token ids up to {largest}, the model's vocabulary has {vocab}"
         return [
-            _problem(field, message, f"the tokenizer of this model, or vocab {largest + 1} or more")
+            _problem(
+                field, message, f"Use the tokenizer of this model, or vocab {largest + 1} or more."
+            )
         ]
     return []
 
@@ -342,7 +368,9 @@ def _jsonl_problems(field: str, path: str, first: bytes) -> list[Problem]:
     except ValueError as error:
         return [
             _problem(
-                field, f"the first line of {path} is not JSON: {error}", "one JSON object per line"
+                field,
+                f"the first line of {path} is not JSON: {error}",
+                "Use one JSON object per line.",
             )
         ]
     return []

@@ -75,13 +75,15 @@ class Prediction:
             f"the plan needs {needs:.1f} GiB per device, {hardware.entry.name} has {has:.1f} GiB"
         )
         if suggestions := self.document.get("suggestions"):
-            return [Problem(field="model", message=message, hint=str(suggestions[0]))]
+            return [Problem(field="model", message=message, hint=f"Use {suggestions[0]}.")]
         if not self.advice:
             return [
-                Problem(field="plan", message=message, hint="a smaller model, or larger devices")
+                Problem(
+                    field="plan", message=message, hint="Use a smaller model, or larger devices."
+                )
             ]
         return [
-            Problem(field=_field(change), message=message, hint=change.message.rstrip("."))
+            Problem(field=_field(change), message=message, hint=change.message)
             for change in self.advice
         ]
 

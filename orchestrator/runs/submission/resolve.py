@@ -52,12 +52,12 @@ def resolve_plan(
         message = (
             f"{spec.resources.devices} devices leave none for training, rollouts have {rollouts}"
         )
-        hint = f"at least {1 + rollouts}"
+        hint = f"Use at least {1 + rollouts}."
         none_left = problem("resources.devices", message, hint)
         return ResolvedPlan(ParallelPlan(), 1 + rollouts, True, message, [none_left])
     if devices > MAX_DEVICES:
         message = f"{devices} devices are more than a plan can use for data parallelism"
-        too_many = problem("resources.devices", message, f"at most {MAX_DEVICES}")
+        too_many = problem("resources.devices", message, f"Use at most {MAX_DEVICES}.")
         return ResolvedPlan(ParallelPlan(), 1, True, message, [too_many])
     reason = 'The plan is "auto"' if spec.has_explicit_plan else "No plan was given"
     plannable = hardware is not None and spec.kind == "train" and spec.shape is not None

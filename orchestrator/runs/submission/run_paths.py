@@ -43,7 +43,7 @@ def run_path_problems(
                     Problem(
                         field=field,
                         message=f"{text} is in no run that you may see",
-                        hint="a path in one of your team's runs, such as runs/12/checkpoints",
+                        hint="Use a path in one of your team's runs, such as runs/12/checkpoints.",
                     )
                 )
                 break

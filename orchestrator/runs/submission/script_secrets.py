@@ -55,7 +55,7 @@ def problems(spec: Mapping[str, Any], *, by: User | None) -> list[Problem]:
             stored = stored.filter(run__owner=by)
         if not stored.exists():
             message = f"the value is not stored in a run of yours ({text})"
-            hint = "the value itself; only the owner of a run can use its secrets again"
+            hint = "Use the value itself; only the owner of a run can use its secrets again."
             result.append(Problem(field=f"script.secrets.{name}", message=message, hint=hint))
     return result
 

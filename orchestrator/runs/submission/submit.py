@@ -112,9 +112,9 @@ def priority_problems(priority: int, *, by: User) -> list[Problem]:
     most = 1_000_000 if at_least(by.role, Role.OPERATOR) else SUBMITTER_PRIORITY
     if -most <= priority <= most:
         return []
-    hint = f"a number from -{most} to {most}"
+    hint = f"Use a number from -{most} to {most}."
     if most == SUBMITTER_PRIORITY:
-        hint += "; operators may set more"
+        hint += " Operators may set more."
     message = f"{priority} is beyond the range of your role"
     return [Problem(field="priority", message=message, hint=hint)]
 
@@ -231,7 +231,7 @@ def check(spec: Any, *, by: User | None) -> CheckedSpec:
     A spec is stored without defaults, so a clone uses the defaults of its own time.
     """
     if not isinstance(spec, dict):
-        hint = '{"kind": "train", ...}'
+        hint = 'Use {"kind": "train", ...}.'
         return CheckedSpec(
             problems=[Problem(field="spec", message="the spec is not an object", hint=hint)]
         )
@@ -479,7 +479,7 @@ def _name_problems(name: Any) -> list[Problem]:
         or not name.strip().isprintable()
     ):
         message = f"a run's name has 1 to {NAME_LENGTH} printable characters"
-        return [Problem(field="name", message=message, hint="use a short name")]
+        return [Problem(field="name", message=message, hint="Use a short name.")]
     return []
 
 
@@ -490,7 +490,11 @@ def _experiment(value: Experiment | str | None, owner: User) -> Experiment | Non
     if not 1 <= len(name) <= 120:
         message = "an experiment's name has 1 to 120 characters"
         raise spec_invalid(
-            [Problem(field="experiment", message=message, hint="its question in a few words")]
+            [
+                Problem(
+                    field="experiment", message=message, hint="Enter the question in a few words."
+                )
+            ]
         )
     experiment, _ = Experiment.objects.get_or_create(
         name=name, defaults={"owner": owner, "created": clock.now()}
@@ -498,7 +502,7 @@ def _experiment(value: Experiment | str | None, owner: User) -> Experiment | Non
     visible = people.visible_owners(owner)
     if visible is not None and experiment.owner_id not in visible:
         message = f"the name {name!r} is used by users outside your teams"
-        raise spec_invalid([Problem(field="experiment", message=message, hint="another name")])
+        raise spec_invalid([Problem(field="experiment", message=message, hint="Use another name.")])
     return experiment
 
 

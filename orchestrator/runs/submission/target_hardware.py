@@ -131,7 +131,10 @@ def support_problems(spec: RunSpec) -> list[Problem]:
             problem(
                 f"resources.{field}",
                 f"no node of pool {pool} can {_VERBS[need]}",
-                f"another pool; or {_INSTALL[need]} on a node; or force, and the run waits",
+                (
+                    f"Choose another pool, or {_INSTALL[need]} on a node. To queue the run anyway, "
+                    "submit it with force."
+                ),
             )
         )
     return problems

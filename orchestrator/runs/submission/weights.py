@@ -69,7 +69,7 @@ def shape_problems(spec: RunSpec) -> list[Problem]:
         teacher = shape_of(train.distill.teacher)
         if teacher is not None and teacher.vocab != model.vocab:
             message = f"its vocabulary has {teacher.vocab} tokens, the model's {model.vocab}"
-            hint = "a teacher with the same tokenizer"
+            hint = "Use a teacher with the same tokenizer."
             problems.append(problem("train.distill.teacher", message, hint))
     sources = {"train.init_from": train.init_from, "train.dpo.reference": train.reference}
     for field, source in sources.items():
@@ -78,7 +78,7 @@ def shape_problems(spec: RunSpec) -> list[Problem]:
             actual, wanted = getattr(theirs, name), getattr(model, name)
             if actual != wanted:
                 message = f"these weights have {name} {actual}, the model {wanted}"
-                problems.append(problem(field, message, f"model with {name} {actual}"))
+                problems.append(problem(field, message, f"Use model with {name} {actual}."))
                 break
     return problems
 
@@ -99,7 +99,7 @@ def no_checkpoint_problems(spec: RunSpec) -> list[Problem]:
         ended = Run.objects.filter(pk=number, state__in=[str(state) for state in ENDED])
         if ended.filter(checkpoints=None).exists():
             message = f"run {number} ended without a checkpoint"
-            hint = "a run that saves them (train.checkpoint), or other weights"
+            hint = "Use a run that saves them (train.checkpoint), or other weights."
             problems.append(problem(".".join((*names, "path")), message, hint))
     return problems
 
@@ -119,7 +119,9 @@ def served_adapter_problems(spec: RunSpec) -> list[Problem]:
             actual, wanted = getattr(theirs, name), getattr(model, name)
             if actual != wanted:
                 message = f"this adapter's base has {name} {actual}, the served model {wanted}"
-                problems.append(problem(f"serve.adapters.{adapter}", message, "its own base"))
+                problems.append(
+                    problem(f"serve.adapters.{adapter}", message, "Use the adapter's own base.")
+                )
                 break
     return problems
 

@@ -66,7 +66,7 @@ def what_if(*, by: User, change: Change) -> Result:
         queue, views = applied(change, current.queue, nodes)
     except ValueError:
         raise invalid(
-            "pool", f"pool {change.pool} has no node to copy", "a pool with a node"
+            "pool", f"pool {change.pool} has no node to copy", "Use a pool with a node."
         ) from None
     policy = start_estimates.policy_of(current)
     ends, recent = start_estimates.ends(time), start_estimates.recent(now)
@@ -112,17 +112,19 @@ def without_team(
 
 def _require_possible(change: Change) -> None:
     if not change.add_nodes and not change.pause_team:
-        raise invalid("add_nodes", "nothing changes", "a number of nodes, or a team to pause")
+        raise invalid("add_nodes", "nothing changes", "Use a number of nodes, or a team to pause.")
     if not 0 <= change.add_nodes <= MOST_NODES:
-        raise invalid("add_nodes", f"{change.add_nodes} nodes", f"0 to {MOST_NODES}")
+        raise invalid("add_nodes", f"{change.add_nodes} nodes", f"Use 0 to {MOST_NODES}.")
     if change.add_nodes:
         pool = Pool.objects.filter(name=change.pool).first()
         if pool is None:
-            raise invalid("pool", f"there is no pool {change.pool[:80]!r}", "the name of a pool")
+            raise invalid(
+                "pool", f"there is no pool {change.pool[:80]!r}", "Use the name of a pool."
+            )
         if pool.engine_id is not None:
             message = f"the engine of pool {pool.name} schedules its runs"
-            raise invalid("pool", message, "a pool of Orrery's own nodes")
+            raise invalid("pool", message, "Use a pool of Orrery's own nodes.")
     if change.pause_team and not Team.objects.filter(name=change.pause_team).exists():
         raise invalid(
-            "pause_team", f"there is no team {change.pause_team[:80]!r}", "the name of a team"
+            "pause_team", f"there is no team {change.pause_team[:80]!r}", "Use the name of a team."
         )

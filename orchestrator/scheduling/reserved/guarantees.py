@@ -70,7 +70,7 @@ def guarantee_set(*, team: Team, pool: Pool, devices: int, by: User) -> None:
     """
     accounts.require_role(by, Role.ADMIN, "guarantee devices")
     if devices < 0:
-        raise invalid("devices", f"{devices} is below 0", "0 ends the guarantee")
+        raise invalid("devices", f"{devices} is below 0", "Enter 0 to end the guarantee.")
     with transaction.atomic():
         Pool.objects.select_for_update().get(pk=pool.pk)  # two requests may not exceed it together
         if devices:
@@ -90,19 +90,19 @@ def _require_possible(team: Team, pool: Pool, devices: int) -> None:
         raise invalid(
             "pool",
             f"the engine of pool {pool.name} schedules its runs",
-            "a pool of Orrery's own nodes; set shares of this one in its engine",
+            "Use a pool of Orrery's own nodes; set shares of this one in its engine.",
         )
     if not team.memberships.exists():
-        raise invalid("team", f"team {team.name} has no members", "Add a member first")
+        raise invalid("team", f"team {team.name} has no members", "Add a member first.")
     if team.max_devices is not None and devices > team.max_devices:
         raise invalid(
             "devices",
             f"the quota of team {team.name} is {count(team.max_devices, 'device')}",
-            f"{team.max_devices} or fewer, or raise the quota first",
+            f"Use {team.max_devices} or fewer, or raise the quota first.",
         )
     total = Device.objects.filter(node__pool=pool).count()
     if not total:
-        raise invalid("pool", f"pool {pool.name} has no devices", "Add a node to it first")
+        raise invalid("pool", f"pool {pool.name} has no devices", "Add a node to it first.")
     others = TeamGuarantee.objects.filter(pool=pool).exclude(team=team)
     taken = others.aggregate(total=Sum("devices"))["total"] or 0
     if taken + devices > total:
@@ -110,7 +110,7 @@ def _require_possible(team: Team, pool: Pool, devices: int) -> None:
             "devices",
             f"pool {pool.name} has {count(total, 'device')}, and {taken} are guaranteed to other "
             "teams",
-            f"{max(0, total - taken)} or fewer",
+            f"Use {max(0, total - taken)} or fewer.",
         )
 
 

@@ -59,15 +59,17 @@ def window_create(
     accounts.require_role(by, Role.OPERATOR, "reserve nodes")
     row = Pool.objects.filter(name=pool).first()
     if row is None:
-        raise invalid("pool", f"there is no pool {pool[:80]!r}", "the name of a pool")
+        raise invalid("pool", f"there is no pool {pool[:80]!r}", "Use the name of a pool.")
     if row.engine_id is not None:
         raise invalid(
-            "pool", f"the engine of pool {pool} schedules its runs", "a pool of own nodes"
+            "pool",
+            f"the engine of pool {pool} schedules its runs",
+            "Use a pool of Orrery's own nodes.",
         )
     owner = _team(team)
     _require_times(start, end)
     if len(reason) > 200:
-        raise invalid("reason", "the reason is longer than 200 characters", "a shorter one")
+        raise invalid("reason", "the reason is longer than 200 characters", "Use a shorter one.")
     with transaction.atomic():
         Pool.objects.select_for_update().get(pk=row.pk)
         chosen = _nodes(row, nodes)
@@ -149,10 +151,12 @@ def _team(name: str) -> Team | None:
         return None
     team = Team.objects.filter(name=name).first()
     if team is None:
-        raise invalid("team", f"there is no team {name[:80]!r}", "a team, or none for maintenance")
+        raise invalid(
+            "team", f"there is no team {name[:80]!r}", "Use a team, or omit it for maintenance."
+        )
     if not team.memberships.exists():
         raise invalid(
-            "team", f"team {name} has no members, so no run could use the nodes", "Add a member"
+            "team", f"team {name} has no members, so no run could use the nodes", "Add a member."
         )
     return team
 
@@ -160,14 +164,14 @@ def _team(name: str) -> Team | None:
 def _require_times(start: datetime, end: datetime) -> None:
     now = clock.now()
     if end <= start:
-        raise invalid("end", "the window ends before it starts", "a time after its start")
+        raise invalid("end", "the window ends before it starts", "Use a time after its start.")
     if end <= now:
-        raise invalid("end", "the window has passed", f"a time after {_text(now)} UTC")
+        raise invalid("end", "the window has passed", f"Use a time after {_text(now)} UTC.")
     if end - start > LONGEST:
         raise invalid(
             "end",
             f"the window lasts {(end - start).days} days; at most {LONGEST.days}",
-            "drain the nodes or move them to another pool instead",
+            "Drain the nodes or move them to another pool instead.",
         )
     if NodeWindow.objects.filter(end__gt=now).count() >= MOST_OPEN:
         raise conflict(f"There are {MOST_OPEN} windows to come. Delete some first.")
@@ -180,10 +184,10 @@ def _nodes(pool: Pool, names: Sequence[str]) -> list[Node]:
         raise invalid(
             "nodes",
             f"pool {pool.name} has no node {missing[0][:80]!r}",
-            "names of nodes of this pool, or none for all of them",
+            "Use names of nodes of this pool, or omit them to reserve all nodes.",
         )
     if not wanted and not pool.nodes.exists():
-        raise invalid("pool", f"pool {pool.name} has no nodes", "Add a node to it first")
+        raise invalid("pool", f"pool {pool.name} has no nodes", "Add a node to it first.")
     return [matches[name] for name in dict.fromkeys(wanted)]
 
 

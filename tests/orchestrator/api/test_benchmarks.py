@@ -146,7 +146,7 @@ def test_wrong_techniques_are_refused_before_anything_runs(owner: User) -> None:
         "benchmark.techniques.0",
         "benchmark.techniques.1",
     ]
-    assert [each["hint"] for each in refused["errors"]] == ["zero", "fused_kernels"]
+    assert [each["hint"] for each in refused["errors"]] == ["Use zero.", "Use fused_kernels."]
     assert not Run.objects.exists()
     auto = post(
         client, RUNS, {"spec": {**SPEC, "plan": "auto", "resources": {"devices": 2}}}

@@ -16,7 +16,7 @@ from workers.contracts.wire import names
 
 
 def test_a_refusal_is_a_problem_document() -> None:
-    wrong = Problem(field="plan.tp", message="6 heads do not divide by tp 4", hint="tp 3")
+    wrong = Problem(field="plan.tp", message="6 heads do not divide by tp 4", hint="Use tp 3.")
     refusal = Refusal(
         "spec-invalid",
         "Not as it is",
@@ -31,7 +31,7 @@ def test_a_refusal_is_a_problem_document() -> None:
         "detail": "Two things.",
         "instance": "/api/v1/runs",
         "errors": [
-            {"field": "plan.tp", "message": "6 heads do not divide by tp 4", "hint": "tp 3"},
+            {"field": "plan.tp", "message": "6 heads do not divide by tp 4", "hint": "Use tp 3."},
             {"field": "name", "message": "empty", "hint": ""},
         ],
     }

@@ -77,7 +77,7 @@ def test_a_name_may_be_the_last_part_of_a_path() -> None:
         NAMES.column("seq_len")
     with pytest.raises(QueryError) as caught:
         NAMES.column("val_los", at=7)
-    assert (caught.value.at, caught.value.hint) == (7, "Did you mean 'val_loss'?")
+    assert (caught.value.at, caught.value.hint) == (7, "Use 'val_loss'.")
     with pytest.raises(QueryError, match="one value per run"):
         NAMES.column("lr", "min")
 

@@ -104,7 +104,7 @@ def test_errors_show_the_place_and_the_nearest_name(owner: User, runs: list[Run]
         {
             "field": "query",
             "message": "at character 12: no run has a value 'los'",
-            "hint": "Did you mean 'loss'?",
+            "hint": "Use 'loss'.",
         }
     ]
     assert problem["detail"].split("\n")[1:] == ["lr > 1 and los < 2", "           ^"]

@@ -120,7 +120,7 @@ def test_a_new_version_changes_no_earlier_run(owner: User, root: Path) -> None:
     (root / "hamlet.txt").write_text(TEXT + "more")
     registered(owner)
     assert "still being read" in problem(owner, "hamlet")[0]
-    assert problem(owner, "hamlet@2")[1] == "wait for it, or hamlet@1"
+    assert problem(owner, "hamlet@2")[1] == "Wait for it, or use hamlet@1."
     read()
     second = factories.run(owner, data={"dataset": "hamlet"})
     assert [run.spec["data"]["dataset"] for run in (first, second)] == ["hamlet@1", "hamlet@2"]
@@ -228,7 +228,7 @@ def test_inputs_of_other_kinds_name_a_data_set_in_place_of_a_path(owner: User, r
 @pytest.mark.parametrize(
     ("given", "message", "hint"),
     [
-        ("dataset:hamlt", "there is no data set hamlt", "did you mean hamlet?"),
+        ("dataset:hamlt", "there is no data set hamlt", "Use hamlet."),
         ("dataset:hamlet@x", "dataset:hamlet@x does not name a data set", "dataset:NAME"),
         ("dataset:", "dataset: does not name a data set", "dataset:NAME"),
         ("dataset:hamlet", "is not JSON", "one JSON object per line"),
@@ -292,13 +292,13 @@ def test_a_data_set_on_s3(owner: User, root: Path, settings: Any) -> None:
 
 
 def test_names_that_do_not_exist_are_refused_with_a_suggestion(owner: User, root: Path) -> None:
-    assert problem(owner, "hamlet") == ("there is no data set hamlet", "register it first")
+    assert problem(owner, "hamlet") == ("there is no data set hamlet", "Register it first.")
     registered(owner)
     read()
-    assert problem(owner, "hamlt") == ("there is no data set hamlt", "did you mean hamlet?")
+    assert problem(owner, "hamlt") == ("there is no data set hamlt", "Use hamlet.")
     assert problem(owner, "hamlet@7") == ("data set hamlet has no version 7", "hamlet@1")
     message, hint = problem(owner, "hamlet@1", fingerprint="0" * 64)
-    assert "another fingerprint" in message and hint == "leave the fingerprint out"
+    assert "another fingerprint" in message and hint == "Omit the fingerprint."
 
 
 def test_a_changed_file_needs_its_copy_in_the_store(owner: User, root: Path, settings: Any) -> None:
@@ -310,7 +310,7 @@ def test_a_changed_file_needs_its_copy_in_the_store(owner: User, root: Path, set
     changed = TEXT.replace("not", "mot")  # of the same size
     (root / "hamlet.txt").write_text(changed)
     message, hint = problem(owner, "hamlet")
-    assert "has other content" in message and hint == "register it again"
+    assert "has other content" in message and hint == "Register it again."
     (root / "hamlet.txt").write_text(TEXT)
     factories.run(owner, data={"dataset": "hamlet"})
     settings.ENV = Env(home=settings.ENV.home, store_url=str(root.parent / "store"))

@@ -109,7 +109,7 @@ def test_nothing_to_split_is_refused(
     [item] = [
         each for each in refused.value.errors if each["field"] == "train.grpo.rollout.devices"
     ]
-    assert message in item["message"] and item["hint"].startswith("resources.devices")
+    assert message in item["message"] and item["hint"].startswith("Use resources.devices")
 
 
 def test_other_words_are_refused_by_field(owner: User, data: dict[str, Any]) -> None:

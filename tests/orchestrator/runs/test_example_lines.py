@@ -42,7 +42,7 @@ def test_lines_that_an_objective_trains_on_are_accepted(tmp_path: Path) -> None:
     ("lines", "format", "train", "message"),
     [
         ([GOOD, {"prompt": "x"}], "prompt_completion", {}, "line 2: has no field completion"),
-        ([PAIR], "prompt_completion", {}, "try format preference"),
+        ([PAIR], "prompt_completion", {}, "Use format preference."),
         (
             [{"chosen": "one", "rejected": "two"}],
             "preference",
@@ -65,7 +65,7 @@ def test_a_format_that_does_not_fit_the_objective_is_refused(tmp_path: Path) -> 
     problems = [str(each) for each in spec_problems(spec(tmp_path, "preference"))]
     assert any(
         "this objective trains on examples, the data is format preference" in each
-        and "try messages or prompt_completion" in each
+        and "Use format messages or prompt_completion" in each
         for each in problems
     )
     plain = RunSpec.from_dict(

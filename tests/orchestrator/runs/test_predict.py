@@ -81,7 +81,7 @@ def test_a_plan_that_does_not_fit_is_refused_with_changes(owner: User) -> None:
     assert run.exit["reason"].startswith(
         "rank 3 ran out of memory. It was submitted against the planner's advice: plan."
     )
-    assert "GiB per device" in run.exit["reason"] and "; try " in run.exit["reason"]
+    assert "GiB per device" in run.exit["reason"] and ". Use " in run.exit["reason"]
 
 
 def test_nothing_is_refused_if_the_devices_are_unknown(owner: User) -> None:

@@ -82,7 +82,7 @@ def test_what_cannot_be_compiled_is_refused_with_what_to_try(
 ) -> None:
     result = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
     assert [item.hint for item in result if item.field == "train.compile"] == (
-        [] if tries is None else [tries]
+        [] if tries is None else [f"Use {tries}."]
     )
 
 
@@ -93,11 +93,11 @@ def test_what_cannot_be_compiled_is_refused_with_what_to_try(
         (
             {"precision": "bf16", "fp8_recipe": "rowwise"},
             "plan.fp8_recipe",
-            "precision fp8, or leave it out",
+            "precision fp8, or omit the field",
         ),
     ],
     ids=str,
 )
 def test_fp8_recipes_name_what_they_exclude(plan: dict[str, Any], field: str, tries: str) -> None:
     [item] = engine_problems(spec(plan=plan, train={**TRAIN, "compile": True}))
-    assert (item.field, item.hint) == (field, tries)
+    assert (item.field, item.hint) == (field, f"Use {tries}.")

@@ -36,7 +36,8 @@ def test_an_objective_has_its_own_options_with_defaults():
 def test_options_of_another_objective_are_refused():
     [message] = refused(spec(objective="sft", dpo={}))
     assert message == (
-        "train.dpo: objective is sft but options of dpo are given; try objective dpo, or remove dpo"
+        "train.dpo: objective is sft but options of dpo are given. "
+        "Use objective dpo, or remove dpo."
     )
     [message] = refused(spec(objective="distill"))
     assert "distillation needs a teacher" in message

@@ -88,20 +88,20 @@ _V3 = CONFIGS["deepseek-v3"]
     [
         ({**_LLAMA, "model_type": "bloom"}, ["bloom", "ALiBi", "llama"]),
         ({**_LLAMA, "model_type": "gemma2"}, ["gemma2", "norms after"]),
-        ({**_LLAMA, "model_type": "lama"}, ["lama", "did you mean 'llama'"]),
+        ({**_LLAMA, "model_type": "lama"}, ["lama", "Use 'llama'"]),
         ({"model_type": "llava", "text_config": _LLAMA}, ["llava", "text_config"]),
-        ({k: v for k, v in _LLAMA.items() if k != "model_type"}, ["model_type", "add it"]),
+        ({k: v for k, v in _LLAMA.items() if k != "model_type"}, ["model_type", "Add it"]),
         ({**_LLAMA, "model_type": 7}, ["model_type", "7"]),
         (
             {k: v for k, v in _LLAMA.items() if k != "hidden_size"},
-            ["hidden_size", "missing", "add"],
+            ["hidden_size", "missing", "Add"],
         ),
         ({**_LLAMA, "num_hidden_layers": 0}, ["num_hidden_layers", "0", "at least 1"]),
         ({**_LLAMA, "num_hidden_layers": True}, ["num_hidden_layers", "true", "an integer"]),
         ({**_LLAMA, "vocab_size": "32000"}, ["vocab_size", "'32000'", "an integer"]),
         ({**_LLAMA, "hidden_size": 4097}, ["hidden", "does not divide by heads"]),
         ({**_LLAMA, "num_key_value_heads": 5}, ["kv_heads", "do not divide"]),
-        ({**_LLAMA, "attention_bias": True}, ["attention_bias", "set it to false"]),
+        ({**_LLAMA, "attention_bias": True}, ["attention_bias", "Set it to false"]),
         ({**_LLAMA, "attention_dropout": 0.1}, ["attention_dropout", "0.1"]),
         ({**_LLAMA, "hidden_act": "xielu"}, ["hidden_act", "xielu", "silu"]),
         ({**_LLAMA, "tie_word_embeddings": "no"}, ["tie_word_embeddings", "true or false"]),
@@ -135,7 +135,7 @@ _V3 = CONFIGS["deepseek-v3"]
         ({**CONFIGS["opt-175b"], "word_embed_proj_dim": 512}, ["word_embed_proj_dim", "512"]),
         (
             {**CONFIGS["gpt2-124m"], "attn_pdrop": 0.0},
-            ["resid_pdrop", "attn_pdrop 0", "one for all"],
+            ["resid_pdrop", "attn_pdrop 0", "one rate everywhere"],
         ),
         ({"layers": 2, "hidden": 64}, ["heads", "missing"]),
         ({}, ["model_type"]),
@@ -178,7 +178,7 @@ def test_a_file_that_is_no_configuration_is_refused_by_name(
 def test_a_path_without_a_file_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(ValueError, match="give"):
+    with pytest.raises(ValueError, match=r"\. Use "):
         read_model(tmp_path / name)
 
 

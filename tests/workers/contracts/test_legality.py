@@ -27,7 +27,15 @@ def problems(model: ModelSpec | None = LLAMA, **fields: Any) -> list[tuple[str, 
         name: fields.pop(name) for name in ("seq_len", "devices", "within") if name in fields
     }
     plan = ParallelPlan.from_dict(fields)
-    return [(item.field, item.hint) for item in plan_problems(plan, model=model, **context)]
+    return [
+        (item.field, _proposal(item.hint)) for item in plan_problems(plan, model=model, **context)
+    ]
+
+
+def _proposal(hint: str) -> str:
+    """The values that a hint proposes."""
+    assert hint.startswith("Use ") and hint.endswith("."), hint
+    return hint.removeprefix("Use ").removesuffix(".")
 
 
 def test_divisors_and_multiples() -> None:
@@ -48,7 +56,7 @@ def test_rotary_positions_end_at_their_last_token() -> None:
         f"{reach + 1} tokens exceed the {reach} rotary positions of llama3-8b",
     )
     assert problem.hint == (
-        f"{reach}, model.max_seq_len {reach + 1} or a model.rope.scaling that reaches it"
+        f"Use {reach}, model.max_seq_len {reach + 1}, or a model.rope.scaling that reaches it."
     )
     assert rotary_problems(GPT2, 10**6) == []
 

@@ -25,7 +25,7 @@ def refused(
     """The fields refused, each with its sentence."""
     plan = ParallelPlan.from_dict(fields)
     return [
-        f"{item.field}: {item.message} -> {item.hint}"
+        f"{item.field}: {item.message} -> {item.hint.removeprefix('Use ').removesuffix('.')}"
         for item in plan_problems(plan, model=model, seq_len=seq_len, devices=devices)
     ]
 
@@ -38,8 +38,19 @@ def refused(
         {"pp": 4, "global_batch_size": 2},  # fewer micro-batches than stages
         {"pp": 2, "schedule": "zbv", "virtual_stages": 2, "global_batch_size": 4, "zero": 2},
         {"pp": 2, "schedule": "dualpipev", "global_batch_size": 4},
-        {"pp": 4, "schedule": "interleaved_1f1b", "virtual_stages": 4, "global_batch_size": 10},
-        {"pp": 2, "schedule": "interleaved_1f1b", "global_batch_size": 4, "zero": 3, "dp": 2},
+        {
+            "pp": 4,
+            "schedule": "interleaved_1f1b",
+            "virtual_stages": 4,
+            "global_batch_size": 10,
+        },
+        {
+            "pp": 2,
+            "schedule": "interleaved_1f1b",
+            "global_batch_size": 4,
+            "zero": 3,
+            "dp": 2,
+        },
         {
             "pp": 2,
             "schedule": "pipedream",
@@ -89,7 +100,7 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
         (
             {"pp": 2, "virtual_stages": 2},
             "plan.virtual_stages: 1f1b has one stage per device, virtual_stages is 2 -> 1, or "
-            "interleaved_1f1b",
+            "schedule interleaved_1f1b",
         ),
         (
             {"pp": 4, "schedule": "dualpipev", "global_batch_size": 7},
@@ -127,7 +138,7 @@ def test_numbers_as_text_are_counted_as_numbers() -> None:
         (
             {"recompute": "full", "recompute_budget_bytes": 1},
             "plan.recompute_budget_bytes: a budget applies to recompute auto only, recompute is full -> "
-            "recompute auto, or no budget",
+            "recompute auto, or omit the budget",
         ),
     ],
 )

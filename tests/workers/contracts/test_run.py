@@ -30,11 +30,11 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ({"colour": 1}, "colour: colour is not a field of this contract"),
         (
             {"train": {"seq_len": 128}},
-            "train.steps: steps is missing and has no default -> add steps",
+            "train.steps: steps is missing and has no default -> Add steps",
         ),
         (
             {"train": {"steps": 0, "seq_len": 128}},
-            "train.steps: 0 is out of range, it must be at least 1",
+            "train.steps: 0 is out of range; it must be at least 1",
         ),
         (
             {"train": {"steps": 1, "seq_len": 8, "optimizer": {"name": "adam"}}},
@@ -44,7 +44,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
             {"train": {"steps": 1, "seq_len": 8, "checkpoint": {"sync": 1}}},
             "train.checkpoint.sync: sync is not a field",
         ),
-        ({"model": "llama9"}, "model: 'llama9' is not a model preset -> llama"),
+        ({"model": "llama9"}, "model: 'llama9' is not a model preset -> Use llama"),
         ({"model": {"layers": 2}}, "model.hidden: hidden is missing"),
         (
             {
@@ -57,7 +57,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
                     "max_seq_len": 8,
                 }
             },
-            "model.hidden: hidden 100 does not divide by heads 3 -> hidden 99 or 102",
+            "model.hidden: hidden 100 does not divide by heads 3 -> Use hidden 99 or 102",
         ),
         (
             {"model": {"path": "a", "package": "b"}},
@@ -66,16 +66,16 @@ def refusals(document: dict[str, Any]) -> list[str]:
         ({"plan": "automatic"}, "plan: 'automatic' is not one of 'auto'"),
         (
             {"plan": {"dp": 10**18}},
-            "plan.dp: 1000000000000000000 is out of range, it must be at most 65536",
+            "plan.dp: 1000000000000000000 is out of range; it must be at most 65536",
         ),
-        ({"plan": {"zero": 4}}, "plan.zero: 4 is out of range, it must be at most 3"),
+        ({"plan": {"zero": 4}}, "plan.zero: 4 is out of range; it must be at most 3"),
         (
             {"data": {"preset": "shakespeare", "path": "x"}},
             "data: data has both a preset and a path",
         ),
         (
             {"resources": {"device": "h900"}},
-            "resources.device: 'h900' is not in the device catalogue -> h",
+            "resources.device: 'h900' is not in the device catalogue -> Use h",
         ),
         # between fields
         (
@@ -119,7 +119,7 @@ def test_bodies_with_defaults_only_may_be_left_out(kind: str) -> None:
 
 def test_a_script_needs_a_program() -> None:
     assert refusals({"kind": "script"}) == [
-        'script.command: there is no program to run -> ["train.py"]'
+        'script.command: there is no program to run -> Use ["train.py"].'
     ]
     assert refusals({"kind": "script", "script": {"command": ["train.py", "--lr", "1"]}}) == []
 

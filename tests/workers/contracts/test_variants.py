@@ -106,7 +106,7 @@ def test_techniques_say_what_changes_and_what_cannot() -> None:
 def test_unknown_names_are_reported_with_the_nearest() -> None:
     result = technique_problems(spec_of({}, "recompte", "fused_kernel", "zero").benchmark)  # type: ignore[arg-type]
     assert [str(each) for each in result] == [
-        "benchmark.techniques.0: 'recompte' is not a technique; try recompute",
-        "benchmark.techniques.1: 'fused_kernel' is not a technique; try fused_kernels",
+        "benchmark.techniques.0: 'recompte' is not a technique. Use recompute.",
+        "benchmark.techniques.1: 'fused_kernel' is not a technique. Use fused_kernels.",
     ]
     assert engine_problems(spec_of({}, "recompte"))

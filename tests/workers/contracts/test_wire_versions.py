@@ -70,9 +70,9 @@ def test_the_sentence_names_both_versions_and_which_side_to_upgrade() -> None:
         "Node a runs release 0.1 (wire protocol 1.0), the control plane release 0.3 "
         "(wire protocol 1.2)."
     )
-    assert older.skew is Skew.REFUSED and "upgrade node a," in older.hint
+    assert older.skew is Skew.REFUSED and "Upgrade node a," in older.hint
     newer = judge(PeerVersion("0.4", WireVersion(1, 3)), name="node a", own=own)
-    assert newer.skew is Skew.MINOR and "upgrade the control plane next" in newer.hint
+    assert newer.skew is Skew.MINOR and "Upgrade the control plane next" in newer.hint
     unreadable = judge(PeerVersion("", None), name="node a", own=own)
     assert "release unknown (wire protocol unreadable)" in unreadable.message
     assert unreadable.skew is Skew.REFUSED and (ROOT / versions.DOCUMENT).is_file()

@@ -317,10 +317,10 @@ def test_wrong_lines_are_reported_and_nothing_is_written(lines, message, room, c
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kind": "script", "generate": None}, "this is script; try kind generate"),
+        ({"kind": "script", "generate": None}, "this is script. Use kind generate"),
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate, the plan has 2"),
         ({"plan": "auto"}, "does not choose a plan"),
-        ({"plan": {"precision": "fp8"}}, "try fp32 or bf16 or fp16"),
+        ({"plan": {"precision": "fp8"}}, "Use fp32 or bf16 or fp16"),
         ({"model": {"path": "nowhere"}}, "nowhere does not exist"),
         ({"speed": 1}, "speed"),
         ({"generate": {"draft": {**BYTES, "vocab": 300}}}, "a draft of the same family"),

@@ -430,8 +430,7 @@ def test_what_is_judged_is_judged_alike(plan, two, tmp_path, weights):
         ({"plan": {"cp": 2}}, "no cp in runs of kind generate"),
         (
             {"plan": {"dp": 2}},
-            "no dp in runs of kind generate, the plan has 2; try dp 1; several devices by tp and "
-            "pp",
+            "no dp in runs of kind generate, the plan has 2. Use dp 1, and tp and pp",
         ),
         ({"plan": {"pp": 2, "schedule": "zbv"}}, "a rank holds one stage"),
         ({"plan": PP}, "dp 1 x tp 1 x pp 2 x cp 1 = 2 devices, but 1 process started"),

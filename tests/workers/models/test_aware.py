@@ -44,5 +44,5 @@ def test_computes_and_learns_as_the_rounded_model(name: str, kind: str) -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="try int8 or int4"):
+    with pytest.raises(ValueError, match="Use int8 or int4"):
         fake_quantize(built("llama"), "fp8")

@@ -65,4 +65,4 @@ def test_bad_arguments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "--steps: 0" in capsys.readouterr().err
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["--dir", str(tmp_path)]) == 64
-    assert "try devices 1" in capsys.readouterr().err
+    assert "Use devices 1." in capsys.readouterr().err

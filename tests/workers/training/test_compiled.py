@@ -134,6 +134,6 @@ def test_a_missing_compiler_is_reported_before_the_first_step(
     monkeypatch.setattr(cpp_builder, "cpp_compiler_search", raise_no_compiler)
     [outcome] = train_alone(spec({}, compile=True), tmp_path).outcomes
     assert outcome["class"] == "user_error" and outcome["step"] == 0
-    assert "no C++ compiler was found; try installing g++" in outcome["reason"]
+    assert "no C++ compiler is installed. Install g++" in outcome["reason"]
     half = train_alone(spec({"precision": "fp16"}, compile=True), tmp_path / "half")
-    assert "try precision bf16, or compile false" in half.outcomes[0]["reason"]
+    assert "Use precision bf16, or compile false." in half.outcomes[0]["reason"]

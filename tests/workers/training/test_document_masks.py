@@ -135,7 +135,7 @@ def test_masks_without_document_boundaries_are_refused(train, tmp_path):
     outcome = train(spec(data, DENSE | {"vocab": 2000}, {}), tmp_path).outcomes[0]
     assert outcome["class"] == "user_error"
     assert (
-        "data.document_masks: document boundaries are unknown in a; try document_end"
+        "data.document_masks: document boundaries are unknown in a. Set document_end"
         in outcome["reason"]
     )
 
@@ -147,5 +147,5 @@ def test_dynamic_rope_scaling_is_refused_with_masks(data, train, tmp_path):
     [outcome] = train(spec(data, scaled, {}, steps=1), tmp_path).outcomes
     assert (
         outcome["class"] == "user_error"
-        and "try name yarn or linear, seq_len 16" in outcome["reason"]
+        and "Use name yarn or linear, seq_len 16" in outcome["reason"]
     )

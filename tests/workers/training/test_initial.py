@@ -115,7 +115,7 @@ def test_what_differs_on_purpose_is_reported(folders, train, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ffn": 64}, "has ffn 48, the model 64; try model with ffn 48"),
+        ({"ffn": 64}, "has ffn 48, the model 64. Use model with ffn 48"),
         ({"norm_eps": 1e-6}, "has norm_eps 1e-05, the model 1e-06"),
         ({"tie_embeddings": True}, "has tie_embeddings False, the model True"),
         ({"rope": {"interleaved": True}}, "has rope.interleaved False, the model True"),

@@ -235,7 +235,7 @@ def replace_tensor_by_bytes(folder, manifest):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (convert_to_weights_only, "has only weights, converted from .*try train.init_from"),
+        (convert_to_weights_only, "has only weights, converted from .*Use train.init_from"),
         (
             write_table_that_runs_code,
             "no table of contents does; give a checkpoint that this engine wrote",

@@ -110,5 +110,5 @@ def test_causal_work_is_balanced_and_each_step_is_one_tile(size):
 
 
 def test_indivisible_positions_are_refused():
-    with pytest.raises(ValueError, match="17 positions do not divide over 4 ranks; try 16 or 20"):
+    with pytest.raises(ValueError, match=r"17 positions do not divide over 4 ranks\. Use 16 or 20"):
         rank_spans(17, 4, 0)

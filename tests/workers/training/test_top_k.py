@@ -166,7 +166,7 @@ def test_files_of_other_examples_or_fewer_tokens_are_refused(example_spec, train
         assert outcome["class"] == "user_error", outcome
         return outcome["reason"]
 
-    assert "has 4 tokens per position; try top_k 4" in refused(top_k=5)
+    assert "has 4 tokens per position. Use top_k 4" in refused(top_k=5)
     assert "written for other examples" in refused(train_on="all")
     assert "given answers only" in refused(packing=False, on_policy=0.5)
     assert "were cut at 56 tokens" in refused(train={"seq_len": 64})

@@ -127,7 +127,7 @@ def _unknown_device(name: str) -> dict[str, str]:
     message = gettext("%(name)r is neither in the device catalog nor one of your devices") % {
         "name": name[:60]
     }
-    hint = gettext("Use a device such as %(names)s") % {"names": ", ".join(near)}
+    hint = gettext("Use a device such as %(names)s.") % {"names": ", ".join(near)}
     return {"field": "device", "message": message, "hint": hint}
 
 

@@ -149,7 +149,7 @@ def _request(request: PageRequest, inputs: Mapping[str, Any]) -> dict[str, Any]:
             run = runs.run_get(user=request.user, id=inputs["run"])
         except Refusal as refusal:
             raise BadRequest(
-                [problem("run", str(refusal), gettext("the id of a serve run"))]
+                [problem("run", str(refusal), gettext("Use the id of a serve run."))]
             ) from None
         return {**served_deployment(run=run), **values}
     devices = inputs["tp"] * max(inputs["replicas"], sum(split.values()))

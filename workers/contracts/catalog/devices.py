@@ -64,7 +64,7 @@ class Device(Contract):
         if precision not in _REPRESENTED_BY:
             raise Refused(
                 f"{precision!r} is not a precision",
-                f"one of {', '.join(reversed(_REPRESENTED_BY))}",
+                f"Use one of {', '.join(reversed(_REPRESENTED_BY))}.",
             )
         known = [name for name in _REPRESENTED_BY[precision] if name in self.peak_tflops]
         return (
@@ -335,7 +335,9 @@ def device(name: str) -> Device:
         return DEVICES[name]
     except KeyError:
         near = difflib.get_close_matches(name, DEVICES, n=3, cutoff=0.3) or sorted(DEVICES)
-        raise Refused(f"{name!r} is not in the device catalogue", ", ".join(near)) from None
+        raise Refused(
+            f"{name!r} is not in the device catalogue", f"Use {' or '.join(near)}."
+        ) from None
 
 
 def check_device(name: str) -> str:

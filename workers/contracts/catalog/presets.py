@@ -216,7 +216,7 @@ def preset(name: str) -> ModelSpec:
         return PRESETS[name]
     except KeyError:
         near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.3) or sorted(PRESETS)
-        raise Refused(f"{name!r} is not a model preset", ", ".join(near)) from None
+        raise Refused(f"{name!r} is not a model preset", f"Use {' or '.join(near)}.") from None
 
 
 def check_preset(name: str) -> str:

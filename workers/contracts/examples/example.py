@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from workers.contracts.base import with_hint
+
 # `{role, content, tool_calls?, ...}`: what chat templates read
 Message = dict[str, Any]
 # answers: one text with answers; pairs: a chosen and a rejected one; labels: one with a label
@@ -19,7 +21,7 @@ class LineError(ValueError):
     """A line that is not an example: what is wrong and a hint; the reader knows the line."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(f"{message}; try {hint}")
+        super().__init__(with_hint(message, hint))
         self.message, self.hint = message, hint
 
 

@@ -29,12 +29,12 @@ from workers.contracts.examples.messages import (
 from workers.contracts.specs.data import ExampleFormat
 
 _EXPECTED: dict[ExampleFormat, str] = {
-    "messages": '{"messages": [{"role": "user", "content": "…"}, …]}',
-    "prompt_completion": '{"prompt": "…", "completion": "…"}',
-    "preference": '{"prompt": "…", "chosen": "…", "rejected": "…"}',
-    "labelled": '{"prompt": "…", "completion": "…", "label": true}',
-    "alpaca": '{"instruction": "…", "input": "…", "output": "…"}',
-    "sharegpt": '{"conversations": [{"from": "human", "value": "…"}, …]}',
+    "messages": 'Write {"messages": [{"role": "user", "content": "…"}, …]}.',
+    "prompt_completion": 'Write {"prompt": "…", "completion": "…"}.',
+    "preference": 'Write {"prompt": "…", "chosen": "…", "rejected": "…"}.',
+    "labelled": 'Write {"prompt": "…", "completion": "…", "label": true}.',
+    "alpaca": 'Write {"instruction": "…", "input": "…", "output": "…"}.',
+    "sharegpt": 'Write {"conversations": [{"from": "human", "value": "…"}, …]}.',
 }
 _FIELDS: dict[ExampleFormat, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -54,10 +54,10 @@ def parse_line(text: str | bytes, format_: ExampleFormat) -> Example:
     except UnicodeDecodeError as error:
         raise LineError(
             f"byte {error.object[error.start]:#04x} at its offset {error.start} is not UTF-8",
-            "converting the file: iconv -t UTF-8",
+            "Convert the file with iconv -t UTF-8.",
         ) from None
     except (ValueError, RecursionError) as error:
-        raise LineError(f"not JSON: {error}", "one JSON object per line") from None
+        raise LineError(f"not JSON: {error}", "Use one JSON object per line.") from None
     if not isinstance(line, dict):
         raise LineError("not an object", _EXPECTED[format_])
     for field in _FIELDS[format_]:
@@ -97,7 +97,7 @@ def _matching(line: _Line) -> ExampleFormat | None:
 
 def _hint(line: _Line, format_: ExampleFormat) -> str:
     other = _matching(line)
-    return f"format {other}" if other not in (None, format_) else _EXPECTED[format_]
+    return f"Use format {other}." if other not in (None, format_) else _EXPECTED[format_]
 
 
 def _messages(line: _Line) -> Example:
@@ -173,7 +173,7 @@ def _answered(prompt: Any, answer: Any, field: str) -> Text:
     """A prompt with its answer: both strings, or messages on either side."""
     if isinstance(prompt, str) and isinstance(answer, str):
         if not answer.strip():
-            raise LineError(f"{field} is empty", "a text, or removing the line")
+            raise LineError(f"{field} is empty", "Write a text, or remove the line.")
         return Completion(prompt, answer)
     before = (
         [{"role": "user", "content": prompt}]
@@ -189,7 +189,7 @@ def _answered(prompt: Any, answer: Any, field: str) -> Text:
 
 def _dialogue(prompt: list[Message], answer: str, field: str = "output") -> Dialogue:
     if not answer.strip():
-        raise LineError(f"{field} is empty", "a text, or removing the line")
+        raise LineError(f"{field} is empty", "Write a text, or remove the line.")
     return Dialogue((*prompt, {"role": "assistant", "content": answer}), len(prompt))
 
 
@@ -203,7 +203,7 @@ def _split_texts(chosen: str, rejected: str) -> tuple[Text, Text]:
     common = max(chosen.rfind(gap, 0, common) + 1 for gap in " \n\t")
     if not common:
         raise LineError(
-            "chosen and rejected have no common beginning", "a field prompt on every line"
+            "chosen and rejected have no common beginning", "Use a field prompt on every line."
         )
     return (
         _answered(chosen[:common], chosen[common:], "chosen"),
@@ -218,10 +218,12 @@ def _split_messages(chosen: Any, rejected: Any) -> tuple[Text, Text]:
         common += 1
     if not common:
         raise LineError(
-            "chosen and rejected begin with different messages", "the same prompt in both"
+            "chosen and rejected begin with different messages", "Use the same prompt in both."
         )
     if common == min(len(one), len(other)):
-        raise LineError("one conversation of the pair begins the other", "two different answers")
+        raise LineError(
+            "one conversation of the pair begins the other", "Use two different answers."
+        )
     for messages, field in ((one, "chosen"), (other, "rejected")):
         check_answered(messages, field)
     return Dialogue(tuple(one), common), Dialogue(tuple(other), common)
@@ -229,12 +231,12 @@ def _split_messages(chosen: Any, rejected: Any) -> tuple[Text, Text]:
 
 def _pair(pair: tuple[Text, Text], line: _Line) -> Example:
     if pair[0] == pair[1]:
-        raise LineError("chosen and rejected are equal", "removing the line")
+        raise LineError("chosen and rejected are equal", "Remove the line.")
     margin = line.get("margin")
     if margin is None:
         return Example(pair, tools=_tools(line))
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise LineError(f"margin is {str(margin)[:40]!r}", "a number")
+        raise LineError(f"margin is {str(margin)[:40]!r}", "Use a number.")
     return Example(pair, margin=float(margin), tools=_tools(line))
 
 
@@ -244,14 +246,16 @@ def _alpaca_prompt(line: _Line) -> list[Message]:
         messages.append({"role": "system", "content": _text(line, "system")})
     history = line.get("history") or []
     if not isinstance(history, list):
-        raise LineError("history is not a list", '[["question", "answer"], …]')
+        raise LineError("history is not a list", 'Use [["question", "answer"], …].')
     for number, turn in enumerate(history):
         if not (
             isinstance(turn, list)
             and len(turn) == 2
             and all(isinstance(each, str) for each in turn)
         ):
-            raise LineError(f"history.{number} is not a pair of texts", '["question", "answer"]')
+            raise LineError(
+                f"history.{number} is not a pair of texts", 'Use ["question", "answer"].'
+            )
         messages += [
             {"role": "user", "content": turn[0]},
             {"role": "assistant", "content": turn[1]},
@@ -262,21 +266,23 @@ def _alpaca_prompt(line: _Line) -> list[Message]:
 
 def _assistant(message: Message, field: str) -> Message:
     if message["role"] != "assistant":
-        raise LineError(f"{field} is a turn of {message['role']}", '{"from": "gpt", "value": "…"}')
+        raise LineError(
+            f"{field} is a turn of {message['role']}", 'Use {"from": "gpt", "value": "…"}.'
+        )
     return message
 
 
 def _text(line: _Line, field: str) -> str:
     value = line.get(field)
     if not isinstance(value, str):
-        raise LineError(f"{field} is not a text", f'"{field}": "…"')
+        raise LineError(f"{field} is not a text", f'Use "{field}": "…".')
     return value
 
 
 def _label(value: Any, field: str) -> bool:
     if isinstance(value, bool):
         return value
-    raise LineError(f"{field} is {str(value)[:40]!r}", "true or false")
+    raise LineError(f"{field} is {str(value)[:40]!r}", "Use true or false.")
 
 
 def _kto_tag(line: _Line) -> bool | None:

@@ -27,7 +27,9 @@ _SHAREGPT = {
 def check_messages(value: Any, field: str) -> list[Message]:
     """The messages of `field`. Raises LineError for a message without a role or a content."""
     if not isinstance(value, list) or not value:
-        raise LineError(f"{field} is not a list of messages", '[{"role": "user", "content": "…"}]')
+        raise LineError(
+            f"{field} is not a list of messages", 'Use [{"role": "user", "content": "…"}].'
+        )
     return [_check_message(each, f"{field}.{number}") for number, each in enumerate(value)]
 
 
@@ -39,9 +41,9 @@ def check_tools(value: Any) -> tuple[dict[str, Any], ...]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise LineError(f"tools is not JSON: {error}", "a list of functions") from None
+            raise LineError(f"tools is not JSON: {error}", "Use a list of functions.") from None
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise LineError("tools is not a list of objects", "a list of functions")
+        raise LineError("tools is not a list of objects", "Use a list of functions.")
     return tuple(value)
 
 
@@ -50,14 +52,16 @@ def check_answered(messages: Sequence[Message], field: str) -> None:
     if messages[-1]["role"] != "assistant":
         raise LineError(
             f"{field} ends with a turn of {messages[-1]['role']}, so there is no answer to learn",
-            "a last message of the assistant",
+            "End with a message of the assistant.",
         )
 
 
 def from_turns(value: Any, field: str) -> list[Message]:
     """ShareGPT's turns `{from, value}` as messages. Raises LineError for unknown speakers."""
     if not isinstance(value, list) or not value:
-        raise LineError(f"{field} is not a list of turns", '[{"from": "human", "value": "…"}, …]')
+        raise LineError(
+            f"{field} is not a list of turns", 'Use [{"from": "human", "value": "…"}, …].'
+        )
     return [from_turn(each, f"{field}.{number}") for number, each in enumerate(value)]
 
 
@@ -68,29 +72,29 @@ def from_turn(value: Any, field: str) -> Message:
     speaker = value.get("from") if isinstance(value, dict) else None
     text = value.get("value") if isinstance(value, dict) else None
     if not isinstance(speaker, str) or not isinstance(text, str):
-        raise LineError(f"{field} is not a turn", '{"from": "human", "value": "…"}')
+        raise LineError(f"{field} is not a turn", 'Use {"from": "human", "value": "…"}.')
     if speaker == "function_call":
         return {"role": "assistant", "content": "", "tool_calls": _calls(text, field)}
     if speaker not in _SHAREGPT:
         known = ", ".join([*_SHAREGPT, "function_call"])
-        raise LineError(f"{field}.from is {speaker!r}", f"one of {known}")
+        raise LineError(f"{field}.from is {speaker!r}", f"Use one of {known}.")
     return {"role": _SHAREGPT[speaker], "content": text}
 
 
 def _check_message(value: Any, field: str) -> Message:
     if not isinstance(value, dict):
-        raise LineError(f"{field} is not an object", '{"role": "user", "content": "…"}')
+        raise LineError(f"{field} is not an object", 'Use {"role": "user", "content": "…"}.')
     role, content = value.get("role"), value.get("content")
     if role not in ROLES:
-        raise LineError(f"{field}.role is {role!r}", f"one of {', '.join(ROLES)}")
+        raise LineError(f"{field}.role is {role!r}", f"Use one of {', '.join(ROLES)}.")
     if content is None and role == "assistant" and value.get("tool_calls"):
         return {**value, "content": ""}
     if isinstance(content, list):
         content = _joined(content, field)
     if not isinstance(content, str):
-        raise LineError(f"{field}.content is not a text", '"content": "…"')
+        raise LineError(f"{field}.content is not a text", 'Use "content": "…".')
     if role == "assistant" and not content.strip() and not value.get("tool_calls"):
-        raise LineError(f"{field} is an empty answer", "a text, or removing the line")
+        raise LineError(f"{field} is an empty answer", "Write a text, or remove the line.")
     return {**value, "content": content}
 
 
@@ -99,7 +103,7 @@ def _joined(parts: list[Any], field: str) -> str:
     texts = [part.get("text") if isinstance(part, dict) else None for part in parts]
     for number, text in enumerate(texts):
         if not isinstance(text, str):
-            raise LineError(f"{field}.content.{number} is not a text part", "text parts only")
+            raise LineError(f"{field}.content.{number} is not a text part", "Use text parts only.")
     return "".join(text for text in texts if isinstance(text, str))
 
 
@@ -109,11 +113,13 @@ def _calls(text: str, field: str) -> list[dict[str, Any]]:
         value = json.loads(text)
     except ValueError as error:
         raise LineError(
-            f"{field}.value is not JSON: {error}", '{"name": …, "arguments": {…}}'
+            f"{field}.value is not JSON: {error}", 'Use {"name": …, "arguments": {…}}.'
         ) from None
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(each, dict) and "name" in each for each in calls):
-        raise LineError(f"{field}.value is not a function call", '{"name": …, "arguments": {…}}')
+        raise LineError(
+            f"{field}.value is not a function call", 'Use {"name": …, "arguments": {…}}.'
+        )
     return [
         {
             "type": "function",

@@ -13,7 +13,7 @@ from typing import Any
 from workers.contracts.examples.example import LineError, Message
 from workers.contracts.examples.messages import check_messages, check_tools
 
-_EXPECTED = '{"prompt": "…", "answer": "…"}'
+_EXPECTED = 'Write {"prompt": "…", "answer": "…"}.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def parse_prompt(text: str | bytes, *, needs_answer: bool) -> PromptLine:
     try:
         line = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LineError(f"not JSON: {error}", "one JSON object per line") from None
+        raise LineError(f"not JSON: {error}", "Use one JSON object per line.") from None
     if not isinstance(line, dict) or line.get("prompt") is None:
         raise LineError("has no field prompt", _EXPECTED)
     expected = _expected(line)
@@ -38,7 +38,7 @@ def parse_prompt(text: str | bytes, *, needs_answer: bool) -> PromptLine:
         raise LineError("has no answer, which a reward compares with", _EXPECTED)
     prompt = line["prompt"]
     if not prompt:
-        raise LineError("the prompt is empty", "a text, or removing the line")
+        raise LineError("the prompt is empty", "Write a text, or remove the line.")
     tools = check_tools(line.get("tools"))
     if isinstance(prompt, str):
         return PromptLine(prompt, expected, tools)
@@ -53,5 +53,5 @@ def _expected(line: Mapping[str, Any]) -> str | None:
         messages = check_messages(value, "completion")
         return str(messages[-1].get("content") or "")
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise LineError(f"answer is {str(value)[:40]!r}", "a text or a number")
+        raise LineError(f"answer is {str(value)[:40]!r}", "Use a text or a number.")
     return str(value)

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from workers.contracts.examples.example import LineError
 from workers.contracts.specs.finetuning.produce import TaskType
 
-_EXPECTED = '{"prompt": "…"} on every line'
+_EXPECTED = 'Write {"prompt": "…"} on every line.'
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def parse_seed(text: str | bytes, number: int, *, needs_answer: bool = False) ->
     try:
         line = json.loads(text)
     except UnicodeDecodeError:
-        raise LineError("is not UTF-8 text", "converting the file: iconv -t UTF-8") from None
+        raise LineError("is not UTF-8 text", "Convert the file with iconv -t UTF-8.") from None
     except (ValueError, RecursionError) as error:
         raise LineError(f"is not JSON: {error}", _EXPECTED) from None
     if not isinstance(line, dict):
@@ -42,14 +42,14 @@ def parse_seed(text: str | bytes, number: int, *, needs_answer: bool = False) ->
     if kind is not None and kind not in get_args(TaskType):
         raise LineError(
             f"has the unknown task_type {str(kind)[:40]!r}",
-            f"one of {', '.join(get_args(TaskType))}",
+            f"Use one of {', '.join(get_args(TaskType))}.",
         )
     answer = line.get("answer")
     if isinstance(answer, int | float) and not isinstance(answer, bool):
         answer = str(answer)
     if needs_answer and not (isinstance(answer, str) and answer.strip()):
         raise LineError(
-            "has no answer, which the verifier compares with", '{"prompt": "…", "answer": "…"}'
+            "has no answer, which the verifier compares with", 'Use {"prompt": "…", "answer": "…"}.'
         )
     return Seed(prompt, number, kind, answer if isinstance(answer, str) else None)
 

@@ -15,9 +15,9 @@ FORMATS: dict[Shape, tuple[ExampleFormat, ...]] = {
     "labels": ("labelled", "preference", "alpaca", "sharegpt"),
 }
 _EXPECTED: dict[Shape, tuple[str, str]] = {
-    "answers": ("one answer per line", "another train.objective for these lines"),
-    "pairs": ("pairs", "lines with chosen and rejected, or train.dpo.loss kto for labels"),
-    "labels": ("labelled answers", "lines with a label, or train.dpo.loss dpo for pairs"),
+    "answers": ("one answer per line", "Use another train.objective for these lines."),
+    "pairs": ("pairs", "Use lines with chosen and rejected, or train.dpo.loss kto for labels."),
+    "labels": ("labelled answers", "Use lines with a label, or train.dpo.loss dpo for pairs."),
 }
 _NAMES: dict[Shape, str] = {
     "answers": "one answer",

@@ -60,7 +60,7 @@ def read_activation(config: ConfigFields, key: str, default: str) -> str:
     """ModelSpec's name of the activation under `key`."""
     name = config.text(key, default=default)
     if name not in _ACTIVATIONS:
-        raise config.error(key, f"is {name!r}", f"one of {', '.join(_ACTIVATIONS)} can be read")
+        raise config.error(key, f"is {name!r}", f"Use one of {', '.join(_ACTIVATIONS)}.")
     return _ACTIVATIONS[name]
 
 
@@ -82,13 +82,13 @@ def read_dropout(config: ConfigFields, defaults: dict[str, float]) -> float:
         raise config.error(
             next(iter(rates)),
             f"differs from the other rates ({listed})",
-            "ModelSpec has one for all places",
+            "Use one rate everywhere, as ModelSpec does.",
         )
     if list(rates) == ["attention_dropout"] and rates["attention_dropout"]:
         raise config.error(
             "attention_dropout",
             f"is {rates['attention_dropout']:g}",
-            "ModelSpec drops everywhere or nowhere, set it to 0",
+            "Set it to 0; ModelSpec drops everywhere or nowhere.",
         )
     return next(iter(rates.values()))
 
@@ -98,5 +98,5 @@ def partial_bias_error(config: ConfigFields, key: str) -> UnreadableConfig:
     return config.error(
         key,
         "is true: it adds a bias to some linear layers only",
-        "ModelSpec has bias none, qkv or all, set it to false",
+        "Set it to false; ModelSpec has bias none, qkv or all.",
     )

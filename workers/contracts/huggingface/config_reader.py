@@ -52,13 +52,14 @@ def read_config(
     family = config.get("model_type")
     if not isinstance(family, str):
         message = "model_type is missing" if family is None else f"model_type is {family!r}"
-        raise UnreadableConfig(f'{label}: {message}; add it, e.g. "model_type": "llama"')
+        raise UnreadableConfig(f"{label}: {message}", 'Add it, for example "model_type": "llama".')
     known = sorted(WEIGHT_FAMILIES if for_weights else FAMILIES)
     if family not in known:
-        raise UnreadableConfig(f"{label}: {_unknown_family(family, config, known)}")
+        message, hint = _unknown_family(family, config, known)
+        raise UnreadableConfig(f"{label}: {message}", hint)
     fields = ConfigFields(config, f"{label} ({family})", for_weights=for_weights)
     if fields.flag("is_encoder_decoder", False):
-        raise fields.error("is_encoder_decoder", "is true", "only decoders can be read")
+        raise fields.error("is_encoder_decoder", "is true", "Use a decoder.")
     path = fields.text("_name_or_path", "name_or_path", default="")
     own_name = path.rstrip("/").rsplit("/", 1)[-1]
     shape = {"name": (own_name or name or family)[:120], **FAMILIES[family](fields)}
@@ -74,7 +75,7 @@ def _head(config: Mapping[str, Any], fields: ConfigFields) -> dict[str, Any]:
     labels = config.get("id2label")
     count = len(labels) if isinstance(labels, Mapping) else config.get("num_labels", 2)
     if count != 1:
-        raise fields.error("num_labels", f"is {count}", "only a reward model's one can be read")
+        raise fields.error("num_labels", f"is {count}", "Use a reward model, which has 1.")
     return {"scalar_head": True, "tie_embeddings": False}
 
 
@@ -83,14 +84,15 @@ def read_json_object(path: Path, *, max_bytes: int | None = MAX_CONFIG_BYTES) ->
     try:
         if not path.exists():
             raise UnreadableConfig(
-                f"{path} does not exist; give a folder as transformers saves it, or its config.json"
+                f"{path} does not exist",
+                "Use a folder as transformers saves it, or its config.json.",
             )
         if not path.is_file():
-            raise UnreadableConfig(f"{path} is not a file; give the path of a config.json")
+            raise UnreadableConfig(f"{path} is not a file", "Use the path of a config.json.")
         size = path.stat().st_size
         if max_bytes is not None and size > max_bytes:
             raise UnreadableConfig(
-                f"{path} has {size:,} bytes, too many for a configuration; give a config.json"
+                f"{path} has {size:,} bytes, too many for a configuration", "Use a config.json."
             )
         text = path.read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
@@ -101,22 +103,23 @@ def read_json_object(path: Path, *, max_bytes: int | None = MAX_CONFIG_BYTES) ->
             if isinstance(error, UnicodeDecodeError)
             else f"cannot be read ({error})"
         )
-        raise UnreadableConfig(f"{path} {why}; give a file as transformers saves it") from None
+        raise UnreadableConfig(f"{path} {why}", "Use a file as transformers saves it.") from None
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise UnreadableConfig(
-            f"{path} is not JSON ({error.msg} at {where}); save it again or correct that place"
+            f"{path} is not JSON ({error.msg} at {where})", "Correct that place, or save it again."
         ) from None
     except (RecursionError, ValueError):
         raise UnreadableConfig(
-            f"{path} is not a configuration: its nesting or a number is too large; give another"
+            f"{path} is not a configuration: its nesting or a number is too large",
+            "Use another file.",
         ) from None
     if not isinstance(value, dict):
         raise UnreadableConfig(
-            f"{path} contains a JSON {type(value).__name__}, not an object; give a file as "
-            "transformers saves it"
+            f"{path} contains a JSON {type(value).__name__}, not an object",
+            "Use a file as transformers saves it.",
         )
     return value
 
@@ -135,23 +138,19 @@ def _validated(shape: Mapping[str, Any], label: str) -> ModelSpec:
         raise UnreadableConfig(f"{label}: {problems}") from None
 
 
-def _unknown_family(family: str, config: Mapping[str, Any], known: list[str]) -> str:
-    listed = ", ".join(known)
+def _unknown_family(family: str, config: Mapping[str, Any], known: list[str]) -> tuple[str, str]:
+    """`(message, hint)` for a model_type that cannot be read."""
+    use = f"Use one of {', '.join(known)}."
     if family in UNSUPPORTED:
-        return (
-            f"model_type {family!r} has {UNSUPPORTED[family]}, which ModelSpec does not express; "
-            f"known are {listed}"
-        )
+        reason = f"has {UNSUPPORTED[family]}, which ModelSpec does not express"
+        return f"model_type {family!r} {reason}", use
     if family in FAMILIES:
-        return f"weights of model_type {family!r} cannot be loaded; known are {listed}"
+        return f"weights of model_type {family!r} cannot be loaded", use
     if isinstance(config.get("text_config"), Mapping):
         return (
-            f"model_type {family!r} joins several models; save its text_config as a config.json "
-            "of its own and give that"
+            f"model_type {family!r} joins several models",
+            "Save its text_config as a config.json of its own, and use that.",
         )
     near = difflib.get_close_matches(family, known, n=1, cutoff=0.6)
-    guess = f"did you mean {near[0]!r}? " if near else ""
-    return (
-        f"model_type {family!r} is not known; {guess}known are {listed}. Or write the sizes as a "
-        "ModelSpec"
-    )
+    use = f"Use {near[0]!r} if you meant that." if near else use
+    return f"model_type {family!r} is not known", f"{use} Or write the sizes as a ModelSpec."

@@ -81,14 +81,12 @@ def qwen3_moe(config: ConfigFields) -> Shape:
     if not isinstance(dense, list) or any(
         isinstance(i, bool) or not isinstance(i, int) for i in dense
     ):
-        raise config.error(
-            "mlp_only_layers", f"is {dense!r}", "a list of layer numbers is required"
-        )
+        raise config.error("mlp_only_layers", f"is {dense!r}", "Use a list of layer numbers.")
     if dense and (every != 1 or sorted(dense) != list(range(len(dense)))):
         raise config.error(
             "mlp_only_layers",
             f"lists layers {dense} as dense",
-            "only the first layers can be dense, with decoder_sparse_step 1",
+            "Use a model whose first layers only are dense, with decoder_sparse_step 1.",
         )
     moe = {
         "experts": config.integer("num_experts", "num_local_experts"),
@@ -119,9 +117,7 @@ def deepseek_v2(config: ConfigFields) -> Shape:
     """DeepSeek-V2; its class always rotates interleaved pairs."""
     method = config.text("topk_method", default="greedy")
     if method not in ("greedy", "group_limited_greedy"):
-        raise config.error(
-            "topk_method", f"is {method!r}", "greedy or group_limited_greedy can be read"
-        )
+        raise config.error("topk_method", f"is {method!r}", "Use greedy or group_limited_greedy.")
     if config.for_weights:
         config.require("norm_topk_prob", False, why="the class does not renormalise")
         config.require("mlp_bias", False, why="it adds a bias to some linear layers only")
@@ -158,7 +154,7 @@ def _deepseek(
         raise config.error(
             "moe_layer_freq",
             f"is {every} and first_k_dense_replace {first}",
-            "first_k_dense_replace must be a multiple of it",
+            "Use a first_k_dense_replace that is a multiple of it.",
         )
     # its absence means none to the planner; the class's default depends on the version
     shared = config.for_weights or config.has("n_shared_experts")
@@ -206,6 +202,6 @@ def _qwen_window(config: ConfigFields) -> int | None:
         raise config.error(
             "max_window_layers",
             f"is {full} of {layers} layers",
-            "ModelSpec has one window for all layers, or none",
+            "Use a model with one window for all layers, or without a window.",
         )
     return config.integer("sliding_window")

@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from workers.contracts.base import with_hint
+
 _REQUIRED: Any = object()
 _SAME: Any = object()
 
 
 class UnreadableConfig(ValueError):
     """A configuration that cannot be read as a ModelSpec: which field, why, and what to do next."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(with_hint(message, hint))
+        self.message, self.hint = message, hint
 
 
 class ConfigFields:
@@ -28,7 +34,7 @@ class ConfigFields:
 
     def error(self, key: str, message: str, hint: str) -> UnreadableConfig:
         """The exception for field `key`."""
-        return UnreadableConfig(f"{self.label}: {key} {message}; {hint}")
+        return UnreadableConfig(f"{self.label}: {key} {message}", hint)
 
     def has(self, key: str) -> bool:
         """Whether the key is present and not null."""
@@ -40,13 +46,13 @@ class ConfigFields:
         if value is None:
             if default is _REQUIRED or default is None:
                 raise self.error(
-                    key, "is missing", f"add {' or '.join(keys)}, an integer of at least 1"
+                    key, "is missing", f"Add {' or '.join(keys)}, an integer of at least 1."
                 )
             return default
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.error(key, f"is {_shown(value)}", "an integer of at least 1 is required")
+            raise self.error(key, f"is {_shown(value)}", "Use an integer of at least 1.")
         return value
 
     def number(self, *keys: str, default: float | None = _REQUIRED) -> float:
@@ -54,7 +60,7 @@ class ConfigFields:
         key, value = self._first(keys)
         if value is None:
             if default is _REQUIRED or default is None:
-                raise self.error(key, "is missing", f"add {' or '.join(keys)}, a number")
+                raise self.error(key, "is missing", f"Add {' or '.join(keys)}, a number.")
             return default
         if (
             isinstance(value, bool)
@@ -62,7 +68,7 @@ class ConfigFields:
             or abs(value) > 1e300
             or value != value
         ):
-            raise self.error(key, f"is {_shown(value)}", "a number is required")
+            raise self.error(key, f"is {_shown(value)}", "Use a number.")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -71,7 +77,7 @@ class ConfigFields:
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise self.error(key, f"is {_shown(value)}", "true or false is required")
+            raise self.error(key, f"is {_shown(value)}", "Use true or false.")
         return value
 
     def text(self, *keys: str, default: str) -> str:
@@ -80,7 +86,7 @@ class ConfigFields:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.error(key, f"is {_shown(value)}", "text is required")
+            raise self.error(key, f"is {_shown(value)}", "Use text.")
         return value
 
     def require(self, key: str, required: Any, *, default: Any = _SAME, why: str) -> None:
@@ -94,7 +100,9 @@ class ConfigFields:
             return
         if value != required or isinstance(value, bool) != isinstance(required, bool):
             raise self.error(
-                key, f"is {_shown(value)}: {why}", f"only {key} {_shown(required)} can be read"
+                key,
+                f"is {_shown(value)}: {why}",
+                f"Use a configuration with {key} {_shown(required)}.",
             )
 
     def _first(self, keys: tuple[str, ...]) -> tuple[str, Any]:

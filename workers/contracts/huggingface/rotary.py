@@ -50,11 +50,11 @@ def read_rope(
             continue
         if not isinstance(value, Mapping):
             raise config.error(
-                key, f"is {value!r}", 'an object such as {"rope_type": "llama3", …} is required'
+                key, f"is {value!r}", 'Use an object such as {"rope_type": "llama3", …}.'
             )
         if any(isinstance(item, Mapping) for item in value.values()):
             raise config.error(
-                key, "differs between layers", "only one rotation for all layers can be read"
+                key, "differs between layers", "Use a model with one rotation for all layers."
             )
         parameters.update({name: item for name, item in value.items() if item is not None})
     rope = ConfigFields(parameters, f"{config.label}: rope parameters")
@@ -66,7 +66,7 @@ def read_rope(
         raise config.error(
             key,
             f"is {share:g}: only that share of each head is rotated",
-            "ModelSpec rotates entire heads, only 1.0 can be read",
+            "Use a model that rotates entire heads (1.0).",
         )
     base = config.number("rope_theta", "rotary_emb_base", default=theta)
     result: dict[str, Any] = {
@@ -82,9 +82,7 @@ def read_rope(
 def _read_scaling(rope: ConfigFields, scaling_type: str) -> dict[str, Any]:
     if scaling_type not in SCALING_FIELDS:
         known = ", ".join(SCALING_FIELDS)
-        raise rope.error(
-            "rope_type", f"is {scaling_type!r}", f"one of default, {known} can be read"
-        )
+        raise rope.error("rope_type", f"is {scaling_type!r}", f"Use one of default, {known}.")
     names = SCALING_FIELDS[scaling_type]
     ignored = _IGNORED | ({"truncate"} if rope.values.get("truncate") is True else set())
     unknown = sorted(set(rope.values) - set(names) - ignored)
@@ -92,7 +90,7 @@ def _read_scaling(rope: ConfigFields, scaling_type: str) -> dict[str, Any]:
         raise rope.error(
             unknown[0],
             f"is a parameter of {scaling_type} that ModelSpec does not have",
-            "remove it if it is not needed",
+            "Remove it if it is not needed.",
         )
     scaling: dict[str, Any] = {"name": scaling_type, "factor": rope.number("factor")}
     for key, field in names.items():

@@ -89,7 +89,7 @@ class SourceSpec(Contract):
                 if place is None
                 else f"has both a preset and a {'path' if self.path else 'data set'}"
             )
-            raise Refused(f"a source {message}", "one of them")
+            raise Refused(f"a source {message}", "Use one of them.")
         return self
 
     @property
@@ -148,18 +148,20 @@ class DataSpec(Contract):
         named = self.path is not None or self.dataset is not None
         if self.preset is not None and named:
             other = "path" if self.path is not None else "data set"
-            raise Refused(f"data has both a preset and a {other}", "one of them")
+            raise Refused(f"data has both a preset and a {other}", "Use one of them.")
         if self.sources is not None:
             if self.preset is not None or named:
                 raise Refused(
                     "data has sources and also a preset, path or data set",
-                    "the preset, path or data set as one of the sources",
+                    "Use the preset, path or data set as one of the sources.",
                 )
             names = [source.label for source in self.sources]
             twice = next((name for name in names if names.count(name) > 1), None)
             if twice is not None:
                 raise Refused(
-                    f"two sources are named {twice}", "a different name for each", field="sources"
+                    f"two sources are named {twice}",
+                    "Use a different name for each.",
+                    field="sources",
                 )
         return self
 
@@ -206,34 +208,34 @@ def data_problems(
                 f"a tokenizer of {data.tokenizer.vocab} tokens is requested, the model's "
                 f"vocabulary has {vocab}"
             )
-            problems.append(problem(f"{field}.tokenizer.vocab", message, f"at most {vocab}"))
+            problems.append(problem(f"{field}.tokenizer.vocab", message, f"Use at most {vocab}."))
     elif (
         data.tokenizer in (None, "bytes") and vocab < BYTES and (data.tokenizer or training is None)
     ):
         for place, source in data.parts(field):
             if source.is_text:
                 message = f"the text is bytes 0 to 255, the vocabulary has {vocab}"
-                problems.append(problem(place, message, f"vocab {BYTES}"))
+                problems.append(problem(place, message, f"Use vocab {BYTES}."))
     if training is not None and data.tokenizer not in (None, training.tokenizer):
         trained = isinstance(data.tokenizer, BpeSpec)
         if trained or any(source.is_text for _, source in training.parts()):
             message = "validation text is read by another tokenizer than the training text"
             problems.append(
-                problem(f"{field}.tokenizer", message, "leave it out, to use the run's own")
+                problem(f"{field}.tokenizer", message, "Omit the field to use the run's own.")
             )
     for place, source in data.parts(field):
         if source.dataset is not None and source.path is None:
             message = f"the data set {source.dataset} is known to Orrery only"
-            problems.append(problem(f"{place}.dataset", message, "submit the run, or give a path"))
+            problems.append(problem(f"{place}.dataset", message, "Submit the run, or give a path."))
         if examples and source.format not in examples:
             actual = source.preset or f"format {source.format}"
             message = f"this objective trains on examples, the data is {actual}"
-            problems.append(problem(f"{place}.format", message, " or ".join(examples)))
+            problems.append(problem(f"{place}.format", message, f"Use {' or '.join(examples)}."))
         if source.format in EXAMPLE_FORMATS and not examples:
             message = f"{source.format} lines are for fine-tuning, this run trains on plain text"
-            hint = 'train.objective "sft", or format jsonl with a field `text` per line'
+            hint = 'Use train.objective "sft", or format jsonl with a field `text` per line.'
             problems.append(problem(f"{place}.format", message, hint))
         if source.document_end is not None and source.document_end >= vocab:
             message = f"token {source.document_end} is outside the model's vocabulary of {vocab}"
-            problems.append(problem(f"{place}.document_end", message, f"at most {vocab - 1}"))
+            problems.append(problem(f"{place}.document_end", message, f"Use at most {vocab - 1}."))
     return problems

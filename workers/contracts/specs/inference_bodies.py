@@ -144,13 +144,13 @@ class ServeBody(Contract):
         if self.adapters and self.adapter_slots == 0:
             raise Refused(
                 "adapters are given but there is no slot for any",
-                "adapter_slots 8, or leave it out",
+                "Use adapter_slots 8, or omit the field.",
                 field="adapter_slots",
             )
         if self.backend == "vllm" and (self.adapters or self.adapter_slots):
             raise Refused(
                 "adapters are served by Orrery's own engine only",
-                'backend "orrery"',
+                'Use backend "orrery".',
                 field="adapters",
             )
         return self

@@ -50,11 +50,11 @@ def reward_model_problems(spec: RunSpec, shape: ModelSpec | None) -> list[Proble
         return []
     if spec.kind != "serve":
         message = "this is a reward model, which scores texts and writes none"
-        hint = "a language model, or kind serve for scores at /pooling"
+        hint = "Use a language model, or kind serve for scores at /pooling."
         return [problem("model", message, hint)]
     if isinstance(spec.body, ServeBody) and spec.body.backend == "vllm":
         message = "reward models are served by the project's own engine"
-        return [problem("serve.backend", message, "backend orrery")]
+        return [problem("serve.backend", message, "Use backend orrery.")]
     return []
 
 
@@ -66,12 +66,12 @@ def inference_problems(spec: RunSpec) -> list[Problem]:
 def _spec(spec: RunSpec) -> Iterator[Problem]:
     if spec.kind not in INFERENCE_KINDS:
         message = f"the inference engine runs {', '.join(INFERENCE_KINDS)}, this is {spec.kind}"
-        yield problem("kind", message, "kind generate")
+        yield problem("kind", message, "Use kind generate.")
         return
     if isinstance(spec.plan, ParallelPlan):
         yield from _plan(spec.kind, spec.plan)
     else:
-        yield problem("plan", "the engine does not choose a plan itself", "leaving it out")
+        yield problem("plan", "the engine does not choose a plan itself", "Omit the field.")
     if isinstance(spec.body, GenerateBody | ServeBody | EvaluateBody):
         yield from _weights(spec.kind, spec.body)
         if (
@@ -84,7 +84,9 @@ def _spec(spec: RunSpec) -> Iterator[Problem]:
         for name in spec.body.metrics:
             if name not in EVALUATION_METRICS:
                 message = f"{name!r} is not a metric of this engine version"
-                yield problem("evaluate.metrics", message, ", ".join(EVALUATION_METRICS))
+                yield problem(
+                    "evaluate.metrics", message, f"Use one of {', '.join(EVALUATION_METRICS)}."
+                )
         yield from _baseline(spec.body, spec.plan)
 
 
@@ -96,16 +98,16 @@ def _plan(kind: str, plan: ParallelPlan) -> Iterator[Problem]:
                 f"this engine version has no {axis} in runs of kind {kind}, the plan has "
                 f"{getattr(plan, axis)}"
             )
-            yield problem(f"plan.{axis}", message, f"{axis} 1; several devices by {free}")
+            yield problem(f"plan.{axis}", message, f"Use {axis} 1, and {free} for several devices.")
     if plan.pp > 1 and plan.virtual_stages > 1:
         message = (
             f"a rank holds one stage of consecutive layers, the plan has {plan.virtual_stages} "
             "stages per rank"
         )
-        yield problem("plan.virtual_stages", message, "virtual_stages 1")
+        yield problem("plan.virtual_stages", message, "Use virtual_stages 1.")
     if plan.precision not in PRECISIONS:
         message = f"this engine version does not run inference in {plan.precision}"
-        yield problem("plan.precision", message, " or ".join(PRECISIONS))
+        yield problem("plan.precision", message, f"Use {' or '.join(PRECISIONS)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,36 +160,40 @@ def replica_ranks(plan: ParallelPlan) -> list[int]:
 def _baseline(body: EvaluateBody, plan: ParallelPlan | str) -> Iterator[Problem]:
     if body.baseline is not None and isinstance(plan, ParallelPlan) and plan.world_size > 1:
         yield problem(
-            "evaluate.baseline", "models are compared on one device", "a plan of one device"
+            "evaluate.baseline", "models are compared on one device", "Use a plan of one device."
         )
     if body.judge is None:
         return
     if body.baseline is None:
         yield problem(
-            "evaluate.judge", "a judge chooses between two models", "baseline, or no judge"
+            "evaluate.judge", "a judge chooses between two models", "Set baseline, or omit judge."
         )
     elif not set(body.metrics) & {*ANSWERS, "rouge"}:
         message = "a judge reads answers, which no metric asks for"
-        yield problem("evaluate.judge", message, "metrics with rougeL or exact_match")
+        yield problem("evaluate.judge", message, "Use metrics with rougeL or exact_match.")
 
 
 def _weights(kind: str, body: GenerateBody | ServeBody | EvaluateBody) -> Iterator[Problem]:
     if body.quantize is not None and body.quantize not in QUANTIZED:
         message = f"this engine version does not quantize weights to {body.quantize}"
-        yield problem(f"{kind}.quantize", message, " or ".join((*QUANTIZED, "leaving it out")))
+        yield problem(
+            f"{kind}.quantize", message, f"Use {' or '.join(QUANTIZED)}, or omit the field."
+        )
     if not isinstance(body, EvaluateBody) and body.draft is not None and not DRAFTS:
         yield problem(
-            f"{kind}.draft", "this engine version decodes without a draft model", "leaving it out"
+            f"{kind}.draft", "this engine version decodes without a draft model", "Omit the field."
         )
     if not isinstance(body, EvaluateBody) and body.speculate is not None:
         if body.speculate.ngram is None and body.draft is None:
             message = "neither a draft model nor speculate.ngram is set"
             yield problem(
-                f"{kind}.speculate", message, f"{kind}.draft, a smaller model, or speculate.ngram 3"
+                f"{kind}.speculate",
+                message,
+                f"Set {kind}.draft to a smaller model, or speculate.ngram to 3.",
             )
         if body.speculate.ngram is not None and body.draft is not None:
             message = "drafts come from a model or from n-gram lookup, not from both"
-            yield problem(f"{kind}.speculate.ngram", message, f"leaving it or {kind}.draft out")
+            yield problem(f"{kind}.speculate.ngram", message, f"Omit the field or {kind}.draft.")
 
 
 def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> Iterator[Problem]:
@@ -203,7 +209,7 @@ def _shares(field: str, quantize: str, plan: ParallelPlan, shape: ModelSpec) -> 
             f"{quantize} quantizes {together} inputs of a weight together, and {wrong[0]} do not "
             "divide by that times"
         )
-        yield problem(field, f"{message} tp {plan.tp}", "int8, or pp in place of tp")
+        yield problem(field, f"{message} tp {plan.tp}", "Use int8, or pp in place of tp.")
 
 
 def package_of(spec: RunSpec) -> str | None:

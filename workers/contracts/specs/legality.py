@@ -134,7 +134,7 @@ def rotary_problems(model: ModelSpec, seq_len: int) -> list[Problem]:
     ):
         return []
     message = f"{seq_len} tokens exceed the {reach} rotary positions of {model.name}"
-    hint = f"{reach}, model.max_seq_len {seq_len} or a model.rope.scaling that reaches it"
+    hint = f"Use {reach}, model.max_seq_len {seq_len}, or a model.rope.scaling that reaches it."
     return [problem("seq_len", message, hint)]
 
 
@@ -178,7 +178,7 @@ def _degree_rules(devices: Any) -> list[Rule]:
         return (
             f"{plan.global_batch_size} sequences do not divide by micro_batch_size "
             f"{plan.micro_batch_size} x dp {plan.dp} = {share}",
-            nearest_multiples(share, plan.global_batch_size),
+            f"Use {nearest_multiples(share, plan.global_batch_size)}.",
         )
 
     def explain_devices(plan: ParallelPlan) -> tuple[str, str]:
@@ -186,7 +186,11 @@ def _degree_rules(devices: Any) -> list[Rule]:
         return (
             f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} is {plan.world_size} "
             f"devices, not {devices}",
-            f"dp {devices // others}" if devices % others == 0 else f"{plan.world_size} devices",
+            (
+                f"Use dp {devices // others}."
+                if devices % others == 0
+                else f"Use {plan.world_size} devices."
+            ),
         )
 
     rules = [
@@ -202,7 +206,7 @@ def _degree_rules(devices: Any) -> list[Rule]:
             lambda c: (c["dp"] * c["cp"]) % c["ep"] != 0,
             lambda plan: (
                 f"ep {plan.ep} does not divide dp x cp = {plan.dp * plan.cp}",
-                f"ep {nearest_divisor(plan.dp * plan.cp, plan.ep)}",
+                f"Use ep {nearest_divisor(plan.dp * plan.cp, plan.ep)}.",
             ),
         ),
         Rule(
@@ -212,7 +216,7 @@ def _degree_rules(devices: Any) -> list[Rule]:
             lambda c: c["dp"] % (c["dp_replicate"] + (c["dp_replicate"] == 0)) != 0,
             lambda plan: (
                 f"{plan.dp_replicate} copies do not divide dp {plan.dp}",
-                str(nearest_divisor(plan.dp, plan.dp_replicate or 1)),
+                f"Use {nearest_divisor(plan.dp, plan.dp_replicate or 1)}.",
             ),
             optional="dp_replicate",
         ),
@@ -241,10 +245,10 @@ def _schedule_rules() -> list[Rule]:
     def explain_stages(plan: ParallelPlan) -> tuple[str, str]:
         name, actual = plan.schedule, f"virtual_stages is {plan.virtual_stages}"
         if name in V_SHAPED:
-            return f"{name} requires 2 stages per device, {actual}", "2"
+            return f"{name} requires 2 stages per device, {actual}", "Use 2."
         if name in INTERLEAVED:
-            return f"{name} requires at least 2 stages per device, {actual}", "2"
-        return f"{name} has one stage per device, {actual}", "1, or interleaved_1f1b"
+            return f"{name} requires at least 2 stages per device, {actual}", "Use 2."
+        return f"{name} has one stage per device, {actual}", "Use 1, or schedule interleaved_1f1b."
 
     def unequal_rounds(c: Columns) -> Any:
         # torch.distributed.pipelining runs them in micro_batches // pp rounds of equal length
@@ -260,14 +264,14 @@ def _schedule_rules() -> list[Rule]:
         return (
             f"{plan.schedule} runs micro-batches in equal rounds of about pp {plan.pp}, "
             f"{plan.accumulation} do not divide evenly",
-            f"{rounds * step} or {(rounds + 1) * step}",
+            f"Use {rounds * step} or {(rounds + 1) * step}.",
         )
 
     def explain_dualpipev(plan: ParallelPlan) -> tuple[str, str]:
         return (
             f"dualpipev requires at least 2 x pp = {2 * plan.pp} micro-batches, there are "
             f"{plan.accumulation}",
-            f"{2 * plan.pp * plan.micro_batch_size * plan.dp}, or schedule zbv",
+            f"Use {2 * plan.pp * plan.micro_batch_size * plan.dp}, or schedule zbv.",
         )
 
     def pipedream_field(name: str) -> Rule:
@@ -277,7 +281,7 @@ def _schedule_rules() -> list[Rule]:
             lambda c: (c["schedule"] != pipedream) & (c[name] > 0),
             lambda plan: (
                 f"{name} belongs to schedule pipedream, schedule is {plan.schedule}",
-                "schedule pipedream",
+                "Use schedule pipedream.",
             ),
             optional=name,
         )
@@ -303,7 +307,7 @@ def _schedule_rules() -> list[Rule]:
             lambda c: (c["schedule"] == pipedream) & (c["zero"] > 0),
             lambda plan: (
                 "pipedream stores several versions of all weights, ZeRO shards them",
-                "0",
+                "Use 0.",
             ),
         ),
         pipedream_field("weight_stashing"),
@@ -320,7 +324,7 @@ def _sharding_rules() -> list[Rule]:
             lambda plan: (
                 f"{plan.schedule} splits the backward pass, and resharding between its halves "
                 "loses weight gradients",
-                "2, or schedule interleaved_1f1b",
+                "Use 2, or schedule interleaved_1f1b.",
             ),
         ),
         Rule(
@@ -329,7 +333,7 @@ def _sharding_rules() -> list[Rule]:
             lambda c: c["budget_without_auto"] > 0,
             lambda plan: (
                 f"a budget applies to recompute auto only, recompute is {plan.recompute}",
-                "recompute auto, or no budget",
+                "Use recompute auto, or omit the budget.",
             ),
             optional="budget_without_auto",
         ),
@@ -341,7 +345,7 @@ def _tensor_rules(model: ModelSpec, available: int | None) -> list[Rule]:
 
     def hint(plan: ParallelPlan, *numbers: int) -> str:
         left = _available_to(plan.tp, plan, available)
-        return f"tp {nearest_divisor(math.gcd(*numbers, left), plan.tp)}"
+        return f"Use tp {nearest_divisor(math.gcd(*numbers, left), plan.tp)}."
 
     def width_rule(name: str, width: int) -> Rule:
         return Rule(
@@ -394,7 +398,7 @@ def _layer_rules(model: ModelSpec, available: int | None) -> list[Rule]:
         return (
             f"{layers} layers are too few for pp {plan.pp} x virtual_stages {plan.virtual_stages} "
             "stages",
-            f"pp {near}",
+            f"Use pp {near}.",
         )
 
     def wrong_stage_layers(c: Columns) -> Any:
@@ -412,7 +416,7 @@ def _layer_rules(model: ModelSpec, available: int | None) -> list[Rule]:
             )
         else:
             message = f"the entries add up to {sum(given)} layers, {model.name} has {layers}"
-        return message, str(even)
+        return message, f"Use {even}."
 
     return [
         Rule(
@@ -438,7 +442,10 @@ def _expert_rule(model: ModelSpec) -> Rule:
             "ep",
             "the model has no experts",
             lambda c: c["ep"] > 1,
-            lambda plan: (f"{model.name} has no experts to distribute over ep {plan.ep}", "ep 1"),
+            lambda plan: (
+                f"{model.name} has no experts to distribute over ep {plan.ep}",
+                "Use ep 1.",
+            ),
         )
     experts = model.moe.experts
     return Rule(
@@ -447,7 +454,7 @@ def _expert_rule(model: ModelSpec) -> Rule:
         lambda c: experts % c["ep"] != 0,
         lambda plan: (
             f"{experts} experts do not divide by ep {plan.ep}",
-            f"ep {nearest_divisor(experts, plan.ep)}",
+            f"Use ep {nearest_divisor(experts, plan.ep)}.",
         ),
     )
 
@@ -460,7 +467,7 @@ def _sequence_rules(seq_len: int, model: ModelSpec | None) -> list[Rule]:
             lambda c: seq_len % c["cp"] != 0,
             lambda plan: (
                 f"a sequence of {seq_len} tokens does not divide by cp {plan.cp}",
-                f"cp {nearest_divisor(seq_len, plan.cp)}",
+                f"Use cp {nearest_divisor(seq_len, plan.cp)}.",
             ),
         ),
         Rule(
@@ -473,7 +480,7 @@ def _sequence_rules(seq_len: int, model: ModelSpec | None) -> list[Rule]:
             ),
             lambda plan: (
                 f"{seq_len // plan.cp} tokens per rank do not divide by tp {plan.tp}",
-                f"a sequence length of {nearest_multiples(plan.cp * plan.tp, seq_len)}",
+                f"Use a sequence length of {nearest_multiples(plan.cp * plan.tp, seq_len)}.",
             ),
         ),
     ]
@@ -485,7 +492,7 @@ def _sequence_rules(seq_len: int, model: ModelSpec | None) -> list[Rule]:
             lambda c: c["cp"] > 0,
             lambda plan: (
                 f"{seq_len} tokens exceed the {most} learned positions of {name}",
-                f"{most}",
+                f"Use {most}.",
             ),
         )
         rules.append(positions)

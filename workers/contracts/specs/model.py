@@ -128,30 +128,32 @@ class Moe(Contract):
         if self.top_k > self.experts:
             raise Refused(
                 f"top_k {self.top_k} is more than the {self.experts} experts",
-                f"{self.experts}",
+                f"Use {self.experts}.",
                 field="top_k",
             )
         if self.groups_per_token is not None and self.groups is None:
-            raise Refused("groups_per_token needs groups", "groups 1", field="groups_per_token")
+            raise Refused(
+                "groups_per_token needs groups", "Use groups 1.", field="groups_per_token"
+            )
         if self.groups is not None:
             if self.experts % self.groups:
                 raise Refused(
                     f"{self.experts} experts do not divide into {self.groups} groups",
-                    "groups 1",
+                    "Use groups 1.",
                     field="groups",
                 )
             chosen = self.groups_per_token or self.groups
             if chosen > self.groups:
                 raise Refused(
                     f"groups_per_token {chosen} is more than groups {self.groups}",
-                    f"{self.groups}",
+                    f"Use {self.groups}.",
                     field="groups_per_token",
                 )
             if self.top_k > chosen * (self.experts // self.groups):
                 held = chosen * (self.experts // self.groups)
                 raise Refused(
                     f"{chosen} groups hold {held} experts, fewer than top_k {self.top_k}",
-                    f"groups_per_token {self.groups}",
+                    f"Use groups_per_token {self.groups}.",
                     field="groups_per_token",
                 )
         return self
@@ -215,7 +217,7 @@ class ModelSpec(Contract):
                 below, above = hidden // heads * heads, (hidden // heads + 1) * heads
                 raise Refused(
                     f"hidden {hidden} does not divide by heads {heads}",
-                    f"hidden {below or above} or {above}, or set head_dim",
+                    f"Use hidden {below or above} or {above}, or set head_dim.",
                     field="hidden",
                 )
             data["head_dim"] = max(1, hidden // heads)
@@ -237,14 +239,14 @@ class ModelSpec(Contract):
         if self.scalar_head and self.tie_embeddings:
             raise Refused(
                 "a scalar head has no row per token to share with the embedding",
-                "tie_embeddings false",
+                "Use tie_embeddings false.",
                 field="scalar_head",
             )
         if self.heads % self.kv_heads:
             fits = max(k for k in range(1, self.kv_heads + 1) if self.heads % k == 0)
             raise Refused(
                 f"heads {self.heads} do not divide by kv_heads {self.kv_heads}",
-                f"{fits}",
+                f"Use {fits}.",
                 field="kv_heads",
             )
         for name in ("mla", "mfa"):
@@ -252,25 +254,25 @@ class ModelSpec(Contract):
             if required and not present:
                 raise Refused(
                     f"attention {name} needs its sizes under {name}",
-                    f"attention softmax, or add {name}",
+                    f"Use attention softmax, or add {name}.",
                     field=name,
                 )
             if present and not required:
                 raise Refused(
                     f"{name} is set but attention is {self.attention}",
-                    f"attention {name}",
+                    f"Use attention {name}.",
                     field="attention",
                 )
         if self.position == "rope" and self.rotary_dim % 2:
             raise Refused(
                 f"RoPE rotates pairs, {self.rotary_dim} dims are odd",
-                "an even number",
+                "Use an even number.",
                 field="head_dim",
             )
         if self.moe and self.moe.first_dense_layers > self.layers:
             raise Refused(
                 f"{self.moe.first_dense_layers} is more than the {self.layers} layers",
-                f"{self.layers - 1}",
+                f"Use {self.layers - 1}.",
                 field="moe.first_dense_layers",
             )
         return self
@@ -312,5 +314,5 @@ class ModelSource(Contract):
     @model_validator(mode="after")
     def _one(self) -> ModelSource:
         if (self.path is None) == (self.package is None):
-            raise Refused("weights need exactly one of path and package", '{"path": "DIR"}')
+            raise Refused("weights need exactly one of path and package", 'Use {"path": "DIR"}.')
         return self

@@ -45,9 +45,10 @@ KINDS: tuple[Kind, ...] = (
     "produce",
 )
 _NEEDS_BODY = {
-    "train": '"train": {"steps": 200, "seq_len": 128}',
-    "produce": '"produce": {"tasks": ["open_qa"], "count": 100, "server": {"url": …, "model": …}}',
-    "generate": '"generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}',
+    "train": 'Add "train": {"steps": 200, "seq_len": 128}.',
+    "produce": 'Add "produce": {"tasks": ["open_qa"], "count": 100, '
+    '"server": {"url": …, "model": …}}.',
+    "generate": 'Add "generate": {"input": "prompts.jsonl", "output": "answers.jsonl"}.',
 }
 
 Plan = Annotated[
@@ -65,7 +66,7 @@ def check_image(text: str) -> str:
     if not (is_file or _IMAGE.fullmatch(text)) or ".." in text.split("/"):
         raise Refused(
             f"{text[:80]!r} is not the name of an image",
-            "a reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file",
+            "Use a reference such as nvcr.io/nvidia/pytorch:25.06-py3, or a path to a .sif file.",
         )
     return text
 
@@ -153,7 +154,7 @@ class RunSpec(Contract):
             if other != kind and data.get(other) is not None:
                 raise Refused(
                     f"kind is {kind} but a body {other} is given",
-                    f"kind {other}, or remove {other}",
+                    f"Use kind {other}, or remove {other}.",
                     field=other,
                 )
         if data.get(kind) is None:
@@ -246,7 +247,7 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
                     f"{spec.resources.devices} devices are requested, the plan's world size is "
                     f"{plan.world_size} "
                     f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp}){more}",
-                    f"devices {plan.world_size + spec.rollout_devices}",
+                    f"Use devices {plan.world_size + spec.rollout_devices}.",
                 )
             )
     if spec.train:
@@ -262,24 +263,28 @@ def _needless(field: str) -> Problem:
     return problem(
         f"resources.{field}",
         "Orrery does not start an external run, so this has no effect",
-        f"no {field}",
+        f"Omit {field}.",
     )
 
 
 def _script_problems(script: ScriptBody, resources: Resources) -> list[Problem]:
     problems: list[Problem] = []
     if not script.command:
-        problems.append(problem("script.command", "there is no program to run", '["train.py"]'))
+        problems.append(
+            problem("script.command", "there is no program to run", 'Use ["train.py"].')
+        )
     problems += _environment_problems(script, resources)
     for field, variables in (("env", script.env), ("secrets", script.secrets)):
         for name, text in variables.items():
             if not name or len(name) > 200 or "=" in name or "\0" in name + text:
                 message = f"{name[:40]!r} cannot be an environment variable"
-                hint = "a name of 1 to 200 characters without =, and a value without NUL"
+                hint = "Use a name of 1 to 200 characters without =, and a value without NUL."
                 problems.append(problem(f"script.{field}", message, hint))
             elif len(text) > 100_000:
                 message = f"the value of {name} has {len(text)} characters"
-                problems.append(problem(f"script.{field}", message, "at most 100,000 characters"))
+                problems.append(
+                    problem(f"script.{field}", message, "Use at most 100,000 characters.")
+                )
     return problems
 
 
@@ -290,10 +295,12 @@ def _environment_problems(script: ScriptBody, resources: Resources) -> list[Prob
     field = "script.environment"
     if resources.image is not None and (environment.lock or environment.modules):
         message = f"the image {resources.image} has its own packages"
-        return [problem(field, message, "either resources.image or script.environment")]
+        return [problem(field, message, "Use either resources.image or script.environment.")]
     if environment.lock is not None and script.workdir is None:
         message = f"{environment.lock} is a file of the work folder, but script.workdir is not set"
-        return [problem(f"{field}.lock", message, "script.workdir, the folder with the lock")]
+        return [
+            problem(f"{field}.lock", message, "Set script.workdir to the folder with the lock.")
+        ]
     return []
 
 
@@ -309,7 +316,7 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
                 "train.accumulate",
                 f"{train.accumulate} contradicts the plan, which accumulates "
                 f"{spec.plan.accumulation} micro-batches",
-                f"global_batch_size {batch}, or no accumulate",
+                f"Use global_batch_size {batch}, or omit accumulate.",
             )
         )
     if train.lr_schedule.warmup_steps > train.steps:
@@ -318,7 +325,7 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
                 "train.lr_schedule.warmup_steps",
                 f"a warmup of {train.lr_schedule.warmup_steps} steps is longer than the "
                 f"{train.steps} steps of the run",
-                str(max(1, train.steps // 10)),
+                f"Use {max(1, train.steps // 10)}.",
             )
         )
     if train.lr_schedule.min_lr > train.optimizer.lr:
@@ -326,7 +333,7 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
             problem(
                 "train.lr_schedule.min_lr",
                 f"{train.lr_schedule.min_lr} is above the learning rate {train.optimizer.lr}",
-                str(train.optimizer.lr / 10),
+                f"Use {train.optimizer.lr / 10}.",
             )
         )
     if (
@@ -337,22 +344,22 @@ def _train_problems(spec: RunSpec, train: TrainBody) -> list[Problem]:
     ):
         message = "token files have no tokenizer, so prompts cannot be encoded"
         problems.append(
-            problem("train.samples.prompts", message, "data.tokenizer, or leaving the prompts out")
+            problem("train.samples.prompts", message, "Set data.tokenizer, or omit the prompts.")
         )
     plan = spec.plan if isinstance(spec.plan, ParallelPlan) else None
     if train.optimizer.paged and spec.resources.device == "cpu":
         message = "a CPU's optimizer states are in the host's memory already"
-        problems.append(problem("train.optimizer.paged", message, "paged false, or a GPU"))
+        problems.append(problem("train.optimizer.paged", message, "Use paged false, or a GPU."))
     if train.dpo and train.dpo.loss == "kto" and plan and plan.global_batch_size < 2:
         message = "kto compares each prompt with another one's answer, the batch has one sample"
-        problems.append(problem("plan.global_batch_size", message, "2 or more"))
+        problems.append(problem("plan.global_batch_size", message, "Use 2 or more."))
     problems += frozen_problems(train, spec.trained_shape, plan)
     if spec.shape is not None and spec.shape.scalar_head and train.reward is None:
         message = f"{train.objective} predicts tokens, this head gives one number"
-        problems.append(problem("model.scalar_head", message, "false, or objective reward"))
+        problems.append(problem("model.scalar_head", message, "Use false, or objective reward."))
     if train.reward is not None and train.samples is not None and train.samples.count:
         message = "a reward model scores texts and writes none"
-        problems.append(problem("train.samples", message, "leave it out"))
+        problems.append(problem("train.samples", message, "Omit the field."))
     if train.policy is not None:
         problems += policy_problems(train.policy, train.seq_len, plan, hang_s=spec.resources.hang_s)
     problems += _evaluation_problems(train)
@@ -381,11 +388,11 @@ def _evaluation_problems(train: TrainBody) -> list[Problem]:
     problems = []
     if train.init_from is None:
         message = "an evaluation compares with train.init_from, which names no weights"
-        problems.append(problem("train.evaluate", message, "init_from, or no evaluate"))
+        problems.append(problem("train.evaluate", message, "Set init_from, or omit evaluate."))
     if train.checkpoint is None:
         message = "an evaluation reads the last checkpoint, the run saves none"
-        problems.append(problem("train.evaluate", message, "train.checkpoint"))
+        problems.append(problem("train.evaluate", message, "Set train.checkpoint."))
     if body.baseline is not None:
         message = "the baseline is train.init_from"
-        problems.append(problem("train.evaluate.baseline", message, "leaving it out"))
+        problems.append(problem("train.evaluate.baseline", message, "Omit the field."))
     return problems

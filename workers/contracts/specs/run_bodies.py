@@ -172,20 +172,20 @@ class TrainBody(Contract):
             if other != objective and data.get(other) is not None:
                 raise Refused(
                     f"objective is {objective} but options of {other} are given",
-                    f"objective {other}, or remove {other}",
+                    f"Use objective {other}, or remove {other}.",
                     field=other,
                 )
         if data.get(objective) is None:
             if objective == "distill":
                 raise Refused(
                     "distillation needs a teacher",
-                    '"distill": {"teacher": {"path": "DIR"}}',
+                    'Use "distill": {"teacher": {"path": "DIR"}}.',
                     field="distill",
                 )
             if objective in ("grpo", "ppo"):
                 raise Refused(
                     "policy optimization needs rewards",
-                    f'"{objective}": {{"rewards": [{{"kind": "exact"}}]}}',
+                    f'Use "{objective}": {{"rewards": [{{"kind": "exact"}}]}}.',
                     field=str(objective),
                 )
             if (options := default_body(str(objective))) is not None:

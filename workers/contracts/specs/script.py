@@ -27,20 +27,20 @@ def _check_lock(text: str) -> str:
     if path.is_absolute() or ".." in path.parts or not _LOCK_NAMES.fullmatch(path.name):
         raise Refused(
             f"{text[:80]!r} is not a lock file below the work folder",
-            "uv.lock, pylock.toml or requirements.txt, relative to script.workdir",
+            "Use uv.lock, pylock.toml or requirements.txt, relative to script.workdir.",
         )
     return text
 
 
 def _check_module(text: str) -> str:
     if not _MODULE.fullmatch(text):
-        raise Refused(f"{text[:80]!r} is not the name of a module", "a name such as cuda/12.4")
+        raise Refused(f"{text[:80]!r} is not the name of a module", "Use a name such as cuda/12.4.")
     return text
 
 
 def _check_python(text: str) -> str:
     if not _PYTHON.fullmatch(text):
-        raise Refused(f"{text[:80]!r} is not a Python on the PATH", "python3 or python3.12")
+        raise Refused(f"{text[:80]!r} is not a Python on the PATH", "Use python3 or python3.12.")
     return text
 
 
@@ -63,19 +63,19 @@ class ScriptEnvironment(Contract):
         if len(self.modules) > MOST_MODULES:
             raise Refused(
                 f"{len(self.modules)} modules are too many",
-                f"at most {MOST_MODULES}",
+                f"Use at most {MOST_MODULES}.",
                 field="modules",
             )
         if self.python is not None and not self.modules:
             raise Refused(
                 f"{self.python} would be searched on the node's own PATH",
-                "a module that has this Python, or no python",
+                "Load a module that has this Python, or omit python.",
                 field="python",
             )
         if self.python is not None and self.lock is not None and self.node_packages:
             raise Refused(
                 "packages of the node's Python do not work with another one",
-                "node_packages false, and torch in the lock",
+                "Use node_packages false, and add torch to the lock.",
                 field="node_packages",
             )
         return self

@@ -69,19 +69,28 @@ def _spec(spec: RunSpec) -> Refusals:
         yield (
             spec.kind,
             problem(
-                "kind", f"the training engine runs kind train, this is {spec.kind}", "kind train"
+                "kind",
+                f"the training engine runs kind train, this is {spec.kind}",
+                "Use kind train.",
             ),
         )
         return
     if isinstance(spec.plan, str):
         message = "the engine does not choose a plan itself"
-        yield "", problem("plan", message, "numbers, or submit to the planner")
+        yield (
+            "",
+            problem(
+                "plan",
+                message,
+                "Set numbers instead of auto, or submit the run so that the planner chooses.",
+            ),
+        )
     else:
         yield from _values(spec.plan)
     yield from _combined(spec)
     if spec.shape is None:
         message = "the shape of these weights is not known here"
-        yield "existing weights", problem("model", message, "a preset's name")
+        yield "existing weights", problem("model", message, "Use a preset's name.")
 
 
 def _combined(spec: RunSpec) -> Refusals:
@@ -128,7 +137,7 @@ def _combined(spec: RunSpec) -> Refusals:
 def _model(model: ModelSpec) -> Refusals:
     if model.attention == "mla" and model.qk_norm:
         message = f"latent attention normalizes its latents, {model.name} has qk_norm as well"
-        yield "qk_norm with mla", problem("model.qk_norm", message, "qk_norm false")
+        yield "qk_norm with mla", problem("model.qk_norm", message, "Use qk_norm false.")
 
 
 def _plan(plan: ParallelPlan) -> Refusals:
@@ -150,14 +159,14 @@ def _values(plan: ParallelPlan) -> Refusals:
         value = getattr(plan, field)
         if value in known:
             continue
-        hints = [str(item) for item in known if item is not None] or ["leaving it out"]
+        values = [str(item) for item in known if item is not None]
         label = str(value) if field == "precision" else f"{field} {value}"
         yield (
             label,
             problem(
                 f"plan.{field}",
                 f"this engine version does not run {field} {value}",
-                " or ".join(hints),
+                f"Use {' or '.join(values)}." if values else "Omit the field.",
             ),
         )
 
@@ -178,7 +187,10 @@ def _gathering(plan: ParallelPlan) -> Refusals:
         value = getattr(plan, field)
         if value is not None and plan.zero != 3:
             message = f"{field} limits what zero 3 gathers, zero is {plan.zero}"
-            yield f"{field} {value}", problem(f"plan.{field}", message, "zero 3, or leave it out")
+            yield (
+                f"{field} {value}",
+                problem(f"plan.{field}", message, "Use zero 3, or omit the field."),
+            )
 
 
 def _experts(plan: ParallelPlan) -> Refusals:
@@ -190,7 +202,7 @@ def _experts(plan: ParallelPlan) -> Refusals:
         )
         yield (
             f"ep {plan.ep} over copies",
-            problem("plan.ep", message, f"dp_replicate 1 or ep {math.gcd(plan.ep, shards)}"),
+            problem("plan.ep", message, f"Use dp_replicate 1 or ep {math.gcd(plan.ep, shards)}."),
         )
 
 
@@ -208,7 +220,7 @@ def _compiled_selective(plan: ParallelPlan, model: ModelSpec | None) -> Refusals
         )
         yield (
             "recompute selective compiled",
-            problem("train.compile", message, "compile false, or recompute full"),
+            problem("train.compile", message, "Use compile false, or recompute full."),
         )
 
 
@@ -225,7 +237,7 @@ def _int4_groups(plan: ParallelPlan, model: ModelSpec) -> Refusals:
             problem(
                 "train.quantize_aware",
                 message,
-                f"tp {_degree_for_groups(model, plan.tp, group)}, or leave it out",
+                f"Use tp {_degree_for_groups(model, plan.tp, group)}, or omit the field.",
             ),
         )
 
@@ -248,25 +260,28 @@ def _value_model(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) 
     """What a second trained module lacks."""
     if plan.precision == "fp16":
         message = "the value model has no loss scale of its own, which fp16 needs"
-        yield "fp16 value model", problem("plan.precision", message, "bf16 or fp32")
+        yield "fp16 value model", problem("plan.precision", message, "Use bf16 or fp32.")
     if plan.offload != "none":
         message = "gradients and states of the value model are not offloaded"
-        yield "offload", problem("plan.offload", message, "none, with zero 3 or recompute full")
+        yield (
+            "offload",
+            problem("plan.offload", message, "Use none, with zero 3 or recompute full."),
+        )
     if plan.recompute == "auto":
         message = "recompute auto measures one model, PPO trains two"
-        yield "recompute auto", problem("plan.recompute", message, "full, selective or none")
+        yield "recompute auto", problem("plan.recompute", message, "Use full, selective or none.")
     if train.optimizer.paged:
         message = "states of the value model are not paged"
-        yield "paged", problem("train.optimizer.paged", message, "false")
+        yield "paged", problem("train.optimizer.paged", message, "Use false.")
     if model is not None and model.moe is not None:
         message = "the experts of a value model are not balanced"
-        yield "experts", problem("model.moe", message, "a dense model, or objective grpo")
+        yield "experts", problem("model.moe", message, "Use a dense model, or objective grpo.")
 
 
 def _policy_optimization(train: TrainBody, policy: PolicyBody) -> Refusals:
     if train.eval is not None:
         message = "held-out prompts are not evaluated during policy optimization"
-        yield "eval", problem("train.eval", message, "a run of kind evaluate afterwards")
+        yield "eval", problem("train.eval", message, "Submit a run of kind evaluate afterwards.")
     adapter = train.adapter
     if adapter is not None and (adapter.method not in MERGED_METHODS or adapter.storage):
         message = (
@@ -274,4 +289,4 @@ def _policy_optimization(train: TrainBody, policy: PolicyBody) -> Refusals:
             if not adapter.storage
             else "the sampler does not compute with weights in 4 bits"
         )
-        yield "adapter", problem("train.adapter", message, " or ".join(MERGED_METHODS))
+        yield "adapter", problem("train.adapter", message, f"Use {' or '.join(MERGED_METHODS)}.")

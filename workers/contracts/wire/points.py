@@ -97,7 +97,7 @@ def depth(data: Any) -> int:
 
 def _shallow(data: dict[str, Any]) -> dict[str, Any]:
     if depth(data) > MAX_DEPTH:
-        raise Refused(f"the data is nested more than {MAX_DEPTH} levels deep", "flatter data")
+        raise Refused(f"the data is nested more than {MAX_DEPTH} levels deep", "Use fewer levels.")
     return data
 
 

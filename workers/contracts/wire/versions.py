@@ -98,12 +98,13 @@ def judge(
     message = f"{name[:1].upper()}{name[1:]} runs {peer}, the {own_name} {own}."
     if result is Skew.MINOR:
         return VersionCheck(
-            result, message, f"They work together; upgrade {older} next ({DOCUMENT})."
+            result, message, f"Upgrade {older} next; until then they work together ({DOCUMENT})."
         )
     return VersionCheck(
         result,
         message,
-        f"They cannot work together: upgrade {older}, one minor version at a time ({DOCUMENT}).",
+        f"Upgrade {older}, one minor version at a time; until then they cannot work together "
+        f"({DOCUMENT}).",
     )
 
 

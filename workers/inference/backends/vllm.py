@@ -56,9 +56,9 @@ def check(run: InferenceRun) -> Path:
                 "orrery"
             )
     if run.plan.world_size > 1:
-        raise UserError("plan: backend vllm runs one server on one device; try dp, tp and pp 1")
+        raise UserError("plan: backend vllm runs one server on one device. Use dp, tp and pp 1.")
     if not isinstance(run.spec.model, ModelSource):
-        raise UserError('model: vllm needs existing weights; try {"path": "DIR"}')
+        raise UserError('model: vllm needs existing weights. Use {"path": "DIR"}.')
     try:
         return locate_weights(run.spec.model)
     except WeightsError as error:

@@ -58,7 +58,7 @@ def _schema(schema: Any) -> str:
         return json.dumps(schema)
     except RecursionError:
         raise ValueError(
-            "json_schema nests too deep; try one that refers to its parts by $ref"
+            "json_schema nests too deep. Use one that refers to its parts by $ref."
         ) from None
 
 

@@ -68,7 +68,7 @@ class Guides:
             raise ValueError(f"{name} cannot be met: {error}") from None
         guide = Guide(LLMatcher(tokenizer, text, log_level=0), self.vocab)
         if problem := guide.first_error():
-            raise ValueError(f"{name} cannot be met: {problem}; try a simpler one, or leave it out")
+            raise ValueError(f"{name} cannot be met: {problem}. Use a simpler one, or omit it.")
         return guide
 
     @cached_property

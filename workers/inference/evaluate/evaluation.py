@@ -247,7 +247,7 @@ class Evaluation:
             loss = math.fsum(row["nll"] for row in rows) / tokens
             if not math.isfinite(loss):
                 raise NumericsError(
-                    f"the loss of {self.body.input or 'the data'} is {loss}; try precision fp32"
+                    f"the loss of {self.body.input or 'the data'} is {loss}. Use precision fp32."
                 )
             results |= {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
             results["bits_per_byte"] = loss * tokens / math.log(2) / max(1, size)

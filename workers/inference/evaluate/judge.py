@@ -62,7 +62,7 @@ class Judge:
                 [{"role": "user", "content": text}], Sampling(0.0, 8, 0)
             ).text
         except ServerLost as error:
-            raise UserError(f"evaluate.judge: {error}; try again when it serves") from None
+            raise UserError(f"evaluate.judge: {error}. Try again when it serves.") from None
         choice = _CHOICE.search(reply.upper())
         return choice[1] if choice else "TIE"
 
@@ -82,7 +82,7 @@ class RewardJudge(Judge):
         try:
             return self._client.reward(messages)
         except ServerLost as error:
-            raise UserError(f"evaluate.judge: {error}; try again when it serves") from None
+            raise UserError(f"evaluate.judge: {error}. Try again when it serves.") from None
 
 
 def open_judge(server: ServerSpec, by: Literal["choice", "reward"]) -> Judge:

@@ -71,9 +71,9 @@ def _check(items: Sequence[EvaluationItem], metrics: Sequence[str], where: str) 
     for number, item in enumerate(items, 1):
         if choice_metric and (not item.choices or item.right is None):
             message = f"item {number} (id {item.id!r}) has no prompt with choices and an answer"
-            hint = 'write {"id": 1, "prompt": "…", "choices": ["…", "…"], "answer": 0}'
+            hint = 'Write {"id": 1, "prompt": "…", "choices": ["…", "…"], "answer": 0}.'
             raise UserError(
-                f"evaluate.metrics: {choice_metric} needs choices, {where}: {message}; {hint}"
+                f"evaluate.metrics: {choice_metric} needs choices, {where}: {message}. {hint}"
             )
         if answer_metric and not item.references:
             message = f"item {number} (id {item.id!r}) has no reference"

@@ -23,7 +23,7 @@ def read_metrics(requested: Sequence[str]) -> tuple[str, ...]:
     """
     known = ", ".join(EVALUATION_METRICS)
     if not requested:
-        raise UserError(f"evaluate.metrics: it names none; try some of {known}")
+        raise UserError(f"evaluate.metrics: the list is empty. Use some of {known}.")
     names: dict[str, None] = {}
     for name in requested:
         if name not in EVALUATION_METRICS:

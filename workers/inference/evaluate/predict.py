@@ -49,8 +49,8 @@ def predict(
     if needed[-1] > available:
         raise UserError(
             f"evaluate: the longest prompt needs {needed[-1]} blocks, its cache of "
-            f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights; try fewer "
-            "max_new_tokens"
+            f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights. Use fewer "
+            "max_new_tokens."
         )
     blocks = min(available, int(sum(needed[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2)
     # the engine changes its decoder: copy it with shared tensors, so that likelihoods use the

@@ -200,8 +200,8 @@ class Generation:
         if needed[-1] > available:
             raise UserError(
                 f"generate: the longest request needs {needed[-1]} blocks, its cache of "
-                f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights; try fewer "
-                "max_new_tokens"
+                f"{needed[-1] * block_bytes:,} bytes does not fit next to the weights. Use fewer "
+                "max_new_tokens."
             )
         # some more, so that the watermark does not delay the last requests
         total = int(sum(needed[-limits.sequences :]) * (1 + 2 * limits.watermark)) + 2

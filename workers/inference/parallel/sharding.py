@@ -127,8 +127,8 @@ class ShardedWeights:
             return take(full, *shard.span(shape[shard.dim]))
         except ValueError as error:
             raise UserError(
-                f"plan.tp: quantized {name} cannot be sharded over {shard.parts} ranks: {error}; "
-                "try pp instead of tp, or unquantized weights"
+                f"plan.tp: quantized {name} cannot be sharded over {shard.parts} ranks: {error}. "
+                "Use pp instead of tp, or unquantized weights."
             ) from None
 
 
@@ -136,7 +136,7 @@ def stage_part(plan: ParallelPlan, place: RankPlacement, layers: int) -> ModelPa
     """The layers of this rank's stage. Raises UserError if there are fewer layers than stages."""
     if layers < place.stages:
         raise UserError(
-            f"plan.pp: {layers} layers are too few for {place.stages} stages; try pp {layers}"
+            f"plan.pp: {layers} layers are too few for {place.stages} stages. Use pp {layers}."
         )
     counts = plan.layers_of_stages(layers)
     if len(counts) != place.stages or sum(counts) != layers or min(counts) < 1:
@@ -204,5 +204,5 @@ def _check_heads(spec: ModelSpec, shares: int) -> None:
     if uneven is not None:
         raise UserError(
             f"plan.tp: {spec.name} has {uneven[1]} {uneven[0]}, which {shares} ranks cannot divide "
-            "evenly; try a tp that divides them"
+            "evenly. Use a tp that divides them."
         )

@@ -29,8 +29,8 @@ def pruned_spec(spec: ModelSpec, *, neurons: float, heads: float) -> ModelSpec:
         )
     if not (0 <= neurons < 1 and 0 <= heads < 1) or neurons == heads == 0:
         raise ValueError(
-            f"shares of {neurons} neurons and {heads} heads prune nothing or everything; try 0.2 "
-            "and 0"
+            f"shares of {neurons} neurons and {heads} heads prune nothing or everything. Use 0.2 "
+            "and 0."
         )
     # multiples of 16, for fast products
     ffn = max(16, round(spec.ffn * (1 - neurons) / 16) * 16) if neurons else spec.ffn

@@ -73,14 +73,14 @@ def build_drafting(
             f"{loaded.spec.vocab}"
         )
         raise UserError(
-            f"{field}: {message}; try a draft of the same family, which shares its vocabulary"
+            f"{field}: {message}. Use a draft of the same family, which shares its vocabulary."
         )
     if not _same_tokenizer(model, loaded):
         message = (
             f"the tokenizer of {model.spec.name} gives other ids than that of {loaded.spec.name}"
         )
         raise UserError(
-            f"{field}: {message}; try a draft of the same family, which shares its tokenizer"
+            f"{field}: {message}. Use a draft of the same family, which shares its tokenizer."
         )
     return Drafting(config, model)
 

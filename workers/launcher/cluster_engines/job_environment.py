@@ -36,13 +36,13 @@ def job_environment(variables: Mapping[str, str]) -> JobEnvironment:
             node_rank=_number(
                 variables,
                 "JOB_COMPLETION_INDEX",
-                "start this program as a pod of an indexed Job",
+                "Start this program as a pod of an indexed Job.",
             ),
             job=pod,
             first_host=variables.get(names.JOB_HOST) or None,
         )
     return JobEnvironment(
-        node_rank=_number(variables, "SLURM_NODEID", "start this program with srun"),
+        node_rank=_number(variables, "SLURM_NODEID", "Start this program with srun."),
         job=variables.get("SLURM_JOB_ID", "unknown"),
         first_host=variables.get("SLURM_LAUNCH_NODE_IPADDR") or None,
         requeued=bool(int(variables.get("SLURM_RESTART_COUNT") or 0)),
@@ -53,4 +53,4 @@ def _number(variables: Mapping[str, str], name: str, hint: str) -> int:
     try:
         return int(variables[name])
     except (KeyError, ValueError):
-        raise NotInJob(f"{name} is not set; {hint}.") from None
+        raise NotInJob(f"{name} is not set. {hint}") from None

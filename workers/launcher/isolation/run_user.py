@@ -18,7 +18,7 @@ FIRST_UID: Final = 1_880_000_000
 LAST_UID: Final = 1_899_999_999
 FIRST_RUN_GID: Final = 1_900_000_000
 LAST_RUN_GID: Final = 2_147_483_000
-HINT = "uids, uids:FIRST-LAST, account:NAME (with {user} for the user's name), or agent"
+HINT = "Use uids, uids:FIRST-LAST, account:NAME (with {user} for the user's name), or agent."
 
 
 class NoRunUser(ValueError):

@@ -98,7 +98,7 @@ class GgufFile:
             message = (
                 f"{stored.name} is of kind {stored.kind}, which the package gguf does not know"
             )
-            raise WeightsError(f"{self.where}: {message}; try a newer package gguf") from None
+            raise WeightsError(f"{self.where}: {message}. Use a newer package gguf.") from None
         if not stored.shape or stored.shape[-1] % block:
             raise WeightsError(
                 f"{self.where}: {stored.name} has shape {list(stored.shape)}; fetch the file again"

@@ -38,7 +38,7 @@ def tokenizer_files(header: GgufHeader) -> dict[str, str]:
         document.encode()
     except UnicodeEncodeError:
         raise vocabulary.error(
-            "has a token that is not UTF-8", "put the model's tokenizer.json next to it"
+            "has a token that is not UTF-8", "Put the model's tokenizer.json next to it."
         ) from None
     configuration = {**vocabulary.configuration(), **_templates(values)}
     return {
@@ -57,14 +57,14 @@ class _Vocabulary:
         self.types: list[int] = self._list("token_type", int, [_NORMAL] * count)
         if len(self.types) != count or not count:
             raise self.error(
-                f"has {count} tokens and {len(self.types)} types of them", "fetch it again"
+                f"has {count} tokens and {len(self.types)} types of them", "Fetch it again."
             )
         architecture = self._values.get("general.architecture")
         self.positions = self._values.get(f"{architecture}.context_length")
 
     def error(self, message: str, hint: str) -> WeightsError:
         """The exception for this tokenizer."""
-        return WeightsError(f"{self.where}: its tokenizer {message}; {hint}")
+        return WeightsError(f"{self.where}: its tokenizer {message}. {hint}")
 
     def document(self) -> dict[str, Any]:
         """The content of tokenizer.json."""
@@ -77,7 +77,7 @@ class _Vocabulary:
                 f"is of the kind {self.kind!r}; gpt2 (byte-level BPE) and llama "
                 "(SentencePiece's BPE) can be read"
             )
-            raise self.error(message, "put the model's tokenizer.json next to it")
+            raise self.error(message, "Put the model's tokenizer.json next to it.")
         model = {
             "type": "BPE",
             "dropout": None,
@@ -133,11 +133,11 @@ class _Vocabulary:
                 f"uses the pre-tokenizer {name!r}; known are {', '.join(sorted(PRETOKENIZERS))}"
             )
             raise self.error(
-                message, "put the model's tokenizer.json next to it, or a newer conversion"
+                message, "Put the model's tokenizer.json next to it, or use a newer conversion."
             )
         merges = [merge.split(" ", 1) for merge in self._list("merges", str)]
         if any(len(merge) != 2 for merge in merges):
-            raise self.error("has a merge that is not a pair", "fetch it again")
+            raise self.error("has a merge that is not a pair", "Fetch it again.")
         return {
             "normalizer": pretokenizer.normalizer,
             "pre_tokenizer": pretokenizer.pre_tokenizer,
@@ -158,7 +158,7 @@ class _Vocabulary:
         scores: list[float] = self._list("scores", float)
         if len(scores) != len(self.tokens):
             raise self.error(
-                f"has {len(self.tokens)} pieces and {len(scores)} scores", "fetch it again"
+                f"has {len(self.tokens)} pieces and {len(scores)} scores", "Fetch it again."
             )
         unknown = next(
             (word for word, of in zip(self.tokens, self.types, strict=True) if of == _UNKNOWN), None
@@ -182,7 +182,7 @@ class _Vocabulary:
                 self.tokens[number] for number in used if ids[self.tokens[number]] != number
             )
             raise self.error(
-                f"has the token {twice!r} twice", "put the model's tokenizer.json next to it"
+                f"has the token {twice!r} twice", "Put the model's tokenizer.json next to it."
             )
         return ids
 
@@ -234,7 +234,7 @@ class _Vocabulary:
             return None
         if not isinstance(number, int) or not 0 <= number < len(self.tokens):
             raise self.error(
-                f"has {key}_token_id {number!r} and {len(self.tokens)} tokens", "fetch it again"
+                f"has {key}_token_id {number!r} and {len(self.tokens)} tokens", "Fetch it again."
             )
         return number
 
@@ -246,7 +246,7 @@ class _Vocabulary:
         values = self._values.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(values, list) or not all(isinstance(value, of) for value in values):
             raise self.error(
-                f"has no {key}", "fetch it again, or put the model's tokenizer.json next to it"
+                f"has no {key}", "Fetch it again, or put the model's tokenizer.json next to it."
             )
         return values
 

@@ -274,7 +274,7 @@ def pack(scheme: Quantization, packed: Packed) -> tuple[Tensor, ...]:
         stored = packed.zeros.to(torch.int32) - scheme.zero_offset
         if bool((stored < 0).any()):
             raise ValueError(
-                "there is a zero of 0, which format gptq cannot represent; try gptq_v2"
+                "there is a zero of 0, which format gptq cannot represent. Use gptq_v2."
             )
         qweight = pack_nibbles(codes[places].view(-1, 8, codes.shape[1]).transpose(1, 2))
         return qweight, pack_nibbles(stored.view(len(stored), -1, 8)), scales, groups[places]

@@ -29,36 +29,38 @@ _CLASSES = {
 def family_for(spec: ModelSpec) -> str:
     """The family that computes the same logits. Raises WeightsError if there is no such family."""
     if spec.logit_softcap is not None:
-        raise _no_family(spec, "logit_softcap", "leave it out")
+        raise _no_family(spec, "logit_softcap", "Omit the field.")
     if spec.attention == "mfa":
-        raise _no_family(spec, "attention mfa", "keep these weights in Orrery's format")
+        raise _no_family(spec, "attention mfa", "Keep these weights in Orrery's format.")
     if spec.norm == "layernorm":
         return _gpt2(spec)
     if spec.position != "rope" or not spec.gated_mlp:
         raise _no_family(
             spec,
             "RMSNorm without rotary positions or without a gated MLP",
-            "position rope and gated_mlp",
+            "Use position rope and gated_mlp.",
         )
     if spec.attention == "mla":
         return _deepseek(spec)
     if spec.rope.interleaved:
         raise _no_family(
-            spec, "interleaved rotation without latent attention", "rope.interleaved false"
+            spec, "interleaved rotation without latent attention", "Use rope.interleaved false."
         )
     if spec.moe is not None:
         return _routed(spec)
     if spec.qk_norm:
         if spec.bias != "none":
-            raise _no_family(spec, f"qk_norm with bias {spec.bias}", "bias none")
+            raise _no_family(spec, f"qk_norm with bias {spec.bias}", "Use bias none.")
         return "qwen3"
     if spec.bias == "qkv":
         if spec.head_dim * spec.heads != spec.hidden:
-            raise _no_family(spec, "bias qkv with a head_dim of its own", "head_dim hidden / heads")
+            raise _no_family(
+                spec, "bias qkv with a head_dim of its own", "Set head_dim to hidden / heads."
+            )
         return "qwen2"
     if spec.window is not None:
         if spec.bias != "none":
-            raise _no_family(spec, "a window with bias all", "bias none")
+            raise _no_family(spec, "a window with bias all", "Use bias none.")
         return "mistral"
     return "llama"
 
@@ -129,7 +131,7 @@ def _gpt2(spec: ModelSpec) -> str:
     raise _no_family(
         spec,
         "LayerNorm other than GPT-2's block",
-        "learned positions, bias all, a plain MLP, kv_heads = heads",
+        "Use learned positions, bias all, a plain MLP, kv_heads = heads.",
     )
 
 
@@ -137,7 +139,9 @@ def _deepseek(spec: ModelSpec) -> str:
     moe = spec.moe
     if moe is None or not moe.shared_experts:
         raise _no_family(
-            spec, "latent attention without shared experts", "keep these weights in Orrery's format"
+            spec,
+            "latent attention without shared experts",
+            "Keep these weights in Orrery's format.",
         )
     if (
         spec.bias != "none"
@@ -149,17 +153,19 @@ def _deepseek(spec: ModelSpec) -> str:
             "latent attention with biases, a window, every above 1 or shared experts of "
             "another width"
         )
-        raise _no_family(spec, message, "keep these weights in Orrery's format")
+        raise _no_family(spec, message, "Keep these weights in Orrery's format.")
     if moe.scoring == "sigmoid":
         if not moe.bias_update:
-            raise _no_family(spec, "sigmoid scores without a balancing bias", "bias_update above 0")
+            raise _no_family(
+                spec, "sigmoid scores without a balancing bias", "Use bias_update above 0."
+            )
         return "deepseek_v3"
     if moe.renormalise or moe.bias_update or not spec.rope.interleaved:
         message = (
             "softmax scores with latent attention that are renormalized or biased, or rotation "
             "by halves"
         )
-        raise _no_family(spec, message, "scoring sigmoid")
+        raise _no_family(spec, message, "Use scoring sigmoid.")
     return "deepseek_v2"
 
 
@@ -177,12 +183,16 @@ def _routed(spec: ModelSpec) -> str:
             "shared experts, groups, sigmoid scores, a routed scale or biases without latent "
             "attention"
         )
-        raise _no_family(spec, message, "keep these weights in Orrery's format")
+        raise _no_family(spec, message, "Keep these weights in Orrery's format.")
     if not spec.qk_norm and moe.first_dense_layers == 0 and moe.every == 1 and moe.renormalise:
         return "mixtral"
     if spec.qk_norm and (moe.every == 1 or moe.first_dense_layers == moe.every - 1):
         return "qwen3_moe"
-    raise _no_family(spec, "this placement of routing layers and norms", "mixtral's or qwen3_moe's")
+    raise _no_family(
+        spec,
+        "this placement of routing layers and norms",
+        "Use the layout of Mixtral or Qwen3-MoE.",
+    )
 
 
 def _moe_config(spec: ModelSpec, family: str) -> dict[str, Any]:
@@ -247,7 +257,7 @@ def _gpt2_config(spec: ModelSpec) -> dict[str, Any]:
 
 def _no_family(spec: ModelSpec, what: str, hint: str) -> WeightsError:
     return WeightsError(
-        f"no Hugging Face family that can be written has {what} ({spec.name}); try {hint}"
+        f"no Hugging Face family that can be written has {what} ({spec.name}). {hint}"
     )
 
 

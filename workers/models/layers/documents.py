@@ -78,8 +78,8 @@ class Documents:
                 or any(a >= b for a, b in pairwise(row))
             ):
                 raise ValueError(
-                    f"documents start at {list(row)} of {self.length} positions; try 0 and "
-                    "ascending positions"
+                    f"documents start at {list(row)} of {self.length} positions. Use 0 and "
+                    "ascending positions."
                 )
         offsets = torch.tensor(self.places, dtype=torch.int32)
         self.offsets = offsets

@@ -127,5 +127,5 @@ def _in_folder(folder: Path) -> dict[str, bytes]:
         return {name: (folder / name).read_bytes() for name in NAMES if (folder / name).is_file()}
     except OSError as error:
         raise WeightsError(
-            f"{error.filename} cannot be read: {error.strerror}; try chmod +r"
+            f"{error.filename} cannot be read: {error.strerror}. Run chmod +r on it."
         ) from None

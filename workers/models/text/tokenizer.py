@@ -140,7 +140,7 @@ def _load(data: bytes, what: str) -> Any:
         import tokenizers
     except ImportError:
         raise WeightsError(
-            f"{what} needs the package tokenizers; try pip install tokenizers"
+            f"{what} needs the package tokenizers. Run pip install tokenizers."
         ) from None
     try:
         return tokenizers.Tokenizer.from_str(data.decode())

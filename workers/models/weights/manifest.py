@@ -68,13 +68,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise WeightsError(f"{folder} has no {NAME}; try a folder checkpoints/step-N") from None
+        raise WeightsError(f"{folder} has no {NAME}. Use a folder checkpoints/step-N.") from None
     except (OSError, ValueError) as error:
         raise DamagedError(
-            f"{folder / NAME} cannot be read: {error}; try an older checkpoint"
+            f"{folder / NAME} cannot be read: {error}. Use an older checkpoint."
         ) from None
     if not isinstance(document, dict):
-        raise DamagedError(f"{folder / NAME} is not a JSON object; try an older checkpoint")
+        raise DamagedError(f"{folder / NAME} is not a JSON object. Use an older checkpoint.")
     if document.get("version") != VERSION:
         raise WeightsError(
             f"{folder} has version {document.get('version')}, this engine reads {VERSION}"

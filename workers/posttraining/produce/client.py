@@ -142,7 +142,7 @@ class ChatClient:
             ):
                 raise UserError(
                     f"{self.field}: {url} refuses with {response.status_code}: "
-                    f"{response.text[:300]}; try another model, key or url"
+                    f"{response.text[:300]}. Use another model, key or url."
                 )
             if response.status_code != 200:
                 reason = f"status {response.status_code}: {response.text[:200]}"
@@ -182,14 +182,14 @@ def _address(server: ServerSpec, field: str) -> _Address:
             return _Address(known["url"], server.model or known["model"], dict(known["headers"]))
         except (ValueError, KeyError, TypeError):
             raise UserError(
-                f"{field}.run: this program does not know the address of run {server.run}; "
-                "try submitting the run to the control plane, or url"
+                f"{field}.run: this program does not know the address of run {server.run}. "
+                "Submit the run to the control plane, or set url."
             ) from None
     key = os.environ.get(server.key_env) if server.key_env else None
     if server.key_env and not key:
         raise UserError(
-            f"{field}.key_env: {server.key_env} is not set on this node; try setting it "
-            "in the agent's environment and listing it in ORRERY_RUN_ENV"
+            f"{field}.key_env: {server.key_env} is not set on this node. Set it "
+            "in the agent's environment and list it in ORRERY_RUN_ENV."
         )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     return _Address(str(server.url), str(server.model), headers)

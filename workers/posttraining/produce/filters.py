@@ -176,12 +176,12 @@ def _file_ngrams(path: Path, n: int) -> Grams:
                 grams |= _ngrams(words(" ".join(_strings(line))), n)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
-            f"produce.filters.against: {path} cannot be read: {error}; try a text file"
+            f"produce.filters.against: {path} cannot be read: {error}. Use a text file."
         ) from None
     if not grams:
         raise UserError(
             f"produce.filters.against: {path} has no {n} words in a row, so the filter ngram could "
-            "reject nothing; try a smaller n or another file"
+            "reject nothing. Use a smaller n or another file."
         )
     return grams
 

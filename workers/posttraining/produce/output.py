@@ -36,10 +36,10 @@ class OutputFiles:
             path.parent.mkdir(parents=True, exist_ok=True)
             made_by = mark.read_text(encoding="utf-8") if mark.is_file() else None
             if made_by is None and path.is_file() and path.stat().st_size:
-                raise UserError(f"produce.output: {path} exists; try another name")
+                raise UserError(f"produce.output: {path} exists. Use another name.")
             if made_by not in (None, fingerprint):
                 raise UserError(
-                    f"produce.output: {path} holds lines of another spec; try another name"
+                    f"produce.output: {path} holds lines of another spec. Use another name."
                 )
             mark.write_text(fingerprint, encoding="utf-8")
             self._files = [_opened(each) for each in (path, self.rejected_path)]
@@ -47,7 +47,7 @@ class OutputFiles:
                 self._read(each, accepted, existing)
         except OSError as error:
             raise UserError(
-                f"produce.output: {path} cannot be written: {error.strerror}; try a writable path"
+                f"produce.output: {path} cannot be written: {error.strerror}. Use a writable path."
             ) from None
 
     def write(self, line: dict[str, Any], *, accepted: bool) -> None:
@@ -74,8 +74,8 @@ class OutputFiles:
                         existing(line)
                 except (ValueError, KeyError, TypeError):
                     raise UserError(
-                        f"produce.output: {path}: line {number} is not of this run; try another "
-                        "name"
+                        f"produce.output: {path}: line {number} is not of this run. Use another "
+                        "name."
                     ) from None
 
     def _count(self, line: dict[str, Any], accepted: bool) -> None:

@@ -289,7 +289,7 @@ class Producer:
             listed = ", ".join(f"{name} {count}" for name, count in files.reasons.items())
             raise UserError(
                 f"produce.filters: {files.accepted} of {len(files.done)} candidates were "
-                f"accepted (rejected by {listed}); try weaker filters or another model"
+                f"accepted (rejected by {listed}). Use weaker filters or another model."
             )
 
 

@@ -84,7 +84,7 @@ class Scorer:
                 return None
         raise UserError(
             f"{self.client.field}: {self.client.model} gave no score from 0 to 10 for "
-            f"{_MOST_UNCLEAR} answers in a row, the last: {text[:100]!r}; try another judge"
+            f"{_MOST_UNCLEAR} answers in a row, the last: {text[:100]!r}. Use another judge."
         )
 
 

@@ -18,7 +18,7 @@ def read_seeds(path: Path, *, needs_answer: bool = False) -> list[Seed]:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
         raise UserError(
-            f"produce.seeds: {path} cannot be read: {error.strerror}; try a file of JSON lines"
+            f"produce.seeds: {path} cannot be read: {error.strerror}. Use a file of JSON lines."
         ) from None
     hint = ""
     for number, text in enumerate(lines, 1):
@@ -33,7 +33,7 @@ def read_seeds(path: Path, *, needs_answer: bool = False) -> list[Seed]:
                 problems.append(f"line {number} {error.message}")
     if wrong:
         more = f"; and {wrong - len(problems)} more" if wrong > len(problems) else ""
-        raise UserError(f"produce.seeds: {path}: {'; '.join(problems)}{more}; try {hint}")
+        raise UserError(f"produce.seeds: {path}: {'; '.join(problems)}{more}. {hint}")
     if not seeds:
-        raise UserError(f"produce.seeds: {path} has no lines; try a file with prompts")
+        raise UserError(f"produce.seeds: {path} has no lines. Use a file with prompts.")
     return seeds

@@ -185,7 +185,7 @@ class Iterations:
         if all(each.failure for each in rollouts):
             raise UserError(
                 f"{self.field}.rewards: no answer of an iteration has a reward; the first: "
-                f"{rollouts[0].failure}; try to fix the reward"
+                f"{rollouts[0].failure}. Fix the reward."
             )
         return rollouts
 

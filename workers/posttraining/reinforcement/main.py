@@ -32,12 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if run.train.policy is None:
             raise UserError(
                 f"train.objective: this program trains by grpo or ppo, the spec says "
-                f"{run.train.objective}; try workers.training.main"
+                f"{run.train.objective}. Use workers.training.main."
             )
         if run.train.policy.rollout.splits_devices:
             raise UserError(
                 f"train.{run.train.objective}.rollout.devices: auto is resolved at submission, "
-                "this program needs a number; try devices 1"
+                "this program needs a number. Use devices 1."
             )
         rollout_ranks = run.train.policy.rollout.separate_devices
         check_world(run.plan, environment, more=rollout_ranks)

@@ -113,7 +113,7 @@ class RolloutFiles:
         except (ValueError, TypeError, KeyError, IndexError):
             complete = False
         if not complete:
-            raise UserError(f"resume: {path} is damaged; try to remove it")
+            raise UserError(f"resume: {path} is damaged. Remove it.")
         return rollouts, state
 
     def stored(self) -> list[int]:

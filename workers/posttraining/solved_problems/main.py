@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         environment = read_environment(directory)
         if environment.world_size != 1:
             raise UserError(
-                f"resources.devices: {environment.world_size} ranks would each train alone; "
-                "try devices 1"
+                f"resources.devices: {environment.world_size} ranks would each train alone. "
+                "Use devices 1."
             )
         if options.steps < 1:
             raise UserError(
-                f"--steps: {options.steps} is no number of steps; try --steps {problems.STEPS}"
+                f"--steps: {options.steps} is not a positive integer. Use --steps {problems.STEPS}."
             )
     except UserError as error:
         return refuse(error, directory)

@@ -64,8 +64,8 @@ def accept_benchmark(document: Mapping[str, Any]) -> BenchmarkRun:
     spec = parse_spec(document)
     if spec.benchmark is None:
         raise UserError(
-            f"kind: this program runs kind benchmark, this is {spec.kind}; try "
-            "workers.training.main"
+            f"kind: this program runs kind benchmark, this is {spec.kind}. "
+            "Use workers.training.main."
         )
     refuse_problems(spec)
     training, plan = as_training(spec), spec.plan

@@ -29,14 +29,14 @@ def list_files(path: Path, format_: str) -> list[Path]:
     names = " or ".join(f"*{suffix}" for suffix in SUFFIXES[format_])
     if not path.is_dir():
         raise UserError(
-            f"data.path: {path} does not exist; try the path of a {format_} file on this node"
+            f"data.path: {path} does not exist. Use the path of a {format_} file on this node."
         )
     files = sorted(
         each for each in path.iterdir() if each.suffix in SUFFIXES[format_] and each.is_file()
     )
     if not files:
         raise UserError(
-            f"data.path: {path} is a folder without {names}; try the path of a {format_} file"
+            f"data.path: {path} is a folder without {names}. Use the path of a {format_} file."
         )
     return files
 
@@ -74,7 +74,7 @@ def check_text(path: Path) -> None:
     UTF-8.
     """
     if not path.stat().st_size:
-        raise UserError(f"data.path: {path} is empty; try a file with text")
+        raise UserError(f"data.path: {path} is empty. Use a file with text.")
     for _ in _decoded(path):
         pass
 
@@ -84,23 +84,23 @@ def _parse_text(line: bytes, where: str) -> str:
         document = json.loads(line)
     except UnicodeDecodeError as error:
         message = f"byte {line[error.start]:#04x} at its offset {error.start} is not UTF-8"
-        raise UserError(f"{where}: {message}; try converting the file: iconv -t UTF-8") from None
+        raise UserError(f"{where}: {message}. Convert the file with iconv -t UTF-8.") from None
     except ValueError as error:
-        raise UserError(f"{where} is not JSON: {error}; try one JSON object a line") from None
+        raise UserError(f"{where} is not JSON: {error}. Use one JSON object per line.") from None
     text = document.get("text") if isinstance(document, dict) else None
     if isinstance(text, str):
         return text
     if isinstance(document, dict) and "messages" in document:
         raise UserError(
-            f'{where} is a conversation ("messages"), pretraining reads "text"; try '
-            "train.objective sft"
+            f'{where} is a conversation ("messages"), pretraining reads "text". '
+            "Use train.objective sft."
         )
     actual = (
         f"has the fields {', '.join(map(str, document)) or '(none)'}"
         if isinstance(document, dict)
         else "is not an object"
     )
-    raise UserError(f'{where} is not {{"text": "..."}}, it {actual}; try one JSON object a line')
+    raise UserError(f'{where} is not {{"text": "..."}}, it {actual}. Use one JSON object per line.')
 
 
 def _decoded(path: Path) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _decoded(path: Path) -> Iterator[str]:
                 at = offset - pending + error.start
                 message = f"byte {error.object[error.start]:#04x} at offset {at} is not UTF-8"
                 raise UserError(
-                    f"data.path: {path}: {message}; try converting the file: iconv -t UTF-8"
+                    f"data.path: {path}: {message}. Convert the file with iconv -t UTF-8."
                 ) from None
             yield text.removeprefix("\ufeff") if not offset else text
             offset += len(piece)

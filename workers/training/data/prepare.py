@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 def _tokenizer(options: argparse.Namespace) -> str:
     if (options.out / NAME).exists():
-        raise UserError(f"--out: {options.out / NAME} already exists; try another folder")
+        raise UserError(f"--out: {options.out / NAME} already exists. Use another folder.")
     data = DataSpec(
         path=str(options.path), format=options.format, tokenizer=BpeSpec(vocab=options.vocab)
     )

@@ -97,9 +97,9 @@ def check_teacher_tokenizer(source: ModelSource, *, checkpoints: Path) -> None:
     except WeightsError as error:
         raise UserError(f"train.distill.teacher: {error}") from None
     except UserError as error:
-        message = str(error).removeprefix("data.tokenizer: ").split("; try ")[0]
+        message = str(error).removeprefix("data.tokenizer: ").split(". ")[0]
         raise UserError(
-            f"train.distill.teacher: {message}; try a teacher with the run's tokenizer"
+            f"train.distill.teacher: {message}. Use a teacher with the run's tokenizer."
         ) from None
 
 
@@ -125,7 +125,9 @@ def _refuse_byte_text(run: TrainingRun, where: Path, *, known: bool) -> None:
     tokenizer = run.spec.data.tokenizer
     if known and tokenizer == "bytes":
         message = f"bytes were requested, but {where} has a {NAME}"
-        raise UserError(f"data.tokenizer: {message}; try none: then the weights' tokenizer is used")
+        raise UserError(
+            f"data.tokenizer: {message}. Omit data.tokenizer to use the tokenizer of the weights."
+        )
     if known or not _uses_weights_tokenizer(run) or not where.exists():
         return
     try:
@@ -138,8 +140,8 @@ def _refuse_byte_text(run: TrainingRun, where: Path, *, known: bool) -> None:
             "trained on"
         )
         raise UserError(
-            f"data.tokenizer: {message}; try the path of its {NAME}, or bytes if they were trained "
-            "on bytes"
+            f"data.tokenizer: {message}. Use the path of its {NAME}, or bytes if they were trained "
+            "on bytes."
         )
 
 

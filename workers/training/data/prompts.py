@@ -89,7 +89,9 @@ def _encoded(prompts: Sequence[str], tokenizer: Tokenizer | None, seq_len: int) 
         message = (
             "neither the token files nor the initial weights have a tokenizer to encode prompts"
         )
-        raise UserError(f"train.samples.prompts: {message}; try data.tokenizer, or no prompts")
+        raise UserError(
+            f"train.samples.prompts: {message}. Set data.tokenizer, or omit the prompts."
+        )
     encoded = tokenizer.encode(prompts)
     _check_lengths(encoded, seq_len)
     return encoded
@@ -100,7 +102,7 @@ def _check_lengths(encoded: Sequence[Sequence[int]], seq_len: int) -> None:
         if not 0 < len(ids) < seq_len:
             message = f"{len(ids)} tokens; a sequence has {seq_len}, of which one must be generated"
             raise UserError(
-                f"train.samples.prompts.{number}: {message}; try one of 1 to {seq_len - 1} tokens"
+                f"train.samples.prompts.{number}: {message}. Use one of 1 to {seq_len - 1} tokens."
             )
 
 

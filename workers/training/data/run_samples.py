@@ -105,8 +105,8 @@ def _refuse_dynamic(model: ModelSpec, length: int) -> None:
             "differs per packed document"
         )
         raise UserError(
-            f"model.rope.scaling: {message}; try name yarn or linear, seq_len {original} or "
-            "document_masks false"
+            f"model.rope.scaling: {message}. Use name yarn or linear, seq_len {original} or "
+            "document_masks false."
         )
 
 
@@ -120,8 +120,8 @@ def _masked(data: DataSpec, sources: list[Source], *, field: str = "data") -> bo
         message = (
             f"document boundaries are unknown in {', '.join(source.name for source in sources)}"
         )
-        hint = "document_end, the token after each document, or false"
-        raise UserError(f"{field}.document_masks: {message}; try {hint}")
+        hint = "Set document_end to the token after each document, or use false."
+        raise UserError(f"{field}.document_masks: {message}. {hint}")
     if data.document_masks is not None:
         return data.document_masks
     parts = [part for _, part in data.parts()]

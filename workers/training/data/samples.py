@@ -99,8 +99,8 @@ class _Windows:
         self.windows = (tokens - 1) // seq_len
         if self.windows < 1:
             raise UserError(
-                f"{name}: {tokens} tokens are shorter than one sequence of {seq_len} + 1; "
-                f"try more text, or seq_len {max(1, tokens - 1)} or less"
+                f"{name}: {tokens} tokens are shorter than one sequence of {seq_len} + 1. "
+                f"Use more text, or seq_len {max(1, tokens - 1)} or less."
             )
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
@@ -116,7 +116,7 @@ class _Windows:
             raise UserError(
                 f"{self.name}: token id {largest} near token {start} is outside the model's "
                 "vocabulary of "
-                f"{self.vocab}; try the tokenizer of this model, or vocab {largest + 1} or more"
+                f"{self.vocab}. Use the tokenizer of this model, or vocab {largest + 1} or more."
             )
         return start, ids
 

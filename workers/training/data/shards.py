@@ -53,14 +53,14 @@ def open_shard(path: Path, *, vocab: int) -> Shard:
     if description.get("vocab", 0) > vocab:
         message = f"its tokenizer has {description['vocab']} tokens, the model's vocabulary {vocab}"
         raise UserError(
-            f"data.path: {path}: {message}; try a model with vocab {description['vocab']} or more"
+            f"data.path: {path}: {message}. Use a model with vocab {description['vocab']} or more."
         )
     tokens = _array(path) if path.suffix == ".npy" else _raw(path, description.get("dtype"), vocab)
     if "tokens" in description and len(tokens) != description["tokens"]:
         message = (
             f"holds {len(tokens)} tokens, {description_path(path).name} has {description['tokens']}"
         )
-        raise UserError(f"data.path: {path} {message}; try copying the file again")
+        raise UserError(f"data.path: {path} {message}. Copy the file again.")
     try:
         starts = (
             np.load(path.with_name(description["starts"]), mmap_mode="r")
@@ -71,9 +71,7 @@ def open_shard(path: Path, *, vocab: int) -> Shard:
         message = (
             f"names {description['starts']} for document starts, which cannot be read: {error}"
         )
-        raise UserError(
-            f"data.path: {description_path(path)} {message}; try copying it too"
-        ) from None
+        raise UserError(f"data.path: {description_path(path)} {message}. Copy it too.") from None
     return Shard(tokens, starts, description.get("document_end"), description.get("tokenizer"))
 
 
@@ -108,7 +106,7 @@ def write_shard(
                     starts.append(written - len(separator))
     if not written:
         hidden.unlink()
-        raise UserError("data.path: the files contain no text; try a file with text")
+        raise UserError("data.path: the files contain no text. Use a file with text.")
     # not .npy: a folder's .npy files are read as token files
     starts_path = path.with_name(path.name + ".starts")
     hidden_starts = path.with_name(f".{path.name}{mark}.starts")
@@ -155,19 +153,19 @@ def _description(path: Path) -> dict[str, Any]:
     file = description_path(path)
     if not file.is_file():
         return {}
-    hint = f"try {{'dtype': 'uint16', 'tokens': N}}, or no {file.name}"
+    hint = f"Write {{'dtype': 'uint16', 'tokens': N}}, or remove {file.name}."
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(description, dict):
             raise ValueError("not an object")
     except ValueError as error:
-        raise UserError(f"data.path: {file} is not JSON: {error}; {hint}") from None
+        raise UserError(f"data.path: {file} is not JSON: {error}. {hint}") from None
     numbers = [description.get(name, 0) for name in ("tokens", "vocab", "document_end")]
     if description.get("dtype", "uint16") not in _DTYPES or not all(
         isinstance(number, int) for number in numbers
     ):
         raise UserError(
-            f"data.path: {file} has dtype {description.get('dtype')} and numbers {numbers}; {hint}"
+            f"data.path: {file} has dtype {description.get('dtype')} and numbers {numbers}. {hint}"
         )
     return description
 
@@ -177,20 +175,20 @@ def _array(path: Path) -> Tokens:
         tokens: Tokens = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
         raise UserError(
-            f"data.path: {path} is not an .npy array: {error}; try np.save of a flat uint16 array"
+            f"data.path: {path} is not an .npy array: {error}. Write a flat uint16 array."
         ) from None
     if tokens.ndim != 1 or tokens.dtype.kind not in "ui":
         shape = f"{tokens.dtype} of shape {tokens.shape}"
-        raise UserError(f"data.path: {path} holds {shape}; try a flat array of uint16 or uint32")
+        raise UserError(f"data.path: {path} holds {shape}. Use a flat array of uint16 or uint32.")
     if not len(tokens):
-        raise UserError(f"data.path: {path} is empty; try a file with tokens")
+        raise UserError(f"data.path: {path} is empty. Use a file with tokens.")
     return tokens
 
 
 def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
     size = path.stat().st_size
     if not size:
-        raise UserError(f"data.path: {path} is empty; try a file with tokens")
+        raise UserError(f"data.path: {path} is empty. Use a file with tokens.")
     head = (
         np.fromfile(path, dtype="<i4", count=3)
         if size >= _LLMC_HEADER_BYTES
@@ -201,13 +199,13 @@ def _raw(path: Path, named: str | None, vocab: int) -> Tokens:
         if size != _LLMC_HEADER_BYTES + int(head[2]) * dtype.itemsize:
             held = (size - _LLMC_HEADER_BYTES) / dtype.itemsize
             message = f"holds {held:g} tokens, its header has {int(head[2])}"
-            raise UserError(f"data.path: {path} {message}; try copying the file again")
+            raise UserError(f"data.path: {path} {message}. Copy the file again.")
         return np.memmap(path, dtype=dtype, mode="r", offset=_LLMC_HEADER_BYTES)
     dtype = np.dtype(_DTYPES[named] if named else "<u2" if vocab <= 1 << 16 else "<u4")
     if size % dtype.itemsize:
         why = "" if named else f" for a vocabulary of {vocab}"
         message = f"{size} bytes are not a multiple of {dtype.name}{why}"
         raise UserError(
-            f"data.path: {path}: {message}; try copying it again, or .npy, which stores its type"
+            f"data.path: {path}: {message}. Copy it again, or .npy, which stores its type."
         )
     return np.memmap(path, dtype=dtype, mode="r")

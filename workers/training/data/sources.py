@@ -52,7 +52,8 @@ def open_tokenizer(data: DataSpec, *, vocab: int, checkpoints: Path) -> Tokenize
         sources = [source for _, source in data.parts() if source.is_text]
         if not sources:
             raise UserError(
-                "data.tokenizer: token files have no text to train a tokenizer; try a path, or none"
+                "data.tokenizer: token files have no text to train a tokenizer. Use a path, or "
+                "omit data.tokenizer."
             )
         share = TRAINING_CHARACTERS // len(sources)
         texts = (text for source in sources for text in _limit_text(share, _read_text(source)))
@@ -74,7 +75,7 @@ def open_sources(data: DataSpec, *, tokenizer: Tokenizer, vocab: int, cache: Pat
             )
         except PermissionError as error:
             raise UserError(
-                f"data.path: {error.filename} is not readable by this user; try chmod +r"
+                f"data.path: {error.filename} is not readable by this user. Run chmod +r on it."
             ) from None
         sources.append(Source(part.label, stream, part.weight))
     return sources
@@ -115,7 +116,7 @@ def _token_files(
                 f"{description_path(file)} names another tokenizer ({shard.tokenizer[:12]}, not "
                 f"{tokenizer.digest[:12]})"
             )
-            raise UserError(f"data.tokenizer: {message}; try the tokenizer that made it")
+            raise UserError(f"data.tokenizer: {message}. Use the tokenizer that made it.")
     arrays = [shard.tokens for shard in shards]
     starts = [shard.starts for shard in shards]
     if part.document_end is None and all(each is not None for each in starts):

@@ -66,7 +66,7 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(
-            f"data.tokenizer: {file} does not exist; try bytes, or the path of a {NAME}"
+            f"data.tokenizer: {file} does not exist. Use bytes, or the path of a {NAME}."
         )
     loaded = _load_tokenizer_file(file)
     loaded.encode_special_tokens = True
@@ -75,7 +75,7 @@ def load_tokenizer(path: Path, *, vocab: int) -> Tokenizer:
     if largest >= vocab:
         message = f"{file} has token ids up to {largest}, the model's vocabulary has {vocab}"
         raise UserError(
-            f"data.tokenizer: {message}; try this model's tokenizer, or vocab {largest + 1} or more"
+            f"data.tokenizer: {message}. Use the model's tokenizer, or vocab {largest + 1} or more."
         )
     end_ids = [ids[token] for token in _ENDS if token in ids]
 
@@ -147,8 +147,8 @@ def check_same(ours: Path, weights: Path) -> None:
             f"{weights}, as {token!r}"
         )
         raise UserError(
-            f"data.tokenizer: {mine}: {message}: {own[token]}, there {expected.get(token)}; try no "
-            "tokenizer: then the weights' tokenizer is used"
+            f"data.tokenizer: {mine}: {message}: {own[token]}, there {expected.get(token)}. Use no "
+            "tokenizer: then the weights' tokenizer is used."
         )
 
 
@@ -175,7 +175,7 @@ def _load_tokenizer_file(file: Path) -> Any:
         raise
     except Exception as error:  # the package raises bare Exception
         raise UserError(
-            f"data.tokenizer: {file} is not a {NAME}: {error}; try a Hugging Face one"
+            f"data.tokenizer: {file} is not a {NAME}: {error}. Use a Hugging Face one."
         ) from None
 
 
@@ -184,6 +184,6 @@ def _import_tokenizers() -> Any:
         import tokenizers
     except ImportError:
         raise UserError(
-            "data.tokenizer: the package tokenizers is missing; try pip install tokenizers"
+            "data.tokenizer: the package tokenizers is missing. Run pip install tokenizers."
         ) from None
     return tokenizers

@@ -67,7 +67,7 @@ def operand(tiles: Tiles) -> tuple[Tensor, Tensor]:
     """
     if tiles.tile not in (ROW, BLOCK):
         raise ValueError(
-            f"tiles of {tiles.tile[0]} x {tiles.tile[1]} are not along the sum; try transposed()"
+            f"tiles of {tiles.tile[0]} x {tiles.tile[1]} are not along the sum. Use transposed()."
         )
     rows, columns = tiles.codes.shape
     padding = (0, -columns % SIDE, 0, -rows % _OUTER)

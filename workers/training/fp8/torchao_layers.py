@@ -59,7 +59,7 @@ def why_not(recipe: str, device: torch.device) -> tuple[str, str] | None:
     slower than bf16.
     """
     if recipe != "block" and importlib.util.find_spec("torchao") is None:
-        return "torchao is not installed", "pip install torchao, or fp8_recipe block"
+        return "torchao is not installed", "Run pip install torchao, or use fp8_recipe block."
     if device.type != "cuda":
         return None
     capability: Any = torch.cuda.get_device_capability(device)
@@ -70,8 +70,8 @@ def why_not(recipe: str, device: torch.device) -> tuple[str, str] | None:
             f"{capability[0]}.{capability[1]} with CUDA {torch.version.cuda}"
         )
         other = "fp8_recipe tensorwise, or " if capability >= _LEAST_CAPABILITY else ""
-        return message, f"{other}precision bf16"
+        return message, f"Use {other}precision bf16."
     if capability < _LEAST_CAPABILITY or torch.version.hip is not None:
         message = f"{name} (compute capability {capability[0]}.{capability[1]}) has no fp8 products"
-        return message, "precision bf16"
+        return message, "Use precision bf16."
     return None

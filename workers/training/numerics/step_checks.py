@@ -124,8 +124,8 @@ class StepChecks:
         initial = scaler.spec.initial
         raise NumericsError(
             f"no update was made in {steps} steps: gradients overflowed in each, and the loss "
-            f"scale fell from {initial:g} to {scaler.scale:g}; "
-            f"try plan.loss_scale.initial {scaler.scale:g} or less, more steps, or bf16"
+            f"scale fell from {initial:g} to {scaler.scale:g}. "
+            f"Use plan.loss_scale.initial {scaler.scale:g} or less, more steps, or bf16."
         )
 
     def non_finite_gradients(self) -> list[str]:
@@ -166,9 +166,9 @@ class StepChecks:
         where = where or ", but was finite when the step was repeated, which suggests the device"
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
         return NumericsError(
-            f"the {what} is not finite at step {number} ({numbers}){where}; "
-            "try a lower learning rate, clip_norm 1.0, warm-up, or "
-            f"{'bf16' if self.scaler else 'fp32'}"
+            f"the {what} is not finite at step {number} ({numbers}){where}. "
+            "Use a lower learning rate, clip_norm 1.0, warm-up, or "
+            f"{'bf16' if self.scaler else 'fp32'}."
         )
 
     def _report_scale(self, number: int, change: ScaleChange | None, **more: list[int]) -> None:

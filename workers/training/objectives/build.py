@@ -62,7 +62,7 @@ def objective_rows(run: TrainingRun, samples: RowSource, *, training: bool) -> R
         if options.on_policy:
             raise UserError(
                 f"train.distill.on_policy: {folder} has a teacher's probabilities of given answers "
-                "only; try a model as teacher, or on_policy 0"
+                "only. Use a model as teacher, or on_policy 0."
             )
         if not isinstance(samples, ExampleSamples):
             raise UserError(f"train.distill.teacher: {folder} is for files of examples only")
@@ -125,7 +125,7 @@ def _build_teacher(run: TrainingRun, options: DistillBody, world: World) -> Froz
     experts = {} if model.moe is not None else {"ep": 1}
     plan = run.plan.model_copy(update={"stage_layers": None, **experts})
     for item in plan_problems(plan, model=model, seq_len=run.train.seq_len):
-        raise UserError(f"train.distill.teacher: {item.message}; try {item.hint}")
+        raise UserError(f"train.distill.teacher: {item.message}. {item.hint}")
     parts = build_frozen(model, plan, world, seed=run.train.seed, fused=run.train.fused_kernels)
     return FrozenModule(parts, use="teacher", source=options.teacher)
 
@@ -139,11 +139,11 @@ def _teacher_shape(run: TrainingRun, source: ModelSource) -> ModelSpec:
     if model.vocab != run.model.vocab:
         raise UserError(
             f"train.distill.teacher: its vocabulary has {model.vocab} tokens, the model's "
-            f"{run.model.vocab}; try a teacher with the same tokenizer"
+            f"{run.model.vocab}. Use a teacher with the same tokenizer."
         )
     if run.train.seq_len > model.max_seq_len:
         raise UserError(
-            f"train.distill.teacher: its context is {model.max_seq_len} tokens; "
-            f"try seq_len {model.max_seq_len}"
+            f"train.distill.teacher: its context is {model.max_seq_len} tokens. "
+            f"Use seq_len {model.max_seq_len}."
         )
     return model.model_copy(update={"dropout": 0.0})

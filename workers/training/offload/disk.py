@@ -149,6 +149,6 @@ class Disk:
         raise OSError(
             error.errno,
             f"optimizer states on disk: {what} in {self.folder} ({error.strerror or error}; "
-            f"{free}); "
-            "try ORRERY_SCRATCH on another disk, or offload optimizer",
+            f"{free}). "
+            "Use ORRERY_SCRATCH on another disk, or offload optimizer.",
         ) from error

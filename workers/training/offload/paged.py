@@ -42,15 +42,15 @@ class UnifiedMemory:
         if device.type != "cuda":
             raise UserError(
                 "train.optimizer.paged: paging moves states between a GPU's memory and the host's, "
-                f"this device is a {device.type.upper()}, whose states are on the host already; "
-                "try paged false"
+                f"this device is a {device.type.upper()}, whose states are on the host already. "
+                "Use paged false."
             )
         try:
             self._driver: Any = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
             raise UserError(
-                f"train.optimizer.paged: the driver's library cannot be loaded ({error}); try "
-                "paged false, or offload optimizer"
+                f"train.optimizer.paged: the driver's library cannot be loaded ({error}). "
+                "Use paged false, or offload optimizer."
             ) from None
         self.device = device
 

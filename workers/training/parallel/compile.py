@@ -148,13 +148,13 @@ def refuse_uncompilable(device: torch.device, precision: str) -> None:
             "fp16 products on a CPU are computed in fp32 per operator, which compiled blocks "
             "do not support"
         )
-        raise UserError(f"train.compile: {message}; try precision bf16, or compile false")
+        raise UserError(f"train.compile: {message}. Use precision bf16, or compile false.")
     with warnings.catch_warnings():  # torch's own, while its code generator loads
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         importlib.import_module("torch._inductor.compile_fx")
     missing = _missing_on_cpu() if device.type == "cpu" else _missing_on_cuda()
     if missing is not None:
-        raise UserError(f"train.compile: {missing}, or compile false")
+        raise UserError(f"train.compile: {missing} Otherwise, set train.compile to false.")
 
 
 def _missing_on_cpu() -> str | None:
@@ -165,8 +165,8 @@ def _missing_on_cpu() -> str | None:
         get_cpp_compiler()
     except InvalidCxxCompiler:
         return (
-            "torch.compile generates C++ on a CPU, but no C++ compiler was found; try installing "
-            "g++, CXX=/path/to/one"
+            "torch.compile generates C++ on a CPU, but no C++ compiler is installed. Install "
+            "g++, or set CXX=/path/to/one."
         )
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     if not header.exists():
@@ -174,20 +174,18 @@ def _missing_on_cpu() -> str | None:
             "torch.compile builds modules for this Python on a CPU, but its headers are not "
             f"at {header}"
         )
-        return f"{message}; try installing python{sysconfig.get_python_version()}-dev"
+        return f"{message}. Install python{sysconfig.get_python_version()}-dev."
     return None
 
 
 def _missing_on_cuda() -> str | None:
     if importlib.util.find_spec("triton") is None:
         return (
-            "torch.compile generates Triton kernels for a GPU, but triton is not installed; try "
-            "installing it"
+            "torch.compile generates Triton kernels for a GPU, but triton is not installed. "
+            "Install it."
         )
     if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        return (
-            "Triton builds its launchers with a C compiler, but none was found; try installing gcc"
-        )
+        return "Triton builds its launchers with a C compiler, but none is installed. Install gcc."
     return None
 
 

@@ -85,7 +85,8 @@ def pick_device(environment: Environment) -> torch.device:
                 f"{torch.cuda.device_count()} visible GPUs"
             )
             raise UserError(
-                f"plan: {message}; try as many as GPUs, or CUDA_VISIBLE_DEVICES= to run on the CPU"
+                f"plan: {message}. Use as many devices as GPUs, or set CUDA_VISIBLE_DEVICES= "
+                "to run on the CPU."
             )
         device = torch.device("cuda", environment.local_rank)
         torch.cuda.set_device(device)

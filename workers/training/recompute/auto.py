@@ -176,8 +176,8 @@ def choose(run: TrainingRun, measured: BlockMeasurement) -> list[RetainedOutputs
             f"plan.recompute_budget_bytes: {budget} is less than the {round(least * flight)} "
             "bytes that full "
             f"recomputation saves{where} ({len(measured.layers)} layers, {flight:g} micro-batches "
-            "in flight); "
-            f"try {round(least * flight)} or more, or a smaller micro_batch_size"
+            "in flight). "
+            f"Use {round(least * flight)} or more, or a smaller micro_batch_size."
         )
     room = measured.room_bytes if budget is None else budget
     assert room is not None

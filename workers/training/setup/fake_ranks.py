@@ -30,10 +30,10 @@ def describe_fake_ranks(run: TrainingRun, ranks: int) -> dict[str, Any]:
     plan = run.plan
     if plan.world_size != ranks:
         raise UserError(
-            f"plan: its world size is {plan.world_size}, --fake-ranks is {ranks}; try dp {ranks}"
+            f"plan: its world size is {plan.world_size}, --fake-ranks is {ranks}. Use dp {ranks}."
         )
     if ranks < 1:
-        raise UserError(f"--fake-ranks {ranks} is not a number of ranks; try 2 or more")
+        raise UserError(f"--fake-ranks {ranks} is not a number of ranks. Use 2 or more.")
     # ranks of a stage hold the same tensors: one process group per stage; each rank's indices give
     # its shards
     by_stage = {}

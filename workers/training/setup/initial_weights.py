@@ -45,7 +45,9 @@ def open_initial(
             continue
         if name not in _FREE or _must_agree(name, theirs, model):
             message = f"{weights.where} has {name} {theirs}, the model {ours}"
-            raise UserError(f"{field}: {message}; try model with {name} {theirs}, or other weights")
+            raise UserError(
+                f"{field}: {message}. Use model with {name} {theirs}, or other weights."
+            )
     return weights
 
 

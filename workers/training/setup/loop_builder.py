@@ -287,7 +287,7 @@ class LoopBuilder:
             problem = fp8.why_not(recipe, self.world.device)
             if problem is not None:
                 message, hint = problem
-                raise UserError(f"plan.precision: fp8 ({recipe}): {message}; try {hint}")
+                raise UserError(f"plan.precision: fp8 ({recipe}): {message}. {hint}")
 
         run_on_leaders(self.world, refuse, leads=self.environment.leads_node)
 

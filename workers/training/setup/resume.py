@@ -65,7 +65,7 @@ def choose_start(run: TrainingRun, *, checkpoints: Path, resume: Path | None) ->
                 manifest.get("data_fingerprint"),
             )
         if resume is not None:
-            raise UserError(f"resume: {folder}: {broken}; try an older checkpoint")
+            raise UserError(f"resume: {folder}: {broken}. Use an older checkpoint.")
         rejected.append(f"{folder}: {broken}")
     return Start(rejected=tuple(rejected))
 
@@ -80,8 +80,8 @@ def check_same_data(start: Start, fingerprint: str, *, allow_change: bool) -> bo
     if not allow_change:
         raise UserError(
             f"resume: {start.folder} was trained on other data: the rows, their number or their "
-            "order differ; try the same data, train.init_from with this checkpoint for a new run, "
-            "or train.allow_data_change true to continue on these data"
+            "order differ. Use the same data, train.init_from with this checkpoint for a new run, "
+            "or train.allow_data_change true to continue on these data."
         )
     return False
 
@@ -92,7 +92,7 @@ def check_same_base(folder: Path, base: BaseWeights) -> None:
     if saved.get("fingerprint") != base.fingerprint:
         raise UserError(
             f"resume: {folder} is an adapter over {saved.get('path')}, train.init_from has other "
-            f"weights ({base.path}); try the adapter's own base"
+            f"weights ({base.path}). Use the adapter's own base."
         )
 
 
@@ -133,20 +133,20 @@ def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> Non
     ours = manifest_of(run, step=0, tokens=0, samples=0, world_size=1)
     if "weights_of" in manifest:
         message = f"has only weights, converted from {manifest['weights_of']}"
-        raise UserError(f"resume: {folder} {message}; try train.init_from with its path")
+        raise UserError(f"resume: {folder} {message}. Use train.init_from with its path.")
     missing = [name for name in ours if name not in manifest and name != "spec"]
     if missing:
         raise UserError(
-            f"resume: {folder / NAME} has no {missing[0]}; try a folder checkpoints/step-N of "
-            "this engine"
+            f"resume: {folder / NAME} has no {missing[0]}. Use a folder checkpoints/step-N of "
+            "this engine."
         )
     saved_train = manifest.get("spec", {}).get("train") or {}
     for name in ("adapter", "freeze"):
         theirs, here = saved_train.get(name), run.spec.to_dict()["train"].get(name)
         if (theirs or None) != (here or None):
             raise UserError(
-                f"resume: {folder} was written with train.{name} {theirs}, the spec has {here}; "
-                f"try the same {name}, or another run directory"
+                f"resume: {folder} was written with train.{name} {theirs}, the spec has {here}. "
+                f"Use the same {name}, or another run directory."
             )
     for name in ("model", "seq_len", "optimizer", "rng"):
         if manifest[name] != ours[name]:
@@ -156,6 +156,6 @@ def _check_same(run: TrainingRun, folder: Path, manifest: dict[str, Any]) -> Non
                 name = f"{name}.{keys[0]}"
                 saved, requested = saved.get(keys[0]), requested.get(keys[0])
             raise UserError(
-                f"resume: {folder} was written with {name} {saved}, the spec has {requested}; "
-                f"try the same {name}, or another run directory"
+                f"resume: {folder} was written with {name} {saved}, the spec has {requested}. "
+                f"Use the same {name}, or another run directory."
             )

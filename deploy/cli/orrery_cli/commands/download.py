@@ -75,7 +75,7 @@ def _artifacts(client: Client, run: int, names: list[str]) -> list[dict[str, Any
         if name not in known:
             raise CliError(
                 f"run {run} has no artifact {name}",
-                f"it has {', '.join(known)}" if known else "it has none",
+                f"Choose one of {', '.join(known)}." if known else "",
             )
     return [row for row in rows if row["name"] in names]
 
@@ -116,11 +116,11 @@ def _file(client: Client, path: str, target: Path) -> tuple[Path, int]:
                     advance(len(chunk))
         if announced and count != announced:
             raise CliError(
-                f"{target.name} is incomplete: {count} of {announced} bytes", "try again"
+                f"{target.name} is incomplete: {count} of {announced} bytes", "Try again."
             )
         partial.replace(target)
     except httpx.TransportError as error:
-        raise CliError(f"the download of {target.name} broke off: {error}", "try again") from None
+        raise CliError(f"the download of {target.name} broke off: {error}", "Try again.") from None
     except OSError as error:
         raise CliError(f"cannot write {target}: {error.strerror}") from None
     finally:
@@ -148,7 +148,7 @@ def _export(client: Client, run: int, out: Path) -> tuple[Path, int]:
     until = time.monotonic() + EXPORT_PATIENCE_S
     while row["state"] == "queued":
         if time.monotonic() > until:
-            raise CliError(f"export {row['id']} is not ready", "the page Exports shows it later")
+            raise CliError(f"export {row['id']} is not ready", "Open the page Exports later.")
         time.sleep(1)
         row = client.get(f"exports/{row['id']}")
     if row["state"] == "failed":

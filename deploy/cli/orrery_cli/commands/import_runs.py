@@ -50,12 +50,14 @@ def import_runs(
             if not as_json:
                 _show(client.url, answer)
     if not answers and not failed:
-        raise CliError(f"{path} has no runs", "give a folder in which a program logged something")
+        raise CliError(f"{path} has no runs", "Give a folder in which a program logged something.")
     if as_json:
         print_json(answers)
     if failed:
         runs = "1 run was" if failed == 1 else f"{failed} runs were"
-        raise CliError(f"{runs} not imported, {len(answers)} imported", "correct it and repeat")
+        raise CliError(
+            f"{runs} not imported, {len(answers)} imported", "Correct it, then repeat the import."
+        )
 
 
 def _show(url: str, answer: dict[str, object]) -> None:

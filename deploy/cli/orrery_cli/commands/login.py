@@ -43,7 +43,7 @@ def login(
             token = sys.stdin.readline()
     token = str(token).strip()
     if not token:
-        raise CliError("the token is empty", "give it with --token, or by a pipe", code=2)
+        raise CliError("the token is empty", "Give it with --token, or by a pipe.", code=2)
     with Client(server, token) as client:
         caller = client.get("me")
     credentials.store(server, token)
@@ -88,7 +88,7 @@ def _token_by_password(server: str, username: str) -> str:
                     f"{server} refused the login of {username}"
                     if refused
                     else f"{server}/login/ answered {answer.status_code}",
-                    "check name and password; after several wrong ones, wait some minutes",
+                    "Check name and password; after several wrong ones, wait some minutes.",
                 )
             headers = {"X-CSRFToken": _csrf(session)["csrfmiddlewaretoken"]}
             name = re.sub(r"\s+", " ", f"orrery on {socket.gethostname()}")[:80]
@@ -96,11 +96,11 @@ def _token_by_password(server: str, username: str) -> str:
             rest.check(created, server)
             return str(created.json()["token"])
     except httpx.TransportError as error:
-        raise Unreachable(f"cannot reach {server}: {error}", "check the address") from None
+        raise Unreachable(f"cannot reach {server}: {error}", "Check the address.") from None
 
 
 def _csrf(session: Any) -> dict[str, str]:
     token = next((c.value for c in session.cookies.jar if c.name.endswith("csrftoken")), None)
     if token is None:
-        raise CliError("the server has no login form", "log in with --token")
+        raise CliError("the server has no login form", "Log in with --token.")
     return {"csrfmiddlewaretoken": str(token)}

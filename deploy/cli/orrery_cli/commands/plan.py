@@ -87,6 +87,6 @@ def _fixed(text: str) -> dict[str, Any]:
     for part in text.split(","):
         name, equals, value = part.strip().partition("=")
         if not equals:
-            raise CliError(f"--fix {part!r} has no value", "write tp=8,zero=1", code=USAGE)
+            raise CliError(f"--fix {part!r} has no value", "Write tp=8,zero=1.", code=USAGE)
         fixed[name] = spec_input.parse_value(value)
     return fixed

@@ -77,7 +77,7 @@ def submit(
     if spec_file is None and not (changes or plan or assignments):
         raise CliError(
             "nothing to submit",
-            "give a spec file, or options: orrery submit --model llama-tiny --steps 20 --devices 2",
+            "Give a spec file or options: orrery submit --model llama-tiny --steps 20 --devices 2.",
             code=USAGE,
         )
     document = spec_input.read_document(spec_file) if spec_file is not None else {"spec": {}}

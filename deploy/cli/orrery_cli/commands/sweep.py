@@ -53,7 +53,7 @@ def start(
     from orrery_cli.client import Client
 
     if definition is None and spec is None:
-        hint = "orrery sweep start --spec train.json -p train.optimizer.lr=1e-4..0.1:log"
+        hint = "Run orrery sweep start --spec train.json -p train.optimizer.lr=1e-4..0.1:log."
         raise CliError("nothing to start: give a file, or --spec with -p", hint, code=USAGE)
     body = spec_input.read_document(definition) if definition is not None else {}
     if spec is not None:
@@ -201,7 +201,7 @@ def read_parameter(text: str) -> tuple[str, dict[str, Any]]:
     if not equals or not path or not value:
         raise CliError(
             f"-p {text!r} is not a parameter",
-            "write PATH=1,2,4 or PATH=1e-4..0.1:log (also :integer, or a number of points)",
+            "Write PATH=1,2,4 or PATH=1e-4..0.1:log (also :integer, or a number of points).",
             code=USAGE,
         )
     low, dots, high = value.partition("..")
@@ -220,7 +220,7 @@ def read_parameter(text: str) -> tuple[str, dict[str, Any]]:
         elif word == "integer":
             parameter["integer"] = True
         else:
-            hint = "log, linear, integer, or a number of points"
+            hint = "Use log, linear, integer, or a number of points."
             raise CliError(f"-p {text!r}: {word!r} is unknown", hint, code=USAGE)
     return path, parameter
 

@@ -73,7 +73,7 @@ def _run(folder: Path, meta: dict[str, str], root: Path) -> SourceRun:
             folder / "meta.yaml",
             "",
             f"run {run.name} has not ended (status {status or 'missing'})",
-            "import it when it has ended; its numbers would be incomplete",
+            "Import the run after it has ended.",
         )
     run.status = _STATUS[status]
     run.reason = "killed" if status == "5" else ""

@@ -27,15 +27,15 @@ def read_runs(path: Path, tool: str = "") -> Iterator[SourceRun | SourceError]:
     A run that cannot be read is an error in its place.
     """
     if not path.exists():
-        raise CliError(f"{path} does not exist", "give a folder or file that exists", code=USAGE)
+        raise CliError(f"{path} does not exist", "Give a folder or file that exists.", code=USAGE)
     if tool and tool not in TOOLS:
-        raise CliError(f"{tool!r} is not a format", ", ".join(TOOLS), code=USAGE)
+        raise CliError(f"{tool!r} is not a format", f"Use one of {', '.join(TOOLS)}.", code=USAGE)
     for name, (recognizes, read) in TOOLS.items():
         if name == tool or (not tool and recognizes(path)):
             return read(path)
     raise CliError(
         f"{path} has no files of TensorBoard, W&B or MLflow",
-        "give a folder with tfevents files, a folder wandb/offline-run-…, or mlruns",
+        "Give a folder with tfevents files, a folder wandb/offline-run-…, or mlruns.",
     )
 
 

@@ -96,7 +96,9 @@ def is_below(path: Path, root: Path) -> bool:
 def read_file(path: Path, root: Path) -> bytes:
     """The bytes of a file below the resolved folder `root`. Raises SourceError."""
     if not is_below(path, root):
-        raise SourceError(path, "", f"it is a link to a file outside {root}", "copy the file there")
+        raise SourceError(
+            path, "", f"it is a link to a file outside {root}", "Copy the file there."
+        )
     try:
         return path.read_bytes()
     except OSError as error:

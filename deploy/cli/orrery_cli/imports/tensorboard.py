@@ -86,7 +86,7 @@ def _stream(file: Path, stream: BinaryIO, size: int) -> Iterator[tuple[int, byte
         length, check = struct.unpack("<QI", head)
         if check != _masked_crc(head[:8]):
             message = f"the checksum of its length at byte {at} is wrong"
-            raise SourceError(file, f"record {place}", message, "copy the file again")
+            raise SourceError(file, f"record {place}", message, "Copy the file again.")
         start = at + _FRAME
         at = start + length + 4
         body = stream.read(length + 4) if at <= size else b""
@@ -96,7 +96,7 @@ def _stream(file: Path, stream: BinaryIO, size: int) -> Iterator[tuple[int, byte
         body = body[:length]
         if length <= 4096 and check != _masked_crc(body):  # long ones would take seconds
             message = f"its checksum at byte {start + length} is wrong"
-            raise SourceError(file, f"record {place}", message, "copy the file again")
+            raise SourceError(file, f"record {place}", message, "Copy the file again.")
         yield place, body
 
 

@@ -71,7 +71,7 @@ def _records(file: Path, root: Path) -> Iterator[bytes]:
     """The records; an incomplete last one is of a program that was killed while it wrote."""
     data = read_file(file, root)
     if data[:4] != b":W&B":
-        hint = "choose the folder that `wandb` wrote, such as wandb/offline-run-…"
+        hint = "Choose the folder that `wandb` wrote, such as wandb/offline-run-…."
         raise SourceError(file, "", "it does not begin like a transaction log of W&B", hint)
     at, parts = _HEADER, list[bytes]()
     while at + _HEADER <= len(data):
@@ -87,7 +87,7 @@ def _records(file: Path, root: Path) -> Iterator[bytes]:
         if len(body) < length:
             return
         if zlib.crc32(body, zlib.crc32(bytes([kind]))) != check:
-            hint = "copy the folder again; an import continues where the file is whole"
+            hint = "Copy the folder again; the import continues from the last complete record."
             raise SourceError(file, f"byte {at}", "the checksum of a record is wrong", hint)
         at += _HEADER + length
         parts = [body] if kind in (_FULL, _FIRST) else [*parts, body]

@@ -158,7 +158,7 @@ class Command(BaseCommand):
         except BadRequest as error:
             messages = [
                 f"{_FLAGS.get(item.field, item.field)}: {item.message}"
-                + (f"; try {item.hint}" if item.hint else "")
+                + (f". {item.hint}" if item.hint else "")
                 for item in error.problems
             ]
             raise CommandError("\n".join(messages), returncode=2) from None
@@ -289,7 +289,7 @@ def _explain_options(options: dict[str, Any]) -> ExplainOptions | None:
 
 
 def _no_plan_error(answer: Any) -> CommandError:
-    messages = [f"{item['message']}; try {item['hint']}" for item in answer["problems"]]
+    messages = [f"{item['message']}. {item['hint']}" for item in answer["problems"]]
     return CommandError("\n".join(messages or ["No plan fits; omit --export"]), returncode=2)
 
 
@@ -319,7 +319,7 @@ def _parse_fix(text: str) -> Iterator[tuple[str, Any]]:
             continue
         name, equals, values = part.partition("=")
         if not equals or not values.strip():
-            raise UnusableInput(f"--fix: {part!r} is not name=value; try --fix tp=8,zero=1")
+            raise UnusableInput(f"--fix: {part!r} is not name=value. Use --fix tp=8,zero=1.")
         parsed = [_parse_value(item.strip()) for item in values.split("|")]
         yield name.strip(), parsed[0] if len(parsed) == 1 else parsed
 

@@ -237,5 +237,7 @@ class Simulator:
                 f"a request of {longest} tokens needs {needed} cache blocks, a replica has "
                 f"{max(0, limits.blocks)}"
             )
-            hint = "a larger tp, quantize int8, or a smaller load.prompt.max and load.output.max"
+            hint = (
+                "Use a larger tp, quantize int8, or a smaller load.prompt.max and load.output.max."
+            )
             raise Unanswerable([problem("kv_blocks", message, hint)])

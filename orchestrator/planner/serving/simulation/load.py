@@ -41,7 +41,9 @@ class Lengths(Contract):
     @model_validator(mode="after")
     def _check_order(self) -> Self:
         if self.min > self.max:
-            raise Refused(f"min {self.min} is above max {self.max}", f"min {self.max}", field="min")
+            raise Refused(
+                f"min {self.min} is above max {self.max}", f"Use min {self.max}.", field="min"
+            )
         return self
 
     @property
@@ -86,7 +88,7 @@ class Load(Contract):
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if (self.rate is None) == (self.clients is None):
-            raise Refused("a load has either a rate or clients", "rate 2", field="rate")
+            raise Refused("a load has either a rate or clients", "Use rate 2.", field="rate")
         return self
 
     def arrivals(self, random: np.random.Generator) -> NDArray[np.float64]:

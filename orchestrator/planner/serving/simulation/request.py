@@ -27,7 +27,7 @@ class LatencyLimits(Contract):
     @model_validator(mode="after")
     def _check_any(self) -> Self:
         if self.ttft_s is None and self.tpot_s is None:
-            raise Refused("there is no limit", "ttft_s 0.5", field="ttft_s")
+            raise Refused("there is no limit", "Use ttft_s 0.5.", field="ttft_s")
         return self
 
 
@@ -68,27 +68,31 @@ class SimulationRequest(Contract):
         ]
         if serving.pp > 1:
             message = "stages of a pipeline are not simulated"
-            problems.append(problem("serving.pp", message, f"tp {serving.tp * serving.pp}, pp 1"))
+            problems.append(
+                problem("serving.pp", message, f"Use tp {serving.tp * serving.pp}, pp 1.")
+            )
         if serving.model.window:
             message = f"{serving.model.name} attends to a window, which is not simulated"
-            problems.append(problem("serving.model", message, "a model without a window"))
+            problems.append(problem("serving.model", message, "Use a model without a window."))
         context = serving.model.max_seq_len
         for name, lengths in (("prompt", load.prompt), ("output", load.output)):
             least = min(lengths.values) if lengths.values else max(lengths.mean, lengths.min)
             if least >= context:
                 message = f"{least:g} tokens do not fit in max_seq_len {context} of the model"
-                problems.append(problem(f"load.{name}", message, f"mean {context // 2}"))
+                problems.append(problem(f"load.{name}", message, f"Use mean {context // 2}."))
         mean = load.prompt.mean_tokens
         if load.shared_prefix > mean:
             message = f"the shared prefix is longer than the mean prompt of {mean:g} tokens"
-            problems.append(problem("load.shared_prefix", message, f"{int(mean)}"))
+            problems.append(problem("load.shared_prefix", message, f"Use {int(mean)}."))
         together = min(load.requests, self.max_seqs)
         if load.requests * together > MAX_WORK:
             message = f"{load.requests} requests, up to {together} at a time, take too long"
             fewer = MAX_WORK // together
-            problems.append(problem("load.requests", message, f"requests {fewer}"))
+            problems.append(problem("load.requests", message, f"Use requests {fewer}."))
         needs_rate = ("limits", "disaggregated", "rates")
         if load.clients is not None and any(getattr(self, name) for name in needs_rate):
             field = next(name for name in needs_rate if getattr(self, name))
-            problems.append(problem(field, "this needs a rate instead of clients", "load.rate 2"))
+            problems.append(
+                problem(field, "this needs a rate instead of clients", "Use load.rate 2.")
+            )
         return problems

@@ -49,11 +49,13 @@ def example_problems(
             complete = False
             break
     if not problems and complete and not examples:
-        problems.append(Problem(field=field, message="has no lines", hint="a file with examples"))
+        problems.append(
+            Problem(field=field, message="has no lines", hint="Use a file with examples.")
+        )
     if not problems and complete and shape == "labels" and len(labels) < 2:
         kind = "good" if True in labels else "bad"
         message = f"all {examples} answers are labelled {kind}"
-        hint = "lines with label true and lines with label false"
+        hint = "Use lines with label true and lines with label false."
         problems.append(Problem(field=field, message=message, hint=hint))
     return problems
 
@@ -96,7 +98,9 @@ def seed_problems(field: str, path: Path, *, needs_answer: bool) -> list[Problem
             if len(problems) == _LISTED:
                 return problems
     if not problems and not prompts and not more:
-        problems.append(Problem(field=field, message="has no lines", hint="a file with prompts"))
+        problems.append(
+            Problem(field=field, message="has no lines", hint="Use a file with prompts.")
+        )
     return problems
 
 

@@ -74,7 +74,7 @@ def preview_of_checked_paths(parsed: PreviewRequest) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise invalid(
-            "path", f"took longer than {_TIMEOUT_S} s", "fewer lines, or a simpler template"
+            "path", f"took longer than {_TIMEOUT_S} s", "Use fewer lines, or a simpler template."
         ) from None
     finally:
         _running.release()

@@ -130,10 +130,19 @@ def _problem(
     options = getattr(spec.train, objective, None)
     given = getattr(options, "template", None) is not None
     of_template = given and "chat template" in message
-    text, _, hint = message.rpartition("; ")
+    text, hint = _split_hint(message)
     place = f"{Path(str(source.path)).name}, line {line}: " if line is not None else ""
     return Problem(
         field=f"train.{objective}.template" if of_template else f"{field}.path",
-        message=place + (text or message).removeprefix("data.path: ").removeprefix("data: "),
-        hint=hint if text else "a line that the chat template renders",
+        message=place + text.removeprefix("data.path: ").removeprefix("data: "),
+        hint=hint or "Use a line that the chat template renders.",
     )
+
+
+def _split_hint(message: str) -> tuple[str, str]:
+    """`(message, hint)` of an error's text, which ends in `. Hint.` or `; hint`."""
+    separator = ". " if message.endswith(".") and ". " in message else "; "
+    text, _, hint = message.rpartition(separator)
+    if not text:
+        return message, ""
+    return text, f"{hint[:1].upper()}{hint[1:].rstrip('.')}."

@@ -68,7 +68,7 @@ def refusal_hint(code: int, message: str) -> str:
     """What to change after the API server refused an object."""
     lower = message.lower()
     if code == 403 and "quota" in lower:
-        return "The namespace's ResourceQuota is used up; ask the cluster's administrator."
+        return "Ask the cluster's administrator to raise the namespace's exhausted ResourceQuota."
     if code == 403:
         return "Apply deploy/kubernetes/engine, or ask the cluster's administrator for the right."
     if code == 404:

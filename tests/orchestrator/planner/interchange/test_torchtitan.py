@@ -219,7 +219,7 @@ def test_deviations_are_noted(plan: dict[str, Any], words: str) -> None:
     [
         ("gpt2-124m", {}, "RMSNorm and SwiGLU"),
         ("llama3-8b", {"precision": "fp16"}, "deepspeed or megatron for fp16"),
-        ("llama3-8b", {"offload": "nvme"}, "offload to NVMe; deepspeed"),
+        ("llama3-8b", {"offload": "nvme"}, "offload to NVMe. Use deepspeed"),
         ("llama3-8b", {"zero": 0, "offload": "all"}, "sharded states only"),
         ("llama3-8b", {"zero": 0, "dp": 1, "tp": 8}, "would train in fp32"),
         ("llama3-8b", {"zero": 0, "dp": 4, "tp": 2, "precision": "fp32"}, "replicates weights"),

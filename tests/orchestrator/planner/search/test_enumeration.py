@@ -287,7 +287,7 @@ def test_a_large_search_is_restricted_with_a_note_or_refused() -> None:
     with pytest.raises(Refused) as refused:
         enumerate_plans(preset("deepseek-v3"), giant, 55440, 698_377_680, free)
     assert refused.value.field.startswith("fix.")
-    assert "the limit is" in refused.value.message and refused.value.hint.startswith("fix ")
+    assert "the limit is" in refused.value.message and refused.value.hint.startswith("Fix ")
 
 
 def test_a_million_legal_plans_of_gpt3_on_512_devices() -> None:

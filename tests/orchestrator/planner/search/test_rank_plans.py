@@ -281,7 +281,7 @@ def test_a_suggested_degree_divides_the_devices_with_the_others() -> None:
         ({"tp": 3, "pp": 8}, "tp 1"),
     ):
         [first, *_] = rank_plans(scenario, fix=fix, parameters=parameters_for(scenario)).problems
-        assert first.hint == tries
+        assert first.hint == f"Use {tries}."
         name, degree = tries.split()
         assert (
             rank_plans(

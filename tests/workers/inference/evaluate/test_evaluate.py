@@ -237,7 +237,7 @@ def test_the_runs_own_data_and_ids(room):
     ("metrics", "rows", "references", "message"),
     [
         (["wer"], [{"id": 1, "text": "a"}], None, "'wer' is not a metric"),
-        ([], [{"id": 1, "text": "a"}], None, "it names none"),
+        ([], [{"id": 1, "text": "a"}], None, "the list is empty"),
         (["bleu"], [{"id": 1, "text": "a"}], None, "bleu needs references"),
         (["bleu"], [{"id": 1, "text": "a"}], "a\nb\n", "has 2 lines, the input 1"),
         (["bleu"], [{"id": 1, "text": "a"}], [{"text": "b"}], "line 1 has no id"),

@@ -31,7 +31,7 @@ def test_tokens_made_ahead_are_those_that_a_run_makes(
     [
         (
             ["tokenizer", "a.txt", "--vocab", "5", "--out", "x"],
-            "vocab: 5 is out of range, it must be at least 257",
+            "vocab: 5 is out of range; it must be at least 257",
         ),
         (["tokens", "none.txt", "--out", "x.bin"], "none.txt does not exist"),
         (["tokens", "empty.txt", "--out", "x.bin"], "the files contain no text"),

@@ -39,7 +39,13 @@ def technique_problems(body: BenchmarkBody) -> list[Problem]:
         if name not in TECHNIQUES:
             near = difflib.get_close_matches(name, TECHNIQUES, n=1)
             message = f"{name!r} is not a technique"
-            problems.append(problem(field, message, near[0] if near else ", ".join(TECHNIQUES)))
+            problems.append(
+                problem(
+                    field,
+                    message,
+                    f"Use {near[0]}." if near else f"Use one of {', '.join(TECHNIQUES)}.",
+                )
+            )
     return problems
 
 

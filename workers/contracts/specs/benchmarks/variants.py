@@ -132,7 +132,7 @@ def _accumulation(base: ParallelPlan, model: ModelSpec | None) -> Changes:
         yield f"micro-batch {size} × {share // size}", {"micro_batch_size": size}
     if len(sizes) == 1:
         message = "a rank has one sequence per step, there is nothing to accumulate"
-        yield "micro-batches", {"": f"{message}; try a larger global_batch_size"}
+        yield "micro-batches", {"": f"{message}. Use a larger global_batch_size."}
 
 
 def _recompute(base: ParallelPlan, model: ModelSpec | None) -> Changes:
@@ -191,7 +191,7 @@ def _offload(base: ParallelPlan, model: ModelSpec | None) -> Changes:
 
 def _schedule(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if base.pp == 1:
-        yield "pipeline schedules", {"": "the plan has one pipeline stage; try pp 2 or more"}
+        yield "pipeline schedules", {"": "the plan has one pipeline stage. Use pp 2 or more."}
         return
     for name in _SCHEDULES:
         stages = (
@@ -209,7 +209,7 @@ def _sequence_parallel(base: ParallelPlan, model: ModelSpec | None) -> Changes:
     if base.tp == 1:
         yield (
             "sequence parallel",
-            {"": "it needs tensor parallelism, and tp is 1; try tp 2 or more"},
+            {"": "it needs tensor parallelism, and tp is 1. Use tp 2 or more."},
         )
         return
     for on in (False, True):

@@ -59,19 +59,21 @@ class AdapterSpec(Contract):
     @model_validator(mode="after")
     def _fits_method(self) -> AdapterSpec:
         if self.rank is not None and self.method not in _RANKED:
-            raise Refused(f"{self.method} has no rank", "leave rank out", field="rank")
+            raise Refused(f"{self.method} has no rank", "Omit rank.", field="rank")
         for field in ("alpha", "targets"):
             if getattr(self, field) is not None and self.method not in LOW_RANK:
                 raise Refused(
                     f"{self.method} has no {field}",
-                    f"leave {field} out, or method lora",
+                    f"Omit {field}, or use method lora.",
                     field=field,
                 )
         if self.init is not None and self.method not in VIRTUAL_TOKENS:
-            raise Refused(f"{self.method} has no virtual tokens", "leave init out", field="init")
+            raise Refused(f"{self.method} has no virtual tokens", "Omit init.", field="init")
         if self.double_quant and self.storage is None:
             raise Refused(
-                "double_quant needs weights in 4 bits", 'quantize "nf4"', field="double_quant"
+                "double_quant needs weights in 4 bits",
+                'Set quantize to "nf4".',
+                field="double_quant",
             )
         return self
 

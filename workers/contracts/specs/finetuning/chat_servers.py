@@ -37,21 +37,21 @@ class ServerSpec(Contract):
     def _one_address(self) -> ServerSpec:
         if (self.run is None) == (self.url is None):
             raise Refused(
-                "a server is either a run or a url", '{"run": 12} or {"url": …, "model": …}'
+                "a server is either a run or a url", 'Use {"run": 12} or {"url": …, "model": …}.'
             )
         if self.url is None:
             if self.key_env is not None:
-                raise Refused("a run needs no key", "removing key_env", field="key_env")
+                raise Refused("a run needs no key", "Remove key_env.", field="key_env")
             return self
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused(
                 f"{self.url} is not the address of a server",
-                "http://HOST:PORT/v1",
+                "Use http://HOST:PORT/v1.",
                 field="url",
             )
         if self.model is None:
-            raise Refused("a url needs the model's id", "an id of its /models", field="model")
+            raise Refused("a url needs the model's id", "Use an id of its /models.", field="model")
         return self
 
     @property

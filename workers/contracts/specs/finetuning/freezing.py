@@ -37,31 +37,31 @@ def _fields(train: TrainBody) -> Iterator[Problem]:
     adapter = train.adapter
     if adapter is not None and train.freeze:
         yield problem(
-            "train.freeze", "an adapter already freezes the model's own weights", "leave it out"
+            "train.freeze", "an adapter already freezes the model's own weights", "Omit the field."
         )
     if adapter is not None and train.init_from is None:
         yield problem(
             "train.adapter",
             f"{adapter.method} adapts existing weights, train.init_from names none",
-            'init_from {"path": "..."}, or no adapter',
+            'Set init_from to {"path": "..."}, or omit the adapter.',
         )
     if train.reference == "adapter_off" and adapter is None:
         yield problem(
-            "train.dpo.reference", "adapter_off needs an adapter, this run has none", "initial"
+            "train.dpo.reference", "adapter_off needs an adapter, this run has none", "Use initial."
         )
     elif train.reference == "adapter_off" and adapter is not None and not adapter.is_removable:
         trained = "modules_to_save" if adapter.modules_to_save else adapter.method
         yield problem(
             "train.dpo.reference",
             f"{trained} trains weights of the model itself, so they are no reference",
-            "initial, which holds a copy of them",
+            "Use initial, which holds a copy of them.",
         )
     ratio = train.optimizer.lora_plus_ratio
     if ratio is not None and (adapter is None or adapter.method not in LOW_RANK):
         yield problem(
             "train.optimizer.lora_plus_ratio",
             "LoRA+ sets the rate of the matrices B of low-rank adapters, this run has none",
-            "leave it out, or an adapter of method lora",
+            "Omit the field, or use an adapter of method lora.",
         )
 
 
@@ -75,11 +75,13 @@ def _patterns(train: TrainBody, model: ModelSpec) -> Iterator[Problem]:
                 f"train.freeze.{place}",
                 f"{pattern} matches none of the {len(names)} parameters of {model.name}, such as "
                 f"{names[0]} and {names[1]}",
-                "blocks.0.*",
+                "Use a pattern such as blocks.0.*.",
             )
     if len(frozen_names(names, train.freeze)) == len(names):
         yield problem(
-            "train.freeze", f"all {len(names)} parameters are frozen, none is trained", "blocks.0.*"
+            "train.freeze",
+            f"all {len(names)} parameters are frozen, none is trained",
+            "Use a pattern such as blocks.0.*.",
         )
 
 
@@ -91,7 +93,7 @@ def _adapter(
             "train.adapter.targets",
             f"{model.name} has none of the linear layers {', '.join(adapter.projections)} outside "
             "routed experts",
-            "q, k, v and o",
+            "Use q, k, v and o.",
         )
     joined = {"q", "k", "v"} & set(adapter.projections)
     if adapter.method == "dora" and model.norm == "layernorm" and 0 < len(joined) < 3:
@@ -99,7 +101,7 @@ def _adapter(
             "train.adapter.targets",
             f"{', '.join(sorted(joined))} are part of GPT-2's joined c_attn, whose magnitudes PEFT "
             "stores for q, k and v together",
-            "all of q, k and v, or method lora",
+            "Use all of q, k and v, or method lora.",
         )
     modules = {name.split(".")[0] for name in parameter_shapes(model)} - {"blocks"}
     for place, name in enumerate(adapter.modules_to_save):
@@ -107,20 +109,20 @@ def _adapter(
             yield problem(
                 f"train.adapter.modules_to_save.{place}",
                 f"{model.name} has no module {name}",
-                " or ".join(sorted(modules)),
+                f"Use {' or '.join(sorted(modules))}.",
             )
     if adapter.method in ("prefix", "p_tuning_v2") and model.attention != "softmax":
         yield problem(
             "train.adapter.method",
             f"{adapter.method} adds keys and values of softmax attention, the model has "
             f"{model.attention}",
-            "lora or prompt",
+            "Use lora or prompt.",
         )
     if adapter.init not in (None, "random"):
         yield problem(
             "train.adapter.init",
             "this engine version starts virtual tokens from the vocabulary or at random",
-            "leave it out, or random",
+            "Omit the field, or use random.",
         )
     if adapter.storage is not None:
         yield from _nf4(model, plan)
@@ -137,12 +139,12 @@ def _nf4(model: ModelSpec, plan: ParallelPlan | None) -> Iterator[Problem]:
                     "train.adapter.quantize",
                     f"NF4 has one scale for {NF4_BLOCK} inputs, which the {inputs} inputs of "
                     f"{name}{sharded} are not a multiple of",
-                    "method lora without quantize",
+                    "Use method lora without quantize.",
                 )
                 return
     if tp > model.kv_heads and model.attention == "softmax":
         yield problem(
             "train.adapter.quantize",
             f"tp {tp} is above kv_heads {model.kv_heads}: ranks would share quantized heads",
-            f"tp {model.kv_heads} or less",
+            f"Use tp {model.kv_heads} or less.",
         )

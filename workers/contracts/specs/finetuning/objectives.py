@@ -73,11 +73,11 @@ class DpoBody(Contract):
         for field, loss in owners.items():
             if getattr(self, field) is not None and self.loss != loss:
                 raise Refused(
-                    f"{self.loss} has no {field}", f"leave {field} out, or loss {loss}", field=field
+                    f"{self.loss} has no {field}", f"Omit {field}, or use loss {loss}.", field=field
                 )
         if self.reference is not None and not self.needs_reference:
             raise Refused(
-                f"{self.loss} compares with no reference", "leave it out", field="reference"
+                f"{self.loss} compares with no reference", "Omit the field.", field="reference"
             )
         return self
 
@@ -144,13 +144,13 @@ class DistillBody(Contract):
         if self.top_k is not None and self.loss != "forward_kl":
             raise Refused(
                 f"{self.loss} compares probabilities of all tokens, of a top_k the rest is unknown",
-                "loss forward_kl, or leave top_k out",
+                "Use loss forward_kl, or omit top_k.",
                 field="top_k",
             )
         if self.on_policy and self.packing:
             raise Refused(
                 "the student answers one prompt per row, packed rows have several",
-                "packing false",
+                "Use packing false.",
                 field="packing",
             )
         return self

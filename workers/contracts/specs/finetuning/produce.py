@@ -40,12 +40,14 @@ def _check_pattern(kind: str, pattern: str | None) -> None:
     if kind != "regex":
         return
     if pattern is None:
-        raise Refused("the filter regex needs pattern", "pattern", field="pattern")
+        raise Refused("the filter regex needs pattern", "Add pattern.", field="pattern")
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise Refused(
-            f"{pattern!r} is not a regular expression: {error}", "Python's re", field="pattern"
+            f"{pattern!r} is not a regular expression: {error}",
+            "Write the pattern in the syntax of Python's re.",
+            field="pattern",
         ) from None
 
 
@@ -105,13 +107,13 @@ class FilterSpec(Contract):
     def _complete(self) -> FilterSpec:
         _check_pattern(self.kind, self.pattern)
         if self.kind == "ngram" and self.against is None:
-            raise Refused("the filter ngram needs against", "a text file", field="against")
+            raise Refused("the filter ngram needs against", "Use a text file.", field="against")
         if self.threshold is not None and self.threshold < 0 and self.kind != "reward":
-            raise Refused(f"{self.threshold} is below 0", "0 or more", field="threshold")
+            raise Refused(f"{self.threshold} is below 0", "Use 0 or more.", field="threshold")
         if self.max_chars < self.min_chars:
             raise Refused(
                 f"max_chars {self.max_chars} is below min_chars {self.min_chars}",
-                "a larger number",
+                "Use a larger number.",
                 field="max_chars",
             )
         return self
@@ -160,7 +162,7 @@ class ProduceBody(Contract):
         if isinstance(data, dict) and data.get("seeds") is None:
             method = data.get("method", "self_instruct")
             if method in ("evol", "best_of_n", "answer"):
-                raise Refused(f"method {method} needs prompts", "seeds", field="seeds")
+                raise Refused(f"method {method} needs prompts", "Add seeds.", field="seeds")
         return data
 
     @model_validator(mode="after")
@@ -168,17 +170,17 @@ class ProduceBody(Contract):
         if self.writes == "preference" and self.method != "best_of_n":
             raise Refused(
                 f"method {self.method} has one answer per prompt, a pair needs two",
-                "method best_of_n",
+                "Use method best_of_n.",
                 field="writes",
             )
         if self.writes == "preference" and self.samples < 2:
-            raise Refused("a pair needs two answers", "samples 2 or more", field="samples")
+            raise Refused("a pair needs two answers", "Use samples 2 or more.", field="samples")
         if self.method in ("self_instruct", "evol"):
             for number, each in enumerate(self.filters):
                 if each.kind in WITH_ANSWER:
                     raise Refused(
                         f"new instructions have no known answer, which {each.kind} compares with",
-                        "method answer or best_of_n with an answer on every seed line",
+                        "Use method answer or best_of_n with an answer on every seed line.",
                         field=f"filters.{number}.kind",
                     )
         return self

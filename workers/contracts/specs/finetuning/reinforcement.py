@@ -46,7 +46,7 @@ class KlSpec(Contract):
         if isinstance(data, dict) and str(data.get("estimator")) in _COLLAPSING:
             raise Refused(
                 f"estimator {data['estimator']}: {_COLLAPSING[str(data['estimator'])]}",
-                "k1_reward, k2_loss or k3_ratio_loss",
+                "Use k1_reward, k2_loss or k3_ratio_loss.",
                 field="estimator",
             )
         return data
@@ -54,7 +54,7 @@ class KlSpec(Contract):
     @model_validator(mode="after")
     def _target_needs_penalty(self) -> KlSpec:
         if self.target is not None and self.coef == 0:
-            raise Refused("target adapts a coefficient of 0", "coef 0.05", field="coef")
+            raise Refused("target adapts a coefficient of 0", "Use coef 0.05.", field="coef")
         return self
 
 
@@ -91,7 +91,7 @@ class RolloutSpec(Contract):
         if self.sync == "colocated" and self.devices is not None:
             raise Refused(
                 "colocated rollouts use the devices of the plan",
-                "sync separate, or no devices",
+                "Use sync separate, or omit devices.",
                 field="devices",
             )
         return self
@@ -153,19 +153,19 @@ class _PolicyBody(Contract):
         if stale.max and stale.correction == "none":
             raise Refused(
                 f"answers that are up to {stale.max} updates old need a correction",
-                "truncated or decoupled",
+                "Use truncated or decoupled.",
                 field="staleness.correction",
             )
         if stale.max and self.rollout.sync == "colocated":
             raise Refused(
                 "answers sampled on the training devices are never older than the last update",
-                "0, or rollout.sync separate",
+                "Use 0, or rollout.sync separate.",
                 field="staleness.max",
             )
         if stale.correction != "none" and self.rollout.top_p < 1:
             raise Refused(
                 "top_p changes the sampler's distribution, which the correction divides by",
-                "top_p 1",
+                "Use top_p 1.",
                 field="rollout.top_p",
             )
         return self
@@ -177,14 +177,14 @@ class _PolicyBody(Contract):
         if repeated is not None:
             raise Refused(
                 f"two rewards are named {repeated}",
-                'a "name" for each',
+                'Use a "name" for each.',
                 field="rewards",
             )
         if self.answers_per_step % self.minibatches:
             raise Refused(
                 f"{self.answers_per_step} answers do not divide into {self.minibatches} "
                 "minibatches",
-                "a number that divides group_size x prompts_per_step",
+                "Use a number that divides group_size x prompts_per_step.",
                 field="minibatches",
             )
         return self
@@ -317,7 +317,7 @@ class PpoBody(_PolicyBody):
         if not isinstance(path, str) or (isinstance(source, dict) and len(source) > 1):
             raise Refused(
                 "the reward model is not a folder of weights",
-                '{"path": "DIR"}',
+                'Use {"path": "DIR"}.',
                 field="reward_model",
             )
         entry = {"kind": "model", "path": path, "name": "reward_model"}

@@ -52,7 +52,7 @@ def policy_problems(
                     f"{field}.rewards.{number}.timeout_s",
                     f"a function may take {reward.timeout_s:g} s, and a run without progress for "
                     f"{limit_s:g} s counts as hanging",
-                    f"below {limit_s:g}, or resources.hang_s {2 * reward.timeout_s:g}",
+                    f"Use less than {limit_s:g}, or resources.hang_s {2 * reward.timeout_s:g}.",
                 )
             )
     if policy.rollout.max_new_tokens >= seq_len:
@@ -61,7 +61,8 @@ def policy_problems(
                 f"{field}.rollout.max_new_tokens",
                 f"answers of {policy.rollout.max_new_tokens} tokens leave no room for a prompt in "
                 f"sequences of {seq_len}",
-                f"at most {max(1, seq_len // 2)}, or seq_len {2 * policy.rollout.max_new_tokens}",
+                f"Use at most {max(1, seq_len // 2)}, or "
+                f"seq_len {2 * policy.rollout.max_new_tokens}.",
             )
         )
     if plan is None:
@@ -73,7 +74,7 @@ def policy_problems(
                 f"an update learns from {policy.rows_per_update} answers (group_size "
                 f"{policy.group_size} x prompts_per_step {policy.prompts_per_step} / minibatches "
                 f"{policy.minibatches}), the plan's batch has {plan.global_batch_size}",
-                f"global_batch_size {policy.rows_per_update}",
+                f"Use global_batch_size {policy.rows_per_update}.",
             )
         )
     if plan.pp > 1:
@@ -82,7 +83,7 @@ def policy_problems(
                 "plan.pp",
                 "policy optimization generates with all layers on each rank, a pipeline splits "
                 "them",
-                "pp 1 with zero 3 or tp",
+                "Use pp 1 with zero 3 or tp.",
             )
         )
     return problems

@@ -52,7 +52,7 @@ class RegexReward(_RewardBase):
         except re.error as error:
             raise Refused(
                 f"{self.pattern!r} is no regular expression: {error}",
-                r"a pattern such as \\boxed\{.*\}",
+                r"Use a pattern such as \\boxed\{.*\}.",
                 field="pattern",
             ) from None
         return self
@@ -100,12 +100,14 @@ class JudgeReward(_RewardBase):
         parts = urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Refused(
-                f"{self.url} is not the address of a server", "http://HOST:PORT/v1", field="url"
+                f"{self.url} is not the address of a server",
+                "Use http://HOST:PORT/v1.",
+                field="url",
             )
         if "{answer}" not in self.prompt:
             raise Refused(
                 "the judge's prompt does not show the answer",
-                "a text that contains {answer}",
+                "Use a text that contains {answer}.",
                 field="prompt",
             )
         return self

@@ -51,7 +51,7 @@ EXCLUSIONS = (
         "offload all with zero {plan.zero}",
         "weights are loaded from the host in shards, zero {plan.zero} replicates them on "
         "{ranks} ranks",
-        "zero 3, or offload optimizer",
+        "Use zero 3, or offload optimizer.",
         scope="plan",
     ),
     Exclusion(
@@ -59,7 +59,7 @@ EXCLUSIONS = (
         "plan.offload",
         "offload {plan.offload} with pipedream",
         "pipedream updates after every micro-batch, and stores several versions of the weights",
-        "none, or schedule 1f1b",
+        "Use none, or schedule 1f1b.",
         scope="plan",
     ),
     Exclusion(
@@ -67,7 +67,7 @@ EXCLUSIONS = (
         "plan.params_dtype",
         "{plan.params_dtype} weights with offload {plan.offload}",
         "an update on the host keeps fp32 weights there, params_dtype {plan.params_dtype} has none",
-        "fp32, or offload none",
+        "Use fp32, or offload none.",
         scope="plan",
     ),
     Exclusion(
@@ -75,7 +75,7 @@ EXCLUSIONS = (
         "plan.loss_scale",
         "loss scaling of {plan.precision}",
         "loss scaling is for fp16 gradients, precision is {plan.precision}",
-        "leave it out, or precision fp16",
+        "Omit the field, or use precision fp16.",
         scope="plan",
     ),
     Exclusion(
@@ -83,7 +83,7 @@ EXCLUSIONS = (
         "plan.dp_replicate",
         "dp_replicate with zero {plan.zero}",
         "zero {plan.zero} already replicates everything",
-        "zero 2 or 3, or dp_replicate 1",
+        "Use zero 2 or 3, or dp_replicate 1.",
         scope="plan",
     ),
     # PipeDream's stages are at different steps, and its weights change between passes
@@ -93,7 +93,7 @@ EXCLUSIONS = (
             f"plan.{field}",
             f"pipedream with {field}",
             f"pipedream can be combined with dp only, {field} is {{plan.{field}}}",
-            f"{field} 1, or schedule 1f1b",
+            f"Use {field} 1, or schedule 1f1b.",
         )
         for technique, field in (
             ("tensor_parallel", "tp"),
@@ -106,14 +106,14 @@ EXCLUSIONS = (
         "plan.precision",
         "pipedream in fp16",
         "all stages share one loss scale, which pipedream's updates do not wait for",
-        "fp32 or bf16, or schedule 1f1b",
+        "Use fp32 or bf16, or schedule 1f1b.",
     ),
     Exclusion(
         ("pipedream", "fp8"),
         "plan.precision",
         "pipedream in fp8",
         "fp8 weights are quantized at each use, without their versions",
-        "fp32 or bf16, or schedule 1f1b",
+        "Use fp32 or bf16, or schedule 1f1b.",
     ),
     Exclusion(
         ("pipedream", "bf16", "no_stashing"),
@@ -121,7 +121,7 @@ EXCLUSIONS = (
         "pipedream in bf16 without stashing",
         "without stashing a backward pass uses the newest weights, but in bf16 the cast of older "
         "ones",
-        "true, or precision fp32",
+        "Use true, or precision fp32.",
     ),
     Exclusion(
         ("pipedream", "recompute", "no_stashing"),
@@ -129,21 +129,21 @@ EXCLUSIONS = (
         "pipedream with recompute {plan.recompute} without stashing",
         "without stashing recompute {plan.recompute} would run a forward pass again with newer "
         "weights",
-        "none, or weight_stashing true",
+        "Use none, or weight_stashing true.",
     ),
     Exclusion(
         ("pipedream", "narrow_weights"),
         "plan.params_dtype",
         "pipedream with {plan.params_dtype} weights",
         "pipedream's stages update copies of fp32 weights",
-        "fp32, or schedule 1f1b",
+        "Use fp32, or schedule 1f1b.",
     ),
     Exclusion(
         ("pipedream", "experts"),
         "model.moe",
         "pipedream with experts",
         "balancing experts needs the loads of all ranks before the next step",
-        "a dense model, or schedule 1f1b",
+        "Use a dense model, or schedule 1f1b.",
     ),
     # a compiled block gives no access to what runs inside
     Exclusion(
@@ -151,14 +151,14 @@ EXCLUSIONS = (
         "train.compile",
         "{plan.schedule} compiled",
         "{plan.schedule} splits a block's backward pass, a compiled block cannot be split",
-        "compile false, or schedule interleaved_1f1b",
+        "Use compile false, or schedule interleaved_1f1b.",
     ),
     Exclusion(
         ("compile", "pipedream"),
         "train.compile",
         "pipedream compiled",
         "pipedream's backward passes use other weights than a compiled block expects",
-        "compile false, or schedule 1f1b",
+        "Use compile false, or schedule 1f1b.",
     ),
     Exclusion(
         ("compile", "block_fp8"),
@@ -166,14 +166,14 @@ EXCLUSIONS = (
         "block fp8 compiled",
         "products of the block recipe share quantized tensors, which a compiled block does not "
         "support",
-        "fp8_recipe tensorwise, or compile false",
+        "Use fp8_recipe tensorwise, or compile false.",
     ),
     Exclusion(
         ("compile", "recompute_auto"),
         "train.compile",
         "recompute auto compiled",
         "recompute auto measures a block's operators one by one, a compiled block fuses them",
-        "compile false, or recompute full or selective",
+        "Use compile false, or recompute full or selective.",
     ),
     # other linear layers are used, or weights cannot be quantized as they will be stored
     Exclusion(
@@ -181,28 +181,28 @@ EXCLUSIONS = (
         "train.quantize_aware",
         "fp8 aware of {train.quantize_aware}",
         "fp8 products quantize weights by their own tiles",
-        "leave it out, or precision bf16",
+        "Omit the field, or use precision bf16.",
     ),
     Exclusion(
         ("quantize_aware", "compile"),
         "train.quantize_aware",
         "{train.quantize_aware} aware compiled",
         "a compiled block cannot quantize weights again for its backward pass",
-        "compile false, or leave it out",
+        "Use compile false, or omit the field.",
     ),
     Exclusion(
         ("quantize_aware", "pipedream"),
         "train.quantize_aware",
         "{train.quantize_aware} aware pipedream",
         "pipedream computes with versions of weights, which are not quantized",
-        "leave it out, or schedule 1f1b",
+        "Omit the field, or use schedule 1f1b.",
     ),
     Exclusion(
         ("quantize_aware_int8", "tensor_parallel"),
         "train.quantize_aware",
         "int8 aware with tp",
         "int8 has one scale per output over all inputs, which tp {plan.tp} shards",
-        "int4, or tp 1",
+        "Use int4, or tp 1.",
     ),
     # a second, frozen module next to the trained one
     Exclusion(
@@ -210,21 +210,21 @@ EXCLUSIONS = (
         "plan.schedule",
         "{train.objective} with pipedream",
         "pipedream runs several batches at once, the reference one after another",
-        "schedule 1f1b",
+        "Use schedule 1f1b.",
     ),
     Exclusion(
         ("reference", "fp8"),
         "plan.precision",
         "{train.objective} with fp8",
         "frozen weights are stored in the compute type, which fp8 rounds again at every use",
-        "precision bf16",
+        "Use precision bf16.",
     ),
     Exclusion(
         ("reference", "quantize_aware"),
         "train.quantize_aware",
         "{train.objective} aware of {train.quantize_aware}",
         "the reference has weights that are not rounded",
-        "leave it out",
+        "Omit the field.",
     ),
     # fp8 layers of torchao
     Exclusion(
@@ -232,7 +232,7 @@ EXCLUSIONS = (
         "plan.fp8_recipe",
         "fp8_recipe of {plan.precision}",
         "fp8_recipe chooses the scales of fp8, precision is {plan.precision}",
-        "precision fp8, or leave it out",
+        "Use precision fp8, or omit the field.",
         scope="plan",
     ),
     *(
@@ -241,7 +241,7 @@ EXCLUSIONS = (
             field,
             f"torchao fp8 with {label}",
             f"torchao's fp8 layers (fp8_recipe tensorwise or rowwise) {reason}",
-            f"fp8_recipe block with compile false, or {other}",
+            f"Use fp8_recipe block with compile false, or {other}.",
         )
         for technique, field, label, reason, other in (
             ("tensor_parallel", "plan.tp", "tp", "cannot be sharded by tp {plan.tp}", "tp 1"),
@@ -269,21 +269,21 @@ EXCLUSIONS = (
         "{train.optimizer.name} with {plan.params_dtype} weights",
         "this engine version updates {plan.params_dtype} weights by AdamW only, which computes in "
         "fp32 and rounds once",
-        "adamw, or params_dtype fp32",
+        "Use adamw, or params_dtype fp32.",
     ),
     Exclusion(
         ("narrow_weights", "frozen"),
         "plan.params_dtype",
         "{plan.params_dtype} weights with frozen ones",
         "frozen weights are already stored in the compute type, and the few trained ones in fp32",
-        "leave it out",
+        "Omit the field.",
     ),
     Exclusion(
         ("rounded_weights", "pipeline", "tied_embeddings"),
         "plan.params_dtype",
         "bf16 weights with a tied embedding in a pipeline",
         "both ends of the pipeline hold the tied embedding, and would round it differently",
-        "fp32, tie_embeddings false, or pp 1",
+        "Use fp32, tie_embeddings false, or pp 1.",
     ),
     # frozen weights have no gradient, and adapters compute next to a layer's own product
     Exclusion(
@@ -291,56 +291,56 @@ EXCLUSIONS = (
         "plan.schedule",
         "pipedream with frozen weights",
         "pipedream stores versions of all weights, frozen ones included",
-        "1f1b",
+        "Use 1f1b.",
     ),
     Exclusion(
         ("frozen", "split_backward"),
         "plan.schedule",
         "{plan.schedule} with frozen weights",
         "{plan.schedule} computes the weights' gradients separately, frozen weights have none",
-        "1f1b or interleaved_1f1b",
+        "Use 1f1b or interleaved_1f1b.",
     ),
     Exclusion(
         ("adapter", "compile"),
         "train.compile",
         "adapters compiled",
         "this engine version does not compile adapted layers",
-        "compile false",
+        "Use compile false.",
     ),
     Exclusion(
         ("adapter", "fp8"),
         "plan.precision",
         "adapters in fp8",
         "fp8 products replace the linear layers that the adapter changes",
-        "bf16",
+        "Use bf16.",
     ),
     Exclusion(
         ("adapter", "quantize_aware"),
         "train.quantize_aware",
         "{train.quantize_aware} aware adapters",
         "rounded products replace the linear layers that the adapter changes",
-        "leave it out, or adapter method qlora",
+        "Omit the field, or use adapter method qlora.",
     ),
     Exclusion(
         ("adapter_dropout", "tensor_parallel"),
         "train.adapter.dropout",
         "adapter dropout with tp",
         "ranks of tp {plan.tp} would drop different inputs of one adapter",
-        "dropout 0, or tp 1",
+        "Use dropout 0, or tp 1.",
     ),
     Exclusion(
         ("nf4", "experts"),
         "train.adapter.quantize",
         "nf4 with experts",
         "NF4 stores linear layers, this engine version does not quantize routed experts",
-        "method lora",
+        "Use method lora.",
     ),
     Exclusion(
         ("paged", "offload"),
         "train.optimizer.paged",
         "paged states with offload {plan.offload}",
         "offload {plan.offload} already keeps optimizer states off the device",
-        "paged false, or offload none",
+        "Use paged false, or offload none.",
     ),
     # virtual tokens are positions before the text on one rank
     *(
@@ -349,7 +349,7 @@ EXCLUSIONS = (
             field,
             f"virtual tokens with {label}",
             f"the virtual tokens of {{train.adapter.method}} come before the text, {reason}",
-            f"{hint}, or adapter method prefix",
+            f"Use {hint}, or adapter method prefix.",
         )
         for technique, field, label, reason, hint in (
             ("context_parallel", "plan.cp", "cp", "which cp {plan.cp} splits", "cp 1"),
@@ -388,6 +388,6 @@ EXCLUSIONS = (
         "plan.cp",
         "prefixes with cp",
         "cp {plan.cp} exchanges keys of the text, not the prefix",
-        "cp 1",
+        "Use cp 1.",
     ),
 )

@@ -72,8 +72,8 @@ class Admission:
             raise self.draining_error()
         if self.in_progress and self.in_progress + answers > self.capacity:
             raise ApiError(
-                f"{self.in_progress} answers are in progress and the limit is {self.capacity}; "
-                "try again later",
+                f"{self.in_progress} answers are in progress and the limit is {self.capacity}. "
+                "Try again later.",
                 status=429,
                 code="queue_full",
                 retry_after_s=self._wait_s(answers),

@@ -63,7 +63,7 @@ class ReplicaRouter:
         if idlest.in_progress and idlest.in_progress + answers > self._capacity:
             in_progress = sum(replica.in_progress for replica in self.replicas)
             raise ApiError(
-                f"all replicas are full, {in_progress} answers are in progress; try again later",
+                f"all replicas are full, {in_progress} answers are in progress. Try again later.",
                 status=429,
                 code="queue_full",
                 retry_after_s=1.0,

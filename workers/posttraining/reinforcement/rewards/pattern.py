@@ -34,7 +34,7 @@ class PatternReward(Reward):
                 validators.validator_for(rule).check_schema(rule)
             except exceptions.SchemaError as error:
                 raise UserError(
-                    f'{name}: the schema is invalid: {error.message}; try {{"type": "object"}}'
+                    f'{name}: the schema is invalid: {error.message}. Use {{"type": "object"}}.'
                 ) from None
         self.what = "the pattern" if isinstance(spec, RegexReward) else "the schema"
         self._process = RewardProcess(_PROGRAM, [spec.kind, json.dumps(rule)])

@@ -24,7 +24,7 @@ class FunctionReward(Reward):
         super().__init__(name, spec.weight)
         self.spec = spec
         if not Path(spec.path).is_file():
-            raise UserError(f"{name}: {spec.path} is not a file on this node; try its full path")
+            raise UserError(f"{name}: {spec.path} is not a file on this node. Use its full path.")
         self._process = RewardProcess(_PROGRAM, [spec.path, spec.function])
         problem = self._process.start()
         if problem:

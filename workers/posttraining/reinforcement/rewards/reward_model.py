@@ -46,16 +46,16 @@ class ScoredReward(Reward):
             raise UserError(f"{where}: {error}") from None
         if not weights.spec.scalar_head:
             raise UserError(
-                f"{where}: {spec.path} predicts tokens; try a model of objective reward, whose "
-                "head gives one number"
+                f"{where}: {spec.path} predicts tokens. Use a model of objective reward, whose "
+                "head gives one number."
             )
         if (checkpoints / NAME).is_file():
             try:
                 check_same(checkpoints, path)
             except UserError as error:
-                message = str(error).removeprefix("data.tokenizer: ").split("; try ")[0]
+                message = str(error).removeprefix("data.tokenizer: ").split(". ")[0]
                 raise UserError(
-                    f"{where}: {message}; try a reward model with the policy's tokenizer"
+                    f"{where}: {message}. Use a reward model with the policy's tokenizer."
                 ) from None
         with torch.device("meta"):
             decoder = Decoder(weights.spec)

@@ -60,8 +60,8 @@ class UnitTestReward(Reward):
         if "passed" not in outcome:
             reason = outcome.get("unavailable") or outcome.get("ended") or "it does not start"
             raise UserError(
-                f"{self.name}: this node has no sandbox for tests: {reason}; "
-                "try Linux on x86_64 or aarch64 whose containers allow seccomp filters"
+                f"{self.name}: this node has no sandbox for tests: {reason}. "
+                "Use Linux on x86_64 or aarch64 whose containers allow seccomp filters."
             )
 
     def _score(self, answer: AnswerToScore) -> Score:

@@ -76,6 +76,6 @@ class GroupMaker:
         failed = next((each for each in rollouts if each.failure), None)
         if failed is not None and self.options.on_reward_error == "fail":
             raise UserError(
-                f"train.{policy_field(self.options)}.rewards: {failed.failure}; try to fix the "
-                "reward, or on_reward_error skip to leave such answers out"
+                f"train.{policy_field(self.options)}.rewards: {failed.failure}. Fix the "
+                "reward, or set on_reward_error to skip to omit such answers."
             )

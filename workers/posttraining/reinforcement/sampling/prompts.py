@@ -65,8 +65,8 @@ def read_prompts(
     for field, part in data.parts():
         if part.path is None:
             raise UserError(
-                f"{field}: policy optimization reads prompts, this source is {part.preset}; try "
-                "path with format prompt_completion"
+                f"{field}: policy optimization reads prompts, this source is {part.preset}. "
+                "Use path with format prompt_completion."
             )
         for path in list_files(Path(part.path), part.format):
             with open(path, "rb") as file:
@@ -85,7 +85,7 @@ def read_prompts(
                     prompts.append(Prompt(len(prompts), where, shown, tuple(ids), parsed.expected))
     problems.raise_if_any()
     if not prompts:
-        raise UserError("data.path: there is no prompt; try a file with lines")
+        raise UserError("data.path: there is no prompt. Use a file with lines.")
     return Prompts(prompts, seed=seed)
 
 
@@ -99,14 +99,14 @@ def _encode(line: PromptLine, chat: ChatFormat) -> tuple[str, list[int]]:
 
 def _check(ids: list[int], longest: int, vocab: int) -> None:
     if not ids:
-        raise LineError("the prompt has no tokens", "a text, or removing the line")
+        raise LineError("the prompt has no tokens", "Write a text, or remove the line.")
     if len(ids) > longest:
         raise LineError(
             f"the prompt has {len(ids)} tokens, {longest} leave room for an answer",
-            "a larger train.seq_len, a shorter prompt, or a smaller rollout.max_new_tokens",
+            "Use a larger train.seq_len, a shorter prompt, or a smaller rollout.max_new_tokens.",
         )
     if max(ids) >= vocab:
         raise LineError(
             f"token id {max(ids)} is outside the model's vocabulary of {vocab}",
-            "the tokenizer of this model",
+            "Use the tokenizer of this model.",
         )

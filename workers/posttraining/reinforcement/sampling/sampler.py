@@ -192,7 +192,7 @@ class AnswerEngine:
         if available < each * answers + 1:
             raise UserError(
                 f"{self.body}: memory holds the keys and values of {available // each} "
-                f"answers, a group has {answers}; try a smaller group_size or max_new_tokens"
+                f"answers, a group has {answers}. Use a smaller group_size or max_new_tokens."
             )
         sequences = max(answers, min(wanted, (available - 1) // each))
         limits = Limits(step_tokens=max(_STEP_TOKENS, sequences), sequences=sequences)

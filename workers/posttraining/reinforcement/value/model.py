@@ -164,8 +164,8 @@ class ValueModel:
         if not (math.isfinite(norm) and math.isfinite(values["value_loss"])):
             raise NumericsError(
                 f"the value model is not finite at step {step} (value_loss "
-                f"{values['value_loss']}, gradient norm {norm}); try a lower train.ppo.value.lr "
-                "or train.clip_norm 1.0"
+                f"{values['value_loss']}, gradient norm {norm}). Use a lower train.ppo.value.lr "
+                "or train.clip_norm 1.0."
             )
         lr = lr_at(step, steps=train.steps, peak=self.peak_lr, schedule=train.lr_schedule)
         set_lr(self.optimizer, lr)
@@ -187,6 +187,6 @@ def _require_value(folder: Path) -> None:
     names = read_table(folder).state_dict_metadata
     if not any(name.startswith(f"{_MODEL}.") for name in names):
         raise UserError(
-            f"resume: {folder} has no value model; try train.init_from with its path, in another "
-            "run directory"
+            f"resume: {folder} has no value model. Use train.init_from with its path, in another "
+            "run directory."
         )

@@ -33,19 +33,19 @@ def open_examples(
         if part.path is None or part.format not in EXAMPLE_FORMATS:
             raise UserError(
                 f"{field}.format: fine-tuning reads examples, this source is "
-                f"{part.preset or part.format}; try format messages or prompt_completion"
+                f"{part.preset or part.format}. Use format messages or prompt_completion."
             )
         try:
             store = _open_source(part, chat, shape, train_on, cache)
         except PermissionError as error:
             raise UserError(
-                f"data.path: {error.filename} is not readable by this user; try chmod +r"
+                f"data.path: {error.filename} is not readable by this user. Run chmod +r on it."
             ) from None
         largest = int(store.ids.max()) if len(store.ids) else 0
         if largest >= vocab:
             raise UserError(
-                f"data.tokenizer: token id {largest} is outside the model's vocabulary of {vocab}; "
-                f"try the tokenizer of this model, or vocab {largest + 1} or more"
+                f"data.tokenizer: token id {largest} is outside the model's vocabulary of {vocab}. "
+                f"Use the tokenizer of this model, or vocab {largest + 1} or more."
             )
         opened.append((part, store))
     return opened
@@ -73,7 +73,7 @@ def encode_files(
     problems.raise_if_any()
     store = writer.store()
     if not len(store):
-        raise UserError(f"data.path: {files[0]} has no examples; try a file with lines")
+        raise UserError(f"data.path: {files[0]} has no examples. Use a file with lines.")
     return store
 
 

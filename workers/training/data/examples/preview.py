@@ -106,8 +106,8 @@ def _guess(path: Path) -> ExampleFormat:
     format_ = guess_format(first.removeprefix(b"\xef\xbb\xbf"))
     if format_ is None:
         raise UserError(
-            f"data.path: {file.name}: line 1 has the fields of no example format; try a line "
-            'such as {"prompt": "…", "completion": "…"}'
+            f"data.path: {file.name}: line 1 has the fields of no example format. Use a line "
+            'such as {"prompt": "…", "completion": "…"}.'
         )
     return format_
 

@@ -135,8 +135,8 @@ def _require_margins(opened: _Opened) -> None:
     """Raises UserError if no pair has a margin to subtract."""
     if not any(bool((store.margins != 0).any()) for _, store in opened):
         raise UserError(
-            "train.reward.margin: no line has a margin other than 0; try margin false, or lines "
-            'with "margin": 1.5'
+            "train.reward.margin: no line has a margin other than 0. Use margin false, or lines "
+            'with "margin": 1.5.'
         )
 
 

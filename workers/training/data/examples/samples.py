@@ -185,17 +185,17 @@ class _SourceRows:
     def _refuse_unusable(self, count: int, name: str) -> None:
         """Raises UserError if no example is left, or if labels are of one kind."""
         if not count:
-            raise UserError(f"{name}: there are no examples; try a file with more lines")
+            raise UserError(f"{name}: there are no examples. Use a file with more lines.")
         if not self.used:
             raise UserError(
                 f"{name}: all {count} examples are longer than a sequence before their first "
-                f"trained token; try a seq_len above {self.seq_len}"
+                f"trained token. Use a seq_len above {self.seq_len}."
             )
         if self.shape == "labels":
             kinds = Counter(int(self.source.store.labels[each]) for each in self.used)
             if len(kinds) < 2:
                 label = "good" if 1 in kinds else "bad"
                 raise UserError(
-                    f"{name}: all {len(self.used)} answers are labelled {label}; try lines with "
-                    "label true and lines with label false"
+                    f"{name}: all {len(self.used)} answers are labelled {label}. Use lines with "
+                    "label true and lines with label false."
                 )

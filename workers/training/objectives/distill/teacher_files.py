@@ -47,7 +47,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         int(manifest["top_k"]), int(manifest["vocab"]), int(manifest["seq_len"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{_FIELD}: {folder / TEACHER_MANIFEST} cannot be read ({error}); try writing it again"
+            f"{_FIELD}: {folder / TEACHER_MANIFEST} cannot be read ({error}). Write it again."
         ) from None
     return dict(manifest)
 
@@ -80,18 +80,18 @@ class TaughtRows:
         if manifest["vocab"] != vocab:
             raise UserError(
                 f"{_FIELD}: {folder} is of a vocabulary of {manifest['vocab']} tokens, the model's "
-                f"has {vocab}; try a teacher with the same tokenizer"
+                f"has {vocab}. Use a teacher with the same tokenizer."
             )
         self.top_k = top_k or int(manifest["top_k"])
         if self.top_k > manifest["top_k"]:
             raise UserError(
-                f"train.distill.top_k: {folder} has {manifest['top_k']} tokens per position; try "
-                f"top_k {manifest['top_k']} or less"
+                f"train.distill.top_k: {folder} has {manifest['top_k']} tokens per position. "
+                f"Use top_k {manifest['top_k']} or less."
             )
         if samples.seq_len > manifest["seq_len"]:
             raise UserError(
-                f"{_FIELD}: the examples of {folder} were cut at {manifest['seq_len']} tokens; try "
-                f"seq_len {manifest['seq_len']}, or writing it again"
+                f"{_FIELD}: the examples of {folder} were cut at {manifest['seq_len']} tokens. "
+                f"Use seq_len {manifest['seq_len']}, or writing it again."
             )
         self._folder = folder
         self._opened: dict[str, _Tokens] = {}
@@ -125,13 +125,13 @@ class TaughtRows:
         if not folder.is_dir():
             raise UserError(
                 f"{_FIELD}: {self._folder} was written for other examples than {name}, or with "
-                "another template, tokenizer or train_on; try writing it again for this run's spec"
+                "another template, tokenizer or train_on. Write it again for this run's spec."
             )
         tokens = np.load(folder / "tokens.npy", mmap_mode="r")
         logprobs = np.load(folder / "logprobs.npy", mmap_mode="r")
         count = int(store.trained.sum())
         if len(tokens) != count or tokens.shape != logprobs.shape:
-            raise UserError(f"{_FIELD}: {folder} is incomplete; try writing it again")
+            raise UserError(f"{_FIELD}: {folder} is incomplete. Write it again.")
         return _Tokens(tokens, logprobs, np.cumsum(store.trained, dtype=np.int64) - 1)
 
 

@@ -39,8 +39,8 @@ def rank_spans(length: int, size: int, rank: int) -> tuple[range, ...]:
     share, rest = divmod(length, size)
     if rest:
         raise ValueError(
-            f"{length} positions do not divide over {size} ranks; try {length - rest} or "
-            f"{length + size - rest}"
+            f"{length} positions do not divide over {size} ranks. Use {length - rest} or "
+            f"{length + size - rest}."
         )
     if size == 1:
         return (range(length),)

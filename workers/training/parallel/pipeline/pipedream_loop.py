@@ -121,5 +121,5 @@ class PipeDreamLoop(Loop):
         self.recorder.event("non_finite", step=number, **values)
         numbers = f"loss {values['loss']}, grad_norm {values['grad_norm']}"
         raise NumericsError(
-            f"step {number} is not finite ({numbers}); try a lower learning rate, or warm-up"
+            f"step {number} is not finite ({numbers}). Use a lower learning rate, or warm-up."
         )

@@ -88,7 +88,7 @@ CASES: dict[str, tuple[list[Any], str, dict[str, Any], str]] = {
         [{"prompt": "a", "completion": "b", "label": "yes"}],
         "labelled",
         {"objective": "dpo", "dpo": {"loss": "kto"}},
-        "line 1: label is 'yes'; try true or false",
+        "line 1: label is 'yes'. Use true or false.",
     ),
 }
 

@@ -139,7 +139,8 @@ def _check(gate_up: torch.Tensor, up: torch.Tensor | None, quant: str | None, ke
         )
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantized output has none: use "
+            "quant was given and an input requires a gradient; quantized output has no gradient: "
+            "use "
             "no_grad(), or keep=True."
         )
     return needs_grad

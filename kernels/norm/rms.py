@@ -180,7 +180,8 @@ def _check(
         raise ValueError("keep requires quant; without quant the result is y already.")
     if quant and needs_grad and not keep:
         raise ValueError(
-            "quant was given and an input requires a gradient; quantized output has none: use "
+            "quant was given and an input requires a gradient; quantized output has no gradient: "
+            "use "
             "no_grad(), or keep=True."
         )
     return needs_grad

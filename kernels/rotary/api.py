@@ -202,7 +202,9 @@ def _check(
             "many."
         )
     if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
-        raise ValueError("cos or sin requires a gradient; angles have none here: detach them.")
+        raise ValueError(
+            "cos or sin requires a gradient; angles have no gradient here: detach them."
+        )
     if positions is None:
         if q.shape[-3] > cos.shape[0]:
             raise ValueError(
@@ -226,7 +228,8 @@ def _check(
         _check_cache(k, cache, check)
         if needs_grad or (torch.is_grad_enabled() and cache[0].requires_grad):
             raise ValueError(
-                "cache was given and an input requires a gradient; a cache has none: use no_grad()."
+                "cache was given and an input requires a gradient; a cache has no gradient: use "
+                "no_grad()."
             )
     return needs_grad
 

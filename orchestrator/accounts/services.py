@@ -161,7 +161,9 @@ def token_create(
         if scope not in allowed:
             raise invalid(
                 "scopes",
-                f"{scope} needs the role {SCOPES[scope].value}, {user.username} is {user.role}",
+                f"The scope {scope} requires the role {SCOPES[scope].value}; {user.username} has "
+                "the "
+                f"role {user.role}",
                 f"Use one of {', '.join(allowed)}.",
                 type="scope-not-allowed",
             )

@@ -48,7 +48,7 @@ BUILTINS: Final[Mapping[str, Builtin]] = {
         Builtin(
             "idle",
             "Devices are idle",
-            "The devices of a training are less than 5% utilized for 15 minutes.",
+            "The devices of a training run have been less than 5% utilized for 15 minutes.",
             Condition("idle", threshold=0.05, kinds=_TRAINING),
             900.0,
         ),

@@ -120,7 +120,7 @@ def checkpoints(request: HttpRequest, id: int) -> Any:
     summary="Get the code of a script run",
 )
 def code_detail(request: HttpRequest, id: int) -> Any:
-    """Commit, diff and files of the program at the submit; `fingerprint` is null without code."""
+    """Commit, diff and files of the program at submission; `fingerprint` is null without code."""
     run = get_run(request, id)
     code, environment = record.code_of(run), environment_of(run)
     document = record.document(code) if code is not None else {}

@@ -98,7 +98,7 @@ def dead_letter_retry(*, letter: DeadLetter, by: User) -> DeadLetter:
                 "broker-unavailable",
                 "The broker is unavailable",
                 503,
-                f"The message could not be put back: {error}. Try again later.",
+                f"The message could not be requeued: {error}. Try again later.",
                 retry_after_s=5,
             ) from None
     return letter

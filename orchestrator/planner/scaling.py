@@ -169,9 +169,7 @@ def scaling(
 def _problems(columns: Mapping[str, Any]) -> list[Problem]:
     may_be_zero = ("usd_per_hour", "power_w")
     return [
-        problem(
-            name, f"{name} is {value:g}, it must be a number above 0", "Use a number such as 1."
-        )
+        problem(name, f"{name} is {value:g}; it must be greater than 0", "Use a number such as 1.")
         for name, value in columns.items()
         if not math.isfinite(value) or (value < 0 if name in may_be_zero else value <= 0)
     ]

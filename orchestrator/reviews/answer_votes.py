@@ -77,7 +77,7 @@ def vote(*, run: Run, by: User, example: int, choice: str) -> AnswerVote:
     """Store a person's vote on an example, once. Raises 403 for viewers, 409, 422."""
     accounts.require_role(by, Role.SUBMITTER, "vote")
     if choice not in CHOICES:
-        raise invalid("choice", f"{choice!r} is no vote", f"Use one of {', '.join(CHOICES)}.")
+        raise invalid("choice", f"{choice!r} is not a vote", f"Use one of {', '.join(CHOICES)}.")
     pair = next((each for each in _pairs(run) or () if each.example == example), None)
     if pair is None:
         message = f"run {run.pk} has no two different answers to example {example}"

@@ -127,7 +127,7 @@ def turn_vote(*, turn: ComparisonTurn, by: User, choice: str) -> ComparisonTurn:
     accounts.require_role(by, Role.SUBMITTER, "vote")
     known = [value for value in ComparisonTurn.Choice.values if value]
     if choice not in known:
-        raise invalid("choice", f"{choice!r} is no vote", f"Use one of {', '.join(known)}.")
+        raise invalid("choice", f"{choice!r} is not a vote", f"Use one of {', '.join(known)}.")
     if turn.by != by.username:
         raise conflict(f"{turn.by} asked, and votes.", type="vote-of-another")
     unvoted = ComparisonTurn.objects.filter(pk=turn.pk, choice="")
@@ -233,7 +233,7 @@ def _answer(
     except httpx.HTTPError as error:
         raise _failed(f"the connection failed ({type(error).__name__})") from None
     except (ValueError, KeyError, IndexError, TypeError, RecursionError):
-        raise _failed("its response is no chat completion") from None
+        raise _failed("its response is not a chat completion") from None
     if not isinstance(text, str):
         raise _failed("its response has no text")
     return _UNSTORABLE.sub("\ufffd", text.strip())

@@ -49,7 +49,7 @@ def review_write(
     if writes == "edits_as_pairs" and review.format not in ("messages", "prompt_completion"):
         raise invalid(
             "writes",
-            f"lines of {review.format} are no single answers",
+            f"format {review.format} has no single answer per line",
             "Use writes lines.",
             type="invalid",
         )

@@ -190,7 +190,7 @@ def _check(review: Review, edit: LineEdit) -> None:
     allowed = ("", "keep", "drop", *(("swap",) if review.format == PAIRS else ()))
     if not isinstance(edit.decision, _Unset) and edit.decision not in allowed:
         listed = ", ".join(each or '""' for each in allowed)
-        raise invalid("decision", f"{edit.decision!r} is no decision", f"Use one of {listed}.")
+        raise invalid("decision", f"{edit.decision!r} is not a decision", f"Use one of {listed}.")
     if isinstance(edit.rating, int) and not 1 <= edit.rating <= 5:
         raise invalid("rating", f"{edit.rating} is not from 1 to 5", "Use 1 to 5, or null.")
     if isinstance(edit.note, str) and len(edit.note) > 2000:

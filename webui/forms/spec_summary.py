@@ -69,7 +69,7 @@ def summarize_spec(
     facts: list[tuple[str, str]] = []
     notes: list[str] = []
     if run.kind == "external":
-        facts.append((_("Devices"), _("none of this fleet")))
+        facts.append((_("Devices"), _("no device of this fleet")))
         return {
             "headline": _("Orrery records this run but does not launch it"),
             "facts": facts,

@@ -120,7 +120,7 @@ def stopping(facts: RunFacts) -> str:
 def paused(facts: RunFacts) -> str:
     """Describe a paused inference run."""
     if facts.kind == "serve":
-        return _("Paused. After Resume it serves again, at another address of its node.")
+        return _("Paused. Resume starts the server again; its address on the node may change.")
     return _("Paused; %(results)s. Resume continues from there.") % {"results": _saved(facts)}
 
 

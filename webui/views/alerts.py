@@ -41,17 +41,19 @@ _BUILTIN_TEXTS: Final = {
     ),
     "no-progress": (
         gettext_noop("No progress"),
-        gettext_noop("A running training has logged nothing for 15 minutes."),
+        gettext_noop("A running training run has logged nothing for 15 minutes."),
     ),
     "slow": (
         gettext_noop("Slower than predicted"),
         gettext_noop(
-            "A training has less than half of its predicted tokens per second for 10 minutes."
+            "A training run has been below half of its predicted tokens per second for 10 minutes."
         ),
     ),
     "idle": (
         gettext_noop("Devices are idle"),
-        gettext_noop("The devices of a training are less than 5% utilized for 15 minutes."),
+        gettext_noop(
+            "The devices of a training run have been less than 5% utilized for 15 minutes."
+        ),
     ),
     "node-lost": (
         gettext_noop("Node lost"),

@@ -128,7 +128,7 @@ def confirm_lost(request: PageRequest, name: str) -> HttpResponse:
     health.node_confirm_lost(node=row, by=request.user)
     return redirect_with_message(
         request,
-        _("%(node)s counts as lost: its runs start elsewhere.") % {"node": row.name},
+        _("Marked %(node)s as lost. Its runs will be requeued.") % {"node": row.name},
         "node",
         row.name,
     )

@@ -62,7 +62,7 @@ def _vote(run: Any, request: HttpRequest) -> tuple[Any, str]:
     if not is_id(example):
         raise invalid(
             "example",
-            _("%(name)r is no example") % {"name": example[:40]},
+            _("%(name)r is not an example") % {"name": example[:40]},
             "Use a number such as 0.",
         )
     choice = request.POST.get("choice", "")

@@ -29,13 +29,13 @@ def write(job: ExportJob) -> Exported:
     if plan.pp > 1:
         raise refuse(
             ENGINE,
-            f"trains without pipeline stages, pp is {plan.pp}",
+            f"does not support pipeline parallelism; the plan has pp {plan.pp}",
             "Use pp 1, or torchtitan, megatron or deepspeed.",
         )
     if plan.ep > 1:
         raise refuse(
             ENGINE,
-            f"has no expert parallelism in its configuration, ep is {plan.ep}",
+            f"does not support expert parallelism; the plan has ep {plan.ep}",
             "Use ep 1, or torchtitan or megatron.",
         )
     kind, body = _engine(job)
@@ -44,7 +44,7 @@ def write(job: ExportJob) -> Exported:
         # the launcher starts the ranks, but each one trains a full model alone
         raise refuse(
             ENGINE,
-            "shards on accelerators only, but the cluster's devices are CPUs",
+            "shards on accelerators only; the cluster's devices are CPUs",
             "Use zero 0, or Orrery's own engine.",
         )
     if on_cpu and kind == "MULTI_GPU":
@@ -109,7 +109,8 @@ def _fsdp(job: ExportJob) -> dict[str, Any]:
     if shard * plan.cp == 1:
         raise refuse(
             ENGINE,
-            f"combines tp {plan.tp} with sharding only, dp is {plan.dp} and zero {plan.zero}",
+            f"combines tp with sharding only; the plan has tp {plan.tp}, dp {plan.dp} and "
+            f"zero {plan.zero}",
             "Use zero 3 with dp at least 2, or torchtitan, megatron or deepspeed.",
         )
     if shard == 1 and replicate > 1:
@@ -180,13 +181,13 @@ def _deepspeed(job: ExportJob) -> dict[str, Any]:
     if plan.zero == 0:
         raise refuse(
             ENGINE,
-            f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
+            f"offloads under ZeRO only; the plan has zero 0 and offload {plan.offload}",
             "Use zero 1 to 3.",
         )
     if plan.zero < 3 and plan.offload in ("all", "nvme"):
         raise refuse(
             ENGINE,
-            f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
+            f"offloads parameters under ZeRO-3 only; the plan has zero {plan.zero}",
             "Use zero 3, or offload optimizer.",
         )
     values: dict[str, Any] = {

@@ -58,7 +58,7 @@ def _zero(job: ExportJob) -> dict[str, Any]:
     if plan.pp > 1 and plan.zero > 1:
         raise refuse(
             ENGINE,
-            f"pipelines with ZeRO 0 or 1 only, zero is {plan.zero}",
+            f"supports pipelines with ZeRO 0 or 1 only; the plan has zero {plan.zero}",
             "Use zero 1, or megatron or torchtitan.",
         )
     if plan.offload != "none":
@@ -91,7 +91,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
     if plan.zero == 0:
         raise refuse(
             ENGINE,
-            f"offloads under ZeRO only, zero is 0 with offload {plan.offload}",
+            f"offloads under ZeRO only; the plan has zero 0 and offload {plan.offload}",
             "Use zero 1 to 3.",
         )
     device: dict[str, Any] = {
@@ -102,7 +102,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
         if plan.zero < 3:
             raise refuse(
                 ENGINE,
-                f"offloads to NVMe under ZeRO-3 only, zero is {plan.zero}",
+                f"offloads to NVMe under ZeRO-3 only; the plan has zero {plan.zero}",
                 "Use zero 3, or offload optimizer.",
             )
         device["nvme_path"] = NVME_PATH
@@ -112,7 +112,7 @@ def _offload(job: ExportJob, values: dict[str, Any]) -> None:
         if plan.zero < 3:
             raise refuse(
                 ENGINE,
-                f"offloads parameters under ZeRO-3 only, zero is {plan.zero}",
+                f"offloads parameters under ZeRO-3 only; the plan has zero {plan.zero}",
                 "Use zero 3, or offload optimizer.",
             )
         values["offload_param"] = dict(device)
@@ -194,7 +194,7 @@ def _mesh(job: ExportJob) -> dict[str, Any]:
         if heads % plan.cp:
             raise refuse(
                 ENGINE,
-                f"shards heads over cp (Ulysses), {heads} is not divisible by {plan.cp}",
+                f"shards heads over cp (Ulysses); {heads} heads do not divide by cp {plan.cp}",
                 "Use megatron or torchtitan.",
             )
         values |= {"sequence_parallel_size": plan.cp, "data_parallel_size": plan.dp}
@@ -208,7 +208,7 @@ def _mesh(job: ExportJob) -> dict[str, Any]:
         if plan.dp % plan.ep:
             raise refuse(
                 ENGINE,
-                f"distributes experts over dp ranks, ep {plan.ep} does not divide dp {plan.dp}",
+                f"distributes experts over dp ranks; ep {plan.ep} does not divide dp {plan.dp}",
                 "Use another ep, or megatron.",
             )
         values["expert_parallel"] = {"enabled": True, "autoep_size": plan.ep}

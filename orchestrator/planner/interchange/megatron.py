@@ -64,7 +64,7 @@ def _degrees(job: ExportJob) -> Args:
     if plan.cp > 1 and job.seq_len % (2 * plan.cp):
         raise refuse(
             ENGINE,
-            f"splits a sequence into 2 cp chunks, {job.seq_len} is not divisible by {2 * plan.cp}",
+            f"splits a sequence into 2 cp chunks; {job.seq_len} does not divide by {2 * plan.cp}",
             "Use another sequence length.",
         )
     if job.model.moe:
@@ -171,13 +171,15 @@ def _sharding(job: ExportJob) -> Args:
     if plan.offload == "optimizer":
         if not plan.zero:
             raise refuse(
-                ENGINE, "offloads its distributed optimizer only, zero is 0", "Use zero 1."
+                ENGINE,
+                "offloads its distributed optimizer only; the plan has zero 0",
+                "Use zero 1.",
             )
         args += [("--optimizer-cpu-offload",), ("--use-precision-aware-optimizer",)]
     elif plan.offload != "none":
         raise refuse(
             ENGINE,
-            f"offloads the optimizer only, offload is {plan.offload}",
+            f"offloads the optimizer only; the plan has offload {plan.offload}",
             "Use offload optimizer, or deepspeed.",
         )
     note_gathering(job, "Megatron")

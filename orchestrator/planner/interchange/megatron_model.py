@@ -227,6 +227,6 @@ def _vocabulary(job: ExportJob) -> Args:
 def _refuse(model: ModelSpec, what: str) -> ValueError:
     return refuse(
         "Megatron",
-        f"has no arguments for {what}, which {model.name} has",
+        f"has no arguments for {what} of {model.name}",
         "Use deepspeed or accelerate.",
     )

@@ -145,14 +145,14 @@ def _parallelism(job: ExportJob, titan: TitanModel) -> dict[str, Any]:
     if plan.ep > 1 and (shard * plan.cp) % plan.ep:
         raise refuse(
             ENGINE,
-            f"shards experts over sharded ranks, ep {plan.ep} does not divide dp_shard {shard} "
+            f"shards experts over sharded ranks; ep {plan.ep} does not divide dp_shard {shard} "
             f"x cp {plan.cp}",
             "Use zero 3 with a dp_replicate that leaves them together, or megatron.",
         )
     if job.seq_len % (plan.tp * (2 * plan.cp if plan.cp > 1 else 1)):
         raise refuse(
             ENGINE,
-            f"requires a sequence length divisible by tp x 2 cp, {job.seq_len} is not",
+            f"requires a sequence length divisible by tp x 2 cp; {job.seq_len} is not divisible",
             "Use another sequence length.",
         )
     values: dict[str, Any] = {

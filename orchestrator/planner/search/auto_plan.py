@@ -202,7 +202,8 @@ def _choice(
     if result.fit and result.table is not None:
         if index is None:
             message = (
-                f"the engine supports none of the {len(result.requests)} fastest plans for {where}"
+                f"the engine does not support any of the {len(result.requests)} fastest plans for "
+                f"{where}"
             )
             return Choice(
                 None, message, False, None, [problem("plan", message, "Use an explicit plan.")]

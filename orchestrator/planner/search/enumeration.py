@@ -111,8 +111,7 @@ def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
             raise Refused(
                 f"{number} devices do not fill nodes of {per_node}, or exceed the cluster's "
                 f"{cluster.devices}",
-                f"Use a multiple of {per_node}, such as "
-                f"{max(1, min(number // per_node, nodes)) * per_node}.",
+                f"Use a multiple of {per_node}, at most {nodes * per_node}.",
                 field="fix.devices",
             )
     return sizes

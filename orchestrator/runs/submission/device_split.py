@@ -65,13 +65,16 @@ def choose_split(
     total, plan = spec.resources.devices, spec.plan
     if total is None or total < 2:
         message = "auto splits resources.devices between training and rollouts"
-        message += ", which is not given" if total is None else f", {total} cannot be split"
+        message += ", which is not set" if total is None else f"; {total} cannot be split"
         hint = "Use resources.devices 4, or a number here."
         return ChosenSplit(with_rollout_devices(spec, 1), problems=[problem(name, message, hint)])
     if spec.has_explicit_plan and isinstance(plan, ParallelPlan):
         left = total - plan.world_size
         if left < 1:
-            message = f"the plan's {plan.world_size} devices leave none of {total} for rollouts"
+            message = (
+                f"the plan uses {plan.world_size} of {total} devices, which leaves no device for "
+                "rollouts"
+            )
             hint = f"Use resources.devices {plan.world_size + 1}."
             return ChosenSplit(
                 with_rollout_devices(spec, 1), problems=[problem(name, message, hint)]

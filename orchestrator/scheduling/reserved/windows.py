@@ -174,7 +174,9 @@ def _require_times(start: datetime, end: datetime) -> None:
             "Drain the nodes or move them to another pool instead.",
         )
     if NodeWindow.objects.filter(end__gt=now).count() >= MOST_OPEN:
-        raise conflict(f"There are {MOST_OPEN} windows to come. Delete some first.")
+        raise conflict(
+            f"There are already {MOST_OPEN} upcoming windows, the maximum. Delete some first."
+        )
 
 
 def _nodes(pool: Pool, names: Sequence[str]) -> list[Node]:

@@ -96,9 +96,9 @@ def test_rollouts_get_what_an_explicit_plan_leaves(
 @pytest.mark.parametrize(
     ("total", "plan", "message"),
     [
-        (None, "auto", "which is not given"),
+        (None, "auto", "which is not set"),
         (1, "auto", "1 cannot be split"),
-        (4, {"dp": 4, "global_batch_size": 840}, "leave none of 4 for rollouts"),
+        (4, {"dp": 4, "global_batch_size": 840}, "uses 4 of 4 devices"),
     ],
 )
 def test_nothing_to_split_is_refused(

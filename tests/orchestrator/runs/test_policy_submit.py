@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused(
     [
         ({"rewards": []}, "at least 1"),
         ({"rewards": [{"kind": "exact"}, {"kind": "exact"}]}, "two rewards are named exact"),
-        ({"rewards": [{"kind": "regex", "pattern": "("}]}, "is no regular expression"),
+        ({"rewards": [{"kind": "regex", "pattern": "("}]}, "is not a valid regular expression"),
         ({"rewards": [{"kind": "exact"}], "minibatches": 3}, "do not divide into 3 minibatches"),
         ({"rewards": [{"kind": "exact"}], "staleness": {"max": 1}}, "need a correction"),
         (

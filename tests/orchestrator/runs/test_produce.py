@@ -41,7 +41,7 @@ def test_seeds_are_in_the_data_folders_and_the_output_in_the_run(
         ({"seeds": "missing.jsonl"}, "does not exist"),
         ({"server": {**SERVER, "url": "ftp://x/v1"}}, "is not the address of a server"),
         ({"filters": [{"kind": "ngram"}]}, "the filter ngram needs against"),
-        ({"filters": [{"kind": "regex", "pattern": "("}]}, "is not a regular expression"),
+        ({"filters": [{"kind": "regex", "pattern": "("}]}, "is not a valid regular expression"),
         ({"filters": [{"kind": "exact"}]}, "new instructions have no known answer"),
         ({"writes": "preference"}, "has one answer per prompt"),
         ({"server": {"run": 7, "url": SERVER["url"]}}, "either a run or a url"),

@@ -83,9 +83,9 @@ def test_pretraining_refuses_example_formats_and_the_engine_frozen_pipedream():
 @pytest.mark.parametrize(
     ("train", "field", "message"),
     [
-        ({"freeze": ["blocks.0.*", "layers.*"]}, "train.freeze.1", "layers.* matches none"),
+        ({"freeze": ["blocks.0.*", "layers.*"]}, "train.freeze.1", "layers.* does not match any"),
         ({"freeze": ["*"]}, "train.freeze", "all 47 parameters are frozen"),
-        ({"adapter": {}}, "train.adapter", "train.init_from names none"),
+        ({"adapter": {}}, "train.adapter", "train.init_from is not set"),
         (
             {"adapter": {"modules_to_save": ["lm_head"]}, "init_from": {"path": "a"}},
             "train.adapter.modules_to_save.0",
@@ -94,12 +94,12 @@ def test_pretraining_refuses_example_formats_and_the_engine_frozen_pipedream():
         (
             {"adapter": {"method": "qlora"}, "init_from": {"path": "a"}},
             "train.adapter.quantize",
-            "344 inputs of mlp.down",
+            "mlp.down has 344 inputs",
         ),
         (
             {"optimizer": {"lora_plus_ratio": 4}},
             "train.optimizer.lora_plus_ratio",
-            "this run has none",
+            "this run has no such",
         ),
         (
             {"adapter": {}, "init_from": {"path": "a"}, "freeze": ["embed.*"]},

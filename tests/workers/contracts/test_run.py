@@ -80,7 +80,7 @@ def refusals(document: dict[str, Any]) -> list[str]:
         # between fields
         (
             {"plan": {"dp": 2}, "resources": {"devices": 3}},
-            "resources.devices: 3 devices are requested, the plan's world size is 2",
+            "resources.devices: resources.devices is 3, but the plan's world size is 2",
         ),
         (
             {"plan": {"dp": 2, "global_batch_size": 3}},

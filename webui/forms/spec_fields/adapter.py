@@ -31,7 +31,7 @@ NONE = (_METHOD, ("",))
 ADAPTER = Section(
     "adapter",
     _("Adapter"),
-    _("What is trained of existing weights."),
+    _("Which parameters to train."),
     (
         F(
             "train.adapter.method",
@@ -49,7 +49,7 @@ ADAPTER = Section(
             _("Rank"),
             "int",
             _("Rank of low-rank updates, units of a bottleneck, or number of virtual tokens."),
-            default=_("16, or 20 of other methods"),
+            default=_("16 for low-rank methods, 20 for others"),
             when=RANKED,
         ),
         F(

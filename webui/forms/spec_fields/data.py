@@ -24,7 +24,13 @@ DATA = Section(
             default="shakespeare",
             double=True,
         ),
-        F("data.path", _("Path"), "text", _("In one of the allowed data roots."), double=True),
+        F(
+            "data.path",
+            _("Path"),
+            "text",
+            _("A path in one of the allowed data roots."),
+            double=True,
+        ),
         F(
             "data.format",
             _("Format"),

@@ -38,7 +38,7 @@ EVALUATION = Section(
             "train.evaluate.references",
             _("References"),
             "text",
-            _("JSON Lines, if the examples have none."),
+            _("A JSON Lines file, if the examples have no references."),
             double=True,
         ),
         F(

@@ -113,7 +113,7 @@ FINETUNING = Section(
             "train.reward.margin",
             _("Subtract margins"),
             "flag",
-            _("Of a reward model: the field margin of each pair."),
+            _("Reward models: use each pair's margin field."),
             when=REWARD,
         ),
         F(
@@ -155,7 +155,10 @@ FINETUNING = Section(
             "train.distill.top_k",
             _("Tokens of the teacher"),
             "int",
-            _("The most probable ones at each position, of forward KL."),
+            _(
+                "Number of the teacher's most probable tokens to keep per position (forward KL "
+                "only)."
+            ),
             default=_("all"),
             when=("train.distill.loss", ("forward_kl",)),
         ),
@@ -163,7 +166,7 @@ FINETUNING = Section(
             "train.distill.on_policy",
             _("On-policy share"),
             "float",
-            _("Of the steps: the student writes their answers."),
+            _("Fraction of steps whose answers the student generates."),
             default="0",
             when=DISTILL,
         ),
@@ -171,7 +174,7 @@ FINETUNING = Section(
             "train.distill.max_new_tokens",
             _("Longest answer of the student"),
             "int",
-            _("In tokens."),
+            _("Number of tokens."),
             default="128",
             when=DISTILL,
         ),

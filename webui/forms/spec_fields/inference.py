@@ -162,7 +162,7 @@ GENERATE = Section(
             "generate.output",
             _("Output file"),
             "text",
-            _("In the run's folder, or a path in a data root."),
+            _("A name in the run's folder, or a path in a data root."),
             double=True,
         ),
         F("generate.max_new_tokens", _("Max output tokens"), "int", default="64"),
@@ -209,7 +209,7 @@ EVALUATE = Section(
             "evaluate.references",
             _("References"),
             "text",
-            _("JSON Lines, if the input has none."),
+            _("A JSON Lines file, if the input has no references."),
             double=True,
         ),
         F(

@@ -77,7 +77,7 @@ WEIGHTS = Section(
             "model.path",
             _("Path"),
             "text",
-            _("In the models or runs folder of the data directory, or in a data root."),
+            _("A path in the models or runs folder of the data directory, or in a data root."),
             wide=True,
         ),
     ),

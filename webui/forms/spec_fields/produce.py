@@ -72,7 +72,7 @@ PRODUCE = Section(
             "produce.method",
             _("Method"),
             "choice",
-            _("How prompts and answers come about."),
+            _("How prompts and answers are generated."),
             choices=(
                 ("", _("new instructions (Self-Instruct)")),
                 ("evol", _("harder instructions (Evol-Instruct)")),
@@ -103,7 +103,7 @@ PRODUCE = Section(
             "produce.output",
             _("Output file"),
             "text",
-            _("In the run's folder, or a path in a data root."),
+            _("A name in the run's folder, or a path in a data root."),
             default="produced.jsonl",
         ),
         F(

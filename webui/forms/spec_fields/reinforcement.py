@@ -47,7 +47,7 @@ _SECTION = Section(
             "train.grpo.rollout.max_new_tokens",
             _("Longest answer"),
             "int",
-            _("In tokens."),
+            _("Number of tokens."),
             default="128",
         ),
     ),
@@ -61,7 +61,7 @@ _SECTION = Section(
             "train.grpo.kl.estimator",
             _("Penalty estimator"),
             "choice",
-            _("Of the divergence from the initial weights."),
+            _("Estimator of the KL divergence from the initial weights."),
             choices=(
                 ("k2_loss", _("k2 in the loss")),
                 ("k3_ratio_loss", _("k3 times the ratio in the loss")),
@@ -95,7 +95,7 @@ _SECTION = Section(
             "train.grpo.rollout.devices",
             _("Devices for sampling"),
             "int",
-            _("In addition to the plan's devices. auto: the planner splits the run's devices."),
+            _("Devices in addition to the plan's. auto: the planner splits the run's devices."),
             default="1",
             when=_SEPARATE,
         ),
@@ -103,7 +103,10 @@ _SECTION = Section(
             "train.grpo.staleness.max",
             _("Oldest weights of an answer"),
             "int",
-            _("In updates; 0 samples every answer with the newest weights, and training waits."),
+            _(
+                "Number of updates; 0 samples every answer with the newest weights, and training "
+                "waits."
+            ),
             default="0",
             when=_SEPARATE,
         ),
@@ -159,7 +162,7 @@ _VALUE_MODEL = (
         "train.ppo.clip.value",
         _("Clip values by"),
         "float",
-        _("How far an update moves a value from that at the start of the iteration."),
+        _("Clip range: the largest change of a value relative to the start of the iteration."),
         default="0.2",
     ),
     F("train.ppo.gae.gamma", _("Discount (gamma)"), "float", default="1"),

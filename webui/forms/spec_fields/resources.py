@@ -48,7 +48,7 @@ RESOURCES = Section(
             "resources.image",
             _("Container image"),
             "text",
-            _("With python3 and torch; on nodes with Docker or Apptainer."),
+            _("An image with python3 and torch; runs on nodes with Docker or Apptainer."),
             default=_("none"),
         ),
         F(

@@ -48,8 +48,8 @@ SCRIPT = Section(
             "script.environment.node_packages",
             _("Packages of the node"),
             "choice",
-            _("Whether what the lock does not name, such as torch, comes from the node."),
-            choices=(("", _("yes")), ("false", _("no, only those of the lock"))),
+            _("Use the node's packages for anything the lock file does not pin, such as torch."),
+            choices=(("", _("yes")), ("false", _("no, only packages of the lock file"))),
         ),
         F(
             "script.env",

@@ -109,12 +109,12 @@ TRAINING = Section(
             _("Texts generated from held-out prompts. Set 0 for none."),
             default="3",
         ),
-        F("train.log_every", _("Log every"), "int", _("Steps."), default="1"),
+        F("train.log_every", _("Log every"), "int", _("Number of steps."), default="1"),
         F(
             "train.allow_data_change",
             _("Continue on changed data"),
             "flag",
-            _("Otherwise a checkpoint of other data is refused when the run resumes."),
+            _("Allow resuming from a checkpoint that was trained on different data."),
         ),
         F(
             "train.fused_kernels",

@@ -39,7 +39,7 @@ LOAD: Final = (
         _("Serve run"),
         "int",
         "",
-        _("Its model, layout and measured step times count."),
+        _("Uses this run's model, parallel plan and measured step times."),
     ),
     FIELDS["model"],
     DEVICE,

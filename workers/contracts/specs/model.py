@@ -265,7 +265,7 @@ class ModelSpec(Contract):
                 )
         if self.position == "rope" and self.rotary_dim % 2:
             raise Refused(
-                f"RoPE rotates pairs, {self.rotary_dim} dims are odd",
+                f"rotary_dim is {self.rotary_dim}; RoPE requires an even number",
                 "Use an even number.",
                 field="head_dim",
             )

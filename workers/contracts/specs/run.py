@@ -244,7 +244,7 @@ def spec_problems(spec: RunSpec) -> list[Problem]:
             problems.append(
                 problem(
                     "resources.devices",
-                    f"{spec.resources.devices} devices are requested, the plan's world size is "
+                    f"resources.devices is {spec.resources.devices}, but the plan's world size is "
                     f"{plan.world_size} "
                     f"(dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp}){more}",
                     f"Use devices {plan.world_size + spec.rollout_devices}.",

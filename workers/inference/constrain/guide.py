@@ -91,7 +91,7 @@ class Guides:
             end = self.stop_token_ids[0] if self.stop_token_ids else 256
             return LLTokenizer(TokenizerWrapper(_ByteVocabulary(end)))
         raise ValueError(
-            "constrained output requires a tokenizer and this model has none; leave json_schema out"
+            "constrained output requires a tokenizer, but this model has none; omit json_schema"
         )
 
 

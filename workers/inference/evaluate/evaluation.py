@@ -221,7 +221,8 @@ class Evaluation:
         try:
             if loaded.tokenizer is None:
                 raise ValueError(
-                    "comparing answers as text requires a tokenizer and the model has none"
+                    "comparing answers as text requires a tokenizer, but the model does not have "
+                    "one"
                 )
             ids = item.prompt.tokens(loaded.tokenizer)
             check_prompt(ids, context=loaded.spec.max_seq_len, vocab=loaded.spec.vocab)
@@ -242,7 +243,8 @@ class Evaluation:
             tokens, size = sum(row["tokens"] for row in rows), sum(row["bytes"] for row in rows)
             if not tokens:
                 raise UserError(
-                    "evaluate.input: no text has two tokens, so none is predicted; give longer ones"
+                    "evaluate.input: no text has two tokens, so no token is predicted; give longer "
+                    "texts"
                 )
             loss = math.fsum(row["nll"] for row in rows) / tokens
             if not math.isfinite(loss):

@@ -110,7 +110,8 @@ def _texts(loaded: LoadedModel, item: EvaluationItem) -> list[tuple[list[int], i
         return [(list(prompt.value), 0)]
     if loaded.tokenizer is None:
         raise UserError(
-            "evaluate.input: text requires a tokenizer and the model has none; give token_ids"
+            "evaluate.input: text requires a tokenizer, but the model has no tokenizer; give "
+            "token_ids"
         )
     if prompt is None:
         return [(loaded.tokenizer.encode(item.text or ""), 0)]

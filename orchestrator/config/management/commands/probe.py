@@ -80,7 +80,9 @@ class Command(BaseCommand):
             )
         for problem in report.problems:
             self.stdout.write(f"problem: {problem}")
-        where = f"for node {node.name}" if node is not None else "nowhere: this machine is no node"
+        where = (
+            f"for node {node.name}" if node is not None else "nowhere: this machine is not a node"
+        )
         self.stdout.write(
             f"{report.seconds:.0f} s, {report.ranks} ranks, {report.load:.0%} of the cores in use "
             f"before; stored {where}"

@@ -93,6 +93,8 @@ class SimulationRequest(Contract):
         if load.clients is not None and any(getattr(self, name) for name in needs_rate):
             field = next(name for name in needs_rate if getattr(self, name))
             problems.append(
-                problem(field, "this needs a rate instead of clients", "Use load.rate 2.")
+                problem(
+                    field, f"{field} requires load.rate; load.clients is set", "Use load.rate 2."
+                )
             )
         return problems

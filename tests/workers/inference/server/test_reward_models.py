@@ -123,8 +123,8 @@ def test_it_reports_that_it_scores(served: Serving):
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/v1/chat/completions", {"messages": CHAT[:1]}, "scores texts and writes none"),
-        ("/v1/completions", {"prompt": "w1"}, "scores texts and writes none"),
+        ("/v1/chat/completions", {"messages": CHAT[:1]}, "cannot generate text"),
+        ("/v1/completions", {"prompt": "w1"}, "cannot generate text"),
         ("/pooling", {"messages": CHAT[:1]}, "the last message is of user"),
         ("/pooling", {}, "either messages or input"),
         ("/pooling", {"messages": CHAT, "input": "w1"}, "either messages or input"),
@@ -145,7 +145,7 @@ def test_wrong_requests_are_refused(path: str, body: dict[str, Any], message: st
 
 def test_a_language_model_gives_no_scores(serving: Serving):
     refused = serving.http.post("/pooling", json={"messages": CHAT})
-    assert refused.status_code == 400 and "scores none" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "cannot score text" in refused.json()["error"]["message"]
 
 
 def test_a_generate_run_refuses_a_reward_model(reward_model: Path, tmp_path: Path):

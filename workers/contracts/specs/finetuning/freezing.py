@@ -42,25 +42,28 @@ def _fields(train: TrainBody) -> Iterator[Problem]:
     if adapter is not None and train.init_from is None:
         yield problem(
             "train.adapter",
-            f"{adapter.method} adapts existing weights, train.init_from names none",
+            f"{adapter.method} adapts existing weights, but train.init_from is not set",
             'Set init_from to {"path": "..."}, or omit the adapter.',
         )
     if train.reference == "adapter_off" and adapter is None:
         yield problem(
-            "train.dpo.reference", "adapter_off needs an adapter, this run has none", "Use initial."
+            "train.dpo.reference",
+            "adapter_off requires an adapter, but train.adapter is not set",
+            "Use initial.",
         )
     elif train.reference == "adapter_off" and adapter is not None and not adapter.is_removable:
         trained = "modules_to_save" if adapter.modules_to_save else adapter.method
         yield problem(
             "train.dpo.reference",
-            f"{trained} trains weights of the model itself, so they are no reference",
+            f"{trained} trains the base weights, so they cannot serve as the reference",
             "Use initial, which holds a copy of them.",
         )
     ratio = train.optimizer.lora_plus_ratio
     if ratio is not None and (adapter is None or adapter.method not in LOW_RANK):
         yield problem(
             "train.optimizer.lora_plus_ratio",
-            "LoRA+ sets the rate of the matrices B of low-rank adapters, this run has none",
+            "LoRA+ sets the rate of the matrices B of low-rank adapters, but this run has no such "
+            "adapter",
             "Omit the field, or use an adapter of method lora.",
         )
 
@@ -73,14 +76,15 @@ def _patterns(train: TrainBody, model: ModelSpec) -> Iterator[Problem]:
         if not frozen_names(names, [pattern]):
             yield problem(
                 f"train.freeze.{place}",
-                f"{pattern} matches none of the {len(names)} parameters of {model.name}, such as "
+                f"{pattern} does not match any of the {len(names)} parameters of {model.name}, "
+                "such as "
                 f"{names[0]} and {names[1]}",
                 "Use a pattern such as blocks.0.*.",
             )
     if len(frozen_names(names, train.freeze)) == len(names):
         yield problem(
             "train.freeze",
-            f"all {len(names)} parameters are frozen, none is trained",
+            f"all {len(names)} parameters are frozen; no parameter is trained",
             "Use a pattern such as blocks.0.*.",
         )
 
@@ -137,8 +141,7 @@ def _nf4(model: ModelSpec, plan: ParallelPlan | None) -> Iterator[Problem]:
                 sharded = f" over tp {tp}" if split > 1 else ""
                 yield problem(
                     "train.adapter.quantize",
-                    f"NF4 has one scale for {NF4_BLOCK} inputs, which the {inputs} inputs of "
-                    f"{name}{sharded} are not a multiple of",
+                    f"{name} has {inputs} inputs{sharded}; NF4 requires a multiple of {NF4_BLOCK}",
                     "Use method lora without quantize.",
                 )
                 return

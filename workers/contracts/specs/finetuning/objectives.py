@@ -143,13 +143,13 @@ class DistillBody(Contract):
     def _fits_loss(self) -> DistillBody:
         if self.top_k is not None and self.loss != "forward_kl":
             raise Refused(
-                f"{self.loss} compares probabilities of all tokens, of a top_k the rest is unknown",
+                f"{self.loss} requires probabilities of all tokens; top_k keeps only some",
                 "Use loss forward_kl, or omit top_k.",
                 field="top_k",
             )
         if self.on_policy and self.packing:
             raise Refused(
-                "the student answers one prompt per row, packed rows have several",
+                "the student answers one prompt per row; packed rows have several",
                 "Use packing false.",
                 field="packing",
             )

@@ -45,7 +45,7 @@ def _check_pattern(kind: str, pattern: str | None) -> None:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise Refused(
-            f"{pattern!r} is not a regular expression: {error}",
+            f"{pattern!r} is not a valid regular expression: {error}",
             "Write the pattern in the syntax of Python's re.",
             field="pattern",
         ) from None

@@ -54,7 +54,9 @@ class KlSpec(Contract):
     @model_validator(mode="after")
     def _target_needs_penalty(self) -> KlSpec:
         if self.target is not None and self.coef == 0:
-            raise Refused("target adapts a coefficient of 0", "Use coef 0.05.", field="coef")
+            raise Refused(
+                "kl.target has no effect because kl.coef is 0", "Use coef 0.05.", field="coef"
+            )
         return self
 
 

@@ -51,7 +51,7 @@ class RegexReward(_RewardBase):
             re.compile(self.pattern)
         except re.error as error:
             raise Refused(
-                f"{self.pattern!r} is no regular expression: {error}",
+                f"{self.pattern!r} is not a valid regular expression: {error}",
                 r"Use a pattern such as \\boxed\{.*\}.",
                 field="pattern",
             ) from None

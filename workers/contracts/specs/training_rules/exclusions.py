@@ -66,7 +66,8 @@ EXCLUSIONS = (
         ("offload", "narrow_weights"),
         "plan.params_dtype",
         "{plan.params_dtype} weights with offload {plan.offload}",
-        "an update on the host keeps fp32 weights there, params_dtype {plan.params_dtype} has none",
+        "an update on the host keeps fp32 weights there, which params_dtype {plan.params_dtype} "
+        "does not have",
         "Use fp32, or offload none.",
         scope="plan",
     ),
@@ -297,7 +298,8 @@ EXCLUSIONS = (
         ("frozen", "split_backward"),
         "plan.schedule",
         "{plan.schedule} with frozen weights",
-        "{plan.schedule} computes the weights' gradients separately, frozen weights have none",
+        "{plan.schedule} computes the weights' gradients separately; frozen weights have no "
+        "gradients",
         "Use 1f1b or interleaved_1f1b.",
     ),
     Exclusion(

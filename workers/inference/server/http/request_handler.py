@@ -122,7 +122,7 @@ class RequestHandler:
         adapter = self.find_model(parsed.fields.get("model", self.names[0]))
         if self.scores:
             raise ApiError(
-                f"{self.names[0]} is a reward model, which scores texts and writes none; POST "
+                f"{self.names[0]} is a reward model and cannot generate text; POST "
                 "messages to /pooling",
                 param="model",
                 code="model_not_supported",
@@ -144,7 +144,7 @@ class RequestHandler:
         adapter = self.find_model(parsed.fields.get("model", self.names[0]))
         if not self.scores:
             raise ApiError(
-                f"{self.names[0]} writes texts and scores none; serve a model of objective reward",
+                f"{self.names[0]} cannot score text; serve a model of objective reward",
                 param="model",
                 code="model_not_supported",
             )
@@ -292,7 +292,9 @@ class RequestHandler:
                 code="context_length_exceeded",
             )
         if sampling.stop and self.loaded.tokenizer is None:
-            raise ApiError("stop requires a tokenizer and this model has none", param="stop")
+            raise ApiError(
+                "stop requires a tokenizer, but this model does not have one", param="stop"
+            )
         limit = sampling.max_new_tokens
         if not parsed.has_max_tokens:
             limit = max(1, self._max_tokens - len(prompt))

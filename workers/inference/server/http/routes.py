@@ -61,7 +61,7 @@ def create_app(handler: RequestHandler) -> Starlette:
             return JSONResponse((await handler.state()).to_dict())
         except TimeoutError:
             raise ApiError(
-                "the current step takes long. Try again.", status=503, retry_after_s=2.0
+                "the engine is still running a step; try again", status=503, retry_after_s=2.0
             ) from None
 
     async def replica_stats(request: Request) -> Response:

@@ -26,7 +26,7 @@ from orchestrator.fleet import (
     broker_users,
     cordoning,
     cordons,
-    health,
+    node_health,
     node_probes,
     probe_history,
     selectors,
@@ -155,7 +155,7 @@ def confirm_lost(request: HttpRequest, id: str) -> Any:
     Needed only if more nodes are overdue at once than `ORRERY_LOST_SHARE` allows.
     """
     return selectors.serialize_node(
-        health.node_confirm_lost(node=get_node(request, id), by=user(request))
+        node_health.node_confirm_lost(node=get_node(request, id), by=user(request))
     )
 
 

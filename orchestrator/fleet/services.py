@@ -1,4 +1,4 @@
-"""Changes nodes and devices: join, inventory, drain. Heartbeats and losses are in `health`.
+"""Changes nodes and devices: join, inventory, drain. Heartbeats and losses are in `node_health`.
 
 A node's secret is derived from the join token's key and two nonces; neither is stored.
 """

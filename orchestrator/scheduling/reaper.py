@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from orchestrator.common import clock
-from orchestrator.fleet import health
+from orchestrator.fleet import node_health
 from orchestrator.fleet.models import Node
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
@@ -98,7 +98,9 @@ def _judge_nodes(heard: Liveness, drained: bool) -> set[str]:
         )
         if heard.lease_silence(str(share.attempt.fence), share.node) < lost_s
     }
-    changes = health.losses_judge(silence=heard.node_silence, occupied=occupied, may_lose=drained)
+    changes = node_health.mark_lost_nodes(
+        silence=heard.node_silence, occupied=occupied, may_lose=drained
+    )
     for node in changes.lost:
         log.warning("Node %s is lost: no heartbeat for %.0f s", node.name, lost_s)
     for node in changes.held:

@@ -136,7 +136,10 @@ def test_a_token_reaches_no_further_than_its_owner(owner: User) -> None:
     page = client.get("/account/tokens/").content.decode()
     assert 'value="ingest"' in page and 'value="fleet"' not in page
     refused = client.post("/account/tokens/", {"name": "greedy", "scopes": ["read", "admin"]})
-    assert refused.status_code == 422 and "scope admin requires the role admin" in refused.content.decode()
+    assert (
+        refused.status_code == 422
+        and "scope admin requires the role admin" in refused.content.decode()
+    )
     assert client.post("/account/tokens/", {"name": " ", "scopes": ["read"]}).status_code == 422
     assert not ApiToken.objects.exists()
 

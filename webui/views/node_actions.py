@@ -13,7 +13,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import invalid
-from orchestrator.fleet import broker_users, cordoning, health, selectors, services
+from orchestrator.fleet import broker_users, cordoning, node_health, selectors, services
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.scheduling import services as scheduling_services
@@ -125,7 +125,7 @@ def probe(request: PageRequest, name: str) -> HttpResponse:
 def confirm_lost(request: PageRequest, name: str) -> HttpResponse:
     """Confirm that an overdue node is lost."""
     row = node_named(request, name)
-    health.node_confirm_lost(node=row, by=request.user)
+    node_health.node_confirm_lost(node=row, by=request.user)
     return redirect_with_message(
         request,
         _("Marked %(node)s as lost. Its runs will be requeued.") % {"node": row.name},

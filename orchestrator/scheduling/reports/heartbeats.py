@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from orchestrator.dead_letters.outages import is_outage
 from orchestrator.device_history.recorder import gathering
-from orchestrator.fleet import health
+from orchestrator.fleet import node_health
 from orchestrator.fleet import selectors as fleet
-from orchestrator.fleet.health import NodeBeat
 from orchestrator.fleet.models import Node
+from orchestrator.fleet.node_health import NodeBeat
 from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
@@ -68,7 +68,7 @@ def _apply(beats: Sequence[NewHeartbeat], broker_ahead_s: float) -> bool:
             log.warning("A heartbeat of %s is ignored: %s", beat.node, error)
     if not readings:
         return False
-    back = health.heartbeats_record(
+    back = node_health.heartbeats_record(
         beats=[
             NodeBeat(
                 node=known[beat.node],

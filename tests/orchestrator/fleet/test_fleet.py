@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from orchestrator.accounts.models import User
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
-from orchestrator.fleet import health, selectors, services
+from orchestrator.fleet import node_health, selectors, services
 from orchestrator.fleet.models import Device, JoinToken, Node
 from orchestrator.scheduling.placement import snapshot
 from tests import factories
@@ -134,7 +134,7 @@ def test_a_faulty_device_gets_no_work_and_states_its_reason() -> None:
 def record(node: Node, **more: Any) -> bool:
     """Record one heartbeat; True if the node was silent or lost, or its hardware changed."""
     sender = selectors.senders([node.name])[0]
-    return health.heartbeats_record(beats=[health.NodeBeat(sender, time.time(), **more)])
+    return node_health.heartbeats_record(beats=[node_health.NodeBeat(sender, time.time(), **more)])
 
 
 def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
@@ -152,7 +152,7 @@ def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
 
 def judge(seconds: float, **more: Any) -> tuple[list[str], list[str], list[str]]:
     """Names of nodes that become silent, lost and held if all were silent for so long."""
-    changes = health.losses_judge(silence=lambda name: seconds, **more)
+    changes = node_health.mark_lost_nodes(silence=lambda name: seconds, **more)
     names = [[node.name for node in nodes] for nodes in changes]
     return names[0], names[1], names[2]
 
@@ -182,17 +182,19 @@ def test_the_loss_of_many_nodes_waits_for_an_operator(
 
     def judge_three() -> tuple[list[str], list[str]]:
         overdue = {"n0", "n1", "n2"}
-        changes = health.losses_judge(silence=lambda name: lost_s if name in overdue else 0.0)
+        changes = node_health.mark_lost_nodes(
+            silence=lambda name: lost_s if name in overdue else 0.0
+        )
         return [node.name for node in changes.lost], [node.name for node in changes.held]
 
     assert judge_three() == ([], ["n0", "n1", "n2"]), "a fifth of ten nodes is two"
     with pytest.raises(Refusal) as refused:
-        health.node_confirm_lost(node=nodes[0], by=owner)
+        node_health.node_confirm_lost(node=nodes[0], by=owner)
     assert refused.value.status == 403
     with pytest.raises(Refusal) as refused:
-        health.node_confirm_lost(node=nodes[5], by=operator)
+        node_health.node_confirm_lost(node=nodes[5], by=operator)
     assert refused.value.status == 409
-    health.node_confirm_lost(node=nodes[0], by=operator)
+    node_health.node_confirm_lost(node=nodes[0], by=operator)
     assert judge_three() == (["n0"], ["n1", "n2"])
     record(Node.objects.get(name="n1"))
     assert not Node.objects.get(name="n1").loss_held
@@ -205,12 +207,14 @@ def test_nodes_that_are_lost_one_after_the_other_count_together(settings: Any, c
     Node.objects.filter(name__in=["n0", "n1"]).update(health="silent")
 
     def lost(*overdue: str) -> list[str]:
-        changes = health.losses_judge(silence=lambda name: lost_s if name in overdue else 0.0)
+        changes = node_health.mark_lost_nodes(
+            silence=lambda name: lost_s if name in overdue else 0.0
+        )
         return [node.name for node in changes.lost]
 
     assert lost("n0") == ["n0"]
     assert lost("n1") == [], "one of five within ten minutes is a fifth"
-    clock.advance(health.LOSS_WINDOW.total_seconds() + 1)
+    clock.advance(node_health.LOSS_WINDOW.total_seconds() + 1)
     assert lost("n1") == ["n1"]
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
-from orchestrator.fleet import health
+from orchestrator.fleet import node_health
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run, RunEvent
@@ -204,7 +204,7 @@ class RunsAndAttempts(RuleBasedStateMachine):
     @rule(node=st.sampled_from(NODES))
     def confirm_lost(self, node: str) -> None:
         try:
-            health.node_confirm_lost(node=Node.objects.get(name=node), by=self.owner)
+            node_health.node_confirm_lost(node=Node.objects.get(name=node), by=self.owner)
         except Refusal as refusal:
             assert refusal.status == 409, refusal
 

@@ -159,7 +159,10 @@ def test_on_cpus_only_data_parallelism_is_exported(load: Any) -> None:
             {"dp": 4, "pp": 2, "global_batch_size": 16},
             "not support pipeline parallelism.*torchtitan, megatron",
         ),
-        ({"model": "mixtral-8x7b", "ep": 2}, "not support expert parallelism.*torchtitan or megatron"),
+        (
+            {"model": "mixtral-8x7b", "ep": 2},
+            "not support expert parallelism.*torchtitan or megatron",
+        ),
         ({"dp": 1, "tp": 8}, "combines tp with sharding only; the plan has tp 8"),
         ({"dp": 4, "tp": 2, "zero": 0}, "combines tp with sharding only; the plan has tp 2"),
         ({"dp": 4, "cp": 2, "zero": 0}, "with replicated weights"),

@@ -156,7 +156,7 @@ def _inventory_changed(pk: int, inventory: NodeInventory) -> bool:
     return True
 
 
-def losses_judge(
+def mark_lost_nodes(
     *, silence: Callable[[str], float], occupied: Collection[str] = (), may_lose: bool = True
 ) -> HealthChanges:
     """Mark nodes without heartbeat as silent, later as lost; returns what changed.

@@ -98,7 +98,12 @@ def fleet_history(request: PageRequest) -> HttpResponse:
     context = {
         "panels": [panel.to_dict() for panel in PANELS],
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
-        "source": {"name": "fleet", "axis": "time", "curves": curves(history, over)},
+        "source": {
+            "name": "fleet",
+            "axis": "time",
+            "period": [over.start, over.end],
+            "curves": curves(history, over),
+        },
         "idle": idle_rows[:ROWS],
         "idle_count": len(idle_rows),
         "idle_hours": sum(row.idle_s for row in idle_rows) / 3600,

@@ -200,16 +200,16 @@ def _marks(
     """Cordons, failed attempts, and events of the runs that the user may see; oldest first."""
     events: list[tuple[datetime, str, str, int | None]] = []
     for row in cordons.cordons_of(node=node)[:EVENTS]:
-        what = (
-            _("device %(index)s") % {"index": row.device.index} if row.device else _("the node")
-        )
+        what = _("device %(index)s") % {"index": row.device.index} if row.device else _("the node")
         text = _("Cordon of %(what)s: %(reason)s") % {
             "what": what,
             "reason": row.reason or _("no reason given"),
         }
         events.append((row.created, "event", text, None))
         if row.lifted:
-            events.append((row.lifted, "good", _("Cordon of %(what)s lifted") % {"what": what}, None))
+            events.append(
+                (row.lifted, "good", _("Cordon of %(what)s lifted") % {"what": what}, None)
+            )
     attempts = {row.attempt_id: (row.attempt, visible) for _device, row, visible in allocations}
     for attempt, visible in attempts.values():
         if attempt.ended and attempt.exit_class in _FAILED:

@@ -243,6 +243,8 @@ run-from-bundle    POST
 run-new            GET
 run-check          POST
 fleet              GET
+fleet-history      GET
+node-history       GET
 dead-letters       GET   operator
 dead-letter-close  POST  operator
 node-join          GET   operator

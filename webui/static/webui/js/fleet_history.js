@@ -11,6 +11,9 @@ class FleetCharts extends ChartSet {
     return { x: [], y: [], ...this.source.curves[name], name, axis: "time" };
   }
 
+  /** The whole period, also where nothing was recorded. */
+  windowOf(panel) { return super.windowOf(panel) ?? this.source.period; }
+
   formatAxis(at) { return `${new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`; }
 
   async downloadCsv(panel) {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.accounts.models import User
+from orchestrator.background_jobs.usage import measure
 from orchestrator.device_history.gathering import NodeMinute
 from orchestrator.device_history.series import DEVICE, NODE
 from orchestrator.device_history.writing import Writer
@@ -81,6 +82,9 @@ def test_the_fleet_page_shows_idle_devices_and_energy(people: factories.People) 
     stranger = page_of(people.stranger, "/fleet-over-time/?window=1h&by=person")
     assert "orion device 1" in stranger and "another user's run" in stranger
     assert "secret plan" not in stranger and "No run held a device" in stranger
+    measure.measure_due(now=datetime.now(UTC), dry_run=False, renew=lambda: None)
+    usage = page_of(people.teammate, "/account/usage/?by=person")
+    assert "it took 0.316 kWh, about 0.141 kg of CO2" in usage
     source = re.search(r'id="fleet-source" type="application/json">(.*?)</script>', page)
     assert source is not None
     curves = json.loads(source[1])["curves"]

@@ -16,7 +16,7 @@ from webui.charts.panel import Line, Panel
 from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
-from webui.views import gallery_engine_sample
+from webui.views import gallery_engine_sample, gallery_history_sample
 from webui.views.access import page
 from workers.contracts.wire.node_messages import RunState
 
@@ -65,6 +65,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
     }
     context["planner"] = gallery_sample.gallery_context()
     context["engine"] = gallery_engine_sample.gallery_context()
+    context["history"] = gallery_history_sample.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
 
-from orchestrator.background_jobs.usage import reports
+from orchestrator.background_jobs.usage import electricity, reports
 from orchestrator.common import clock
 from orchestrator.common.errors import Refusal
 from webui.views.access import PageRequest, page
@@ -59,6 +59,8 @@ def usage(request: PageRequest) -> HttpResponse:
             "productive": row.productive_s / row.device_s if row.device_s else None,
             "lost_hours": row.lost_s / 3600,
             "attempts": row.attempts,
+            "kwh": electricity.site_kwh(row.energy_j),
+            "co2": electricity.co2_kg(row.energy_j),
             "part": 100 * row.device_s / most if most else 0,
         }
         for row in result.rows
@@ -81,6 +83,8 @@ def usage(request: PageRequest) -> HttpResponse:
         "groups": [(name, _(text)) for name, text in _GROUPS.items()],
         "monthly": monthly,
         "cost": total.cost_usd,
+        "kwh": electricity.site_kwh(total.energy_j),
+        "co2": electricity.co2_kg(total.energy_j),
         "since": since.isoformat(),
         "until": until.isoformat(),
         "periods": [(name, a.isoformat(), b.isoformat()) for name, a, b in periods],

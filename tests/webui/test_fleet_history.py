@@ -148,3 +148,10 @@ def test_tracks_leave_gaps_and_merge_equal_cells() -> None:
 def test_rates_have_decimal_units() -> None:
     texts = [bytes_per_s(value) for value in (0, 12, 1500, 12.5e6, 3e9)]
     assert texts == ["0 B/s", "12 B/s", "1.50 kB/s", "12.5 MB/s", "3 GB/s"]
+
+
+@pytest.mark.django_db
+def test_the_gallery_shows_strips_and_curves(owner: User) -> None:
+    page = page_of(owner, "/gallery/")
+    assert "A node over time" in page and "Cordon of device 2: new fan" in page
+    assert page.count('class="curve-line"') == 1

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.record import record
+from tests.workers.inference.server.recorded_clients.weights import byte_weights
 from workers.models.weights.locations import models_home
 
 FOLDER = "smollm2-135m-instruct"
@@ -66,7 +67,7 @@ def main() -> int:
         folder = Path(name)
         weights = models_home() / FOLDER
         if not weights.exists():
-            weights = _untrained(folder / "weights")
+            weights = byte_weights(folder / "weights", template=None, context=512)
         lines = [
             {"question": question, "choices": choices, "answer": 0}
             for question, choices in QUESTIONS
@@ -142,26 +143,6 @@ class _Served:
     def __exit__(self, *_: object) -> None:
         self.process.terminate()
         self.process.wait(60)
-
-
-def _untrained(folder: Path) -> Path:
-    """A small model with a byte-level tokenizer, as Hugging Face lays it out."""
-    import tokenizers
-
-    from tests.workers.inference.untrained import BYTES, untrained_folder
-
-    folder.mkdir()
-    untrained_folder(folder, {**BYTES, "vocab": 260, "max_seq_len": 512})
-    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    vocab = {letter: number for number, letter in enumerate(alphabet)} | {"<eos>": 256}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<eos>"])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<eos>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return folder
 
 
 if __name__ == "__main__":

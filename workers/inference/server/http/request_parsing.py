@@ -266,13 +266,14 @@ def _json_schema(response_format: Any) -> Any:
     kind = response_format.get("type") if isinstance(response_format, dict) else None
     if kind == "text":
         return None
-    if kind == "json_object":
-        return {"type": "object"}
+    if kind == "json_object":  # with a schema as in Together, llama.cpp and litellm
+        schema = response_format.get("schema")
+        return {"type": "object"} if schema is None else schema
     value = response_format.get("json_schema") if kind == "json_schema" else None
     if not isinstance(value, dict) or value.get("schema") is None:
         raise ApiError(
-            f"response_format is {str(response_format)[:80]}; it must be text, json_object, or "
-            "json_schema with {name, schema}",
+            f"response_format is {str(response_format)[:80]}; it must be text, json_object with an "
+            "optional schema, or json_schema with {name, schema}",
             param="response_format",
         )
     return value["schema"]

@@ -103,9 +103,9 @@ def kill_node(second: SecondNode, orrery: Orrery, run: str) -> None:
     assert second.process is not None
     attempt = orrery.get(f"runs/{run}/attempts")["items"][0]
     [share] = [each for each in attempt["placement"] if each["node"] == second.name]
-    folder = f"runs/{run}/attempt-1/node-{share['node_rank']}"
+    folder = f"{orrery.home}/runs/{run}/attempt-1/node-{share['node_rank']}"
     ended = [psutil.Process(second.process.pid)]
-    for process in orrery.processes():
+    for process in psutil.process_iter():
         with suppress(psutil.Error):
             place = process.environ().get("ORRERY_RUN_DIR", "") + " ".join(process.cmdline())
             if folder in place:

@@ -62,10 +62,12 @@ def row(attempt: Any) -> dict[str, Any]:
     ]
     duration = formatting.duration((ended - started).total_seconds()) if ended else ""
     paused = attempt.exit_class == "preempted" and attempt.requested == "pause"
+    resized = attempt.exit_class == "preempted" and attempt.resize
+    name = "paused" if paused else "resized" if resized else attempt.exit_class.replace("_", " ")
     return {
         "attempt": attempt,
-        "exit": "paused" if paused else attempt.exit_class.replace("_", " "),
-        "mood": "" if paused else _MOODS.get(attempt.exit_class, "bad"),
+        "exit": name,
+        "mood": "" if paused or resized else _MOODS.get(attempt.exit_class, "bad"),
         "where": formatting.listed(shares),
         "duration": duration,
     }

@@ -62,6 +62,17 @@ def test_every_input_has_a_label_and_no_path_twice() -> None:
     assert len(paths) == len(set(paths)) and all(field.label for field in FIELDS)
 
 
+def test_trials_are_set_for_automatic_plans_only() -> None:
+    autotune = {"top_k": 4, "steps": 10, "max_share": 0.1}
+    train = {"steps": 100, "seq_len": 64}
+    automatic = {"kind": "train", "plan": "auto", "train": train, "autotune": autotune}
+    values = values_of(automatic)
+    assert spec_of(values, automatic)["autotune"] == autotune
+    assert "autotune" not in spec_of({**values, "plan": "hand"}, automatic)
+    assert "autotune" not in spec_of({**values, "autotune.top_k": ""}, automatic)
+    assert "autotune" not in spec_of({**values, "kind": "benchmark"}, automatic)
+
+
 def test_rare_plan_fields_survive_the_form() -> None:
     plan = {
         "dp": 4,

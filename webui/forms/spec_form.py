@@ -77,7 +77,7 @@ def spec_of(values: Mapping[str, str], base: Mapping[str, Any] | None = None) ->
             ):
                 _put(spec, field, parse(field, values.get(field.path, "")))
     for field in FIELDS:
-        if field.gates and not values.get(field.path, "").strip():
+        if field.gates and (not values.get(field.path, "").strip() or not exists(field, values)):
             _remove(spec, field.parent)
     return _tidy(spec)
 

@@ -80,6 +80,24 @@ def test_the_time_after_the_last_step_counts_for_the_exit_class(
     assert result.queued == 20.0
 
 
+@pytest.mark.parametrize(
+    ("first_work", "trials", "expected"),
+    [
+        (150, (105, 140), {"startup": 30.0, "trials": 70.0}),
+        # the attempt ended while plans were tried: nothing of it was productive
+        (None, (105, 200), {"startup": 10.0, "trials": 190.0}),
+        (150, None, {"startup": 100.0}),
+    ],
+)
+def test_trials_of_plans_are_a_cause_of_their_own(
+    first_work: float | None, trials: tuple[float, float] | None, expected: dict[str, float]
+) -> None:
+    facts = AttemptTimes(2, 100, 200, "cancelled", 90, 104, first_work, None, 200, trials)
+    result = split(facts)
+    assert {cause: lost for cause, lost in result.lost.items() if lost} == expected
+    assert result.productive == 200.0 - sum(expected.values())
+
+
 @pytest.fixture
 def run(db: None) -> Run:
     return factories.run(factories.user("ada"), devices=2)
@@ -235,7 +253,14 @@ def test_rest_metrics_and_pages_show_device_time(run: Run, monkeypatch: pytest.M
     expected = {
         "allocated_s": 200.0,
         "productive_s": 40.0,
-        "lost_s": {"startup": 40.0, "trials": 0, "restart": 40.0, "hang": 80.0, "node": 0, "preemption": 0},
+        "lost_s": {
+            "startup": 40.0,
+            "trials": 0,
+            "restart": 40.0,
+            "hang": 80.0,
+            "node": 0,
+            "preemption": 0,
+        },
         "queued_s": 0.0,
         "final": False,
     }

@@ -56,7 +56,7 @@ OOM = {"class": "out_of_memory", "reason": "out of memory: 3 GiB", "code": 66}
 class RecordingLink:
     """A link that stores reports."""
 
-    class node:  # noqa: N801
+    class node:
         node = "n1"
 
     def __init__(self) -> None:

@@ -41,7 +41,7 @@ export function specOf(values, base, table) {
   }
   for (const section of table.sections)
     for (const field of section.fields)
-      if (field.gates && !(values[field.path] || "").trim()) remove(spec, field.path.replace(/\.[^.]*$/, ""));
+      if (field.gates && (!(values[field.path] || "").trim() || !exists(field, values, table))) remove(spec, field.path.replace(/\.[^.]*$/, ""));
   return tidy(spec);
 }
 

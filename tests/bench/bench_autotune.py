@@ -3,8 +3,8 @@
 `python -m tests.bench.bench_autotune` lets the planner name 8 plans, tries them with the budget of
 a run of 30 minutes (90 s), then trains every plan for 200 steps, 3 times in alternating order.
 Records the regret of the choice and of the plan predicted fastest, and the share of the run that
-trials took. `--plans`, `--steps`, `--turns`, `--ranks`, `--seq-len` shape it. Takes about 25 minutes
-on two idle cores.
+trials took. `--plans`, `--steps`, `--turns`, `--ranks`, `--seq-len` shape it. Takes about 25
+minutes on two idle cores.
 """
 
 from __future__ import annotations

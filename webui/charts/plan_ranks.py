@@ -100,7 +100,7 @@ def _row(row: Mapping[str, Any], most: float) -> PlanRow:
         predicted=formatting.seconds(row["predicted_s"]),
         predicted_at=round(100 * row["predicted_s"] / most, 2),
         measured=formatting.seconds(measured) if share is not None else formatting.DASH,
-        measured_at=round(100 * measured / most, 2) if share is not None else None,
+        measured_at=round(100 * float(measured or 0) / most, 2) if share is not None else None,
         low_at=round(100 * low / most, 2),
         high_left=round(100 - 100 * high / most, 2),
         spread=f"{formatting.seconds(low)} – {formatting.seconds(high)}",

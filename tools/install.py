@@ -32,7 +32,7 @@ def main() -> int:
     if is_done(lock):
         install_command_line()
         if args.test:
-            install_page_assets(test=True)
+            install_page_checker()
         return 0
     say(
         f"installing from {lock.relative_to(ROOT)} into {sys.prefix} (takes a few minutes, the "
@@ -50,7 +50,8 @@ def main() -> int:
         run_lock = ROOT / "requirements" / "run.lock"
         stamp(run_lock.name).write_text(digest(run_lock))
     install_command_line()
-    install_page_assets(args.test)
+    if args.test:
+        install_page_checker()
     return 0
 
 
@@ -115,27 +116,23 @@ def install_command_line() -> None:
         mark.write_text(str(source))
 
 
-def install_page_assets(test: bool = False) -> None:
-    """Installs the small Plotly bundle if npm is available; else pages use the full one.
+def install_page_checker() -> None:
+    """Installs the accessibility checker of the tests if npm is available; else they skip it.
 
-    `test` adds the accessibility checker. Without changes in package-lock.json nothing is done.
+    Without changes in package-lock.json nothing is done.
     """
-    npm, mark = shutil.which("npm"), stamp("page-assets")
-    wanted = f"{digest(ROOT / 'package-lock.json')} {'test' if test else 'run'}"
+    npm, mark = shutil.which("npm"), stamp("page-checker")
+    wanted = digest(ROOT / "package-lock.json")
     known = mark.read_text() if mark.exists() and (ROOT / "node_modules").exists() else ""
-    if npm is None or known == wanted or known == wanted.replace(" run", " test"):
+    if npm is None or known == wanted:
         return
-    omitted = [] if test else ["--omit=dev"]
     done = subprocess.run(
-        [npm, "ci", *omitted, "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
+        [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
     )
     if done.returncode != 0:
-        say(
-            "npm could not install the small chart bundle; pages use the full one of the plotly "
-            "Python package"
-        )
+        say("npm could not install the accessibility checker; its tests are skipped")
         return
     mark.write_text(wanted)
 

@@ -1,17 +1,11 @@
 # The control plane: web, scheduler and ingest are this one image with different commands.
 #   docker build -f deploy/docker/control.Dockerfile -t orrery-control .
-FROM node:22-slim AS assets
-WORKDIR /assets
-COPY package.json package-lock.json ./
-RUN npm ci --omit=dev --ignore-scripts --no-audit --no-fund
-
 FROM python:3.11-slim
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 ORRERY_HOME=/var/lib/orrery
 WORKDIR /opt/orrery
 COPY requirements/run.lock requirements/run.lock
 # the control plane never loads torch, so none is installed here
 RUN pip install --no-deps --require-hashes -r requirements/run.lock
-COPY --from=assets /assets/node_modules node_modules
 COPY manage.py pyproject.toml ./
 COPY orchestrator orchestrator
 COPY webui webui

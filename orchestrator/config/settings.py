@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -48,6 +47,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "orchestrator.config.compression.CompressionMiddleware",
     "orchestrator.config.security_headers.content_security_policy",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -148,6 +148,11 @@ WHITENOISE_USE_FINDERS = not COLLECTED.is_dir()
 STATIC_ROOT = (
     COLLECTED if COLLECTED.is_dir() or "collectstatic" in sys.argv else ENV.home / "static"
 )
+STATICFILES_FINDERS = [
+    "webui.bundling.finder.BundleFinder",  # before the others: it has other forms of the same files
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+]
+BUNDLES = ENV.home / "bundles"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
@@ -155,24 +160,7 @@ STORAGES = {
 WHITENOISE_MAX_AGE = 3600
 
 
-def _plotly_folder() -> Path:
-    """The folder of the chart bundle: the small npm one if installed, else the Python package's."""
-    lean = BASE_DIR / "node_modules" / "plotly.js-cartesian-dist-min"
-    if lean.is_dir():
-        return lean
-    package = find_spec("plotly")
-    assert package is not None and package.origin is not None, (
-        "plotly is a dependency; run make install"
-    )
-    return Path(package.origin).parent / "package_data"
-
-
-STATICFILES_DIRS = [("plotly", _plotly_folder())]
-PLOTLY_BUNDLE = next(
-    name
-    for name in ("plotly-cartesian.min.js", "plotly.min.js")
-    if (_plotly_folder() / name).exists()
-)
+PLOTLY_BUNDLE = "plotly-orrery.min.js"  # in webui/static/plotly, built by tools/plotly
 
 WEB_THREADS = ENV.web_threads
 WEB_QUEUE = ENV.web_queue

@@ -213,7 +213,7 @@ def test_a_zoom_fetches_that_window(site: Site, visit: Visit) -> None:
         site.log(run, first, 2000)
     page = visit(f"/runs/{run}/")
     until_step(page, 8000)
-    with page.expect_request(re.compile(r"series\?name=loss.*from=4000&to=4100")):
+    with page.expect_request(re.compile(r"curves\?.*from=4000&to=4100&name=loss")):
         page.evaluate("orrery.charts.zoom(4000, 4100)")
     wait_until(page, "orrery.charts.windows.get('loss')?.length === 101")
     assert "from=4000&to=4100" in page.evaluate("location.search")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -69,6 +70,8 @@ TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
     "history": history.content,
 }
 
+_FIRST_CURVES: Final = 4
+
 
 @page
 def run(request: HttpRequest, id: int) -> HttpResponse:
@@ -88,7 +91,29 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
         "trial": sweeps.trial_of(facts.run) if tab == first else None,
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
+    context["first_curves"] = _first_curves(context, request)
     return render(request, f"webui/run/{tab}.html", context)
+
+
+def _first_curves(context: dict[str, Any], request: HttpRequest) -> str:
+    """The address of the first charts' curves, which the browser fetches before any script runs.
+
+    `charts.js` takes the curves from it, by `source.first`; empty if the page has no such charts.
+    """
+    source = context["source"]
+    lines = (
+        line["name"]
+        for panel in context.get("panels") or ()
+        if panel["rank"] is None
+        for line in panel["series"]
+    )
+    names = list(dict.fromkeys(lines))[:_FIRST_CURVES]
+    if not names or request.GET.get("x", source["axis"]) != source["axis"]:
+        return ""
+    query = {"x": source["axis"], "points": 1200, "digits": 7, "name": names}
+    url = f"{source['curves']}?{urlencode(query, doseq=True)}"
+    source["first"] = {"url": url, "names": names}
+    return url
 
 
 @page

@@ -289,6 +289,12 @@ class SeriesOut(Schema):
     last_seq: int
 
 
+class CurvesOut(Schema):
+    """Several metrics over one axis, in the order of the request."""
+
+    items: list[SeriesOut]
+
+
 class Rejected(Schema):
     """An item that was not stored."""
 

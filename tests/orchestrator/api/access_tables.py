@@ -47,6 +47,7 @@ POST   v1/runs/{int:id}/logs                          ingest  manage
 POST   v1/runs/{int:id}/points                        ingest  manage
 POST   v1/runs/{int:id}/finish                        ingest  manage
 GET    v1/runs/{int:id}/series                        read    see
+GET    v1/runs/{int:id}/curves                        read    see
 GET    v1/runs/{int:id}/details                       read    see
 PATCH  v1/runs/{int:id}/details                       ingest  manage
 POST   v1/runs/{int:id}/details                       ingest  manage

@@ -99,6 +99,7 @@ LINE = {
 }
 QUERIES = {
     "GET v1/runs/{int:id}/series": "?name=loss",
+    "GET v1/runs/{int:id}/curves": "?name=loss&name=lr",
     "GET v1/runs/groups": "?by=model",
     "DELETE v1/alerts/mutes": "?source=slow",
     "planner-export": "?to=torchtitan",

@@ -146,3 +146,18 @@ def test_wrong_parameters_are_named(owner: User, run: Run) -> None:
     flops = f"/api/v1/runs/{training.pk}/series?name=loss&x=flops"
     assert client.get(flops).json()["axis"] == "flops"
     assert json.loads(client.get(f"{flops}&raw=1").getvalue())["x"] == []
+
+
+@pytest.mark.django_db
+def test_several_metrics_in_one_answer(owner: User, run: Run) -> None:
+    client, path = factories.api(owner), f"/api/v1/runs/{run.pk}"
+    answer = client.get(f"{path}/curves?name=loss&name=val_loss&points=100&digits=3").json()
+    loss, missing = answer["items"]
+    alone = client.get(f"{path}/series?name=loss&points=100").json()
+    assert loss["x"] == alone["x"] and 99.0 in loss["high"]
+    assert loss["y"] == [float(f"{float(y):.3g}") if y != "NaN" else y for y in alone["y"]]
+    assert (missing["name"], missing["x"]) == ("val_loss", [])
+    window = client.get(f"{path}/curves?name=loss&from=11&to=20").json()["items"][0]
+    assert window["x"] == list(range(11, 21)) and "low" not in window
+    for query in ("", "?name=loss&digits=1", "?" + "&".join(["name=loss"] * 41)):
+        assert client.get(f"{path}/curves{query}").status_code == 422

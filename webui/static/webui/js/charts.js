@@ -11,6 +11,8 @@ import { DEFAULTS, readView, writeView } from "./view.js";
 const SNAPSHOT_POINTS = 1200; // leaves room for live points up to 1,500
 const REFETCH_MS = 3000;
 const AT_ONCE = 2; // the first chart in sight comes first
+const FIRST_CURVES = 4, MOST_CURVES = 32; // of one request
+const DIGITS = 7; // significant ones; a screen shows fewer
 
 export class ChartSet {
   /** `source`: {series: address, name, per_step: {tokens, flops}}; `root` holds figure.chart[data-panel]. */
@@ -67,15 +69,45 @@ export class ChartSet {
     return answer.json();
   }
 
+  /** Series of several curves, as [[curve, answer]]; one request for all if the source has an address for that. */
+  async fetchCurves(curves, extra = {}) {
+    if (!this.source.curves) return Promise.all(curves.map(async (curve) => [curve, await this.fetchSeries(curve.name, curve.rank, extra)]));
+    const query = new URLSearchParams({ x: this.view.x, points: SNAPSHOT_POINTS, digits: DIGITS, ...extra });
+    for (const curve of curves) query.append("name", curve.name);
+    if (curves[0].rank !== null && curves[0].rank !== undefined) query.set("rank", curves[0].rank);
+    const early = this.first(curves) && this.view.x === this.source.axis && !("from" in extra); // the page preloads it
+    const answer = await fetch(early ? this.source.first.url : `${this.source.curves}?${query}`);
+    if (!answer.ok) throw new Error(`curves: ${answer.status}`);
+    return (await answer.json()).items.map((item, i) => [curves[i], item]);
+  }
+
+  first(curves) {
+    const names = this.source.first?.names;
+    return names?.length === curves.length && curves.every((curve, i) => curve.rank === null && curve.name === names[i]);
+  }
+
+  /** The curves in groups of one request each: one rank, the first group small, so that the first charts come soon. */
+  groups(curves) {
+    const groups = [];
+    for (const curve of curves) {
+      const last = groups.at(-1), most = groups.length > 1 ? MOST_CURVES : FIRST_CURVES;
+      if (last && last[0].rank === curve.rank && last.length < most) last.push(curve);
+      else groups.push([curve]);
+    }
+    return groups;
+  }
+
   /** Reads all series again, as after a gap; resolves when all have arrived. */
   async refetch() {
     const axis = this.view.x;
     this.followed = null;
-    await Promise.all([...this.curves].map(([, curve]) => this.slot(async () => {
-      const answer = await this.fetchSeries(curve.name, curve.rank);
+    await Promise.all(this.groups(this.curves.values()).map((group) => this.slot(async () => {
+      const answers = await this.fetchCurves(group);
       if (this.view.x !== axis) return;
-      curve.replace(answer);
-      this.dirty(curve.name);
+      for (const [curve, answer] of answers) {
+        curve.replace(answer);
+        this.dirty(curve.name);
+      }
     }).catch((error) => this.failed(error))));
     this.loading = false;
     await this.refine();
@@ -109,16 +141,19 @@ export class ChartSet {
     const window = this.zoomed() ? [this.view.from, this.view.to] : this.charts[0] && this.windowOf(this.charts[0].panel);
     if (!window) return;
     const mine = (this.refining = Symbol("refine"));
-    await Promise.all([...this.curves].filter(([, curve]) => curve.thinned).map(([key, curve]) => this.slot(async () => {
+    const keys = new Map([...this.curves].filter(([, curve]) => curve.thinned).map(([key, curve]) => [curve, key]));
+    await Promise.all(this.groups(keys.keys()).map((group) => this.slot(async () => {
       if (this.refining !== mine) return;
-      const answer = await this.fetchSeries(curve.name, curve.rank, { from: window[0], to: window[1] });
+      const answers = await this.fetchCurves(group, { from: window[0], to: window[1] });
       if (this.refining !== mine) return;
-      if (this.zoomed()) {
-        const fine = new Curve(curve.name, curve.rank);
-        fine.replace(answer);
-        this.windows.set(key, fine);
-      } else splice(curve, answer);
-      this.dirty(curve.name);
+      for (const [curve, answer] of answers) {
+        if (this.zoomed()) {
+          const fine = new Curve(curve.name, curve.rank);
+          fine.replace(answer);
+          this.windows.set(keys.get(curve), fine);
+        } else splice(curve, answer);
+        this.dirty(curve.name);
+      }
     }).catch((error) => console.warn(error.message))));
   }
 

@@ -7,10 +7,13 @@ export const real = (value) => (typeof value === "number" && Number.isFinite(val
 /** The number that JSON carried: the strings "NaN", "Infinity", "-Infinity" become themselves. */
 export const parse = (value) => (typeof value === "string" ? Number(value) : value === null || value === undefined ? NaN : value);
 
+const formats = []; // by decimals: making one takes longer than a thousand uses
+const english = (decimals) => (formats[decimals] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals }));
+
 export function significant(value, digits = 3) {
   if (value === 0) return "0";
   const decimals = Math.max(0, Math.min(20, digits - 1 - Math.floor(Math.log10(Math.abs(value)))));
-  return value.toLocaleString("en-US", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return english(decimals).format(value);
 }
 
 export function quantity(value, digits = 3) {
@@ -18,7 +21,7 @@ export function quantity(value, digits = 3) {
   for (const [size, suffix] of [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]])
     if (Math.abs(value) >= size) return significant(value / (suffix === "k" ? 1e3 : size), digits) + suffix;
   if (Math.abs(value) < 1e-3 && value !== 0) return value.toExponential(digits - 1);
-  return Number.isInteger(value) ? value.toLocaleString("en-US") : significant(value, Math.max(digits, String(Math.trunc(Math.abs(value))).length));
+  return Number.isInteger(value) ? english(0).format(value) : significant(value, Math.max(digits, String(Math.trunc(Math.abs(value))).length));
 }
 
 export function memory(value) {

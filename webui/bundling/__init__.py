@@ -1,0 +1,1 @@
+"""Bundles the scripts and styles of the pages."""

@@ -32,6 +32,7 @@ from orchestrator.api import (
     model_comparisons,
     nodes,
     notifications,
+    panels,
     plan_trials,
     plans,
     presets,
@@ -155,6 +156,7 @@ for _prefix, _router in (
     ("/v1/storage", storage.router),
     ("/v1/usage", usage.router),
     ("/v1/notifications", notifications.router),
+    ("/v1/panels", panels.router),
     ("/v1/alerts", alerts.router),
     ("/v1/alert-rules", alerts.rules),
 ):

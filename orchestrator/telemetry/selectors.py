@@ -19,7 +19,11 @@ from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.packing.chunks import Curve, Floats
 from orchestrator.telemetry.packing.pyramid import AXES
 from orchestrator.telemetry.packing.reduce import reduce
-from orchestrator.telemetry.reading.index import SeriesEntry, series_index
+from orchestrator.telemetry.reading.index import (
+    SeriesEntry,
+    metric_names_of_runs,
+    series_index,
+)
 from orchestrator.telemetry.reading.levels import Window, iterate, sources
 from orchestrator.telemetry.reading.logs import LogLine, logs
 from orchestrator.telemetry.reading.merge import merge, rewound_steps
@@ -32,7 +36,12 @@ from orchestrator.telemetry.reading.newest import (
 )
 from orchestrator.telemetry.reading.progress import Progress, progress
 from orchestrator.telemetry.reading.sparklines import sparkline
-from orchestrator.telemetry.reading.totals import Numbers, current_numbers, medians
+from orchestrator.telemetry.reading.totals import (
+    Numbers,
+    current_numbers,
+    medians,
+    numbers_of,
+)
 from workers.contracts.catalog.metrics import run_metric_unit
 from workers.contracts.catalog.model_flops import flops_per_token, training_flops_per_token
 from workers.contracts.specs.run import RunSpec
@@ -51,6 +60,8 @@ __all__ = [
     "logs_newest",
     "medians",
     "memory_by_rank",
+    "metric_names_of_runs",
+    "numbers_of",
     "progress",
     "run_flops_per_token",
     "series",

@@ -26,7 +26,10 @@ __all__ = [
     "media_exist",
     "media_list",
     "media_names",
+    "media_names_of_runs",
+    "media_over_steps",
     "media_steps",
+    "runs_with_media",
     "serialize_details",
     "serialize_media",
 ]
@@ -83,10 +86,35 @@ def media_names(*, run: Run, query: str = "") -> list[dict[str, Any]]:
     )
 
 
-def media_steps(*, run: Run) -> list[int]:
-    """The steps that have media, ascending."""
+def media_names_of_runs(ids: Collection[int], *, kinds: Collection[str]) -> set[str]:
+    """Names of the media of these kinds that the runs have; one query."""
+    rows = MediaItem.objects.filter(run__in=ids, kind__in=kinds)
+    return set(rows.values_list("name", flat=True).distinct())
+
+
+def runs_with_media(ids: Collection[int], *, names: Collection[str], kind: str) -> set[int]:
+    """The runs that have media of a kind with one of these names; one query."""
+    rows = MediaItem.objects.filter(run__in=ids, name__in=names, kind=kind)
+    return set(rows.order_by().values_list("run", flat=True).distinct())
+
+
+def media_steps(*, run: Run, names: Collection[str] = ()) -> list[int]:
+    """The steps that have media, of these names or of all, ascending."""
     rows = MediaItem.objects.filter(run=run).order_by("step")
+    rows = rows.filter(name__in=names) if names else rows
     return list(rows.values_list("step", flat=True).distinct())
+
+
+def media_over_steps(*, run: Run, name: str, kind: str, most: int) -> list[MediaItem]:
+    """The first item of a name at each of at most `most` steps, spread evenly; ascending."""
+    rows = MediaItem.objects.filter(run=run, name=name, kind=kind)
+    firsts = list(rows.values("step").annotate(first=Min("index")).order_by("step"))
+    if len(firsts) > most:
+        last = len(firsts) - 1
+        firsts = [firsts[round(place * last / (most - 1))] for place in range(most)]
+    places = {(row["step"], row["first"]) for row in firsts}
+    items = rows.filter(step__in=[step for step, _ in places]).order_by("step", "index")
+    return [item for item in items if (item.step, item.index) in places]
 
 
 class Shown(NamedTuple):

@@ -16,7 +16,11 @@ from webui.charts.panel import Line, Panel
 from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
-from webui.views import gallery_engine_sample, gallery_history_sample
+from webui.views import (
+    gallery_engine_sample,
+    gallery_history_sample,
+    gallery_panel_samples,
+)
 from webui.views.access import page
 from workers.contracts.wire.node_messages import RunState
 
@@ -64,6 +68,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
         "loss_curve": ",".join(f"{value:.4g}" for value in curves()["loss"]["y"][::8]),
     }
     context["planner"] = gallery_sample.gallery_context()
+    context["panel_cards"] = gallery_panel_samples.gallery_panels()
     context["engine"] = gallery_engine_sample.gallery_context()
     context["history"] = gallery_history_sample.gallery_context()
     return render(request, "webui/gallery.html", context)

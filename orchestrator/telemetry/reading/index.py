@@ -6,6 +6,7 @@ Does not read the points of chunks.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +37,12 @@ class SeriesEntry:
             "attempts": sorted(self.attempts),
             "points": self.points,
         }
+
+
+def metric_names_of_runs(ids: Collection[int]) -> set[str]:
+    """Names of all metrics of these runs; one query."""
+    rows = Cursor.objects.filter(run__in=ids, stream="points").values_list("latest", flat=True)
+    return {name for latest in rows.iterator(chunk_size=200) for name in json.loads(latest)}
 
 
 def series_index(*, run: Run) -> list[SeriesEntry]:

@@ -30,6 +30,7 @@ from workers.contracts.catalog.metrics import METRICS
 
 MOST_NAMES: Final = 200  # metrics of a run in the runs table; known metrics first
 MOST_COMPUTED: Final = 20  # runs of one request whose points are read
+MOST_READ: Final = 200  # metrics of one request whose points are read
 _EXACT_CHUNKS: Final = 256
 
 
@@ -136,6 +137,36 @@ def _computed(ids: Collection[int]) -> set[int]:
     return set(ordered.values_list("run_id", flat=True)[:MOST_COMPUTED])
 
 
+def numbers_of(runs: Iterable[Run], names: Collection[str]) -> dict[int, dict[str, Numbers]]:
+    """As `current_numbers`, of these metrics only, also of those without a stored summary.
+
+    Reads the points of at most `MOST_READ` metrics of runs that have no current summary.
+    """
+    by_id = {run.pk: run for run in runs}
+    numbers: dict[int, dict[str, Numbers]] = {id: {} for id in by_id}
+    stale = set(
+        StaleSummary.objects.filter(run__in=by_id)
+        .order_by("-run_id")
+        .values_list("run_id", flat=True)[:MOST_COMPUTED]
+    )
+    rows = MetricSummary.objects.filter(run__in=by_id, name__in=names)
+    for id, name, *values in rows.values_list("run_id", "name", *Numbers._fields):
+        numbers[id][name] = Numbers(*values)
+    wanted = [
+        (run, name)
+        for id, run in by_id.items()
+        for name in names
+        if id in stale or name not in numbers[id]
+    ]
+    for run, name in wanted[:MOST_READ]:
+        total = _merged(run, name)
+        if total.points:
+            numbers[run.pk][name] = Numbers(
+                total.last, total.min, total.max, total.mean, total.median
+            )
+    return numbers
+
+
 def medians(run_ids: Collection[int], names: Collection[str]) -> dict[int, dict[str, float]]:
     """`{run: {metric: median}}` of the stored summaries of these metrics; one query."""
     rows = MetricSummary.objects.filter(run_id__in=run_ids, name__in=names, median__isnull=False)
@@ -150,6 +181,8 @@ def _merged(run: Run, name: str) -> Totals:
     merged = merge(sources(run.pk, name), Window(), enough=_EXACT_CHUNKS, rewinds=run.rewinds)
     totals = Totals()
     _add_values(totals, merged.points.y)
+    if len(merged.points) and np.isfinite(merged.points.y[-1]):
+        totals.last = float(merged.points.y[-1])
     return totals
 
 

@@ -102,6 +102,9 @@ GET    v1/storage/folders                             fleet
 GET    v1/dead-letters                                fleet
 POST   v1/dead-letters/{int:id}/retry                 fleet
 POST   v1/dead-letters/{int:id}/drop                  fleet
+POST   v1/panels/data                                 read
+POST   v1/panels/expand                               read
+POST   v1/panels/names                                read
 GET    v1/queue                                       read
 GET    v1/nodes                                       read
 GET    v1/nodes/{id}                                  read

@@ -72,6 +72,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/sweeps": {"name": "s", **SWEEP},
     "PATCH v1/experiments/{int:id}": {"notes": "x"},
     "PATCH v1/calibrations/{int:id}": {"default": True},
+    "POST v1/panels/data": {"panel": {"id": "p", "kind": "markdown"}},
+    "POST v1/panels/expand": {"panel": {"id": "p", "kind": "markdown"}},
     "POST v1/tokens": {"name": "new"},
     "POST v1/notifications": SUBSCRIPTION,
     "PATCH v1/reviews/{int:id}/lines/{int:line}": {"version": 0},

@@ -8,6 +8,7 @@ const AXIS = {
   tokens: { tickformat: "~s" },
   flops: { tickformat: "~s" },
   time: { type: "date" },
+  elapsed: { tickformat: "~s" },
 };
 const UNIT_SUFFIXES = { s: " s", W: " W", "°C": " °C" };
 const FEW = 60; // a curve of so few points is not smoothed: validation points stay exact
@@ -49,7 +50,7 @@ export function figure({ panel, curves, view, window, marks, theme, memory, widt
   }
   if (stack && grid) for (const total of totals(shown, curves, grid, from, to)) grow(extent, total, false);
   traces.push(...oddTrace(odd, theme), ...markTraces(marksOf(panel, marks), theme, from, to, view.x, scale, memory));
-  const [low, high] = steady(extent, panel, view, memory);
+  const [low, high] = limited(steady(extent, panel, view, memory), view);
   return {
     data: traces,
     layout: layout({ panel, view, theme, range: padded(from * scale, to * scale, view), y: [low, high], width, empty: !shown.length }),
@@ -65,7 +66,7 @@ function padded(from, to, view) {
 
 /** What the x axis shows, with its unit. */
 export function axisTitle(x) {
-  return { step: gettext("step"), time: gettext("time (UTC)"), tokens: gettext("tokens"), flops: gettext("FLOPs") }[x];
+  return { step: gettext("step"), time: gettext("time (UTC)"), tokens: gettext("tokens"), flops: gettext("FLOPs"), elapsed: gettext("seconds since the first point") }[x];
 }
 
 /* Where a curve over time stops for a minute or longer and for 20 usual distances: a pause, not a slope. */
@@ -200,6 +201,13 @@ function steady(extent, panel, view, memory) {
   memory.key = key;
   memory.range = [panel.zero && !view.logy && low === 0 ? 0 : low - pad, high + pad * 2];
   return memory.range;
+}
+
+/* The limits that a panel sets on its y axis, in the place of what the data need. */
+function limited([low, high], view) {
+  const at = (limit) => (view.logy ? Math.log10(limit) : limit), [from, to] = view.limits ?? [null, null];
+  const range = [from ?? null, to ?? null].map((limit, i) => (limit === null ? [low, high][i] : at(limit)));
+  return range[0] < range[1] ? range : from === null || from === undefined ? [range[1] - 1, range[1]] : [range[0], range[0] + 1];
 }
 
 function layout({ panel, view, theme, range, y, width, empty }) {

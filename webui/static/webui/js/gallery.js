@@ -3,6 +3,7 @@ import { ChartSet } from "./charts.js";
 import "./heat.js";
 import { gettext } from "./i18n.js";
 import { toast } from "./page.js";
+import { startPanels } from "./panels.js";
 import { plotly } from "./plot.js";
 import { scheduler } from "./scheduler.js";
 import { sparks } from "./spark.js";
@@ -21,7 +22,7 @@ class GallerySet extends ChartSet {
 
 const charts = new GallerySet(document.getElementById("charts"), source, data("run-panels"), data("run-marks"));
 plotly().then(() => charts.dirty(), (error) => toast(error.message, "bad"));
-window.orrery = { charts, scheduler };
+window.orrery = { charts, scheduler, panels: startPanels(document.getElementById("dashboard-panels")) };
 const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 5 });
 draw();
 addEventListener("orrery:theme", draw);

@@ -33,6 +33,7 @@ INSTALLED_APPS = [
     "orchestrator.scheduling",
     "orchestrator.sweeps",
     "orchestrator.alerts",
+    "orchestrator.dashboards",
     "orchestrator.background_jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files

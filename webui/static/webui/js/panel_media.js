@@ -38,7 +38,8 @@ function itemElement(kind, item, title) {
 function runsTable(data) {
   const names = new Map(data.runs.map((run) => [run.id, run])), { columns, rows } = data.content;
   const isNumber = columns.map((_, place) => rows.some((row) => typeof row.cells[place] === "number"));
-  const cell = (value, place) => (value === null ? "–" : typeof value === "number" || /^(-?Infinity|NaN)$/.test(value) ? (columns[place].unit ? inUnit(parse(value), columns[place].unit) : quantity(parse(value), 4)) : value);
+  const time = (value) => (/^\d{4}-\d\d-\d\dT\d\d:\d\d/.test(value) ? value.slice(0, 16).replace("T", " ") : value);
+  const cell = (value, place) => (value === null ? "–" : typeof value === "number" || /^(-?Infinity|NaN)$/.test(value) ? (columns[place].unit ? inUnit(parse(value), columns[place].unit) : quantity(parse(value), 4)) : time(value));
   const body = rows.map((row) => [[make("a", { href: `/runs/${row.run}/`, textContent: `${row.run} ${names.get(row.run).name}` }), false], ...row.cells.map((value, place) => [cell(value, place), isNumber[place]])]);
   return table([[gettext("run"), false], ...columns.map((column, place) => [column.title, isNumber[place]])], body, data.title);
 }

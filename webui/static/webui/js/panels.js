@@ -180,9 +180,10 @@ export class PanelView {
     this.controls();
     this.picture = () => ({ data, layout: { ...layout, title: { text: this.data.title.replaceAll("<", "&lt;"), font: { size: 18, color: colors.text } }, margin: { ...layout.margin, t: 64 }, paper_bgcolor: colors.surface, plot_bgcolor: colors.surface } });
     if (this.tableOpen) this.fillTable();
+    const size = () => `${place.clientWidth} ${place.clientHeight}`;
     if (!this.resized) {
-      this.resized = new ResizeObserver(() => { if (place.clientWidth !== this.width) { this.width = place.clientWidth; this.drawPlot(); } });
-      this.width = place.clientWidth;
+      this.resized = new ResizeObserver(() => { if (size() !== this.size) { this.size = size(); this.drawPlot(); } });
+      this.size = size();
       this.resized.observe(place);
     }
   }

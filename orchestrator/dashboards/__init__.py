@@ -1,0 +1,1 @@
+"""Dashboards: panels that users arrange for a run, an experiment, a team or themselves."""

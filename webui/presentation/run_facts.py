@@ -58,6 +58,7 @@ TAB_TITLES: Final = {
     "media": gettext_noop("Media"),
     "numerics": gettext_noop("Numerics"),
     "system": gettext_noop("System"),
+    "dashboards": gettext_noop("Dashboards"),
     "logs": gettext_noop("Logs"),
     "checkpoints": gettext_noop("Checkpoints and artifacts"),
     "lineage": gettext_noop("Lineage"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlencode
 
 from django.conf import settings
 from django.http import HttpResponse
@@ -44,6 +45,7 @@ def dashboards(request: PageRequest) -> HttpResponse:
         "rows": [(row, len(row.document["panels"])) for row in rows[:SHOWN]],
         "more": len(rows) > SHOWN,
         "q": q,
+        "new_query": f"?{urlencode(only)}" if only else "",
         "may_create": has_role(request.user, Role.SUBMITTER),
     }
     return render(request, "webui/dashboards/list.html", context)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.templatetags.static import static
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 from django.views.decorators.http import require_GET, require_http_methods
@@ -15,6 +17,7 @@ from orchestrator.common.errors import Refusal, forbidden
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
 from webui.presentation import formatting
+from webui.presentation.experiment_dashboards import experiment_dashboards
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
@@ -75,6 +78,8 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
         "may_edit": services.may_edit_experiment(item, request.user),
         "more": len(runs) == RUNS,
         "may_create": _may_create(request),
+        **experiment_dashboards(request.user, item),
+        "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
     return render(request, "webui/experiment.html", context)
 

@@ -27,9 +27,10 @@ function isDark() {
   return choice ? choice === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
-/* Hues by the golden angle in OKLCH, from blue: neighbors differ, also with a hundred runs. */
+/* Hues in OKLCH: eight that differ well, then by the golden angle, so that neighbors differ also with a hundred runs. */
+const FIRST = [255, 35, 155, 310, 85, 205, 0, 125];
 function color(place, dark) {
-  const angle = ((255 + place * 137.508) % 360) * (Math.PI / 180), light = (dark ? 0.76 : 0.54) + (place % 3 - 1) * 0.035;
+  const angle = (FIRST[place] ?? (20 + place * 137.508) % 360) * (Math.PI / 180), light = (dark ? 0.76 : 0.54) + (place % 3 - 1) * 0.035;
   let chroma = dark ? 0.13 : 0.15, rgb;
   do { // within sRGB
     rgb = srgb(light, chroma * Math.cos(angle), chroma * Math.sin(angle));

@@ -39,6 +39,7 @@ from orchestrator.api import (
     presets,
     produced,
     queue,
+    reports,
     reviews,
     run_table,
     runs,
@@ -159,6 +160,7 @@ for _prefix, _router in (
     ("/v1/notifications", notifications.router),
     ("/v1/dashboards", dashboards.router),
     ("/v1/panels", panels.router),
+    ("/v1/reports", reports.router),
     ("/v1/alerts", alerts.router),
     ("/v1/alert-rules", alerts.rules),
 ):

@@ -34,6 +34,7 @@ INSTALLED_APPS = [
     "orchestrator.sweeps",
     "orchestrator.alerts",
     "orchestrator.dashboards",
+    "orchestrator.reports",
     "orchestrator.background_jobs",
     "webui",
     "ninja",  # serves the API documentation page from our static files

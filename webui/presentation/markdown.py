@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from django.utils.safestring import SafeString
-from markdown_it import MarkdownIt
 
-
-@lru_cache(maxsize=1)
-def _parser() -> MarkdownIt:
-    # "commonmark" would pass raw HTML through; images would load from other hosts
-    return MarkdownIt("js-default", {"html": False, "linkify": False}).disable("image")
+from orchestrator.common.markdown import parser as _parser
 
 
 def render_markdown(text: str) -> SafeString:

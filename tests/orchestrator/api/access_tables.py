@@ -198,6 +198,22 @@ POST   v1/notifications                               runs
 DELETE v1/notifications/{int:id}                      runs    own
 POST   v1/notifications/{int:id}/test                 runs    own
 GET    v1/notifications/{int:id}/deliveries           read    own
+GET    v1/reports                                     read
+POST   v1/reports                                     runs
+GET    v1/reports/{int:id}                            read    see
+PATCH  v1/reports/{int:id}                            runs    see
+DELETE v1/reports/{int:id}                            runs    manage
+GET    v1/reports/{int:id}/versions                   read    see
+GET    v1/reports/{int:id}/versions/{int:version}     read    see
+POST   v1/reports/{int:id}/versions/{int:version}/restore  runs  see
+GET    v1/reports/{int:id}/diff                       read    see
+GET    v1/reports/{int:id}/comments                   read    see
+POST   v1/reports/{int:id}/comments                   runs    see
+PATCH  v1/reports/{int:id}/comments/{int:comment}     runs    see
+DELETE v1/reports/{int:id}/comments/{int:comment}     runs    manage
+GET    v1/reports/{int:id}/links                      read    see
+POST   v1/reports/{int:id}/links                      runs    see
+DELETE v1/reports/{int:id}/links/{int:link}           runs    see
 GET    v1/alerts                                      read
 POST   v1/alerts/{int:id}/acknowledge                 runs    see
 GET    v1/alerts/mutes                                read
@@ -324,6 +340,20 @@ member-remove      POST  team
 role               POST  admin
 settings           GET   operator
 notifications      GET
+reports            GET
+report-new         POST  submitter
+report-preview     POST  submitter
+report             GET   see
+report-edit        POST  decide
+report-version     GET   see
+report-versions    GET   see
+report-restore     POST  decide
+report-delete      POST  manage
+report-comments    POST  decide
+report-comment     POST  decide
+report-share       GET   decide
+report-share-revoke  POST  decide
+shared-report      GET   anyone
 alerts             GET
 alert-mute         POST
 alert-acknowledge  POST  decide

@@ -32,6 +32,9 @@ from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Node
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
+from orchestrator.reports import comments as report_comments
+from orchestrator.reports import services as reports
+from orchestrator.reports import share_links
 from orchestrator.reviews.models import ModelComparison, Review, ReviewedFile
 from orchestrator.reviews.source import pack
 from orchestrator.run_table import services as run_table
@@ -90,6 +93,11 @@ BODIES: dict[str, dict[str, Any]] = {
     "PATCH v1/alert-rules/{int:id}": {"enabled": True},
     "PUT v1/alerts/mutes": {"source": "slow"},
     "POST v1/run-views": {"name": "best", "query": "sort=loss"},
+    "POST v1/reports": {"title": "r"},
+    "PATCH v1/reports/{int:id}": {"version": 1, "text": "x"},
+    "POST v1/reports/{int:id}/versions/{int:version}/restore": {"version": 1},
+    "POST v1/reports/{int:id}/comments": {"text": "x"},
+    "PATCH v1/reports/{int:id}/comments/{int:comment}": {"resolved": True},
     "POST v1/runs/{int:id}/answer-votes": {"example": 0, "choice": "tie"},
 }
 DEVICE = device("h100-80g").to_dict() | {"name": "d"}
@@ -231,6 +239,10 @@ def world(live_redis: str, settings: Any) -> World:
     ids["turn"] = comparison.turns.create(
         conversation=1, messages=[], answers=["x", "y"], first_model=0, by="owner"
     ).pk
+    report = reports.report_create(owner=owner, title="r", text="text")
+    ids["report"], ids["version"] = report.pk, 1
+    ids["comment"] = report_comments.comment_create(report=report, by=owner, text="x").pk
+    ids["link"] = share_links.link_create(report=report, by=owner).pk
     ids["item"] = factories.image_item(run).pk
     letter = dead_letter_add(
         source="telemetry", node="n1", code="malformed", reason="r", message=b"m"
@@ -354,8 +366,11 @@ def filled(route: str, world: World) -> str:
     """The route with the ids of the owner's objects."""
     kind = next((kind for part, kind in OBJECTS.items() if re.match(part, route)), "run")
     values = {"id": world.ids.get(kind, 1), "artifact": world.ids["artifact"], "step": 1}
-    values |= {name: world.ids[name] for name in ("line", "data_set", "turn", "item")}
+    values |= {
+        name: world.ids[name] for name in ("line", "data_set", "turn", "item", "comment", "link")
+    }
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
+    values |= {"version": 1, "number": 1, "token": "unsigned"}  # type: ignore[dict-item]
     values |= {"provider_id": "sso", "pool": "default"}  # type: ignore[dict-item]
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]
@@ -386,4 +401,5 @@ OBJECTS = {
     r"(v1|account)/exports": "export",
     r"(v1/simulations|simulator)": "simulation",
     r"(v1/)?windows": "window",
+    r"(v1/)?reports": "report",
 }

@@ -1,0 +1,112 @@
+"""The data that blocks draw: read now, or frozen with the version that first had the block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from orchestrator.accounts.models import User
+from orchestrator.common import clock
+from orchestrator.common.errors import Refusal, invalid
+from orchestrator.reports.blocks import Block
+from orchestrator.reports.models import FrozenPanel, Report
+from orchestrator.reports.readers import Readers, reader
+from orchestrator.reports.run_tables import check_table, read_table
+
+MOST_BYTES: Final = 8_000_000  # of a report's frozen data in one version
+
+
+@dataclass(frozen=True, slots=True)
+class BlockData:
+    """What a block shows. `problem`: why it cannot be drawn; `hidden`: runs that are left out."""
+
+    block: Block
+    data: dict[str, Any] = field(default_factory=dict)
+    hidden: int = 0
+    frozen: datetime | None = None
+    problem: str = ""
+
+
+def check(blocks: Iterable[Block]) -> None:
+    """Raise 422, with the line, for a block whose fields are wrong."""
+    for block in blocks:
+        try:
+            _check(block)
+        except Refusal as refusal:
+            raise _at(block, refusal) from None
+
+
+def freeze(*, report: Report, blocks: Sequence[Block], by: User) -> None:
+    """Store the data of the frozen blocks that the report does not have yet.
+
+    Raises 422 for a block whose data cannot be read.
+    """
+    wanted = {block.key: block for block in blocks if block.frozen}
+    known = FrozenPanel.objects.filter(report=report, key__in=wanted)
+    for key in known.values_list("key", flat=True):
+        del wanted[key]
+    for block in wanted.values():
+        try:
+            data = _read(block, reader(by))
+        except Refusal as refusal:
+            raise _at(block, refusal) from None
+        FrozenPanel.objects.get_or_create(
+            report=report,
+            key=block.key,
+            defaults={
+                "data": data,
+                "runs": sorted(_run_ids(block, data)),
+                "by": by,
+                "created": clock.now(),
+            },
+        )
+
+
+def read(*, report: Report | None, block: Block, readers: Readers) -> BlockData:
+    """What the readers see of a block; without a report, as in a preview, nothing is frozen."""
+    if block.problem:
+        return BlockData(block, problem=block.problem)
+    frozen = None
+    if block.frozen and report is not None:
+        frozen = FrozenPanel.objects.filter(report=report, key=block.key).first()
+    try:
+        if frozen is None:
+            return BlockData(block, _read(block, readers))
+    except Refusal as refusal:
+        return BlockData(block, problem=_message(refusal))
+    seen = readers.seen(frozen.runs)
+    hidden = len(frozen.runs) - len(seen)
+    data = _without(block, frozen.data, seen) if hidden else frozen.data
+    return BlockData(block, data, hidden, frozen.created)
+
+
+def _check(block: Block) -> None:
+    check_table(block.body)
+
+
+def _read(block: Block, readers: Readers) -> dict[str, Any]:
+    return read_table(block.body, readers)
+
+
+def _run_ids(block: Block, data: dict[str, Any]) -> set[int]:
+    """The runs whose data these are."""
+    return {int(row["run"]) for row in data["rows"]}
+
+
+def _without(block: Block, data: dict[str, Any], seen: frozenset[int]) -> dict[str, Any]:
+    """The data of the runs in `seen` alone."""
+    return {**data, "rows": [row for row in data["rows"] if row["run"] in seen]}
+
+
+def _at(block: Block, refusal: Refusal) -> Refusal:
+    hint = refusal.errors[0]["hint"] if refusal.errors else ""
+    return invalid("text", f"line {block.line}: {_message(refusal)}", hint)
+
+
+def _message(refusal: Refusal) -> str:
+    """The refusal's sentence without the name of the field."""
+    if refusal.errors and "\n" not in refusal.detail:
+        return refusal.errors[0]["message"]
+    return refusal.detail

@@ -102,8 +102,7 @@ def report_update(
     new_title, new_text, note = _checked(
         base.title if title is None else title, base.text if text is None else text, note
     )
-    if version != report.head:
-        raise _conflict(report, base, new_title, new_text)
+    _require_newest(report, base, new_title, new_text)
     if (new_title, new_text) == (base.title, base.text):
         return report
     blocks = check_blocks(new_text)
@@ -119,8 +118,7 @@ def report_restore(*, report: Report, by: User, number: int, version: int) -> Re
     _require_edit(report, by)
     old = selectors.version_get(report=report, number=number)
     base = selectors.version_get(report=report, number=version)
-    if version != report.head:
-        raise _conflict(report, base, old.title, old.text)
+    _require_newest(report, base, old.title, old.text)
     if number == version:
         raise invalid("version", f"version {number} is the newest one", "an older version")
     return _saved(report, base, by, title=old.title, text=old.text, restored=number)
@@ -181,6 +179,13 @@ def _saved(
         raise _conflict(report, base, title, text) from None
     report.refresh_from_db(fields=["head", "title", "updated"])
     return report
+
+
+def _require_newest(report: Report, base: ReportVersion, title: str, text: str) -> None:
+    """Raise VersionConflict before work is done; `_saved` decides."""
+    report.refresh_from_db(fields=["head", "title", "updated"])
+    if base.number != report.head:
+        raise _conflict(report, base, title, text)
 
 
 def _conflict(report: Report, base: ReportVersion, title: str, text: str) -> VersionConflict:

@@ -242,7 +242,9 @@ def world(live_redis: str, settings: Any) -> World:
     report = reports.report_create(owner=owner, title="r", text="text")
     ids["report"], ids["version"] = report.pk, 1
     ids["comment"] = report_comments.comment_create(report=report, by=owner, text="x").pk
-    ids["link"] = share_links.link_create(report=report, by=owner).pk
+    link = share_links.link_create(report=report, by=owner)
+    ids["link"] = link.pk
+    ids["share"] = share_links.link_token(link)  # type: ignore[assignment]
     ids["item"] = factories.image_item(run).pk
     letter = dead_letter_add(
         source="telemetry", node="n1", code="malformed", reason="r", message=b"m"
@@ -370,7 +372,7 @@ def filled(route: str, world: World) -> str:
         name: world.ids[name] for name in ("line", "data_set", "turn", "item", "comment", "link")
     }
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
-    values |= {"version": 1, "number": 1, "token": "unsigned"}  # type: ignore[dict-item]
+    values |= {"version": 1, "number": 1, "token": world.ids["share"]}
     values |= {"provider_id": "sso", "pool": "default"}  # type: ignore[dict-item]
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]

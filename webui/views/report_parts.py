@@ -1,0 +1,79 @@
+"""The parts of a report as its templates draw them: text, panels and run tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from orchestrator.reports import block_data
+from orchestrator.reports.block_data import BlockData
+from orchestrator.reports.readers import Readers
+from webui.presentation import formatting
+from webui.presentation.report_text import Part, render_report
+
+
+def report_parts(*, text: str, readers: Readers, report: Any = None) -> dict[str, Any]:
+    """`{parts, headings, blocks}`; `report` None: nothing is frozen yet."""
+    rendered = render_report(
+        text, runs=lambda ids: _mentioned(ids, readers), public=readers.anonymous
+    )
+    blocks = [part for part in rendered.parts if part.block is not None]
+    return {
+        "parts": [_part(part, readers, report) for part in rendered.parts],
+        "headings": rendered.headings if len(rendered.headings) > 2 else [],
+        "blocks": len(blocks),
+    }
+
+
+def _mentioned(ids: set[int], readers: Readers) -> Mapping[int, Any]:
+    if not ids:
+        return {}
+    return {run.pk: run for run in readers.visible_runs().filter(pk__in=ids)}
+
+
+def _part(part: Part, readers: Readers, report: Any) -> dict[str, Any]:
+    if part.block is None:
+        return {"html": part.html}
+    shown = block_data.read(report=report, block=part.block, readers=readers)
+    return {
+        "block": part.block,
+        "shown": shown,
+        "unsaved": part.block.frozen and shown.frozen is None and not shown.problem,
+        "table": _table(shown) if part.block.kind == "runs" and shown.data else None,
+        "panel": shown.data if part.block.kind == "panel" else None,
+    }
+
+
+def _table(shown: BlockData) -> dict[str, Any]:
+    data = shown.data
+    return {
+        **data,
+        "rows": [
+            {
+                **row,
+                "cells": [
+                    _cell(value, column)
+                    for value, column in zip(row["cells"], data["columns"], strict=True)
+                ],
+            }
+            for row in data["rows"]
+        ],
+    }
+
+
+def _cell(value: Any, column: Mapping[str, str]) -> dict[str, Any]:
+    key, type = column["key"], column["type"]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is None:
+        shown, exact = "", ""
+    elif type == "time":
+        shown, exact = str(value).replace("T", " ")[:16], str(value)
+    elif type == "duration" and number:
+        shown, exact = formatting.duration(value), f"{value:g}"
+    elif number:
+        exact = str(value) if isinstance(value, int) else f"{value:.6g}"
+        small = type == "any" or 0 < abs(value) < 1e-3
+        shown = exact if small else formatting.quantity(value, 4)
+    else:
+        shown, exact = str(value), ""
+    return {"key": key, "text": shown, "title": exact, "number": number}

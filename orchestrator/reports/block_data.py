@@ -20,13 +20,16 @@ MOST_BYTES: Final = 8_000_000  # of a report's frozen data in one version
 
 @dataclass(frozen=True, slots=True)
 class BlockData:
-    """What a block shows. `problem`: why it cannot be drawn; `hidden`: runs that are left out."""
+    """What a block shows. `problem`: why it cannot be drawn, `where`: the query with a caret below
+    the place; `hidden`: runs that are left out.
+    """
 
     block: Block
     data: dict[str, Any] = field(default_factory=dict)
     hidden: int = 0
     frozen: datetime | None = None
     problem: str = ""
+    where: str = ""
 
 
 def check(blocks: Iterable[Block]) -> None:
@@ -75,7 +78,8 @@ def read(*, report: Report | None, block: Block, readers: Readers) -> BlockData:
         if frozen is None:
             return BlockData(block, _read(block, readers))
     except Refusal as refusal:
-        return BlockData(block, problem=_message(refusal))
+        where = refusal.detail.partition("\n")[2]
+        return BlockData(block, problem=_message(refusal), where=where)
     seen = readers.seen(frozen.runs)
     hidden = len(frozen.runs) - len(seen)
     data = _without(block, frozen.data, seen) if hidden else frozen.data
@@ -107,6 +111,4 @@ def _at(block: Block, refusal: Refusal) -> Refusal:
 
 def _message(refusal: Refusal) -> str:
     """The refusal's sentence without the name of the field."""
-    if refusal.errors and "\n" not in refusal.detail:
-        return refusal.errors[0]["message"]
-    return refusal.detail
+    return refusal.errors[0]["message"] if refusal.errors else refusal.detail

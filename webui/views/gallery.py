@@ -20,6 +20,7 @@ from webui.views import (
     gallery_engine_sample,
     gallery_history_sample,
     gallery_panel_samples,
+    gallery_report_sample,
 )
 from webui.views.access import page
 from workers.contracts.wire.node_messages import RunState
@@ -71,6 +72,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
     context["panel_cards"] = gallery_panel_samples.gallery_panels()
     context["engine"] = gallery_engine_sample.gallery_context()
     context["history"] = gallery_history_sample.gallery_context()
+    context["report"] = gallery_report_sample.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 

@@ -34,13 +34,18 @@ def _mentioned(ids: set[int], readers: Readers) -> Mapping[int, Any]:
 def _part(part: Part, readers: Readers, report: Any) -> dict[str, Any]:
     if part.block is None:
         return {"html": part.html}
-    shown = block_data.read(report=report, block=part.block, readers=readers)
+    return block_part(block_data.read(report=report, block=part.block, readers=readers))
+
+
+def block_part(shown: BlockData) -> dict[str, Any]:
+    """A block as `reports/block.html` draws it."""
+    block = shown.block
     return {
-        "block": part.block,
+        "block": block,
         "shown": shown,
-        "unsaved": part.block.frozen and shown.frozen is None and not shown.problem,
-        "table": _table(shown) if part.block.kind == "runs" and shown.data else None,
-        "panel": shown.data if part.block.kind == "panel" else None,
+        "unsaved": block.frozen and shown.frozen is None,
+        "table": _table(shown) if block.kind == "runs" and shown.data else None,
+        "panel": shown.data if block.kind == "panel" else None,
     }
 
 

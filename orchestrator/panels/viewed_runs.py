@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from django.db.models import QuerySet
 
+from orchestrator.accounts import selectors as people
 from orchestrator.accounts import teams
 from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
@@ -50,16 +51,28 @@ class ViewedRuns:
         """Whether a run may still log."""
         return any(run.state not in ENDED for run in self.runs)
 
+    def seen_by(self, user: User) -> ViewedRuns:
+        """Without the runs that another user does not see."""
+        owners = people.visible_owners(user)
+        if owners is None:
+            return self
+        seen = tuple(run for run in self.runs if run.owner_id in owners)
+        hidden = len(self.runs) - len(seen)
+        empty = Empty("no_source") if hidden and not seen else self.empty
+        return replace(self, runs=seen, hidden=self.hidden + hidden, empty=empty)
+
 
 @dataclass(frozen=True, slots=True)
 class PanelViewer:
     """Who looks at the panels of one page; reads each source and its names once.
 
-    `subject` is the source of panels that have none of their own.
+    `subject` is the source of panels that have none of their own; `also` are users who must see a
+    run too.
     """
 
     user: User
     subject: RunsSource | None = None
+    also: tuple[User, ...] = ()
     _runs: dict[str, ViewedRuns] = field(default_factory=dict)
     _names: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
@@ -75,7 +88,10 @@ class PanelViewer:
         """The runs of a source that the user sees."""
         key = _key(source)
         if key not in self._runs:
-            self._runs[key] = viewed_runs(source=source, user=self.user)
+            viewed = viewed_runs(source=source, user=self.user)
+            for other in self.also:
+                viewed = viewed.seen_by(other)
+            self._runs[key] = viewed
         return self._runs[key]
 
     def names_of_source(self, source: RunsSource | None, kind: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,10 +13,17 @@ from orchestrator.common import clock
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.reports.blocks import Block
 from orchestrator.reports.models import FrozenPanel, Report
+from orchestrator.reports.panel_blocks import (
+    live_panels,
+    panel_runs,
+    panel_spec,
+    read_panels,
+    without_runs,
+)
 from orchestrator.reports.readers import Readers, reader
 from orchestrator.reports.run_tables import check_table, read_table
 
-MOST_BYTES: Final = 8_000_000  # of a report's frozen data in one version
+MOST_BYTES: Final = 8_000_000  # of a frozen block
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,9 @@ def freeze(*, report: Report, blocks: Sequence[Block], by: User) -> None:
             data = _read(block, reader(by))
         except Refusal as refusal:
             raise _at(block, refusal) from None
+        if len(json.dumps(data)) > MOST_BYTES:
+            message = f"line {block.line}: its data are larger than {MOST_BYTES // 1_000_000} MB"
+            raise invalid("text", message, "fewer runs, metrics or images")
         FrozenPanel.objects.get_or_create(
             report=report,
             key=block.key,
@@ -76,8 +87,10 @@ def read(*, report: Report | None, block: Block, readers: Readers) -> BlockData:
         frozen = FrozenPanel.objects.filter(report=report, key=block.key).first()
     try:
         if frozen is None:
-            return BlockData(block, _read(block, readers))
+            return BlockData(block, _live(block, readers))
     except Refusal as refusal:
+        if readers.anonymous:  # names of metrics may be in the sentence
+            return BlockData(block, problem="it cannot be read")
         where = refusal.detail.partition("\n")[2]
         return BlockData(block, problem=_message(refusal), where=where)
     seen = readers.seen(frozen.runs)
@@ -87,20 +100,37 @@ def read(*, report: Report | None, block: Block, readers: Readers) -> BlockData:
 
 
 def _check(block: Block) -> None:
-    check_table(block.body)
+    if block.kind == "runs":
+        check_table(block.body)
+    else:
+        panel_spec(block.body)
 
 
 def _read(block: Block, readers: Readers) -> dict[str, Any]:
-    return read_table(block.body, readers)
+    """All data of the block."""
+    if block.kind == "runs":
+        return read_table(block.body, readers)
+    return read_panels(block.body, readers)
+
+
+def _live(block: Block, readers: Readers) -> dict[str, Any]:
+    """What a page needs of a live block: browsers of people who are logged in read panels' data."""
+    if block.kind == "panel" and not readers.anonymous:
+        return live_panels(block.body, readers)
+    return _read(block, readers)
 
 
 def _run_ids(block: Block, data: dict[str, Any]) -> set[int]:
     """The runs whose data these are."""
+    if block.kind == "panel":
+        return panel_runs(data)
     return {int(row["run"]) for row in data["rows"]}
 
 
 def _without(block: Block, data: dict[str, Any], seen: frozenset[int]) -> dict[str, Any]:
     """The data of the runs in `seen` alone."""
+    if block.kind == "panel":
+        return without_runs(data, seen)
     return {**data, "rows": [row for row in data["rows"] if row["run"] in seen]}
 
 

@@ -238,6 +238,7 @@ def test_the_preview_is_drawn_with_the_writers_rights(people: factories.People) 
     assert "mine" in page and "This run table cannot be shown" in page
     assert "Line 6 of the text." in page and "<b>" not in page and "<html" not in page
     assert client.post("/reports/preview/", {"text": "x", "report": "99"}).status_code == 404
+    assert "The preview appears here" in page_of(client, "/reports/new/")
     wanted = page_of(client, "/reports/new/?runs=1,x,2")
     assert "runs: 1, 2" in wanted
 

@@ -94,12 +94,13 @@ def _mentions(tokens: list[Token]) -> set[int]:
 def _headings(tokens: list[Token]) -> list[Heading]:
     """Lower the headings by one level, below the report's title, and give them ids."""
     headings, used = list[Heading](), set[str]()
-    for token, inline in zip(tokens, [*tokens[1:], None], strict=True):
+    for place, token in enumerate(tokens):
         if token.type not in ("heading_open", "heading_close"):
             continue
         level = min(6, int(token.tag[1]) + 1)
         token.tag = f"h{level}"
-        if token.type == "heading_open" and inline is not None:
+        if token.type == "heading_open":
+            inline = tokens[place + 1]
             shown = "".join(child.content for child in inline.children or ())
             slug = slugify(shown)[:60] or "section"
             name, number = slug, 1

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from django.conf import settings
+from django.templatetags.static import static
+
+from orchestrator.panels.spec import PanelSpec
 from orchestrator.reports import block_data
 from orchestrator.reports.block_data import BlockData
 from orchestrator.reports.readers import Readers
 from webui.presentation import formatting
+from webui.presentation.panel_cards import PanelCard, panel_card
 from webui.presentation.report_text import Part, render_report
 
 
 def report_parts(*, text: str, readers: Readers, report: Any = None) -> dict[str, Any]:
-    """`{parts, headings, blocks}`; `report` None: nothing is frozen yet."""
+    """`{parts, headings, plotly}`; `report` None: nothing is frozen yet."""
     rendered = render_report(
         text, runs=lambda ids: _mentioned(ids, readers), public=readers.anonymous
     )
-    blocks = [part for part in rendered.parts if part.block is not None]
     return {
         "parts": [_part(part, readers, report) for part in rendered.parts],
         "headings": rendered.headings if len(rendered.headings) > 2 else [],
-        "blocks": len(blocks),
+        "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
 
 
@@ -45,8 +49,17 @@ def block_part(shown: BlockData) -> dict[str, Any]:
         "shown": shown,
         "unsaved": block.frozen and shown.frozen is None,
         "table": _table(shown) if block.kind == "runs" and shown.data else None,
-        "panel": shown.data if block.kind == "panel" else None,
+        "cards": _cards(shown) if block.kind == "panel" else [],
     }
+
+
+def _cards(shown: BlockData) -> list[PanelCard]:
+    """The block's panels; those without data read them in the browser."""
+    cards = []
+    for place, panel in enumerate(shown.data.get("panels", ())):
+        document = {**panel["spec"], "id": f"panel-{shown.block.token}-{place}"}
+        cards.append(panel_card(PanelSpec.from_dict(document), frozen=panel.get("data")))
+    return cards
 
 
 def _table(shown: BlockData) -> dict[str, Any]:

@@ -16,7 +16,7 @@ export function mediaElements({ spec, data }) {
   for (const item of data.content.items) {
     const run = names.get(item.run), place = format(gettext("step %(step)s"), { step: item.step.toLocaleString("en-US") });
     const caption = make("figcaption", {}, [item.caption, several ? item.name : "", place].filter(Boolean).join(" · "));
-    if (!alone) caption.prepend(make("a", { href: `/runs/${run.id}/`, textContent: `${run.id} ${run.name}` }), " · ");
+    if (!alone) caption.prepend(runLink(run), " · ");
     grid.append(make("figure", { className: "media-item" }, itemElement(spec.kind, item, data.title), caption));
   }
   const parts = [grid];
@@ -24,9 +24,16 @@ export function mediaElements({ spec, data }) {
   return parts;
 }
 
+/* A shared report has no links to pages of this server. */
+const runLink = ({ id, name }) => {
+  const textContent = `${id} ${name}`;
+  return document.body.classList.contains("shared") ? make("span", { textContent }) : make("a", { href: `/runs/${id}/`, textContent });
+};
+
 function itemElement(kind, item, title) {
   if (kind === "image") {
     const { url, width, height } = item.image;
+    if (url.startsWith("data:")) return make("img", { src: url, width, height, alt: item.caption || item.name });
     return make("a", { href: url, title: gettext("Open the image") }, make("img", { src: url, width, height, alt: item.caption || item.name, loading: "lazy" }));
   }
   if (kind === "text") return make("pre", { className: "verbatim", tabIndex: 0, textContent: item.data });
@@ -40,7 +47,7 @@ function runsTable(data) {
   const isNumber = columns.map((_, place) => rows.some((row) => typeof row.cells[place] === "number"));
   const time = (value) => (/^\d{4}-\d\d-\d\dT\d\d:\d\d/.test(value) ? value.slice(0, 16).replace("T", " ") : value);
   const cell = (value, place) => (value === null ? "–" : typeof value === "number" || /^(-?Infinity|NaN)$/.test(value) ? (columns[place].unit ? inUnit(parse(value), columns[place].unit) : quantity(parse(value), 4)) : time(value));
-  const body = rows.map((row) => [[make("a", { href: `/runs/${row.run}/`, textContent: `${row.run} ${names.get(row.run).name}` }), false], ...row.cells.map((value, place) => [cell(value, place), isNumber[place]])]);
+  const body = rows.map((row) => [[runLink(names.get(row.run)), false], ...row.cells.map((value, place) => [cell(value, place), isNumber[place]])]);
   return table([[gettext("run"), false], ...columns.map((column, place) => [column.title, isNumber[place]])], body, data.title);
 }
 

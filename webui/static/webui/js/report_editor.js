@@ -1,7 +1,7 @@
 /* The edit page of a report: preview while typing, toolbar, inserted blocks, unsaved changes. Texts of panels and tables
    are YAML; values are written as JSON, which YAML reads. */
 import { format, gettext } from "./i18n.js";
-import { drawPanels } from "./report.js";
+import { drawPanels, forgetPanels } from "./report.js";
 
 const form = document.getElementById("report-form"), source = document.getElementById("source");
 const preview = document.getElementById("preview"), status = document.getElementById("preview-state");
@@ -28,8 +28,7 @@ async function showPreview() {
     if (!answer.ok) throw new Error(String(answer.status));
     const html = await answer.text();
     if (number !== sent) return;
-    preview.innerHTML = html; // rendered by the server, which escapes what people wrote
-    drawPanels(preview);
+    replacePreview(html);
     status.textContent = "";
   } catch (error) {
     if (number !== sent) return;
@@ -37,6 +36,33 @@ async function showPreview() {
       ? format(gettext("No preview: the server answered %(status)s."), { status: error.message })
       : gettext("No preview: the server is unreachable. Your text is still here.");
   }
+}
+
+/* Panels that did not change stay as they are: they do not flash, and are not read again. */
+function replacePreview(html) {
+  const fresh = document.createElement("template");
+  fresh.innerHTML = html; // rendered by the server, which escapes what people wrote
+  const old = new Map([...preview.querySelectorAll("[data-panel-spec]")].map((panel) => [identity(panel), panel]));
+  const reused = [];
+  for (const panel of fresh.content.querySelectorAll("[data-panel-spec]")) {
+    const same = old.get(identity(panel));
+    if (!same) continue;
+    old.delete(identity(panel));
+    reused.push([panel, same]);
+  }
+  const added = [...fresh.content.querySelectorAll("[data-panel-spec]")].filter((panel) => !reused.some(([each]) => each === panel));
+  for (const [panel, same] of reused) panel.replaceWith(same);
+  const top = preview.scrollTop;
+  preview.replaceChildren(fresh.content);
+  preview.scrollTop = top;
+  for (const panel of added) drawPanels({ querySelectorAll: () => [panel] });
+  forgetPanels();
+}
+
+/* A panel by what it shows: its id depends on its place in the text. */
+function identity(panel) {
+  const { id, ...shown } = JSON.parse(panel.dataset.panelSpec);
+  return JSON.stringify([shown, panel.querySelector(".panel-data")?.textContent ?? ""]);
 }
 
 /* ---- text ---- */

@@ -14,6 +14,10 @@ from playwright.sync_api import Browser
 
 from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role
+from orchestrator.reports import comments as report_comments
+from orchestrator.reports import services as reports
+from orchestrator.reports import share_links
+from orchestrator.reports.models import Report
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
@@ -70,6 +74,8 @@ PLAIN = [
     "/experiments/",
     "/experiments/new/",
     "/experiments/solved-problems/",
+    "/reports/",
+    "/reports/new/",
     "/planner/",
     "/planner/serving/",
     "/planner/scaling/",
@@ -128,12 +134,15 @@ def pages(live_server: Any) -> list[str]:
     ended = timezone.now() + timedelta(seconds=1)
     Run.objects.filter(pk=failed.pk).update(state="failed", ended=ended, exit=reason)
     telemetry.summaries_refresh(limit=9, wait=False)
+    report, shared = _report(owner, trained)
     served = factories.run(owner, kind="serve", train=None, plan={}, serve={})
     factories.running(served, node)
     return [
         *PLAIN,
         f"/experiments/{experiment.pk}/",
         f"/runs/compare/?runs={trained.pk},{failed.pk}",
+        *(f"/reports/{report.pk}/{page}" for page in ("", "edit/", "versions/", "share/")),
+        shared,
         f"/runs/{waiting.pk}/",
         f"/runs/{failed.pk}/",
         *(f"/runs/{trained.pk}/?tab={tab}" for tab in TABS),
@@ -143,6 +152,22 @@ def pages(live_server: Any) -> list[str]:
 
 def _run(owner: User, experiment: Any, name: str) -> Run:
     return runs.run_submit(owner=owner, name=name, spec=factories.spec(), experiment=experiment)
+
+
+def _report(owner: User, run: Run) -> tuple[Report, str]:
+    """A report with each part, and the address of its share link."""
+    blocks = (
+        f"```runs frozen\nruns: {run.pk}\ncolumns: loss, model\n```",
+        f"```panel\nkind: line\nmetrics: [loss]\nruns: {{runs: [{run.pk}]}}\n```",
+        "```runs\nquery: loss > > 1\n```",
+    )
+    text = "\n\n".join(("# One", f"run:{run.pk}", "## Two", *blocks, "# Three", "| a |\n|---|"))
+    report = reports.report_create(owner=owner, title="Learning rates", text=text)
+    reports.report_update(report=report, by=owner, version=1, text=f"{text}\n\nMore.")
+    comment = report_comments.comment_create(report=report, by=owner, text="Why?")
+    report_comments.comment_create(report=report, by=owner, text="So.", parent=comment)
+    link = share_links.link_create(report=report, by=owner, note="reviewers")
+    return report, share_links.link_path(link)
 
 
 def test_no_page_has_an_axe_violation_or_overflows(

@@ -16,7 +16,13 @@ WEBUI = Path(__file__).resolve().parents[2] / "webui"
 MARKS = {"_", "gettext", "gettext_noop", "ngettext", "pgettext", "gettext_lazy"}
 LOG_CALLS = {"debug", "info", "warning", "exception"}
 # samples of user data in the gallery; reasons for closing a socket are part of its protocol
-NOT_TRANSLATED = {"gallery.py", "gallery_engine_sample.py", "gallery_sample.py", "consumers.py"}
+NOT_TRANSLATED = {
+    "gallery.py",
+    "gallery_engine_sample.py",
+    "gallery_history_sample.py",
+    "gallery_sample.py",
+    "consumers.py",
+}
 # code that a user copies, a content type, the state that REST writes, a data file's own texts
 CODE = re.compile(
     r"curl |import |python -m |Authorization|charset=|^\s*messages=|^<\w|^client = |^answer = "

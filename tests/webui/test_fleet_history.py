@@ -61,7 +61,7 @@ def record(people: factories.People, *, power: float | None, minutes: int = 20) 
 
 
 @pytest.mark.django_db
-def test_an_empty_fleet_says_what_appears_where(owner: User) -> None:
+def test_an_empty_fleet_has_designed_pages(owner: User) -> None:
     page = page_of(owner, "/fleet-over-time/")
     assert "No readings of the last 24 hours." in page
     assert "No idle device" in page and "No run held a device" in page

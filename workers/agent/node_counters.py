@@ -100,7 +100,7 @@ class NodeCounters:
 
 
 def _total(paths: Iterable[Path]) -> int | None:
-    """The sum of the readable counters in bytes; None if there is none."""
+    """The sum of the readable counters in bytes; None without one."""
     values = [value for path in paths if (value := _integer(path)) is not None]
     return sum(values) * _RDMA_WORD if values else None
 

@@ -49,8 +49,26 @@ def test_parts_add_up(name: str) -> None:
     assert count.embedding + count.positions + count.head + count.final_norm + layers == count.total
     if name in ACTIVE:
         assert count.active / 1e9 == pytest.approx(ACTIVE[name], rel=0.01)
+    elif model.moe:
+        assert count.active < count.total
     else:
         assert count.active == count.total
+
+
+SMALL = {
+    "mqa-3m": ("softmax", 1, False),
+    "mla-3m": ("mla", 7, False),
+    "mfa-4m": ("mfa", 10, False),
+    "moe-8m": ("softmax", 2, True),
+    "mla-moe-6m": ("mla", 6, True),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_architecture_has_a_small_model_over_bytes(name: str) -> None:
+    model = preset(name)
+    assert (model.attention, model.kv_heads, model.moe is not None) == SMALL[name]
+    assert 1e6 < parameter_count(model).total < 15e6 and model.vocab == 256
 
 
 def test_flops_follow_the_stated_convention() -> None:

@@ -1,4 +1,4 @@
-"""The named models: published sizes of well-known decoders, and two small ones for tests.
+"""The named models: published sizes of well-known decoders, and small ones of each architecture.
 
 Shapes only; weights come from a ModelSource. Sources: the models' config.json or paper.
 """
@@ -99,9 +99,68 @@ def _qwen3(
     return ModelSpec.from_dict({**_QWEN3, "name": name, **sizes, **more})
 
 
+_MLA_SMALL = {
+    "q_lora_rank": 96,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
+
+
+def _small(name: str, layers: int, hidden: int, heads: int, ffn: int, **more: Any) -> ModelSpec:
+    """A model over bytes that trains on two cores in a minute."""
+    shape = {"max_seq_len": 512, "tie_embeddings": True}
+    return _llama(name, layers, hidden, heads, ffn, 256, **shape, **more)
+
+
 _ALL = (
     # own shapes: byte vocabulary, small enough for one slow core
-    _llama("llama-tiny", 5, 128, 4, 344, 256, kv_heads=2, max_seq_len=512, tie_embeddings=True),
+    _small("llama-tiny", 5, 128, 4, 344, kv_heads=2),
+    # the same architecture with one key and value head (arXiv 1911.02150)
+    _small("mqa-3m", 6, 224, 7, 600, kv_heads=1),
+    # multi-head latent attention as in DeepSeek-V3 (arXiv 2405.04434)
+    _small("mla-3m", 6, 224, 7, 600, attention="mla", mla=_MLA_SMALL),
+    # multi-matrix factorization attention (arXiv 2412.19255)
+    _small(
+        "mfa-4m",
+        6,
+        224,
+        10,
+        600,
+        attention="mfa",
+        mfa={"qk_rank": 128, "head_dim": 64, "heads": 10},
+    ),
+    # routed experts as in Mixtral, 2.4M parameters active per token
+    _small(
+        "moe-8m",
+        6,
+        192,
+        6,
+        512,
+        kv_heads=2,
+        moe={"experts": 8, "top_k": 2, "expert_ffn": 256, "aux_loss": 0.01},
+    ),
+    # as in DeepSeek-V3: MLA, a shared expert, sigmoid scores, balance by bias; 2.8M active
+    _small(
+        "mla-moe-6m",
+        6,
+        192,
+        6,
+        512,
+        attention="mla",
+        mla=_MLA_SMALL,
+        moe={
+            "experts": 8,
+            "top_k": 2,
+            "expert_ffn": 192,
+            "shared_experts": 1,
+            "first_dense_layers": 1,
+            "scoring": "sigmoid",
+            "aux_loss": 0.0001,
+            "bias_update": 0.001,
+        },
+    ),
     # llama2.c stories15M shapes with its 32,000-token vocabulary
     _llama("llama-15m", 6, 288, 6, 768, 32000, max_seq_len=1024, tie_embeddings=True),
     _llama(

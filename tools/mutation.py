@@ -43,7 +43,7 @@ MODULES: dict[str, tuple[list[str], list[str]]] = {
         ["tests/workers/contracts/test_envelope.py"],
     ),
     "legality": (
-        ["workers/contracts/specs/legality.py", "orchestrator/planner/search/legality.py"],
+        ["workers/contracts/specs/legality.py", "orchestrator/planner/search/legality_masks.py"],
         [
             "tests/workers/contracts/test_legality.py",
             "tests/workers/contracts/test_plan.py",

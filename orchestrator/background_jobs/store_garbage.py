@@ -20,7 +20,7 @@ from orchestrator.runs.datasets import registration
 from orchestrator.runs.models import Checkpoint, Run, StoredCopy
 from orchestrator.runs.states import ENDED
 from orchestrator.runs.store import access, copies
-from workers.contracts.specs.run_bodies import CheckpointSpec
+from workers.contracts.specs.train import CheckpointSpec
 
 _GB: Final = 10**9
 

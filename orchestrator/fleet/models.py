@@ -66,7 +66,7 @@ class Node(models.Model):
 
         UP = "up", "up"
         SILENT = "silent", "silent"  # no heartbeat for a while: unknown, not failed
-        LOST = "lost", "lost"  # silent beyond the reaper's timeout
+        LOST = "lost", "lost"  # silent beyond the timeout of scheduling
 
     name = models.CharField(max_length=80, unique=True)
     cluster = models.ForeignKey(Cluster, on_delete=models.PROTECT, related_name="nodes")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.planner.model.all_terms import TERMS
-from orchestrator.planner.model.communication.collective_calls import KINDS
+from orchestrator.planner.model.communication.collective_bytes import KINDS
 from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.plan_request import BadRequest
 from workers.contracts.base import problem

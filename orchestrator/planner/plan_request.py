@@ -18,7 +18,7 @@ from workers.contracts.catalog.devices import Device
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec, Positive
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 
 class BadRequest(ValueError):

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from workers.contracts.base import Problem, problem, validation_problems
 from workers.contracts.specs.finetuning.freezing import frozen_problems
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 _FIELDS = (
     "objective",

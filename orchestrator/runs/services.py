@@ -62,7 +62,7 @@ from orchestrator.runs.submission.submit import (
     spec_preview,
     spec_problem_list,
 )
-from workers.contracts.specs.run_bodies import CheckpointSpec
+from workers.contracts.specs.train import CheckpointSpec
 
 __all__ = [
     "ATTEMPT_REQUESTS",

@@ -11,7 +11,7 @@ from django.db.models import F
 
 from orchestrator.runs.models import Attempt, Checkpoint, Run
 from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.reports.missing_attempts import presence
 from workers.contracts.wire.node_messages import RunState
 
 REPEAT_S = 20.0

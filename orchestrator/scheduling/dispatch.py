@@ -87,7 +87,7 @@ def launch_many(attempts: Sequence[Attempt], *, nodes: Iterable[str] | None = No
         for share in shares:
             node = known.get(share["node"])
             if node is None or (only is not None and share["node"] not in only):
-                continue  # removed from the fleet: the reaper ends the attempt
+                continue  # removed from the fleet: periodic_checks ends the attempt
             kind, memory = kinds.get((shares[0]["node"], share["devices"][0]), ("", 0))
             order = launch_order(
                 attempt,

@@ -22,14 +22,14 @@ from orchestrator.scheduling import lease
 from orchestrator.scheduling.accounting import ledger
 from orchestrator.scheduling.accounting.held import held_within
 from orchestrator.scheduling.cluster_engines.watcher import Watcher
+from orchestrator.scheduling.periodic_checks import open_attempts, open_fences, reap
 from orchestrator.scheduling.preemption import windows
 from orchestrator.scheduling.preemption.growth import Growth
-from orchestrator.scheduling.reaper import open_attempts, open_fences, reap
-from orchestrator.scheduling.reports import control_versions, heartbeats, revocation
+from orchestrator.scheduling.reports import control_versions, heartbeat_handler, revocation
 from orchestrator.scheduling.reports.delivery import Delivery
 from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.reports.inbox import Entry, Inbox
-from orchestrator.scheduling.reports.liveness import POLL_S, liveness
+from orchestrator.scheduling.reports.silence import POLL_S, liveness
 from orchestrator.scheduling.tick import RemainingDecision, tick
 from workers.contracts.wire import names
 from workers.contracts.wire.broker.tls import tls_options
@@ -51,7 +51,7 @@ class Loop:
         self._inbox: Inbox | None = None
         self._growth = Growth()
         self._tick_due = 0.0
-        self._reap_due = 0.0
+        self._checks_due = 0.0
         self._poll_due = 0.0
         self._prune_due = 0.0
         self._settle_due = 0.0
@@ -108,14 +108,14 @@ class Loop:
             self._recorder.start()
         if self._renewal is not None:
             self._renewal.alive()
-        due = min(self._tick_due, self._reap_due, self._poll_due)
+        due = min(self._tick_due, self._checks_due, self._poll_due)
         if not self._delivery.empty:
             due = min(due, time.monotonic() + 0.2)
         entry = self._delivery.due() or self._inbox.get(due - time.monotonic())
         wake = entry is not None and self._handle(self._inbox, entry)
         wake = self._poll_heartbeats() or wake
         now = time.monotonic()
-        if now >= self._reap_due:
+        if now >= self._checks_due:
             if not lease.hold(self.holder, beat=True):
                 log.warning("Another scheduler holds the lease; waiting")
                 self._inbox.stop()
@@ -123,7 +123,7 @@ class Loop:
                 self._end_renewal()
                 self._delivery = Delivery(_handle_report)  # the next holder claims its entries
                 return
-            self._reap_due = now + settings.ENV.tick_s
+            self._checks_due = now + settings.ENV.tick_s
             control_versions.publish()
             self._keep_users(now)
             wake = reap(drained=self._drained()) > 0 or wake
@@ -163,7 +163,9 @@ class Loop:
         if self._inbox is not None:
             self._inbox.watch(nodes)
         beats = liveness.poll(redis.quick_client(), nodes, open_fences())
-        return bool(beats) and heartbeats.apply(beats, broker_ahead_s=liveness.broker_ahead_s)
+        return bool(beats) and heartbeat_handler.apply(
+            beats, broker_ahead_s=liveness.broker_ahead_s
+        )
 
     def _prune(self, now: float) -> None:
         if now >= self._prune_due:
@@ -199,7 +201,7 @@ class Loop:
             more = handled < _BURST
             entry = (self._delivery.due() or inbox.get(0.0)) if more else None
         if wake:
-            self._reap_due = 0.0  # the reaper delivers requests to running attempts
+            self._checks_due = 0.0  # periodic_checks delivers requests to running attempts
         return wake
 
 

@@ -15,7 +15,7 @@ from orchestrator.fleet.models import Device, Node, NodeProbe
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.reaper import reap
+from orchestrator.scheduling.periodic_checks import reap
 from orchestrator.scheduling.reports.handler import report
 from orchestrator.scheduling.reserved import windows
 from orchestrator.scheduling.tick import TickResult, tick

@@ -32,7 +32,7 @@ def measure(count: int) -> None:
     """Start one attempt per node and apply the heartbeats of `ROUNDS` intervals."""
     from django.db import connection
 
-    from orchestrator.scheduling.reaper import reap
+    from orchestrator.scheduling.periodic_checks import reap
     from tests import factories
 
     owner = factories.user("bench")
@@ -102,9 +102,9 @@ def beat(beats: list[tuple[str, Any]], server: psutil.Process | None = None) -> 
     """All nodes send once, evenly over the interval; CPU seconds of the scheduler's polls."""
     from orchestrator.common.redis import client
     from orchestrator.fleet.selectors import node_names
-    from orchestrator.scheduling.reaper import open_fences
-    from orchestrator.scheduling.reports import heartbeats
-    from orchestrator.scheduling.reports.liveness import liveness
+    from orchestrator.scheduling.periodic_checks import open_fences
+    from orchestrator.scheduling.reports import heartbeat_handler
+    from orchestrator.scheduling.reports.silence import liveness
     from workers.contracts.wire import liveness as wire
 
     spent = 0.0
@@ -117,7 +117,7 @@ def beat(beats: list[tuple[str, Any]], server: psutil.Process | None = None) -> 
         before = cpu_s(server)
         new = liveness.poll(client(), node_names(), open_fences())
         assert len(new) == len(beats[second::EVERY_S])
-        heartbeats.apply(new, broker_ahead_s=liveness.broker_ahead_s)
+        heartbeat_handler.apply(new, broker_ahead_s=liveness.broker_ahead_s)
         spent += cpu_s(server) - before
     return spent
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from tests.bench.record import record
-from workers.contracts.specs.inference_bodies import SpeculateSpec
+from workers.contracts.specs.inference import SpeculateSpec
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.inference.engine import Engine
 from workers.inference.engine_builder import build_engine, count_available_blocks

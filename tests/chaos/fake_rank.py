@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-STOPPED_CODE = 67  # `preempted` and `cancelled` of workers.runtime.exits
+STOPPED_CODE = 67  # `preempted` and `cancelled` of workers.runtime.exit_codes
 
 
 def main() -> int:

@@ -13,16 +13,16 @@ from django.test import Client
 
 from orchestrator.accounts.models import ApiToken, AuditEntry, User
 from tests import factories
-from webui import login_limit
+from webui import login_throttle
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture(autouse=True)
 def _no_failures_yet() -> Iterator[None]:
-    login_limit.forget()
+    login_throttle.forget()
     yield
-    login_limit.forget()
+    login_throttle.forget()
 
 
 def log_in(
@@ -54,14 +54,14 @@ def test_a_wrong_login_does_not_reveal_which_part_is_wrong(owner: User) -> None:
 @pytest.fixture
 def one_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixes the time window, however long the attempts take."""
-    now = login_limit._window()
-    monkeypatch.setattr(login_limit, "_window", lambda: now)
+    now = login_throttle._window()
+    monkeypatch.setattr(login_throttle, "_window", lambda: now)
 
 
 @pytest.mark.usefixtures("one_window")
 def test_too_many_wrong_passwords_block_the_login_for_a_while(owner: User, teammate: User) -> None:
     client = Client()
-    for _ in range(login_limit.PER_NAME):
+    for _ in range(login_throttle.PER_NAME):
         assert log_in(client, password="wrong").status_code == 403
     closed = log_in(client)  # even the right one
     assert closed.status_code == 429 and int(closed.headers["Retry-After"]) > 0
@@ -75,9 +75,9 @@ def test_too_many_wrong_passwords_block_the_login_for_a_while(owner: User, teamm
 def test_the_counts_are_shared_by_all_web_processes(owner: User, live_redis: str) -> None:
     # all tests share this Redis, so the failures come from another address
     there = {"REMOTE_ADDR": "10.4.5.6"}
-    for _ in range(login_limit.PER_NAME):
+    for _ in range(login_throttle.PER_NAME):
         log_in(Client(**there), password="wrong")
-    login_limit.forget()  # like a new process
+    login_throttle.forget()  # like a new process
     assert log_in(Client(**there)).status_code == 429
 
 

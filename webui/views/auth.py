@@ -22,7 +22,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 from orchestrator.accounts import services
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
-from webui import login_limit
+from webui import login_throttle
 from webui.views.access import has_role
 
 
@@ -39,7 +39,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
     if request.method == "POST":
         name, address = request.POST.get("username", ""), client_address(request)
         try:
-            login_limit.check(name, address)
+            login_throttle.check(name, address)
         except Refusal as error:
             refusal, status = error, error.status
         else:
@@ -62,7 +62,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
                         ),
                     )
                 return redirect(target)
-            login_limit.failed(name, address)
+            login_throttle.failed(name, address)
             services.audit(
                 actor=None,
                 action="login.refused",

@@ -28,7 +28,7 @@ from workers.inference.speculate.setup import Drafting
 from workers.metrics.memory import capacity_bytes, process_memory
 from workers.models.decoder import Decoder
 from workers.models.tensor_parallel_plan import block_plan
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 BLOCK_SIZE = BLOCK_TOKENS
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}  # of the memory that is free after loading weights

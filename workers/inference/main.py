@@ -15,7 +15,7 @@ from workers.inference.evaluate.metrics import read_metrics
 from workers.inference.generate.prompts import read_prompts
 from workers.inference.spec_loading import InferenceRun, load_run
 from workers.runtime.environment import read_environment
-from workers.runtime.exits import Outcome, UserError, classify
+from workers.runtime.exit_codes import Outcome, UserError, classify
 from workers.runtime.program import fast_import, record_exit, refuse, use_huge_pages
 
 

@@ -24,7 +24,7 @@ from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.runtime.environment import Environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CACHE_DTYPES = {"int8": torch.int8}

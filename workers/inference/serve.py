@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from workers.contracts.specs.inference_bodies import DEFAULT_ADAPTER_RANK, ServeBody
+from workers.contracts.specs.inference import DEFAULT_ADAPTER_RANK, ServeBody
 from workers.inference.adapters.files import configured_rank
 from workers.inference.adapters.low_rank_slots import SlotSpec
 from workers.inference.backends.serve import Backend
@@ -38,7 +38,7 @@ from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.errors import WeightsError
 from workers.runtime.environment import Environment, check_world
-from workers.runtime.exits import Outcome, UserError
+from workers.runtime.exit_codes import Outcome, UserError
 
 
 def run_serve(

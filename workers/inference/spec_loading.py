@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.contracts.specs.inference_bodies import GenerateBody, ServeBody
+from workers.contracts.specs.inference import GenerateBody, ServeBody
 from workers.contracts.specs.inference_support import inference_problems
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec, spec_problems
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.runtime.spec_loading import parse_spec, raise_problems, read_document
 
 KINDS = ("generate", "evaluate", "serve")

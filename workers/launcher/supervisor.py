@@ -21,7 +21,7 @@ from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
 from workers.launcher import command, preflight, processes, rendezvous
-from workers.launcher.exit_verdict import Verdict, judge, rank_verdict
+from workers.launcher.exit_classification import Verdict, judge, rank_verdict
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
 from workers.launcher.inputs.checkpoints import provide_checkpoint

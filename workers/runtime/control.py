@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from workers.runtime.exits import write_atomically
+from workers.runtime.exit_codes import write_atomically
 
 GRACE_S = 20.0  # if the request names none
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

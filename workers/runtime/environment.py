@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 @dataclass(frozen=True, slots=True)

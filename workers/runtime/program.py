@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
-from workers.runtime.exits import Outcome, UserError, classify, write_exit
+from workers.runtime.exit_codes import Outcome, UserError, classify, write_exit
 
 
 def refuse(error: UserError, directory: Path | None) -> int:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from workers.contracts.base import Problem, validation_problems
 from workers.contracts.specs.run import RunSpec
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def read_document(path: Path, kind: str) -> dict[str, Any]:

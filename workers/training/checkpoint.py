@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workers.contracts.specs.run_bodies import CheckpointSpec
+from workers.contracts.specs.train import CheckpointSpec
 from workers.models.weights.checkpoint_table import checkpoint_reader
 from workers.models.weights.manifest import complete_checkpoints, step_folder, write_manifest
 from workers.training.optim import fill_state, get_optimizer_state
@@ -151,7 +151,7 @@ class Checkpointer:
         target = self.root / step_folder(step)
         if write_more is not None:
             write_more(temporary)
-        from workers.training.checkpoint_writer import take_digests
+        from workers.training.hashing_writer import take_digests
 
         size = write_manifest(temporary, manifest, digests=take_digests(temporary))
         shutil.rmtree(target, ignore_errors=True)
@@ -213,7 +213,7 @@ def _ensure_group() -> None:
 
 
 def _writer(folder: Path) -> Any:
-    from workers.training.checkpoint_writer import HashingWriter
+    from workers.training.hashing_writer import HashingWriter
 
     return HashingWriter(folder)
 

@@ -23,7 +23,7 @@ from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.weights.open import open_source
 from workers.models.weights.reader import fill_model
-from workers.runtime.exits import CODES, UserError
+from workers.runtime.exit_codes import CODES, UserError
 from workers.training.data.examples.opening import open_examples
 from workers.training.data.examples.run_examples import open_run_chat_format
 from workers.training.data.examples.store import Store
@@ -41,7 +41,7 @@ DEFAULT_TOP_K = 64
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns an exit code of `runtime.exits`."""
+    """Run the command; returns an exit code of `runtime.exit_codes`."""
     parser = argparse.ArgumentParser(
         prog="workers.training.precompute_teacher",
         description="Write a teacher's most probable tokens.",

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 
 from orchestrator.background_jobs.models import Delivery
-from orchestrator.background_jobs.notifications import http_post
+from orchestrator.background_jobs.notifications import webhook
 from orchestrator.background_jobs.notifications.subscriptions import PURPOSE
 from orchestrator.common import clock, conditional, secret_text
 
@@ -44,9 +44,9 @@ def deliver(id: int) -> Delivery | None:
     row.tries += 1
     try:
         _send(row)
-    except (http_post.TargetBlocked, secret_text.Unreadable) as error:
+    except (webhook.TargetBlocked, secret_text.Unreadable) as error:
         row.state, row.error = Delivery.State.FAILED, str(error)[:300]
-    except (http_post.PostFailed, OSError, smtplib.SMTPException) as error:
+    except (webhook.PostFailed, OSError, smtplib.SMTPException) as error:
         row.error = str(error)[:300]
         delay = min(FIRST_DELAY_S * 4 ** (row.tries - 1), 6 * 3600)
         row.next_try = clock.now() + timedelta(seconds=delay)
@@ -72,7 +72,7 @@ def _send(row: Delivery) -> None:
     if subscription.channel == "email":
         text = str(row.body["text"])
         subject = " ".join(f"Orrery: {text}".split())[:150]
-        connection = get_connection(timeout=http_post.TIMEOUT_S)
+        connection = get_connection(timeout=webhook.TIMEOUT_S)
         EmailMessage(
             subject, text, settings.DEFAULT_FROM_EMAIL, [target], connection=connection
         ).send()
@@ -82,9 +82,9 @@ def _send(row: Delivery) -> None:
         escaped = str(row.body["text"])
         for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
             escaped = escaped.replace(character, entity)
-        http_post.post(target, json.dumps({"text": escaped}).encode(), headers)
+        webhook.post(target, json.dumps({"text": escaped}).encode(), headers)
         return
     body = json.dumps({"id": str(row.pk), **row.body}).encode()
     secret = secret_text.decrypt(subscription.secret, purpose=PURPOSE)
     headers["Orrery-Signature"] = signature(secret, int(clock.now().timestamp()), body)
-    http_post.post(target, body, headers)
+    webhook.post(target, body, headers)

@@ -17,7 +17,7 @@ from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role, at_least
 from orchestrator.background_jobs.models import Delivery, Subscription
-from orchestrator.background_jobs.notifications import http_post
+from orchestrator.background_jobs.notifications import webhook
 from orchestrator.common import clock, secret_text
 from orchestrator.common.errors import conflict, invalid, missing_object
 from orchestrator.common.units import is_id
@@ -148,8 +148,8 @@ def secrets_renew(*, dry_run: bool) -> int:
 
 def _url_host(target: str) -> str:
     try:
-        return str(http_post.check_url(target).hostname)[:255]
-    except http_post.TargetBlocked as error:
+        return str(webhook.check_url(target).hostname)[:255]
+    except webhook.TargetBlocked as error:
         raise invalid("target", str(error), "Use a URL such as https://example.com/hook.") from None
 
 

@@ -9,7 +9,11 @@ from orchestrator.planner.model import (
     kriging,
     optimizers,
 )
-from orchestrator.planner.model.communication import collective_calls, exposed, volumes
+from orchestrator.planner.model.communication import (
+    collective_bytes,
+    communication_time,
+    traffic_bytes,
+)
 from orchestrator.planner.model.compute import adapters, kernels, layer_time, offloading
 from orchestrator.planner.model.memory import (
     buffers,
@@ -29,8 +33,8 @@ MODULES = (
     adapters,
     buffers,
     cost,
-    collective_calls,
-    exposed,
+    collective_bytes,
+    communication_time,
     flops,
     host_memory,
     kernels,
@@ -48,7 +52,7 @@ MODULES = (
     step_time,
     trained_weights,
     uneven_shards,
-    volumes,
+    traffic_bytes,
 )
 
 __all__ = ["MODULES", "TERMS"]

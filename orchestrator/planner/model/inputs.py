@@ -25,7 +25,7 @@ from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 RECOMPUTE = {"none": 0, "selective": 1, "full": 2, "auto": 3}
 SCHEDULE = {

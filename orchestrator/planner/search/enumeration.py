@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from orchestrator.planner.model.inputs import SCHEDULE
 from orchestrator.planner.search.axes import DEVICES, Axes, divisors
 from orchestrator.planner.search.grid import Block, Rows, Space
-from orchestrator.planner.search.legality import illegal
+from orchestrator.planner.search.legality_masks import illegal
 from workers.contracts.base import Refused
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec

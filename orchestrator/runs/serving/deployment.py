@@ -11,7 +11,7 @@ from orchestrator.runs.submission.target_hardware import target_hardware_for
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import RunSpec
 from workers.contracts.base import problem
-from workers.contracts.specs.inference_bodies import ServeBody
+from workers.contracts.specs.inference import ServeBody
 from workers.contracts.specs.plan import ParallelPlan
 
 

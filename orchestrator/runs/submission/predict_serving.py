@@ -14,7 +14,7 @@ from orchestrator.runs.submission.target_hardware import TargetHardware
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec
 from workers.contracts.catalog.adapter_shapes import block_linears
-from workers.contracts.specs.inference_bodies import DEFAULT_ADAPTER_RANK, GenerateBody, ServeBody
+from workers.contracts.specs.inference import DEFAULT_ADAPTER_RANK, GenerateBody, ServeBody
 
 PROMPT, OUTPUT = 256, 128  # assumed tokens per request
 BLOCK: Final = 16  # tokens per KV cache block

@@ -21,7 +21,7 @@ from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.catalog.devices import DEVICES, Device
 from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.plan import SPLIT_BACKWARD
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.contracts.specs.training_support import (
     ENGINE_VALUES,
     combination_problems,

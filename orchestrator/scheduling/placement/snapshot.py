@@ -32,7 +32,7 @@ from orchestrator.scheduling.policy import (
     Slot,
     place,
 )
-from orchestrator.scheduling.reports import node_failures
+from orchestrator.scheduling.reports import cordon_after_failures
 from orchestrator.scheduling.reserved import windows
 from workers.contracts.specs.run import needs_of
 from workers.contracts.wire import versions
@@ -227,12 +227,12 @@ def _failed_on() -> dict[int, tuple[tuple[str, ...], float]]:
     rows = Attempt.objects.filter(
         run__state=RunState.QUEUED,
         number=F("run__attempt_number"),
-        exit_class__in=node_failures.CLASSES,
+        exit_class__in=cordon_after_failures.CLASSES,
         ended__gte=since,
     )
     return {
         run: (
-            tuple(sorted(node_failures.culprits(placement, exit or {}))),
+            tuple(sorted(cordon_after_failures.culprits(placement, exit or {}))),
             ended.timestamp() + settings.ENV.avoid_s,
         )
         for run, placement, exit, ended in rows.values_list("run_id", "placement", "exit", "ended")

@@ -193,7 +193,7 @@ def request(run: int, *, by: int | None, need: str, resize: str = "") -> bool:
             attempt=attempt.number,
         )
         events.record(run=attempt.run, new=[event])
-    dispatch.control(attempt, REQUEST, grace_s=GRACE_S)  # the reaper repeats it
+    dispatch.control(attempt, REQUEST, grace_s=GRACE_S)  # periodic_checks repeats it
     return True
 
 

@@ -17,10 +17,10 @@ from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.cluster_engines import ends
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.reports import node_failures, revocation
+from orchestrator.scheduling.reports import cordon_after_failures, revocation
 from orchestrator.scheduling.reports.exit_merge import first_cause
-from orchestrator.scheduling.reports.liveness import liveness
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.reports.missing_attempts import presence
+from orchestrator.scheduling.reports.silence import liveness
 from orchestrator.telemetry.outcome import misses_record
 from orchestrator.telemetry.whole_run import measurements_store
 
@@ -74,7 +74,7 @@ def _judge_nodes(attempt: Attempt) -> None:
     """Cordon nodes with too many failures; errors are logged, because the attempt has ended."""
     try:
         attempt.refresh_from_db()
-        node_failures.cordon_after_failures(attempt)
+        cordon_after_failures.cordon_after_failures(attempt)
     except Exception:
         log.exception("The nodes of attempt %s could not be judged", attempt.pk)
 

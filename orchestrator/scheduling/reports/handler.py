@@ -31,12 +31,12 @@ from orchestrator.runs.store import copies
 from orchestrator.scheduling.cluster_engines import homes
 from orchestrator.scheduling.reports import (
     attempt_end,
-    heartbeats,
+    heartbeat_handler,
     multi_node_hangs,
     preflight_reports,
 )
-from orchestrator.scheduling.reports.liveness import liveness
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.reports.missing_attempts import presence
+from orchestrator.scheduling.reports.silence import liveness
 from workers.contracts.wire import envelope, names, plan_trials, versions
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.event_bodies import CheckpointSaved
@@ -67,7 +67,9 @@ def report(text: str | bytes, *, written: float = 0.0, retried: bool = False) ->
             return True
         if kind == names.KIND_HEARTBEAT:  # of an agent of version 0.1
             raw = text if isinstance(text, bytes) else text.encode()
-            heartbeats.apply([liveness.arrived(name, raw)], broker_ahead_s=liveness.broker_ahead_s)
+            heartbeat_handler.apply(
+                [liveness.arrived(name, raw)], broker_ahead_s=liveness.broker_ahead_s
+            )
             return True
         node = fleet.node_named(name)
         if node is None:

@@ -18,7 +18,7 @@ from django.core import mail
 
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs.models import Delivery, Position, Subscription
-from orchestrator.background_jobs.notifications import collect, deliver, http_post, subscriptions
+from orchestrator.background_jobs.notifications import collect, deliver, subscriptions, webhook
 from orchestrator.common import clock, secret_text
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet.models import Node
@@ -153,7 +153,7 @@ def test_server_errors_and_silence_are_retried_then_given_up(
 def test_a_slow_receiver_is_cut_off(
     owner: User, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_post, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(webhook, "TIMEOUT_S", 0.5)
     receiver.drip = True
     row = try_test(owner, receiver.url)
     assert row.state == "waiting" and row.error

@@ -16,12 +16,12 @@ from orchestrator.accounts.models import AuditEntry, User
 from orchestrator.config import private_files, security_headers
 from tests import factories
 from tests.flows.embedded import ROOT, clean_environ
-from webui import login_limit
+from webui import login_throttle
 
 
 @pytest.fixture(autouse=True)
 def no_counts() -> None:
-    login_limit.forget()
+    login_throttle.forget()
 
 
 @pytest.mark.django_db
@@ -40,18 +40,18 @@ def test_the_admin_uses_the_limited_login(client: Client, admin: User, owner: Us
         form = {"username": name, "password": password, "next": "/admin/"}
         return client.post("/admin/login/", form, follow=True, **more).status_code
 
-    login_limit.forget()
+    login_throttle.forget()
     first = client.get("/admin/", follow=True)
     assert first.redirect_chain[-1][0] == "/login/?next=%2Fadmin%2F"
     wrong = {"username": admin.username, "password": "wrong", "next": "/admin/"}
-    codes = [client.post("/login/", wrong).status_code for _ in range(login_limit.PER_NAME + 1)]
+    codes = [client.post("/login/", wrong).status_code for _ in range(login_throttle.PER_NAME + 1)]
     assert codes[-1] == 429
     before = AuditEntry.objects.count()
     # the old path checks no password: a right one does not log in, a wrong one is not counted
     assert log_in(factories.PASSWORD) == 200
     assert "_auth_user_id" not in client.session
     assert AuditEntry.objects.count() == before
-    login_limit.forget()
+    login_throttle.forget()
     right = {**wrong, "password": factories.PASSWORD}
     assert client.post("/login/", right, follow=True).redirect_chain[-1][0] == "/admin/"
     assert client.get("/admin/").status_code == 200

@@ -26,10 +26,10 @@ from orchestrator.fleet.selectors import node_secret
 from orchestrator.fleet.services import join_token_create
 from orchestrator.runs.models import Attempt, AttemptShare, Run
 from orchestrator.scheduling.loop import _handle_report
-from orchestrator.scheduling.reports import delivery, heartbeats
+from orchestrator.scheduling.reports import delivery, heartbeat_handler
 from orchestrator.scheduling.reports.delivery import Delivery
 from orchestrator.scheduling.reports.inbox import Entry
-from orchestrator.scheduling.reports.liveness import Liveness, NewHeartbeat
+from orchestrator.scheduling.reports.silence import Liveness, NewHeartbeat
 from orchestrator.telemetry.ingest import Ingest
 from orchestrator.telemetry.models import Cursor
 from tests import factories
@@ -150,10 +150,12 @@ def test_heartbeats(sender: Sender) -> None:
     body = {"node": "n1", "time": time.time(), "samples": samples, "attempts": seen}
     body["inventory"] = factories.inventory("n1", devices=2).to_dict()
     for _ in count("heartbeats"):
-        heartbeats.apply([NewHeartbeat("n1", time.time(), sender.bad(names.KIND_HEARTBEAT, body))])
+        heartbeat_handler.apply(
+            [NewHeartbeat("n1", time.time(), sender.bad(names.KIND_HEARTBEAT, body))]
+        )
     del body["inventory"]
     stamp = time.time() + 7.0
-    heartbeats.apply([NewHeartbeat("n1", stamp, sender.sealed(names.KIND_HEARTBEAT, body))])
+    heartbeat_handler.apply([NewHeartbeat("n1", stamp, sender.sealed(names.KIND_HEARTBEAT, body))])
     sender.node.refresh_from_db()
     assert sender.node.last_heartbeat is not None
     assert sender.node.last_heartbeat.timestamp() == pytest.approx(stamp, rel=0, abs=0.001)

@@ -16,9 +16,9 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import services
-from orchestrator.scheduling.reports import heartbeats
-from orchestrator.scheduling.reports.liveness import NewHeartbeat
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.reports import heartbeat_handler
+from orchestrator.scheduling.reports.missing_attempts import presence
+from orchestrator.scheduling.reports.silence import NewHeartbeat
 from workers.contracts.wire import envelope, names, versions
 
 
@@ -62,7 +62,7 @@ class FakeNode:
         body = {"node": self.node.name, "time": time.time(), "attempts": states}
         body |= {"release": versions.RELEASE, "wire": str(versions.WIRE)}
         text = self.sealed(names.KIND_HEARTBEAT, body).encode()
-        return heartbeats.apply([NewHeartbeat(self.node.name, time.time(), text)])
+        return heartbeat_handler.apply([NewHeartbeat(self.node.name, time.time(), text)])
 
     def send_report(self, attempt: Attempt, kind: str, /, **data: Any) -> bool:
         self.seq += 1

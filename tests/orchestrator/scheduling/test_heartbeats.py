@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from orchestrator.scheduling.reports import heartbeats
-from orchestrator.scheduling.reports.liveness import NewHeartbeat
+from orchestrator.scheduling.reports import heartbeat_handler
+from orchestrator.scheduling.reports.silence import NewHeartbeat
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import names
@@ -32,7 +32,7 @@ def test_a_heartbeat_may_name_attempts_that_never_existed(broker: Broker) -> Non
     factories.node("n1")
     at = time.time() + 9.0
     seen = [{"fence": fence, "state": "running"} for fence in ("9223372036854775808", "x")]
-    heartbeats.apply([beat("n1", at, attempts=seen)])
+    heartbeat_handler.apply([beat("n1", at, attempts=seen)])
     assert last("n1") == pytest.approx(at, rel=0, abs=0.001)
 
 
@@ -41,16 +41,16 @@ def test_one_failing_heartbeat_is_ignored_alone(
 ) -> None:
     for name in ("n1", "n2", "n3"):
         factories.node(name)
-    record = heartbeats.health.heartbeats_record
+    record = heartbeat_handler.health.heartbeats_record
 
     def fails_for_n2(*, beats: list[Any]) -> bool:
         if any(item.node.name == "n2" for item in beats):
             raise KeyError("n2")
         return record(beats=beats)
 
-    monkeypatch.setattr(heartbeats.health, "heartbeats_record", fails_for_n2)
+    monkeypatch.setattr(heartbeat_handler.health, "heartbeats_record", fails_for_n2)
     at = time.time() + 9.0
-    heartbeats.apply([beat(name, at) for name in ("n1", "n2", "n3")])
+    heartbeat_handler.apply([beat(name, at) for name in ("n1", "n2", "n3")])
     assert [last(name) == pytest.approx(at, rel=0, abs=0.001) for name in ("n1", "n2", "n3")] == [
         True,
         False,
@@ -66,6 +66,6 @@ def test_an_outage_of_the_database_is_not_a_bad_heartbeat(
     def down(**_: Any) -> bool:
         raise OperationalError("server closed the connection")
 
-    monkeypatch.setattr(heartbeats.health, "heartbeats_record", down)
+    monkeypatch.setattr(heartbeat_handler.health, "heartbeats_record", down)
     with pytest.raises(OperationalError):
-        heartbeats.apply([beat("n1", time.time())])
+        heartbeat_handler.apply([beat("n1", time.time())])

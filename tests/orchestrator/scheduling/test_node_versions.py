@@ -16,10 +16,10 @@ from orchestrator.fleet import services as fleet_services
 from orchestrator.fleet.models import JoinToken, Node
 from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
 from orchestrator.scheduling import dispatch, selectors, services
-from orchestrator.scheduling.reaper import reap
-from orchestrator.scheduling.reports import control_versions, heartbeats
-from orchestrator.scheduling.reports.liveness import NewHeartbeat
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.periodic_checks import reap
+from orchestrator.scheduling.reports import control_versions, heartbeat_handler
+from orchestrator.scheduling.reports.missing_attempts import presence
+from orchestrator.scheduling.reports.silence import NewHeartbeat
 from orchestrator.telemetry.writing.decoding import Entry, EntryDecoder
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
@@ -58,7 +58,7 @@ def _of_run(body: Any, attempt: Attempt) -> Any:
 
 def beat(node: Node, body: dict[str, Any]) -> bool:
     text = FakeNode(node).sealed(names.KIND_HEARTBEAT, body).encode()
-    return heartbeats.apply([NewHeartbeat(node.name, time.time(), text)])
+    return heartbeat_handler.apply([NewHeartbeat(node.name, time.time(), text)])
 
 
 def body_of(node: Node, wire: str | None, **more: Any) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from orchestrator.fleet.models import Node
 from orchestrator.runs.models import Attempt, Checkpoint, Run, RunEvent
 from orchestrator.scheduling import services
 from orchestrator.scheduling.models import Allocation
-from orchestrator.scheduling.reports import heartbeats
+from orchestrator.scheduling.reports import heartbeat_handler
 from orchestrator.scheduling.reports.handler import dropped
-from orchestrator.scheduling.reports.liveness import NewHeartbeat
+from orchestrator.scheduling.reports.silence import NewHeartbeat
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import envelope, names, versions
@@ -222,7 +222,7 @@ def test_heartbeats_of_many_nodes_take_few_statements(broker: Broker, owner: Use
     beats.append(NewHeartbeat("unknown", time.time(), b"junk"))
     beats.append(NewHeartbeat("n0", time.time(), b"forged"))
     with CaptureQueriesContext(connection) as statements:
-        assert not heartbeats.apply(beats)
+        assert not heartbeat_handler.apply(beats)
     # one per node inside one executemany
     assert len(statements) <= 8, [query["sql"] for query in statements]
     node = Node.objects.get(name="n3")

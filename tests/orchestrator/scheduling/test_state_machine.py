@@ -35,7 +35,7 @@ from orchestrator.scheduling import services
 from orchestrator.scheduling.accounting import ledger
 from orchestrator.scheduling.accounting.split import CAUSES
 from orchestrator.scheduling.models import Allocation, DeviceTime
-from orchestrator.scheduling.reports.presence import Presence
+from orchestrator.scheduling.reports.missing_attempts import Presence
 from tests import factories
 from tests.matrix import FULL
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode

@@ -188,7 +188,7 @@ def test_a_connection_lost_while_orders_are_sent_is_no_dispatch(
     monkeypatch.setattr(celery_client, "send", lost)
     [attempt] = services.tick().placed
     attempt.refresh_from_db()
-    assert attempt.dispatched is None, "the reaper repeats the order"
+    assert attempt.dispatched is None, "periodic checks repeat the order"
 
 
 def test_slow_passes_decide_again_only_if_the_queue_changes(

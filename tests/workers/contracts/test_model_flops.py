@@ -19,7 +19,7 @@ from workers.contracts.catalog.model_flops import (
 from workers.contracts.catalog.parameter_shapes import frozen_names, parameter_shapes
 from workers.contracts.catalog.presets import PRESETS, preset
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.models.adapters.apply import apply_adapter, freeze, quantize_frozen, trained_names
 from workers.models.decoder import Decoder
 from workers.training.objectives.token_losses import token_loss

@@ -12,7 +12,7 @@ from tests.matrix import select
 from tests.workers.posttraining.policy_ranks import run_policy
 from tests.workers.training.conftest import final_weights, relative
 from workers.posttraining.reinforcement.rollouts import Rollout, RolloutFiles
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 pytestmark = pytest.mark.ranks
 

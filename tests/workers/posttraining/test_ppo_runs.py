@@ -233,7 +233,7 @@ def test_an_iteration_has_the_prompts_that_fill_the_batches(prompts):
     ],
 )
 def test_what_a_value_model_lacks_is_refused(prompts, plan, train, message):
-    from workers.runtime.exits import UserError
+    from workers.runtime.exit_codes import UserError
 
     with pytest.raises(UserError, match=message.replace(".", r"\.")):
         accept(spec(prompts, plan, **train))

@@ -23,7 +23,7 @@ from workers.posttraining.produce.filters import Filters
 from workers.posttraining.produce.run import Producer
 from workers.posttraining.produce.scores import Candidate
 from workers.posttraining.produce.similarity import Pool, rouge_l, words
-from workers.runtime.exits import Outcome, UserError
+from workers.runtime.exit_codes import Outcome, UserError
 
 Reply = Callable[[str], Any]
 

@@ -11,7 +11,7 @@ from tests.workers.posttraining.test_policy_losses import options_of
 from workers.posttraining.reinforcement.rewards.build import build_rewards
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
 from workers.posttraining.reinforcement.rewards.rules import last_number
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def scores(reward, *answers, expected="42"):

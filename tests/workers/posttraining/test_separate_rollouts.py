@@ -18,7 +18,7 @@ from workers.models.decoder import Decoder
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.posttraining.reinforcement.sampling.sampler import AnswerEngine
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.setup.spec_loading import accept
 
 PROMPT = list(range(1, 34))  # two blocks and a token

@@ -13,7 +13,7 @@ from tests.workers.posttraining.test_policy_losses import options_of
 from workers.posttraining.reinforcement.rewards import sandbox_process, unit_tests
 from workers.posttraining.reinforcement.rewards.build import build_rewards
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs seccomp")
 DOUBLE = "def double(x):\n    return 2 * x\n"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.model.communication.collective_calls import all_to_all_bytes
+from orchestrator.planner.model.communication.collective_bytes import all_to_all_bytes
 from orchestrator.planner.model.inputs import RECOMPUTE
 from tests.matrix import FULL, select
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import Result
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.setup.fake_ranks import describe_fake_ranks
 from workers.training.setup.spec_loading import accept
 

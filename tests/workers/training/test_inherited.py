@@ -18,7 +18,7 @@ from tests.workers.models.test_gguf_tokenizer import trained, values_of
 from tests.workers.models.test_hugging_face import decoder_of, their_model
 from tests.workers.training.conftest import make_spec
 from workers.models.convert import main
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.run_samples import open_samples
 from workers.training.setup.spec_loading import accept
 

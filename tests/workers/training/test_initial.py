@@ -13,7 +13,7 @@ import torch
 from tests.workers.models.test_hugging_face import decoder_of, logits_of, transformers
 from tests.workers.training.conftest import TINY, make_spec
 from workers.models.convert import main
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.setup.spec_loading import accept
 
 SIZES = {

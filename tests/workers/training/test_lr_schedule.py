@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.contracts.specs.run_bodies import LrSchedule
+from workers.contracts.specs.train import LrSchedule
 from workers.training.loop.lr_schedule import lr_at
 
 

@@ -9,7 +9,7 @@ from tests.orchestrator.planner.predicted import predicted
 from tests.workers.training.conftest import TINY, final_weights, make_spec
 from workers.contracts import RunSpec
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.contracts.specs.training_support import engine_problems
 from workers.models.weights.manifest import step_folder
 from workers.training.optim import build_optimizer

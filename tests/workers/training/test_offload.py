@@ -13,7 +13,7 @@ import torch
 
 from tests.workers.training.conftest import make_spec
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.contracts.specs.training_support import engine_problems
 from workers.metrics.memory import process_memory
 from workers.training.offload import Disk, OffloadedOptimizer, copies

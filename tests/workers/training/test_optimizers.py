@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.workers.training.conftest import final_weights, make_spec, relative
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.training.optim import build_optimizer, update
 from workers.training.optim.blockwise import Blocks, codebook, dequantize, quantize
 from workers.training.optim.newton_schulz import orthogonalize

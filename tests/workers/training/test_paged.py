@@ -7,9 +7,9 @@ import torch
 
 from tests.workers.training.conftest import make_spec
 from workers.contracts.specs.run import RunSpec, spec_problems
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.contracts.specs.training_support import engine_problems
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.offload.paged import SMALLEST, UnifiedMemory, page_states
 from workers.training.optim import build_optimizer, get_optimizer_state
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.workers.training.conftest import TINY, make_spec
 from tests.workers.training.pool import TIMEOUT_S
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.prompts import Prompts, open_prompts
 from workers.training.data.tokenizer import BYTES
 from workers.training.loop import text_samples

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from orchestrator.planner.model.communication.collective_calls import tp_call_bytes
+from orchestrator.planner.model.communication.collective_bytes import tp_call_bytes
 from tests.matrix import FULL, select
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from workers.training.setup.fake_ranks import describe_fake_ranks

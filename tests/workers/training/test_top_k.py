@@ -19,7 +19,7 @@ from tests.workers.training.test_distillation import (
     teacher,
 )
 from tests.workers.training.test_sft import MADE, padded
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.objectives.distill.divergences import divergence, top_divergence, top_tokens
 from workers.training.objectives.distill.teacher_files import TEACHER_MANIFEST
 from workers.training.precompute_teacher import main, precompute

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.workers.training.zero1_ranks import SHAPES, draw
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.training.optim import build_optimizer
 from workers.training.optim.zero1 import assign_owners
 

@@ -14,7 +14,7 @@ from workers.contracts.catalog.parameter_shapes import (
 )
 from workers.contracts.specs.finetuning.adapters import LOW_RANK, AdapterSpec, AdapterTarget
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 # NF4's block: inputs of one output that share a scale
 NF4_BLOCK = 64

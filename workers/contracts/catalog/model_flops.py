@@ -16,7 +16,7 @@ from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.parameter_shapes import layer_shapes, parameter_shapes
 from workers.contracts.specs.finetuning.adapters import AdapterSpec
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 # how a recorded run says which parameters its `mfu` counts; older runs have no rule
 MFU_RULE = "6 (N - lookup) + attention"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from workers.contracts.examples.example import Example, LineError, Shape
 from workers.contracts.specs.data import ExampleFormat
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 FORMATS: dict[Shape, tuple[ExampleFormat, ...]] = {
     "answers": ("messages", "prompt_completion", "alpaca", "sharegpt"),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from workers.contracts.base import Problem, problem
-from workers.contracts.specs.inference_bodies import EvaluateBody, GenerateBody, ServeBody
+from workers.contracts.specs.inference import EvaluateBody, GenerateBody, ServeBody
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec

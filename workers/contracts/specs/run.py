@@ -24,12 +24,12 @@ from workers.contracts.specs.finetuning.reinforcement_checks import (
     policy_problems,
     with_prompts_per_step,
 )
-from workers.contracts.specs.inference_bodies import EvaluateBody, GenerateBody, ModelRef, ServeBody
+from workers.contracts.specs.inference import EvaluateBody, GenerateBody, ModelRef, ServeBody
 from workers.contracts.specs.legality import plan_problems, rotary_problems
 from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positive
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import BenchmarkBody, ExternalBody, TrainBody
 from workers.contracts.specs.script import ScriptBody
+from workers.contracts.specs.train import BenchmarkBody, ExternalBody, TrainBody
 
 Kind = Literal[
     "train", "generate", "serve", "evaluate", "script", "external", "benchmark", "produce"

@@ -15,7 +15,7 @@ from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.contracts.specs.training_rules.exclusions import exclusions_of
 from workers.contracts.specs.training_rules.techniques import Combination
 from workers.contracts.specs.weight_rounding import group_for, linear_widths, sharded_widths

@@ -37,7 +37,7 @@ from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 
 _LOOK_S, _POINT_S, _END_S = 0.1, 1.0, 10.0
 

@@ -16,7 +16,7 @@ from workers.contracts.specs.model import ModelSource
 from workers.inference.spec_loading import InferenceRun
 from workers.models.errors import WeightsError
 from workers.models.weights.locations import locate_weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 MODULE = "vllm.entrypoints.openai.api_server"
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.contracts.specs.inference_bodies import EvaluateBody
+from workers.contracts.specs.inference import EvaluateBody
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.wire.serving_reports import EVALUATED, ArtifactRef, Evaluated, Wins
 from workers.inference.control import StopControl
@@ -37,7 +37,7 @@ from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
-from workers.runtime.exits import NumericsError, Outcome, UserError, write_atomically
+from workers.runtime.exit_codes import NumericsError, Outcome, UserError, write_atomically
 
 RESULTS, LINES, PREDICTIONS = "results.json", "results.jsonl", "predictions.jsonl"
 JUDGED, BASELINE = "judged.jsonl", "baseline"

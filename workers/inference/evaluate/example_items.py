@@ -14,7 +14,7 @@ from workers.contracts.examples.formats import parse_line
 from workers.contracts.specs.data import ExampleFormat
 from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.generate.prompts import PromptLine
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def read_examples(path: Path, format_: ExampleFormat, field: str) -> list[EvaluationItem]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from workers.contracts.specs.finetuning.chat_servers import ServerSpec
 from workers.posttraining.produce.client import ChatClient, Sampling, ServerLost
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _AT_A_TIME = 8
 _CHOICE = re.compile(r"\b([AB]|TIE)\b")

@@ -17,7 +17,7 @@ from workers.inference.evaluate.example_items import read_examples
 from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.metrics import ANSWERS, CHOICES
 from workers.inference.generate.prompts import PROMPT_CHECKS, PromptLine
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 # a data file of the training engine; the engines do not import each other
 _PRESETS = {

@@ -11,7 +11,7 @@ from workers.contracts.specs.inference_support import (
     LIKELIHOOD,
     ROUGE,
 )
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 __all__ = ["ANSWERS", "CHOICES", "LIKELIHOOD", "ROUGE", "read_metrics"]
 

@@ -21,7 +21,7 @@ from workers.inference.request import Request
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.inference.text.stop_strings import truncate_at_stop
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def predict(

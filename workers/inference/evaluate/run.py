@@ -30,7 +30,7 @@ from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 
 
 def results_folder(directory: Path, *, env: Mapping[str, str] = os.environ) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.likelihood import Window, split_windows
 from workers.inference.model_loading import LoadedModel
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 class AnswerFile:

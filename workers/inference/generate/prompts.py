@@ -15,7 +15,7 @@ from typing import Any
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.text.tokenizer import Tokenizer
 from workers.models.errors import WeightsError
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _FORMS = ("prompt", "messages", "token_ids")
 _OVERRIDES = {field.name for field in fields(SamplingParams)} - {

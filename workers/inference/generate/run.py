@@ -42,7 +42,7 @@ from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.initialize import derived_seed
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome, UserError
+from workers.runtime.exit_codes import Outcome, UserError
 
 
 class Generation:

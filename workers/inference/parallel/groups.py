@@ -21,7 +21,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.inference.parallel.messages import END
 from workers.metrics.beacon import INFERENCE_GROUP
 from workers.runtime.environment import Environment, check_world
-from workers.runtime.exits import UserError, first_line, is_out_of_memory
+from workers.runtime.exit_codes import UserError, first_line, is_out_of_memory
 
 # one rank may load much longer than another; a rank that exits is noticed at once
 _TIMEOUT = timedelta(minutes=60)

@@ -25,7 +25,7 @@ from workers.models.initialize import fill_parameter
 from workers.models.tensor_parallel_plan import ParameterShard, block_plan
 from workers.models.weights.parameter_shapes import weight_shapes
 from workers.models.weights.reader import Weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.models.adapters.peft_files import LowRank, read_adapter
 from workers.models.errors import WeightsError
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 
 _POINT_S = 2.0
 

@@ -31,7 +31,7 @@ from workers.inference.quantize.replace_linears import group_for, linear_input_w
 from workers.metrics.recorder import Recorder, last_attempt
 from workers.models.text.assets import read_assets
 from workers.models.weights.locations import locate_weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

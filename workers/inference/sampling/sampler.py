@@ -17,7 +17,7 @@ from torch import Tensor
 from workers.inference.request import Request
 from workers.inference.sampling.parameters import SamplingParams
 from workers.models.initialize import derived_seed
-from workers.runtime.exits import NumericsError
+from workers.runtime.exit_codes import NumericsError
 
 _CANDIDATES = 512  # likeliest tokens to truncate within, before the whole vocabulary is sorted
 

@@ -41,7 +41,7 @@ from workers.inference.server.replicas.stats import ReplicaStatsCollector
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.recorder import Recorder
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 
 _POLL_S = 0.1  # between polls of the control file
 _RESERVE_S = 0.5  # of the grace period, for what follows the last token

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.contracts.specs.inference_bodies import GenerateBody, ServeBody, SpeculateSpec
+from workers.contracts.specs.inference import GenerateBody, ServeBody, SpeculateSpec
 from workers.inference.kv_cache.block_pool import BlockPool
 from workers.inference.kv_cache.paged_cache import PagedCache
 from workers.inference.model_loading import LoadedModel, load_model
@@ -15,7 +15,7 @@ from workers.inference.speculate.draft import ModelDraft
 from workers.inference.speculate.ngram import NgramDraft
 from workers.inference.speculate.speculator import Speculator
 from workers.models.text.tokenizer import TextTokenizer
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from workers.contracts.wire.plan_trials import (
     TrialsOrder,
     fastest,
 )
-from workers.launcher.exit_verdict import Verdict
+from workers.launcher.exit_classification import Verdict
 
 # exits of ranks that say something about the plan they tried, not about the machine
 OF_PLANS: Final = frozenset({"out_of_memory", "user_error", "numerics", "hang"})

@@ -23,7 +23,7 @@ from workers.contracts.wire.plan_trials import (
     TrialsState,
 )
 from workers.launcher import processes
-from workers.launcher.exit_verdict import Verdict, judge
+from workers.launcher.exit_classification import Verdict, judge
 from workers.launcher.hangs import hang_events
 from workers.launcher.hangs.hang_detector import RankWatch
 from workers.launcher.plan_trials.outcome import (

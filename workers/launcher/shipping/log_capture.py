@@ -18,7 +18,7 @@ from pathlib import Path
 
 from workers.launcher.rundir import open_to_append, open_to_read
 from workers.launcher.shipping import file_space
-from workers.launcher.shipping.log_lines import complete_length, lines
+from workers.launcher.shipping.terminal_lines import complete_length, lines
 
 READ_BYTES = 256 * 1024
 SOURCES = {"out": "stdout.log", "err": "stderr.log"}

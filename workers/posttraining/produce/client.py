@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import httpx
 
 from workers.contracts.specs.finetuning.chat_servers import SERVERS_VARIABLE, ServerSpec
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 TRIES = 6
 _TIMEOUT_S = 600.0

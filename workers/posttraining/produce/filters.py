@@ -16,7 +16,7 @@ from typing import get_args
 from workers.contracts.specs.finetuning.produce import FilterSpec, ScoreKind
 from workers.posttraining.produce.scores import Candidate
 from workers.posttraining.produce.similarity import Pool, words
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 ROUGE_THRESHOLD = 0.7  # Self-Instruct (arXiv 2212.10560)
 JUDGE_THRESHOLD = 6.0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workers.posttraining.produce.run import run_produce
 from workers.runtime.environment import read_environment
-from workers.runtime.exits import UserError, classify
+from workers.runtime.exit_codes import UserError, classify
 from workers.runtime.program import record_exit, refuse
 from workers.runtime.spec_loading import parse_spec, read_document
 

@@ -16,7 +16,7 @@ from workers.contracts.base import WireContract
 from workers.metrics.recorder import Recorder
 from workers.posttraining.produce.client import ChatClient
 from workers.posttraining.produce.filters import Verdict
-from workers.runtime.exits import write_atomically
+from workers.runtime.exit_codes import write_atomically
 
 _EVERY_S = 1.0
 

@@ -25,7 +25,7 @@ from workers.posttraining.produce.progress import Progress
 from workers.posttraining.produce.scores import Candidate, Scorer, best_and_worst
 from workers.posttraining.produce.seeds import read_seeds
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome, UserError
+from workers.runtime.exit_codes import Outcome, UserError
 
 _UNITS_PER_LINE, _LEAST_UNITS = 20, 200  # before a run gives up
 # settings that may change between attempts: they do not change what a unit is

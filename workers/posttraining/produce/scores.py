@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from workers.contracts.specs.finetuning.produce import ScoreKind
 from workers.posttraining.produce import tasks
 from workers.posttraining.produce.client import ChatClient, Sampling
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _JUDGE_TRIES = 3
 _MOST_UNCLEAR = 10  # judgments in a row

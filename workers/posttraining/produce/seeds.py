@@ -6,7 +6,7 @@ from pathlib import Path
 
 from workers.contracts.examples.example import LineError
 from workers.contracts.examples.seeds import Seed, parse_seed
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _LISTED = 10
 

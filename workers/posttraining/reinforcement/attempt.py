@@ -31,7 +31,7 @@ from workers.posttraining.reinforcement.separate.source import SeparateSource
 from workers.posttraining.reinforcement.separate.weight_link import WeightLink
 from workers.posttraining.reinforcement.value.model import ValueModel
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 from workers.training.data.pretrained_tokenizer import check_inherited, copy_tokenizer
 from workers.training.data.prompts import Prompts as SamplePrompts
 from workers.training.data.rows import RowSource

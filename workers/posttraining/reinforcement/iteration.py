@@ -30,7 +30,7 @@ from workers.posttraining.reinforcement.scoring import score_answers
 from workers.posttraining.reinforcement.shown_groups import choose_groups, is_shown
 from workers.posttraining.reinforcement.value.model import ValueModel
 from workers.posttraining.reinforcement.warning_rules import WarningRules
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
 from workers.training.loop.step_context import StepContext
 from workers.training.objectives.policy import Policy

@@ -13,7 +13,7 @@ from workers.posttraining.reinforcement.attempt import PolicyAttempt
 from workers.posttraining.reinforcement.separate.exchange import join_store
 from workers.posttraining.reinforcement.separate.rollout_rank import run_rollout_rank
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 from workers.training.setup.attempt import finish_attempt
 from workers.training.setup.spec_loading import TrainingRun
 

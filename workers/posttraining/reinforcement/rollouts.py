@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from workers.contracts.catalog import solved_problems as problems
 from workers.metrics.recorder import Recorder
 from workers.runtime.environment import read_environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.runtime.program import refuse, set_torch_defaults
 
 

@@ -18,8 +18,8 @@ from workers.contracts.specs.benchmarks.techniques import (
 from workers.contracts.specs.benchmarks.variants import Expansion, Variant, expand
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import BenchmarkBody
-from workers.runtime.exits import UserError
+from workers.contracts.specs.train import BenchmarkBody
+from workers.runtime.exit_codes import UserError
 from workers.runtime.spec_loading import parse_spec, read_document
 from workers.training.setup.spec_loading import TrainingRun, refuse_problems
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from workers.runtime.environment import check_world, read_environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.runtime.program import fast_import, leave, refuse, set_torch_defaults
 from workers.training.benchmark.accept import load_benchmark
 

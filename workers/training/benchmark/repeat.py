@@ -16,7 +16,7 @@ import torch
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 from workers.training.data.samples import Samples
 from workers.training.optim import release
 from workers.training.parallel.mesh import World

@@ -14,7 +14,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from workers.contracts.specs.benchmarks.variants import BASE, Variant
-from workers.runtime.exits import write_atomically
+from workers.runtime.exit_codes import write_atomically
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from workers.metrics.beacon import Beacon
 from workers.metrics.peak import device_peak
 from workers.metrics.recorder import Recorder
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome, classify, write_atomically
+from workers.runtime.exit_codes import Outcome, classify, write_atomically
 from workers.training.benchmark.accept import BenchmarkRun
 from workers.training.benchmark.collectives import measure_collectives
 from workers.training.benchmark.matmul import measure_products

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from workers.contracts.specs.data import SUFFIXES
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _CHUNK = 1 << 16  # small, so that a tokenizer's threads share a text
 _LONGEST = 1 << 23  # characters without a line break before a chunk is ended anyway

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from workers.contracts.base import validation_problems
 from workers.contracts.specs.data import BYTES, BpeSpec, DataSpec
-from workers.runtime.exits import CODES, UserError
+from workers.runtime.exit_codes import CODES, UserError
 from workers.training.data.files import list_files
 from workers.training.data.shards import description_path
 from workers.training.data.sources import documents, open_tokenizer, write_tokens

@@ -17,7 +17,7 @@ from workers.models.errors import WeightsError
 from workers.models.text.assets import NAMES, read_assets, reads_bytes, write_files
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.manifest import complete_checkpoints
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.tokenizer import NAME, check_same
 from workers.training.setup.spec_loading import TrainingRun
 

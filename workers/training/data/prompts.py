@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.contracts.examples.shapes import needed_shape
-from workers.contracts.specs.run_bodies import SamplesSpec
-from workers.runtime.exits import UserError
+from workers.contracts.specs.train import SamplesSpec
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.run_examples import example_prompts
 from workers.training.data.pretrained_tokenizer import resolve_data
 from workers.training.data.sources import open_sources, open_tokenizer

@@ -11,7 +11,7 @@ from typing import cast
 from workers.contracts.examples.shapes import needed_shape
 from workers.contracts.specs.data import DataSpec
 from workers.contracts.specs.model import ModelSpec
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.run_examples import open_example_samples
 from workers.training.data.pretrained_tokenizer import check_inherited, copy_tokenizer, resolve_data
 from workers.training.data.samples import Samples

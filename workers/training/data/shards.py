@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.stream import Tokens
 
 _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}

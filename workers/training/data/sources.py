@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from workers.contracts.specs.data import EXAMPLE_FORMATS, BpeSpec, DataSpec, SourceSpec
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.reading import example_texts
 from workers.training.data.files import check_text, json_documents, list_files, text_chunks
 from workers.training.data.shards import Shard, description_path, open_shard, write_shard

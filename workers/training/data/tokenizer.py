@@ -14,7 +14,7 @@ from typing import Any
 
 from workers.models.errors import WeightsError
 from workers.models.text.assets import TOKENIZER, read_assets
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 NAME = TOKENIZER
 END_OF_TEXT = "<|endoftext|>"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from workers.contracts.specs.run_bodies import LrSchedule
+from workers.contracts.specs.train import LrSchedule
 
 
 def lr_at(step: int, *, steps: int, peak: float, schedule: LrSchedule) -> float:

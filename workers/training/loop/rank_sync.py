@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.parallel.mesh import World
 
 T = TypeVar("T")

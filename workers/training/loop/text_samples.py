@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.contracts.specs.run_bodies import SamplesSpec
+from workers.contracts.specs.train import SamplesSpec
 from workers.training.data.prompts import Prompts
 from workers.training.loop.sampling import draw_token
 from workers.training.loop.step_context import MicrobatchRunner, StepContext

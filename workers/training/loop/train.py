@@ -19,7 +19,7 @@ from workers.metrics.kernel_choices import EVENT as KERNELS
 from workers.metrics.kernel_choices import kernels_chosen
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 from workers.training.adapter_files import BaseWeights, adapter_writer
 from workers.training.checkpoint import Checkpointer, training_tensors
 from workers.training.data.rows import RowSource

@@ -16,7 +16,7 @@ from torch import Tensor
 from workers.contracts.specs.plan import LossScale
 from workers.metrics.memory import local_tensor
 from workers.metrics.recorder import Recorder
-from workers.runtime.exits import NumericsError
+from workers.runtime.exit_codes import NumericsError
 from workers.training.numerics.loss_scale import LossScaler, ScaleChange
 from workers.training.numerics.nan_locator import find_non_finite
 from workers.training.parallel.parallelize import Parallel

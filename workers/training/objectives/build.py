@@ -14,7 +14,7 @@ from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.models.errors import WeightsError
 from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_source
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.samples import ExampleSamples
 from workers.training.data.rows import RowSource
 from workers.training.objectives.distill.distillation import Distillation

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.optim.build import fill_state
 from workers.training.optim.parameter_layout import data_owner
 from workers.training.optim.zero1 import get_optimizer_state

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, AdamW, Optimizer
 
 from workers.contracts.specs.plan import Offload
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.training.optim.adafactor import Adafactor
 from workers.training.optim.adamw8bit import AdamW8bit
 from workers.training.optim.lion import Lion

@@ -28,7 +28,7 @@ from workers.models.layers.mla import LatentAttention
 from workers.models.linear_variants import variant_of
 from workers.models.moe.layer import RoutedMlp
 from workers.models.wrapped import Inner, wrapped
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.numerics.cpu_matmul import KERNELS
 from workers.training.recompute.selective import PRODUCTS
 

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import Store
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.runtime.environment import Environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.parallel.group_cache import cached_group
 
 if TYPE_CHECKING:

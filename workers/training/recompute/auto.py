@@ -18,7 +18,7 @@ from torch import Tensor
 from workers.metrics.memory import SavedForBackward, storage_keys
 from workers.models.decoder import Decoder
 from workers.models.layers.documents import Documents
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.loop.rank_sync import broadcast_decision
 from workers.training.numerics.precision import DTYPES, matmul_context
 from workers.training.parallel.parallelize import Parallel

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 from workers.metrics.memory import capacity_bytes, held_bytes
 from workers.training.parallel.parallelize import Parallel
 

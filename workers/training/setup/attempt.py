@@ -26,7 +26,7 @@ from workers.contracts.wire.samples import TRAINING_ROWS
 from workers.metrics.beacon import Beacon
 from workers.metrics.recorder import Recorder, RecorderError, last_attempt
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome, UserError, classify, write_exit
+from workers.runtime.exit_codes import Outcome, UserError, classify, write_exit
 from workers.training.adapter_files import base_of
 from workers.training.checkpoint import load_training
 from workers.training.data.examples.run_examples import open_run_chat_format

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from workers.contracts.catalog.counts import parameter_count
 from workers.models.decoder import Decoder
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.parallel.mesh import World, build_axes, rank_indices
 from workers.training.parallel.pipeline.stage_layers import build_parts, stage_part, stages_on_rank
 from workers.training.parallel.transforms import SHARDING, BuildContext, apply_transforms

@@ -12,7 +12,7 @@ from workers.models.decoder import Decoder
 from workers.models.errors import WeightsError
 from workers.models.weights.open import open_source
 from workers.models.weights.reader import Weights, fill_model
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 # fields that may differ, because users change them on purpose: name, rates, context length
 _FREE = {

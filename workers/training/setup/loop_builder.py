@@ -22,7 +22,7 @@ from workers.metrics.recorder import Recorder
 from workers.metrics.throughput import Throughput
 from workers.models.moe.balance_control import Balancer, routing_layers
 from workers.runtime.environment import Environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training import fp8
 from workers.training.checkpoint import Checkpointer, Saved
 from workers.training.data.examples.run_examples import open_run_chat_format

@@ -18,7 +18,7 @@ from workers.models.weights.manifest import (
     find_damage,
     read_manifest,
 )
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.adapter_files import BaseWeights
 from workers.training.setup.spec_loading import TrainingRun
 

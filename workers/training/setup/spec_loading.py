@@ -17,9 +17,9 @@ from workers.contracts.catalog.model_flops import training_flops_per_token
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec, spec_problems
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.contracts.specs.training_support import engine_problems
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.runtime.spec_loading import parse_spec, raise_problems, read_document
 
 

@@ -16,7 +16,7 @@ from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder, TrialsState
 from workers.metrics.beacon import Beacon
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 from workers.training.data.rows import RowSource
 from workers.training.loop.rank_sync import broadcast_decision
 from workers.training.parallel.mesh import World, start_world

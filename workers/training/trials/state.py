@@ -12,7 +12,7 @@ from typing import Final
 
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder, TrialsState
-from workers.runtime.exits import UserError, write_atomically
+from workers.runtime.exit_codes import UserError, write_atomically
 from workers.training.trials.policy import Record
 
 ORDER: Final = "trials.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import LrSchedule
+from workers.contracts.specs.train import LrSchedule
 from workers.training.benchmark.repeat import Repeat, Requests
 from workers.training.data.rows import RowSource
 from workers.training.parallel.mesh import World

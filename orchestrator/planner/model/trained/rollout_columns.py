@@ -11,7 +11,7 @@ from orchestrator.planner.model.terms import declare_inputs
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.specs.finetuning.reinforcement import PolicyBody, PpoBody
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 declare_inputs(
     "",

@@ -17,7 +17,7 @@ from workers.contracts.catalog.adapter_shapes import (
     trained_shapes,
 )
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 # products of a block by what they read
 _READERS: dict[str, tuple[str, ...]] = {

@@ -11,7 +11,7 @@ import numpy as np
 from orchestrator.planner.model.terms import Column, declare_inputs, term
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 declare_inputs("", "objective", "has_reference")
 declare_inputs("B", "measured with torch: fp32 tensors of a divergence", "divergence_bytes")

@@ -22,7 +22,7 @@ from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.model_flops import lookup_parameters, model_flops
 from workers.contracts.catalog.parameter_shapes import parameter_shapes
 from workers.contracts.specs.model import ModelSpec
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 _LAYER = (
     "norms",

@@ -12,7 +12,7 @@ from orchestrator.planner.model.inputs import SCHEDULE, plan_columns
 from orchestrator.planner.search.axes import build_axes
 from orchestrator.planner.search.enumeration import enumerate_plans
 from orchestrator.planner.search.grid import constant_plan, plan_of
-from orchestrator.planner.search.legality import illegal
+from orchestrator.planner.search.legality_masks import illegal
 from workers.contracts.base import Refused
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests.workers.inference.adapters.folders import adapter_folder
 from tests.workers.inference.untrained import BYTES, untrained_folder
 from tests.workers.models.adapters import golden
-from workers.contracts.specs.inference_bodies import SpeculateSpec
+from workers.contracts.specs.inference import SpeculateSpec
 from workers.contracts.specs.model import ModelSource
 from workers.inference.adapters.grouped_updates import Grouped, Kernel, batched_updates
 from workers.inference.adapters.low_rank_slots import SlotSpec

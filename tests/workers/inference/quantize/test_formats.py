@@ -19,7 +19,7 @@ from workers.models.errors import WeightsError
 from workers.models.hf.quantized_formats import pack, read_quantization, unpack
 from workers.models.hf.saving import save_hugging_face
 from workers.models.weights.open import open_weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 GROUP = 32
 

@@ -16,7 +16,7 @@ from workers.models.decoder import Decoder
 from workers.models.hf.saving import save_hugging_face
 from workers.models.qat import fake_quantized
 from workers.models.weights.parameter_shapes import named_weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gqa-bias": {"kv_heads": 2, "bias": "qkv"},

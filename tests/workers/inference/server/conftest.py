@@ -23,7 +23,7 @@ from workers.inference.request import Request
 from workers.inference.serve import run_serve
 from workers.inference.spec_loading import load_run
 from workers.runtime.environment import read_environment
-from workers.runtime.exits import Outcome
+from workers.runtime.exit_codes import Outcome
 
 SHAPE = {
     "name": "words",

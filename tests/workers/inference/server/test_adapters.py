@@ -12,7 +12,7 @@ import pytest
 from tests.workers.inference.adapters.folders import adapter_folder
 from tests.workers.inference.untrained import BYTES, untrained_folder
 from workers.runtime.environment import Environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -21,7 +21,7 @@ from workers.inference.spec_loading import load_run
 from workers.models.text.chat_format import open_chat_format
 from workers.posttraining.produce.client import ChatClient
 from workers.runtime.environment import read_environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 TEMPLATE = (
     "{% for each in messages %}w1 {{ each.content }} {% if each.role == 'assistant' %}w255 "

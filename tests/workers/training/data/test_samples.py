@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.mixture import Mixture
 from workers.training.data.samples import Samples
 from workers.training.data.sources import Source

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from workers.contracts.specs.data import DataSpec
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training import data as data_package
 from workers.training.data.sources import open_sources, open_tokenizer
 from workers.training.data.stream import Stream

@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from tests.workers.training.data.test_sources import documents, ids, opened
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.shards import description_path
 from workers.training.data.tokenizer import check_same, load_tokenizer
 

@@ -10,7 +10,7 @@ import difflib
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import BenchmarkBody, TrainBody
+from workers.contracts.specs.train import BenchmarkBody, TrainBody
 
 # technique → what is compared; the last two measure the devices, the others change the plan
 TECHNIQUES: dict[str, str] = {

@@ -18,7 +18,7 @@ from workers.contracts.catalog.parameter_shapes import frozen_names, parameter_s
 from workers.contracts.specs.finetuning.adapters import LOW_RANK, AdapterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 
 def frozen_problems(

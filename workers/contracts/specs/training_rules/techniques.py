@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import SPLIT_BACKWARD, ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from workers.contracts.specs.inference_bodies import AdapterName, AdapterPath
+from workers.contracts.specs.inference import AdapterName, AdapterPath
 from workers.contracts.wire.serving_reports import LOAD_ADAPTER_PATH, UNLOAD_ADAPTER_PATH
 from workers.inference.server.http.body import parse_json, read_body
 from workers.inference.server.http.errors import ApiError

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 class Listener(uvicorn.Server):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workers.contracts.wire.serving_reports import ENGINE_SNAPSHOT, EngineSnapshot
 from workers.inference.server.http.request_handler import RequestHandler
-from workers.runtime.exits import write_atomically
+from workers.runtime.exit_codes import write_atomically
 
 _EVERY_S = 5.0
 

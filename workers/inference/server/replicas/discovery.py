@@ -16,7 +16,7 @@ from workers.contracts.wire.serving_reports import KEY_HEADER, serve_key
 from workers.inference.server.replicas.forwarding import Upstream
 from workers.inference.server.replicas.router import Replica, ReplicaRouter
 from workers.runtime.environment import Environment
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _TIMEOUT = timedelta(minutes=60)  # one rank may load much longer than another
 

@@ -28,7 +28,7 @@ from workers.posttraining.reinforcement.rewards.reward_model import ScoredReward
 from workers.posttraining.reinforcement.rewards.rules import build_rule
 from workers.posttraining.reinforcement.rewards.unit_tests import UnitTestReward
 from workers.posttraining.reinforcement.rollouts import Rollout
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from jsonschema import exceptions, validators
 from workers.contracts.specs.finetuning.rewards import JsonSchemaReward, RegexReward
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
 from workers.posttraining.reinforcement.rewards.reward_process import RewardProcess
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _PROGRAM = Path(__file__).with_name("pattern_process.py")
 LIMIT_S = 2.0  # for one text

@@ -11,7 +11,7 @@ from pathlib import Path
 from workers.contracts.specs.finetuning.rewards import PythonReward
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score, checked
 from workers.posttraining.reinforcement.rewards.reward_process import RewardProcess
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _PROGRAM = Path(__file__).with_name("function_process.py")
 

@@ -18,7 +18,7 @@ from workers.models.weights.locations import locate_weights
 from workers.models.weights.open import open_weights
 from workers.models.weights.reader import fill_model
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score, checked
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.tokenizer import NAME, check_same
 
 _TOKENS = 16_384  # of a batch, padding included

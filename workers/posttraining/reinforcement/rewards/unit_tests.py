@@ -21,7 +21,7 @@ from pathlib import Path
 
 from workers.contracts.specs.finetuning.rewards import TestsReward
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 _PROGRAM = Path(__file__).with_name("sandbox_process.py")
 _MEMORY_BYTES = 1 << 30  # of address space

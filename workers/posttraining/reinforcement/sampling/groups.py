@@ -18,7 +18,7 @@ from workers.posttraining.reinforcement.rewards.reward import Reward
 from workers.posttraining.reinforcement.rollouts import Rollout
 from workers.posttraining.reinforcement.sampling.prompts import Prompt
 from workers.posttraining.reinforcement.sampling.sampler import Answer
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 
 
 def sampling_seed(seed: int, position: int) -> int:

@@ -17,7 +17,7 @@ from workers.contracts.specs.data import DataSpec
 from workers.models.errors import WeightsError
 from workers.models.initialize import derived_seed
 from workers.models.text.chat_format import ChatFormat
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.reading import LineProblems
 from workers.training.data.files import BOM, list_files
 

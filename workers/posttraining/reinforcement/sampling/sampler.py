@@ -30,7 +30,7 @@ from workers.inference.scheduling.policy import Limits
 from workers.models.decoder import Decoder
 from workers.models.weights.parameter_shapes import named_weights
 from workers.posttraining.reinforcement.sampling.weight_copies import empty_decoder, full_weights
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.loop.step_context import StepContext
 
 _STEP_TOKENS = 8192

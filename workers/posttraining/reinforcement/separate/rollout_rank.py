@@ -37,7 +37,7 @@ from workers.posttraining.reinforcement.separate.exchange import POLL_S, Exchang
 from workers.posttraining.reinforcement.separate.group_files import GroupFiles
 from workers.posttraining.reinforcement.separate.weight_link import WeightLink
 from workers.runtime.environment import Environment
-from workers.runtime.exits import Outcome, classify, write_exit
+from workers.runtime.exit_codes import Outcome, classify, write_exit
 from workers.training.data.pretrained_tokenizer import copy_tokenizer
 from workers.training.numerics.precision import DTYPES
 from workers.training.parallel.mesh import pick_device

@@ -18,7 +18,7 @@ from workers.posttraining.reinforcement.sampling.weight_copies import empty_deco
 from workers.posttraining.reinforcement.separate.exchange import Exchange, RolloutRankError
 from workers.posttraining.reinforcement.separate.group_files import parse_group
 from workers.posttraining.reinforcement.separate.weight_link import WeightLink
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.loop.rank_sync import broadcast_decision
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import DTYPES

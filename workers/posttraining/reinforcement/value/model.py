@@ -20,7 +20,7 @@ from workers.models.weights.checkpoint_table import read_table
 from workers.posttraining.reinforcement.rows import AnswerRows, RolloutRows
 from workers.posttraining.reinforcement.scoring import fill_rows
 from workers.posttraining.reinforcement.value.objective import Value, scores
-from workers.runtime.exits import NumericsError, UserError
+from workers.runtime.exit_codes import NumericsError, UserError
 from workers.training.checkpoint import load_training, training_tensors
 from workers.training.loop.lr_schedule import lr_at
 from workers.training.loop.rank_sync import run_on_leaders

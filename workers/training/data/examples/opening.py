@@ -12,7 +12,7 @@ from workers.contracts.examples.example import Shape
 from workers.contracts.specs.data import EXAMPLE_FORMATS, DataSpec, SourceSpec
 from workers.models.errors import WeightsError
 from workers.models.text.chat_format import ChatFormat, TrainOn
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.encoding import common_prompt, encode_example
 from workers.training.data.examples.reading import LineProblems, read_lines
 from workers.training.data.examples.store import Store, StoreWriter, open_store, write_store

@@ -22,7 +22,7 @@ from workers.contracts.examples.preview import PreviewRequest
 from workers.contracts.specs.data import ExampleFormat
 from workers.models.errors import WeightsError
 from workers.models.text.chat_format import ChatFormat, EncodedText, open_chat_format
-from workers.runtime.exits import CODES, UserError
+from workers.runtime.exit_codes import CODES, UserError
 from workers.training.data.examples.encoding import common_prompt, encode_example
 from workers.training.data.examples.preview_texts import describe_example, length_histogram
 from workers.training.data.examples.reading import LISTED, Line, read_lines

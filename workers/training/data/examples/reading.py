@@ -13,7 +13,7 @@ from workers.contracts.examples.example import Example, LineError, Shape
 from workers.contracts.examples.formats import parse_line
 from workers.contracts.examples.shapes import as_shape
 from workers.contracts.specs.data import ExampleFormat
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.files import BOM
 
 LISTED = 10  # problems that an error lists

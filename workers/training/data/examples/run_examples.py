@@ -19,11 +19,11 @@ from workers.contracts.specs.finetuning.objectives import (
     RewardBody,
     SftBody,
 )
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.models.errors import WeightsError
 from workers.models.text.assets import read_assets, write_files
 from workers.models.text.chat_format import ChatFormat, TrainOn, open_chat_format
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.opening import open_examples
 from workers.training.data.examples.samples import ExampleSamples, ExampleSource
 from workers.training.data.examples.store import Store

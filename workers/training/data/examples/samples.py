@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.contracts.examples.example import Shape
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.packing import pack, shuffled
 from workers.training.data.examples.rows import build_row, has_trained_tokens, placed_lengths
 from workers.training.data.examples.statistics import Statistics, measure

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.contracts.specs.finetuning.objectives import TEACHER_MANIFEST
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.rows import placed_documents
 from workers.training.data.examples.samples import ExampleSamples
 from workers.training.data.examples.store import Store

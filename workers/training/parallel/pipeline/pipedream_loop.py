@@ -10,7 +10,7 @@ import math
 from collections import deque
 from typing import Any, NoReturn
 
-from workers.runtime.exits import NumericsError, Outcome
+from workers.runtime.exit_codes import NumericsError, Outcome
 from workers.training.loop.step_context import StepContext
 from workers.training.loop.step_report import PendingReport
 from workers.training.loop.train import Loop

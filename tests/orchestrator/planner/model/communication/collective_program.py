@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import ProfilerActivity, profile
 
 from workers.contracts import ModelSpec, ParallelPlan
-from workers.contracts.specs.run_bodies import OptimizerSpec
+from workers.contracts.specs.train import OptimizerSpec
 
 Step = Callable[[], None]
 

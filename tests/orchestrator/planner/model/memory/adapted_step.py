@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.models.adapters import nf4
 from workers.models.decoder import Decoder
 from workers.training.objectives.token_losses import token_loss, token_losses_at

@@ -22,7 +22,7 @@ from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.finetuning.objectives import DistillBody
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.specs.run_bodies import TrainBody
+from workers.contracts.specs.train import TrainBody
 from workers.training.objectives.distill.divergences import divergence
 
 # two micro-batches: gradients of the first exist in the second

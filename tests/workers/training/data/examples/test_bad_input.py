@@ -11,7 +11,7 @@ import pytest
 from tests.workers.training.data.examples.templates import CHATML, write_tokenizer
 from tests.workers.training.data.examples.test_run_examples import make_run, open_both, write
 from workers.contracts.specs.model import ModelSource
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.pretrained_tokenizer import check_teacher_tokenizer
 
 

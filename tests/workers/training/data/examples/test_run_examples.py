@@ -13,12 +13,12 @@ import pytest
 from tests.workers.training.data.examples.templates import write_tokenizer
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
-from workers.contracts.specs.run_bodies import SamplesSpec
+from workers.contracts.specs.train import SamplesSpec
 from workers.inference.text.tokenizer import load_tokenizer
 from workers.models.text.assets import read_assets
 from workers.models.text.chat_format import open_chat_format
 from workers.models.text.default_template import BYTES_END_ID
-from workers.runtime.exits import UserError
+from workers.runtime.exit_codes import UserError
 from workers.training.data.examples.samples import ExampleSamples
 from workers.training.data.examples.training_rows import describe_rows
 from workers.training.data.prompts import open_prompts

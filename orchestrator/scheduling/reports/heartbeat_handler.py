@@ -23,8 +23,8 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs import services as run_services
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import dispatch
-from orchestrator.scheduling.reports.liveness import NewHeartbeat
-from orchestrator.scheduling.reports.presence import presence
+from orchestrator.scheduling.reports.missing_attempts import presence
+from orchestrator.scheduling.reports.silence import NewHeartbeat
 from workers.contracts.wire import envelope, names, versions
 from workers.contracts.wire.node_messages import DeviceSample, Heartbeat
 

@@ -24,8 +24,8 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling.cluster_engines import requests
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports import attempt_end, multi_node_hangs, revocation
-from orchestrator.scheduling.reports.liveness import Liveness, liveness
-from orchestrator.scheduling.reports.presence import Presence, presence
+from orchestrator.scheduling.reports.missing_attempts import Presence, presence
+from orchestrator.scheduling.reports.silence import Liveness, liveness
 from workers.contracts.wire.node_messages import AttemptState
 
 log = logging.getLogger(__name__)

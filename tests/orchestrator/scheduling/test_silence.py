@@ -6,7 +6,7 @@ import math
 
 import redis
 
-from orchestrator.scheduling.reports.liveness import Liveness, NewHeartbeat
+from orchestrator.scheduling.reports.silence import Liveness, NewHeartbeat
 from workers.contracts.wire import liveness as wire
 
 START = 1e9  # the broker's clock

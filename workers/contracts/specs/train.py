@@ -1,4 +1,4 @@
-"""Bodies of training, benchmark and external runs; `inference_bodies` has the others.
+"""Bodies of training, benchmark and external runs; `inference` has the others.
 
 Fields and defaults only; `run` checks how bodies, model, plan and resources fit together.
 """
@@ -22,7 +22,7 @@ from workers.contracts.specs.finetuning.objectives import (
     default_body,
 )
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBody, PpoBody
-from workers.contracts.specs.inference_bodies import EvaluateBody, Rate
+from workers.contracts.specs.inference import EvaluateBody, Rate
 from workers.contracts.specs.model import Count, ModelSource, ModelSpec, Positive
 
 RoundingFormat = Literal["int8", "int4"]  # of quantization-aware training

@@ -1,4 +1,4 @@
-"""The reaper: a silent node fails nothing; attempts of a lost node end once."""
+"""Periodic checks: a silent node fails nothing; attempts of a lost node end once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from orchestrator.common import clock
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run, RunEvent
-from orchestrator.scheduling import reaper, services
+from orchestrator.scheduling import periodic_checks, services
 from orchestrator.scheduling.models import Allocation
 from orchestrator.scheduling.reports import attempt_end
-from orchestrator.scheduling.reports.liveness import Liveness, _Mark
-from orchestrator.scheduling.reports.presence import Presence
+from orchestrator.scheduling.reports.missing_attempts import Presence
+from orchestrator.scheduling.reports.silence import Liveness, _Mark
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from workers.contracts.wire import liveness
@@ -138,7 +138,7 @@ def test_launches_are_repeated_together_and_some_per_pass(
     services.tick()
     assert actions(broker, node) == ["launch"] * 8
     Attempt.objects.update(created=clock.now() - timedelta(seconds=30))
-    monkeypatch.setattr(reaper, "REPEATS_PER_PASS", 6)
+    monkeypatch.setattr(periodic_checks, "REPEATS_PER_PASS", 6)
     with django_assert_max_num_queries(24):  # 12 of them of the checks; per attempt: 40 and more
         services.reap()
     assert actions(broker, node) == ["launch"] * 6
@@ -149,14 +149,14 @@ def test_launches_are_repeated_together_and_some_per_pass(
 def test_leases_of_open_attempts_are_read(broker: Broker, owner: User) -> None:
     attempt, nodes = running(owner, "n1", "n2")
     fence = str(attempt.fence)
-    assert reaper.open_fences() == {"n1": [fence], "n2": [fence]}
+    assert periodic_checks.open_fences() == {"n1": [fence], "n2": [fence]}
     heard = Liveness()
     broker.client.hset(liveness.leases_key("n2"), fence, "1")
-    heard.poll(broker.client, ["n1", "n2"], reaper.open_fences())
+    heard.poll(broker.client, ["n1", "n2"], periodic_checks.open_fences())
     assert heard.lease_silence(fence, "n2") == 0 and heard.lease_silence(fence, "n1") > 1e9
     for node in nodes:
         FakeNode(node).exited(attempt, "ok")
-    assert reaper.open_fences() == {}
+    assert periodic_checks.open_fences() == {}
 
 
 def test_a_launch_is_given_up_only_if_no_supervisor_can_start_it(
@@ -219,7 +219,9 @@ def test_a_request_is_repeated_and_escalated(broker: Broker, owner: User, settin
     services.reap(known=known)
     services.reap(known=known)
     assert actions(broker, node) == ["cancel"]
-    known.first[str(attempt.fence), "cancel"] -= settings.ENV.cancel_grace_s + reaper.ESCALATE_S + 1
+    known.first[str(attempt.fence), "cancel"] -= (
+        settings.ENV.cancel_grace_s + periodic_checks.ESCALATE_S + 1
+    )
     services.reap(known=known)
     assert actions(broker, node) == ["kill"]
     FakeNode(node).exited(attempt, "cancelled", reason="Cancelled on request.")

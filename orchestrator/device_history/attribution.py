@@ -28,7 +28,8 @@ class Held(NamedTuple):
     open: bool
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Where a device is."""
 
     device: int

@@ -83,8 +83,8 @@ def unpack(data: bytes | memoryview) -> Chunk:
     other = values[first:].reshape(metrics, 3, points)
     return Chunk(
         tuple(int(index) for index in indexes),
-        devices * tops[: len(DEVICE), None, None],
-        other * tops[len(DEVICE) :, None, None],
+        (devices * tops[: len(DEVICE), None, None]).astype(np.float32),
+        (other * tops[len(DEVICE) :, None, None]).astype(np.float32),
     )
 
 

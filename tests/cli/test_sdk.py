@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -49,3 +50,34 @@ def test_a_generated_client_submits_lists_and_reads_errors(
     problem = create.sync(client=client, body=models.Submission(spec=spec))
     assert isinstance(problem, models.ProblemDetails)
     assert problem.status == 422 and problem.errors[0].field == "train.steps"
+
+
+def test_the_document_suits_generators_of_other_languages() -> None:
+    """What openapi-typescript 7.13 needs: references that resolve, names that are unique."""
+    spec = importlib.util.spec_from_file_location("sdk_tool", TOOL)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    document = tool.document_of_code()
+    names = [
+        each["operationId"]
+        for methods in document["paths"].values()
+        for method, each in methods.items()
+        if method in ("get", "post", "put", "patch", "delete")
+    ]
+    assert len(names) == len(set(names)) > 100 and all(name.isidentifier() for name in names)
+    assert all(name.isidentifier() for name in document["components"]["schemas"])
+    places: list[Any] = [document]
+    while places:
+        place = places.pop()
+        if not isinstance(place, dict):
+            places += place if isinstance(place, list) else []
+            continue
+        places += place.values()
+        reference = place.get("$ref")
+        if isinstance(reference, str):
+            target: Any = document
+            for part in reference.removeprefix("#/").split("/"):
+                target = target[part]
+        if "oneOf" in place or "anyOf" in place:
+            assert not isinstance(place.get("default"), dict), place

@@ -102,6 +102,9 @@ class OrreryLogger:
         values = {
             _NAMES.get(name, name): value for name, value in metrics.items() if name != "epoch"
         }
+        rates = [name for name in values if name.startswith("lr-")]  # of LearningRateMonitor
+        if len(rates) == 1:
+            values["lr"] = values.pop(rates[0])
         if values:
             self.experiment.log(values, step=step)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import factories
 from tests.workers.recorder.server import TOKEN, Ingest
 from workers.contracts import RunSpec
 from workers.contracts.catalog.counts import parameter_count
@@ -76,6 +79,32 @@ def test_a_real_trainer_records_itself(
     recorded = details["config"]
     assert recorded["per_device_train_batch_size"] == 4 and recorded["model"]["hidden_size"] == 32
     assert not [name for name in recorded if name.endswith("_token")]
+
+
+@pytest.mark.django_db
+def test_training_arguments_are_stored_as_configuration(
+    owner: Any, live_redis: str, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    from workers.recorder import orrery_hf
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), learning_rate=3e-4, use_cpu=True, report_to=[], hub_token="hf_x"
+    )
+    model = SimpleNamespace(config=transformers.LlamaConfig(hidden_size=32))
+    config = orrery_hf._config(arguments, model)
+    run, client = factories.external_run(owner), factories.api(owner)
+    answer = client.post(
+        f"/api/v1/runs/{run.pk}/details",
+        {"details": [{"seq": 1, "config": json.loads(json.dumps(config, default=str))}]},
+        content_type="application/json",
+    )
+    assert answer.json()["accepted"] == 1, answer.content
+    document = client.get(f"/api/v1/runs/{run.pk}/details").json()["config"]
+    assert document["learning_rate"] == 3e-4 and document["model"]["hidden_size"] == 32
+    assert not [name for name in document if name.endswith("_token")]
+    found = client.get("/api/v1/runs", {"query": "config.learning_rate < 1e-3"}).json()["items"]
+    assert [each["id"] for each in found] == [str(run.pk)]
 
 
 def test_the_labels_of_a_model_are_left_out() -> None:

@@ -43,8 +43,9 @@ def main() -> None:
         orrery.until_step(run, LOST_AT, seconds=600)
         kill_node(second, orrery, run)
         orrery.until(lambda: first_step(orrery, run, 2), 300, "a step on two ranks")
-        [event] = orrery.events(run, "node_lost")
-        seconds = first_step(orrery, run, 2) - event["time"]
+        lost = orrery.events(run, "node_lost")
+        assert len(lost) == 1, orrery.events(run, "node_lost", "state_changed")
+        seconds = first_step(orrery, run, 2) - lost[0]["time"]
         second.start()
         orrery.until(lambda: first_step(orrery, run, 3), 300, "a step on four ranks again")
         ended = orrery.until_state(run, "finished", "failed", seconds=1800)

@@ -13,8 +13,8 @@ from orchestrator.accounts import selectors as accounts
 from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from webui.presentation import device_time, formatting
-from webui.presentation.elastic_sizes import sizes_card
 from webui.presentation.run_facts import Facts
+from webui.tabs.sizes import sizes_card
 
 _MOODS: Final = {"ok": "good", "cancelled": "warn", "preempted": "warn"}
 

@@ -33,8 +33,8 @@ from orchestrator.runs.plan_trials.candidates import (
 from orchestrator.runs.submission import script_secrets
 from orchestrator.runs.submission.absolute_paths import with_absolute_paths
 from orchestrator.runs.submission.data_paths import path_problems
-from orchestrator.runs.submission.device_split import choose_split
-from orchestrator.runs.submission.elastic_sizes import elastic_sizes, range_problems
+from orchestrator.runs.submission.device_numbers.device_split import choose_split
+from orchestrator.runs.submission.device_numbers.elastic_sizes import elastic_sizes, range_problems
 from orchestrator.runs.submission.examples.template_problems import template_problems
 from orchestrator.runs.submission.predict_serving import predict_serving
 from orchestrator.runs.submission.predict_training import Prediction, predict_training

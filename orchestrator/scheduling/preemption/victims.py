@@ -198,7 +198,7 @@ class _Pool:
     ) -> None:
         self.run, self.nodes, self._holders, self._now = run, nodes, holders, now
         self._leaving = {holder.run for holder in holders.values() if holder.leaving}
-        self._kept = [
+        self._retained = [
             holder.shrunk
             for holder in holders.values()
             if holder.leaving and holder.shrunk is not None and holder.shrunk.pool == run.pool
@@ -221,8 +221,8 @@ class _Pool:
             for node in self.nodes
         ]
         gangs = Gangs(views, self._now)
-        kept = [*self._kept, *(self._holders[name].shrunk for name in shrunk)]
-        for each in sorted((run for run in kept if run is not None), key=lambda run: run.run):
+        retained = [*self._retained, *(self._holders[name].shrunk for name in shrunk)]
+        for each in sorted((run for run in retained if run is not None), key=lambda run: run.run):
             least = each.smallest
             if gangs.start(least, gangs.candidates(least), backfill=True) is None:
                 return False

@@ -46,9 +46,9 @@ def test_runs_of_its_priority_come_before_its_larger_sizes() -> None:
 
 
 def test_a_run_that_keeps_its_place_comes_first_at_its_smallest_size() -> None:
-    nodes, kept = [node("a", 4)], replace(elastic(1, 4, 2), keeps_place=True)
-    assert sizes_of([run(2, 2, waited=99), run(3, 2, waited=99), kept], nodes) == {1: 2, 2: 2}
-    assert sizes_of([run(2, 4, waited=99, priority=9), kept], nodes) == {1: 2}
+    nodes, continues = [node("a", 4)], replace(elastic(1, 4, 2), keeps_place=True)
+    assert sizes_of([run(2, 2, waited=99), run(3, 2, waited=99), continues], nodes) == {1: 2, 2: 2}
+    assert sizes_of([run(2, 4, waited=99, priority=9), continues], nodes) == {1: 2}
 
 
 def test_quotas_limit_the_size_and_not_the_start() -> None:
@@ -109,10 +109,10 @@ def test_placements_are_legal_sizes_on_free_devices_and_a_pass_is_final(
     queue = [
         replace(
             elastic(number, *sorted(sizes, reverse=True), waited=waited, priority=priority),
-            keeps_place=kept,
+            keeps_place=continues,
             max_seconds=limit,
         )
-        for number, (sizes, priority, waited, kept, limit) in enumerate(wanted)
+        for number, (sizes, priority, waited, continues, limit) in enumerate(wanted)
     ]
     decision = place(queue, nodes, NOW)
     assert decision == place(list(reversed(queue)), list(reversed(nodes)), NOW)

@@ -1,4 +1,4 @@
-"""The sizes of an elastic run for its History tab: range, sizes with predictions, changes."""
+"""Card of the History tab for elastic runs: range, sizes with predictions, devices over time."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Numbers of devices that a spec leaves open: splits with rollouts, sizes of elastic runs."""

@@ -25,7 +25,6 @@ from tests.bench.record import record
 ROOT = Path(__file__).resolve().parents[2]
 RUN_S = 1800.0  # of the run whose plan is tuned
 SHARE = 0.05
-WARM_UP = 5  # steps of each measurement that do not count
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -41,13 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         candidates = named_plans(spec, ranks, plans, home)
         print(f"{len(candidates)} plans on {ranks} ranks", flush=True)
         state, took_s = tried(spec, candidates, ranks, home / "attempt" / "trials")
-        times: dict[int, list[float]] = {each["index"]: [] for each in candidates}
-        for turn in range(turns):
-            for each in candidates if turn % 2 == 0 else reversed(candidates):
-                index = each["index"]
-                step_s = trained(spec, each["plan"], ranks, steps, home / f"{turn}-{index}")
-                times[index].append(step_s)
-                print(f"turn {turn + 1}, plan {index + 1}: {1000 * step_s:.1f} ms", flush=True)
+        times = measured_again(spec, candidates, ranks, steps, turns, home / "again")
     results = {each["index"]: each for each in state["results"] if each.get("step_time_s")}
     chosen = min(results.values(), key=lambda each: each["step_time_s"])["index"]
     means = {index: fmean(values) for index, values in times.items()}
@@ -136,18 +129,27 @@ def tried(
     return json.loads((folder / "state.json").read_text()), time.time() - began
 
 
-def trained(
-    spec: dict[str, Any], plan: dict[str, Any], ranks: int, steps: int, folder: Path
-) -> float:
-    """The mean step time of a training run of its own."""
+def measured_again(
+    spec: dict[str, Any],
+    candidates: list[dict[str, Any]],
+    ranks: int,
+    steps: int,
+    turns: int,
+    folder: Path,
+) -> dict[int, list[float]]:
+    """Mean step times of each plan, one per turn (`autotune_ranks`)."""
     folder.mkdir()
-    train = {**spec["train"], "steps": steps + WARM_UP}
-    launch("workers.training.main", {**spec, "plan": plan, "train": train}, ranks, folder)
-    lines = (folder / "rank-0" / "points.jsonl").read_text().splitlines()
-    return fmean(json.loads(line)["values"]["step_time_s"] for line in lines[WARM_UP:])
+    order = {"candidates": candidates, "steps": steps, "warmup_steps": 0, "run_steps": 1}
+    (folder / "trials.json").write_text(json.dumps({**order, "max_share": 1.0}))
+    words = ["--steps", str(steps), "--turns", str(turns)]
+    launch(
+        "tests.bench.autotune_ranks", {**spec, "plan": candidates[0]["plan"]}, ranks, folder, *words
+    )
+    times = json.loads((folder / "times.json").read_text())
+    return {int(index): values for index, values in times.items()}
 
 
-def launch(module: str, spec: dict[str, Any], ranks: int, folder: Path) -> None:
+def launch(module: str, spec: dict[str, Any], ranks: int, folder: Path, *words: str) -> None:
     """Run a program of the engine under torchrun. Raises CalledProcessError."""
     (folder / "spec.json").write_text(json.dumps(spec))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -156,7 +158,12 @@ def launch(module: str, spec: dict[str, Any], ranks: int, folder: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (folder / "log").open("wb") as log:
         subprocess.run(
-            [*torchrun, *program, *files], check=True, env=env, stdout=log, stderr=log, cwd=folder
+            [*torchrun, *program, *files, *words],
+            check=True,
+            env=env,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
         )
 
 

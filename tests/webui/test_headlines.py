@@ -16,6 +16,10 @@ from webui.presentation.run_headlines import RunFacts
             "Waiting for 4 devices: 2 of 8 are free.",
         ),
         (
+            RunFacts("running", summary={"step": 0, "trying": {"number": 3, "count": 8}}),
+            "Trying plan 3 of 8, before the first step.",
+        ),
+        (
             RunFacts("queued", attempt=1, wait_reason="Node n1 is silent"),
             "Waiting (attempt 1 ended): node n1 is silent.",
         ),

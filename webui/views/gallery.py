@@ -198,6 +198,7 @@ HEADLINE_FACTS: list[run_headlines.RunFacts] = [
     ),
     run_headlines.RunFacts("starting", devices=2, attempt=1),
     run_headlines.RunFacts("running"),
+    run_headlines.RunFacts("running", summary={"trying": {"number": 3, "count": 8}}),
     run_headlines.RunFacts(
         "running",
         loss_curve=[3, 2.9, 2.7, 2.5, 2.2, 2.0, 1.9, 1.7, 1.6, 1.5],

@@ -53,4 +53,7 @@ def autotune_problems(spec: RunSpec) -> list[Problem]:
     if spec.train.policy is not None:
         message = f"{spec.train.objective} alternates sampling and training; no trial measures both"
         return [problem("autotune", message, "another objective, or no autotune")]
+    if getattr(spec.resources, "min_devices", None) is not None:
+        message = "plans are tried on a fixed number of devices, this run may change it"
+        return [problem("autotune", message, "no resources.min_devices, or no autotune")]
     return []

@@ -66,7 +66,7 @@ class Trials(Attempt):
         environment.rank_directory.mkdir(parents=True, exist_ok=True)
         (environment.rank_directory / "exit.json").unlink(missing_ok=True)
         self.beacon = Beacon(environment.rank_directory, stages=environment.world_size)
-        world = self._world(self.run.plan)
+        world = self.world_of(self.run.plan)
         self.control.listen(too_late=self._leave_at_once)
         samples, _ = self.open_samples(world)
         while True:
@@ -102,7 +102,7 @@ class Trials(Attempt):
             on_point=self._stepped,
         )
         try:
-            trial.train_steps(self._world(self.plans[index]), samples)
+            trial.train_steps(self.world_of(self.plans[index]), samples)
             numbers = {
                 "received": self.requests.received,
                 "ended": self.requests.end_trial,
@@ -153,7 +153,7 @@ class Trials(Attempt):
         dist.all_gather_object(ranks, numbers)
         return ranks
 
-    def _world(self, plan: ParallelPlan) -> World:
+    def world_of(self, plan: ParallelPlan) -> World:
         """The plan's mesh, shared by plans of one shape: process groups are not freed."""
         parts = (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.dp_replicate)
         shape = str((*parts, plan.zero >= 2, plan.offloads_weights))

@@ -14,8 +14,8 @@ from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
 from workers.launcher.exit_classification import Verdict
 from workers.launcher.isolation import containers
-from workers.launcher.rank_exits import read_rank_exits
 from workers.launcher.rundir import RunDir, read_json, write_json
+from workers.launcher.shipping.rank_exits import read_rank_exits
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
 from workers.launcher.store_link import StoreLink

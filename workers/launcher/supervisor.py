@@ -33,7 +33,6 @@ from workers.launcher.lease import Lease
 from workers.launcher.plan_trials.outcome import Chosen
 from workers.launcher.plan_trials.phase import TrialPhase
 from workers.launcher.programs import environment
-from workers.launcher.rank_exits import read_rank_exits, tail
 from workers.launcher.rundir import (
     SHIPPING,
     RunDir,
@@ -42,6 +41,7 @@ from workers.launcher.rundir import (
     write_json,
 )
 from workers.launcher.shipping.disk_guard import DiskGuard
+from workers.launcher.shipping.rank_exits import read_rank_exits, tail
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
 from workers.launcher.stopping import StopSequence

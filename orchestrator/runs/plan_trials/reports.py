@@ -13,7 +13,7 @@ from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.plan_trials.models import PlanTrials
 from orchestrator.runs.submission.predict_whole_run import whole_run
 from workers.contracts import ParallelPlan, RunSpec
-from workers.contracts.wire.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN, TrialResult
+from workers.contracts.wire.maintenance.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN, TrialResult
 
 TRYING = "trying"  # key of a run's summary: {number, count} of the plan that is tried
 

@@ -37,9 +37,10 @@ from orchestrator.scheduling.reports import (
 )
 from orchestrator.scheduling.reports.missing_attempts import presence
 from orchestrator.scheduling.reports.silence import liveness
-from workers.contracts.wire import envelope, names, plan_trials, versions
+from workers.contracts.wire import envelope, names, versions
 from workers.contracts.wire.broker import access as broker_access
 from workers.contracts.wire.event_bodies import CheckpointSaved
+from workers.contracts.wire.maintenance import plan_trials
 from workers.contracts.wire.maintenance.node_probe import NodeProbed
 from workers.contracts.wire.maintenance.preflight import PreflightReport
 from workers.contracts.wire.maintenance.storage import StorageReport

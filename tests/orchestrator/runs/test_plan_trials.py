@@ -20,7 +20,7 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling import services as scheduling
 from orchestrator.telemetry import outcome
 from tests import factories
-from workers.contracts.wire.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN
+from workers.contracts.wire.maintenance.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN
 
 pytestmark = pytest.mark.django_db
 

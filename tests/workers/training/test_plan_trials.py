@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from workers.contracts.specs.autotune import LEAST_STEPS
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder
+from workers.contracts.wire.maintenance.plan_trials import TrialResult, TrialsOrder
 from workers.training.setup.spec_loading import accept
 from workers.training.trials import policy
 from workers.training.trials.policy import Limits, NextTrial, Record

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from django.utils.translation import gettext_noop as _
 
 from webui.forms.spec_fields.adapter import ADAPTER
-from webui.forms.spec_fields.autotune import AUTOTUNE
 from webui.forms.spec_fields.benchmark import BENCHMARK
 from webui.forms.spec_fields.data import DATA
 from webui.forms.spec_fields.evaluation import EVALUATION
@@ -32,7 +31,7 @@ from webui.forms.spec_fields.field import (
 from webui.forms.spec_fields.finetuning import FINETUNING
 from webui.forms.spec_fields.inference import EVALUATE, GENERATE, SERVE
 from webui.forms.spec_fields.model import MODEL, WEIGHTS
-from webui.forms.spec_fields.plan import PLAN
+from webui.forms.spec_fields.plan import AUTOTUNE, PLAN
 from webui.forms.spec_fields.produce import PRODUCE
 from webui.forms.spec_fields.reinforcement import REINFORCEMENT
 from webui.forms.spec_fields.resources import NOTES, RESOURCES

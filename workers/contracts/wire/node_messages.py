@@ -15,10 +15,10 @@ from workers.contracts.base import WireContract
 from workers.contracts.specs.model import Count, Positive
 from workers.contracts.wire.field_versions import Since
 from workers.contracts.wire.maintenance.data_sets import DataInput
+from workers.contracts.wire.maintenance.plan_trials import TrialsOrder
 from workers.contracts.wire.maintenance.preflight import Preflight
 from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.maintenance.store import StoreAccess
-from workers.contracts.wire.plan_trials import TrialsOrder
 from workers.contracts.wire.points import RunId, Time
 from workers.contracts.wire.programs.program_files import ProgramOrder
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from workers.contracts.wire.plan_trials import (
+from workers.contracts.wire.maintenance.plan_trials import (
     TrialCandidate,
     TrialResult,
     TrialsOrder,

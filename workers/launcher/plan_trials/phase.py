@@ -13,8 +13,7 @@ from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
-from workers.contracts.wire.node_messages import LaunchOrder
-from workers.contracts.wire.plan_trials import (
+from workers.contracts.wire.maintenance.plan_trials import (
     CHOSEN,
     TRIAL,
     TRIAL_BEGAN,
@@ -22,6 +21,7 @@ from workers.contracts.wire.plan_trials import (
     TrialsOrder,
     TrialsState,
 )
+from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import processes
 from workers.launcher.exit_classification import Verdict, judge
 from workers.launcher.hangs import hang_events
@@ -34,8 +34,8 @@ from workers.launcher.plan_trials.outcome import (
     failure_of,
     interrupted_twice,
 )
-from workers.launcher.rank_exits import read_rank_exits, tail
 from workers.launcher.rundir import RunDir, read_json, write_json
+from workers.launcher.shipping.rank_exits import read_rank_exits, tail
 from workers.launcher.shipping.redis_link import Link
 
 FOLDER: Final = "trials"

@@ -12,7 +12,7 @@ from statistics import median, quantiles
 from typing import Final
 
 from workers.contracts.specs.autotune import LEAST_STEPS
-from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder
+from workers.contracts.wire.maintenance.plan_trials import TrialResult, TrialsOrder
 
 MOST_VISITS: Final = 3  # trials of one plan
 # plans whose time is at most this much above the smallest are tried again, by visits so far; the

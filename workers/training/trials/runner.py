@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder, TrialsState
+from workers.contracts.wire.maintenance.plan_trials import TrialResult, TrialsOrder, TrialsState
 from workers.metrics.beacon import Beacon
 from workers.runtime.environment import Environment
 from workers.runtime.exit_codes import Outcome

@@ -11,7 +11,7 @@ from statistics import quantiles
 from typing import Final
 
 from workers.contracts.specs.plan import ParallelPlan
-from workers.contracts.wire.plan_trials import TrialResult, TrialsOrder, TrialsState
+from workers.contracts.wire.maintenance.plan_trials import TrialResult, TrialsOrder, TrialsState
 from workers.runtime.exit_codes import UserError, write_atomically
 from workers.training.trials.policy import Record
 

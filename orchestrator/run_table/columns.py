@@ -38,7 +38,7 @@ RUN_COLUMNS: Final = {
 }
 # those without an order of their own: several values, or none that a database can sort by
 UNSORTABLE: Final = frozenset(("tag", "notes", "exit", "duration"))
-_WRITTEN: Final = re.compile(r"^(last|min|max|mean)\((.+)\)$")
+_WRITTEN: Final = re.compile(r"^(last|min|max|mean|median)\((.+)\)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-AGGREGATES: Final = ("last", "min", "max", "mean")
+AGGREGATES: Final = ("last", "min", "max", "mean", "median")
 OPERATORS: Final = ("=", "!=", "<", "<=", ">", ">=", "~")
 LONGEST: Final = 2000  # characters of a query
 _MOST_PARTS: Final = 50  # comparisons

@@ -12,7 +12,10 @@ from orchestrator.run_table.models import SavedView
 _MOST = 100  # views of a person
 # what a view holds; not the page of the list
 _KEYS = frozenset(
-    ("state", "kind", "experiment", "tag", "owner", "q", "query", "sort", "columns", "group", "pin")
+    (
+        *("state", "kind", "experiment", "tag", "owner", "q", "query"),
+        *("sort", "columns", "group", "pin", "widths"),
+    )
 )
 
 

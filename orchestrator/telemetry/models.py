@@ -128,6 +128,7 @@ class MetricSummary(models.Model):
             models.Index(fields=["name", "min", "run"], name="metric_summary_min"),
             models.Index(fields=["name", "max", "run"], name="metric_summary_max"),
             models.Index(fields=["name", "mean", "run"], name="metric_summary_mean"),
+            models.Index(fields=["name", "median", "run"], name="metric_summary_median"),
         ]
 
     def __str__(self) -> str:

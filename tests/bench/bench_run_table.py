@@ -47,7 +47,7 @@ def main() -> None:
 
 def measure(database: str) -> None:
     from django.conf import settings
-    from django.db import connection
+    from django.db import connection, transaction
     from django.test import Client
 
     from orchestrator.accounts import services
@@ -55,7 +55,8 @@ def measure(database: str) -> None:
 
     settings.ALLOWED_HOSTS.append("testserver")
     owner, other = factories.user("bench"), factories.user("other")
-    fill(owner, other)
+    with transaction.atomic():
+        fill(owner, other)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE")
     _, text = services.token_create(user=owner, name="bench", by=None)
@@ -69,17 +70,19 @@ def measure(database: str) -> None:
         ):
             first = client.get(path)
             assert first.status_code == 200, (path, first.content[:300])
-            seconds = []
+            seconds, cpu = [], []
             for _ in range(ROUNDS):
-                started = time.perf_counter()
+                started, used = time.perf_counter(), time.process_time()
                 client.get(path)
                 seconds.append(time.perf_counter() - started)
+                cpu.append(time.process_time() - used)
             record(
                 "run_table",
                 what=f"{what}, {label}, {database}, p95",
                 value=statistics.quantiles(seconds, n=20)[-1] * 1000,
                 unit="ms",
                 figure="<= 150",
+                cpu_p95_ms=round(statistics.quantiles(cpu, n=20)[-1] * 1000, 1),
                 p50_ms=round(statistics.median(seconds) * 1000, 1),
                 runs=RUNS,
             )
@@ -130,7 +133,7 @@ def fill(owner: Any, other: Any) -> None:
             )
         runs = run_model.objects.bulk_create(rows)
         values = [row for run in runs for row in rows_of(run)]
-        parameter.objects.bulk_create(values, batch_size=5000)
+        insert(parameter, [(row.run_id, row.name, row.number, row.text) for row in values])
         seen.update(row.name for row in values)
         summaries = []
         for run in runs:
@@ -138,10 +141,9 @@ def fill(owner: Any, other: Any) -> None:
             for name in names:
                 low = source.uniform(1.5, 4)
                 high = low + source.random()
-                summaries.append(
-                    summary(run=run, name=name, last=low, min=low, max=high, mean=(low + high) / 2)
-                )
-        summary.objects.bulk_create(summaries, batch_size=5000)
+                middle = (low + high) / 2
+                summaries.append((run.pk, name, low, low, high, middle, middle, 100))
+        insert(summary, summaries)
     for person in (owner, other):
         parameter_name.objects.bulk_create(
             [parameter_name(owner=person, name=name) for name in sorted(seen)]
@@ -149,6 +151,16 @@ def fill(owner: Any, other: Any) -> None:
         metric_name.objects.bulk_create(
             [metric_name(owner=person, name=name) for name in (*METRICS, "reward/mean")]
         )
+
+
+def insert(model: Any, rows: list[tuple[Any, ...]]) -> None:
+    """Inserts rows of all columns but the key; five times as fast as instances."""
+    from django.db import connection
+
+    columns = [field.column for field in model._meta.concrete_fields if not field.primary_key]
+    names, marks = ", ".join(f'"{one}"' for one in columns), ", ".join(["%s"] * len(columns))
+    with connection.cursor() as cursor:
+        cursor.executemany(f'INSERT INTO "{model._meta.db_table}" ({names}) VALUES ({marks})', rows)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_a_full_page_costs_few_queries(owner: User, django_assert_max_num_querie
             )
             telemetry.points_store(run=run, attempt=1, batches=[batch])
     client = factories.client_for(owner)
-    with django_assert_max_num_queries(19):  # login, session, names and views among them
+    with django_assert_max_num_queries(20):  # login, session, names and views among them
         answer = client.get("/runs/")
     page = answer.content.decode()
     assert page.count("<tr data-run=") == 50 and len(page) < 150_000
@@ -281,3 +281,13 @@ def test_curves_of_many_runs_come_in_one_response(owner: User, stranger: User) -
     }
     assert client.get("/runs/compare/curves/", query | {"x": "mood"}).status_code == 422
     assert factories.client_for(stranger).get("/runs/compare/curves/", query).status_code == 404
+
+
+def test_widths_of_columns_stay_in_links_and_views(people: factories.People) -> None:
+    factories.run(people.owner)
+    client = factories.client_for(people.owner)
+    page = client.get("/runs/?widths=efficiency:120,model:90").content.decode()
+    assert '<input type="hidden" name="widths" value="efficiency:120,model:90">' in page
+    assert "widths=efficiency%3A120%2Cmodel%3A90" in page  # chips, orders and the saved address
+    client.post("/runs/views/", {"name": "wide", "query": "?widths=model:90"})
+    assert "widths=model%3A90" in client.get("/runs/").content.decode()

@@ -21,17 +21,14 @@ DRAWN: Final = {
     "model": (gettext_noop("Model"), "model"),
     "plan": (gettext_noop("Plan"), ""),
     "result": (gettext_noop("Result"), "loss"),
-    "efficiency": (gettext_noop("MFU"), "mfu"),
+    "efficiency": (gettext_noop("MFU"), "median(mfu)"),
     "tokens": (gettext_noop("Tokens"), ""),
     "device_hours": (gettext_noop("Device-hours"), ""),
     "age": (gettext_noop("Age"), "age"),
 }
-# columns that show another value than the newest one, by which they sort
-_SORTED_BY: Final = {
-    "efficiency": gettext_noop(
-        "Sort by the newest MFU; runs that ended show the median over all steps"
-    ),
-}
+# columns that show and sort by another value than the newest one
+_SORTED_BY: Final = {"efficiency": gettext_noop("Median over all steps")}
+_METRICS: Final = {"loss": "loss", "median(mfu)": "mfu"}
 _NUMBERS: Final = frozenset(("efficiency", "tokens", "device_hours", "age"))
 _MOST: Final = 40  # columns of a view
 _SPARK: Final = "curve("
@@ -41,7 +38,7 @@ _SPARK: Final = "curve("
 class ColumnHead:
     """A column's head: `url` sorts by it, `order` is ascending or descending if it does now.
 
-    `hint` names what it sorts by, if that is not what the column shows.
+    `hint` names the value that it shows and sorts by, if that is not the newest.
     """
 
     key: str
@@ -126,7 +123,7 @@ def _sorting(
     filters: RunFilters, by: str, sort: Sort | None, names: ColumnNames
 ) -> tuple[str, str]:
     """The URL that sorts by a column, or turns its order; and the present order."""
-    if not by or (by in ("loss", "mfu") and by not in names.metrics) or by == "tag":
+    if not by or (by in _METRICS and _METRICS[by] not in names.metrics) or by == "tag":
         return "", ""
     if by in ("notes", "exit", "duration"):
         return "", ""

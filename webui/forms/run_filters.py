@@ -13,8 +13,8 @@ from workers.contracts.specs.run import KINDS
 from workers.contracts.wire.node_messages import RunState
 
 FILTERS = ("state", "kind", "experiment", "tag", "owner", "q", "query")
-NAMES = (*FILTERS, "sort", "columns", "group", "pin")
-_LONGEST = {"query": 2000, "columns": 4000, "pin": 1000}
+NAMES = (*FILTERS, "sort", "columns", "group", "pin", "widths")
+_LONGEST = {"query": 2000, "columns": 4000, "pin": 1000, "widths": 2000}
 LIVE_STATES = ("queued", "starting", "running", "stopping", "paused")
 
 
@@ -44,6 +44,7 @@ class RunFilters:
     columns: str = ""
     group: str = ""
     pin: str = ""
+    widths: str = ""  # of columns: key:pixels,…
     before: int | None = None
     after: str = ""  # the cursor of a page in an order
 

@@ -246,9 +246,15 @@ def sparklines(shown: list[Any]) -> dict[int, list[float]]:
 
 
 def medians(shown: list[Any]) -> dict[int, dict[str, float]]:
-    """`{run: {metric: median}}` of the speeds of ended runs; active runs show newest values."""
-    ended = [run.pk for run in shown if run.state in run_headlines.ENDED]
-    return telemetry.medians(ended, TYPICAL) if ended else {}
+    """`{run: {metric: median}}` of speeds; of active runs only MFU, which sorts by its median."""
+    ended = {run.pk for run in shown if run.state in run_headlines.ENDED}
+    known = telemetry.medians([run.pk for run in shown], TYPICAL) if shown else {}
+    return {
+        pk: values
+        if pk in ended
+        else {name: value for name, value in values.items() if name == "mfu"}
+        for pk, values in known.items()
+    }
 
 
 def rows(shown: list[Any], sparks: Mapping[int, list[float]]) -> list[dict[str, Any]]:

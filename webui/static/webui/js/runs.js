@@ -2,7 +2,7 @@
 import { format, gettext, ngettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
 import { announce } from "./page.js";
-import { percent, quantity, parse } from "./format.js";
+import { quantity, parse } from "./format.js";
 import { spark, sparks } from "./spark.js";
 import "./runs_table.js";
 
@@ -32,7 +32,6 @@ function setProgress(row, summary) {
   const canvas = row.querySelector("canvas.spark:not([data-fixed])");
   const put = (name, text) => { const found = cell(row, name); if (found) { found.textContent = text; found.closest("td").classList.remove("none"); } };
   if (summary.loss !== undefined) put("loss", quantity(loss, 4));
-  if (summary.mfu !== undefined) put("mfu", percent(parse(summary.mfu)));
   if (summary.tokens !== undefined) put("tokens", quantity(parse(summary.tokens)));
   const meter = cell(row, "meter");
   if (meter && summary.step && summary.steps) meter.style.setProperty("--part", `${(100 * summary.step) / summary.steps}%`);

@@ -1,4 +1,5 @@
 // Runs list: completion of queries, and the dialog that chooses, orders and pins columns.
+import { startWidths } from "./column_widths.js";
 import { format, gettext } from "./i18n.js";
 
 const input = document.getElementById("query");
@@ -161,4 +162,5 @@ function pin() {
     left += head.offsetWidth;
   });
 }
+if (document.getElementById("runs")) startWidths(document.getElementById("runs"), pin);
 pin();

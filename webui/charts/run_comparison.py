@@ -125,7 +125,7 @@ def compare_metrics(
 
 def compare_specs(specs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Return a row for each spec key that differs; a missing key has its default."""
-    flat = [_flat(spec) for spec in specs]
+    flat = [flat_spec(spec) for spec in specs]
     names = [
         name
         for name in dict.fromkeys(name for spec in flat for name in spec)
@@ -181,12 +181,13 @@ def _shown(measure: Measure, value: float | None) -> str:
     )
 
 
-def _flat(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat_spec(spec: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """The values of a spec by their paths, such as `train.seed`."""
     result: dict[str, Any] = {}
     for name, value in spec.items():
         path = f"{before}{name}"
         if isinstance(value, Mapping) and value:
-            result |= _flat(value, f"{path}.")
+            result |= flat_spec(value, f"{path}.")
         else:
             result[path] = value
     return result

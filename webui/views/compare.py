@@ -47,7 +47,7 @@ WINS = gettext_noop("share of examples for which the judge prefers the answer af
 @require_GET
 def compare(request: PageRequest) -> HttpResponse:
     """Compare `?runs=12,14,15`; differences are relative to the first."""
-    runs = _runs(request)
+    runs = chosen_runs(request)
     ids = [str(run.pk) for run in runs]
     evaluated = [
         measure
@@ -79,7 +79,7 @@ def compare(request: PageRequest) -> HttpResponse:
     context = {
         "runs": runs,
         "rows": rows,
-        "differs": compare_specs([_spec(run, details.get(run.pk)) for run in runs]),
+        "differs": compare_specs([recorded_spec(run, details.get(run.pk)) for run in runs]),
         "unrecorded": [
             run for run in runs if run.kind == "external" and _has_no_config(details.get(run.pk))
         ],
@@ -99,7 +99,7 @@ def curves(request: PageRequest) -> HttpResponse:
 
     Without FLOPs or tokens of a run, its curve is left out.
     """
-    runs = _runs(request)
+    runs = chosen_runs(request)
     name = request.GET.get("name", "loss")[:120]
     text = request.GET.get("x", "step")
     axis = _AXES.get(text)
@@ -122,7 +122,7 @@ def curves(request: PageRequest) -> HttpResponse:
     return HttpResponse(body, content_type="application/json; charset=utf-8")
 
 
-def _runs(request: PageRequest) -> list[Any]:
+def chosen_runs(request: PageRequest) -> list[Any]:
     """The runs of the URL in its order. Raises 422 for a wrong list, 404 for a hidden run."""
     text = request.GET.get("runs", "")
     ids = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -192,7 +192,7 @@ def _metrics(
     return metrics
 
 
-def _spec(run: Any, details: Any) -> dict[str, Any]:
+def recorded_spec(run: Any, details: Any) -> dict[str, Any]:
     """The spec, the plan, and what the program recorded about its configuration and code."""
     spec = {**run.spec, "plan": run.plan} if run.plan else dict(run.spec)
     if details is None:

@@ -257,6 +257,7 @@ run-view-save      POST
 run-view-delete    POST  private
 runs-compare       GET
 runs-compare-curves  GET
+runs-compare-values  GET
 run-bundle         GET   see
 run-diff           GET   see
 run-from-bundle    POST

@@ -25,7 +25,14 @@ from orchestrator.panels.viewed_runs import PanelViewer
 from orchestrator.runs import selectors as runs
 from webui.forms.panel_form import panel_form
 from webui.presentation.panel_cards import panel_card, panel_cards
-from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
+from webui.views.access import (
+    PageRequest,
+    field_errors,
+    has_role,
+    page,
+    redirect_with_message,
+    require_role,
+)
 
 SHOWN = 100
 
@@ -55,6 +62,7 @@ def dashboards(request: PageRequest) -> HttpResponse:
 @require_http_methods(["GET", "POST"])
 def create(request: PageRequest) -> HttpResponse:
     """Create a dashboard for `?run=`, `?experiment=`, `?team=` or the user."""
+    require_role(request.user, Role.SUBMITTER, _("Creating a dashboard"))
     if request.method == "GET":
         return _form(request)
     typed = request.POST

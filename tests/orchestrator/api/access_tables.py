@@ -102,6 +102,11 @@ GET    v1/storage/folders                             fleet
 GET    v1/dead-letters                                fleet
 POST   v1/dead-letters/{int:id}/retry                 fleet
 POST   v1/dead-letters/{int:id}/drop                  fleet
+GET    v1/dashboards                                  read
+POST   v1/dashboards                                  runs
+GET    v1/dashboards/{int:id}                         read    see
+PATCH  v1/dashboards/{int:id}                         runs    manage
+DELETE v1/dashboards/{int:id}                         runs    manage
 POST   v1/panels/data                                 read
 POST   v1/panels/expand                               read
 POST   v1/panels/names                                read
@@ -292,6 +297,12 @@ experiments        GET
 experiment-new     POST  submitter
 experiment         GET   see
 experiment-edit    POST  manage
+dashboards         GET
+dashboard-new      POST  submitter
+dashboard          GET   see
+dashboard-panel    GET   see
+dashboard-copy     POST  decide
+dashboard-delete   POST  manage
 sweeps             GET
 sweep-new          POST  submitter
 sweep              GET   see

@@ -28,6 +28,8 @@ from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.notifications import subscriptions
 from orchestrator.background_jobs.simulations import requests as simulations
 from orchestrator.common import clock
+from orchestrator.dashboards import services as dashboards
+from orchestrator.dashboards.spec import DashboardSpec
 from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.fleet.cluster_engines import services as engines
 from orchestrator.fleet.models import Node
@@ -75,6 +77,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST v1/sweeps": {"name": "s", **SWEEP},
     "PATCH v1/experiments/{int:id}": {"notes": "x"},
     "PATCH v1/calibrations/{int:id}": {"default": True},
+    "POST v1/dashboards": {"name": "d"},
+    "PATCH v1/dashboards/{int:id}": {"name": "d"},
     "POST v1/panels/data": {"panel": {"id": "p", "kind": "markdown"}},
     "POST v1/panels/expand": {"panel": {"id": "p", "kind": "markdown"}},
     "POST v1/tokens": {"name": "new"},
@@ -207,6 +211,8 @@ def world(live_redis: str, settings: Any) -> World:
         start=clock.now() + timedelta(days=1),
         end=clock.now() + timedelta(days=2),
     ).pk
+    spec = DashboardSpec.from_dict({"panels": [{"id": "p1", "kind": "markdown"}]})
+    ids["dashboard"] = dashboards.dashboard_create(owner=owner, name="d", spec=spec, run=run).pk
     rule = alerts.rule_create(by=owner, name="r", kind="nan")
     ids["rule"] = rule.pk
     ids["alert"] = Alert.objects.create(
@@ -373,7 +379,7 @@ def filled(route: str, world: World) -> str:
     }
     values |= {"name": "n1" if "fleet" in route else "requests", "username": "owner"}
     values |= {"version": 1, "number": 1, "token": world.ids["share"]}
-    values |= {"provider_id": "sso", "pool": "default"}  # type: ignore[dict-item]
+    values |= {"provider_id": "sso", "pool": "default", "panel": "p1"}  # type: ignore[dict-item]
     if "jobs" in route:
         values["name"] = "retention"  # type: ignore[assignment]
     if "datasets" in route or "data/sets" in route:
@@ -390,6 +396,7 @@ OBJECTS = {
     r"(v1/)?alerts": "alert",
     r"v1/run-views|runs/views": "view",
     r"(v1/)?experiments": "experiment",
+    r"(v1/)?dashboards": "dashboard",
     r"(v1/)?sweeps": "sweep",
     r"v1/plans|planner/saved": "plan",
     r"v1/tokens|account/tokens": "token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from orchestrator.common.errors import invalid
@@ -66,6 +67,13 @@ def read_table(body: dict[str, Any], readers: Readers) -> dict[str, Any]:
         "more": len(listed) > limit,
         "unknown": unknown,
     }
+
+
+def table_block(ids: Sequence[str]) -> str:
+    """The Markdown of a table of these runs; empty without runs."""
+    if not ids:
+        return ""
+    return f"```runs\nruns: {', '.join(ids)}\ncolumns: model, loss, val_loss\n```\n"
 
 
 def _cell(run: Any, column: Column, values: dict[str, float | str]) -> Any:

@@ -20,6 +20,7 @@ NOT_TRANSLATED = {
     "gallery.py",
     "gallery_engine_sample.py",
     "gallery_history_sample.py",
+    "gallery_report_sample.py",
     "gallery_sample.py",
     "consumers.py",
 }

@@ -16,7 +16,7 @@ from orchestrator.reports import comments, services, share_links
 from orchestrator.reports.models import Report, ReportComment, ShareLink
 from tests import factories
 from tests.webui.pages import compact
-from webui.presentation.report_text import render_report
+from webui.reports.text import render_report
 
 pytestmark = pytest.mark.django_db
 TABLE = "```runs\nquery: kind = train\ncolumns: model\n```"
@@ -248,6 +248,14 @@ def test_text_cannot_hurt(text: str) -> None:
     rendered = render_report(text, runs=lambda ids: {})
     html = "".join(part.html for part in rendered.parts)
     assert "<script" not in html and "<img" not in html
+
+
+def test_headings_have_no_gaps() -> None:
+    rendered = render_report("## a\n\n#### b\n\n## a\n\n# c", runs=lambda ids: {})
+    shown = [(one.level, one.id) for one in rendered.headings]
+    assert shown == [(2, "section-a"), (3, "section-b"), (3, "section-a-2"), (2, "section-c")]
+    rendered = render_report("### a\n\n#### b", runs=lambda ids: {})
+    assert [one.level for one in rendered.headings] == [2, 3]
 
 
 def test_mentions_of_runs_are_links(people: factories.People) -> None:

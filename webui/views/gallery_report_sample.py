@@ -10,7 +10,7 @@ from django.utils.translation import gettext as _
 from orchestrator.reports.block_data import BlockData
 from orchestrator.reports.blocks import blocks_in
 from orchestrator.reports.differences import difference
-from webui.views.report_parts import block_part
+from webui.reports.parts import block_part
 from webui.views.report_sharing import ENDED
 
 _TABLE: Final = {

@@ -14,10 +14,11 @@ from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.units import is_id
 from orchestrator.reports import differences, selectors, services
 from orchestrator.reports.readers import reader
+from orchestrator.reports.run_tables import table_block
 from orchestrator.reports.services import VersionConflict
 from orchestrator.run_table import selectors as run_table
+from webui.reports.parts import report_parts
 from webui.views.access import PageRequest, field_errors, page, redirect_with_message, require_role
-from webui.views.report_parts import report_parts
 
 _MOST_RUNS: Final = 100
 
@@ -35,7 +36,7 @@ def create(request: PageRequest) -> HttpResponse:
             return _form(request, typed, refusal=refusal)
         return redirect_with_message(request, _("Report created."), "report", made.pk)
     ids = [text for text in request.GET.get("runs", "").split(",") if is_id(text)][:_MOST_RUNS]
-    return _form(request, {"title": "", "text": _first_text(ids), "note": ""})
+    return _form(request, {"title": "", "text": table_block(ids), "note": ""})
 
 
 @page
@@ -122,10 +123,3 @@ def _conflict_form(
 def _typed(request: PageRequest) -> dict[str, str]:
     names = ("title", "text", "note")
     return {name: request.POST.get(name, "").replace("\r\n", "\n") for name in names}
-
-
-def _first_text(ids: list[str]) -> str:
-    if not ids:
-        return ""
-    listed = ", ".join(ids)
-    return f"```runs\nruns: {listed}\ncolumns: model, loss, val_loss\n```\n"

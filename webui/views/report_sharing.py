@@ -16,8 +16,8 @@ from orchestrator.common import clock
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.reports import selectors, services, share_links
 from orchestrator.reports.readers import Readers
+from webui.reports.parts import report_parts
 from webui.views.access import PageRequest, field_errors, page, redirect_with_message
-from webui.views.report_parts import report_parts
 
 SPANS: Final = {
     "1": gettext_noop("1 day"),
@@ -118,7 +118,7 @@ def _private(response: HttpResponse) -> HttpResponse:
     """Not stored by caches or search engines; the address is not sent to other sites."""
     response["Cache-Control"] = "no-store"
     response["Referrer-Policy"] = "no-referrer"
-    response["X-Robots-Tag"] = "noindex, nofollow"
+    response["X-Robots-Tag"] = "noindex"
     return response
 
 

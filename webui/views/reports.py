@@ -15,8 +15,8 @@ from orchestrator.common.errors import invalid
 from orchestrator.reports import comments, selectors, services
 from orchestrator.reports.readers import reader
 from webui.presentation.markdown import render_markdown
+from webui.reports.parts import report_parts
 from webui.views.access import PageRequest, page, redirect_with_message
-from webui.views.report_parts import report_parts
 
 SHOWN: Final = 100
 
@@ -94,7 +94,7 @@ def comment_change(request: PageRequest, id: int, comment: int) -> HttpResponse:
     action = request.POST.get("action", "resolve")
     if action not in ("resolve", "reopen", "delete"):
         message = _("%(name)r is not possible") % {"name": action[:40]}
-        raise invalid("action", message, "resolve, reopen, delete")
+        raise invalid("action", message, _("resolve, reopen or delete"))
     if action == "delete":
         comments.comment_delete(comment=which, by=request.user)
         return redirect_with_message(request, _("Comment deleted."), "report", row.pk)

@@ -20,6 +20,12 @@ export function forgetPanels() {
   for (const view of views) if (!view.element.isConnected) { view.remove(); views.delete(view); }
 }
 
+/* Wide tables and code of the text scroll: by keyboard too. */
+const wide = new ResizeObserver((entries) => {
+  for (const { target } of entries) if (target.scrollWidth > target.clientWidth) target.tabIndex = 0;
+});
+for (const part of document.querySelectorAll(".report-prose :is(pre, table)")) wide.observe(part);
+
 /* ---- paper: a vector picture per chart, in light colors and at the width of a page ---- */
 
 function picture(view) {

@@ -173,19 +173,19 @@ for (const dialog of document.querySelectorAll("form[data-insert]")) {
 }
 
 function panelLines(value) {
-  const lines = [`kind: ${value.kind}`, field("metrics", listed(value.metrics))];
+  const lines = [field("kind", value.kind), field("metrics", listed(value.metrics))];
   if (value.kind === "scatter" && value.x_metric) lines.push(field("x_metric", value.x_metric));
   if (value.title) lines.push(field("title", value.title));
-  if (value.y_log) lines.push("y_log: true");
+  if (value.y_log) lines.push(field("y_log", true));
   lines.push("runs:", isNumbers(value.runs) ? `  ${field("runs", listed(value.runs))}` : `  ${field("query", value.runs)}`);
   return lines;
 }
 
 function tableLines(value) {
-  const lines = [isNumbers(value.runs) ? `runs: ${listed(value.runs).join(", ")}` : field("query", value.runs)];
+  const lines = [isNumbers(value.runs) ? field("runs", listed(value.runs)) : field("query", value.runs)];
   if (value.columns) lines.push(field("columns", value.columns));
   if (value.sort) lines.push(field("sort", value.sort));
-  if (value.limit && value.limit !== "20") lines.push(`limit: ${Number(value.limit)}`);
+  if (value.limit && value.limit !== "20") lines.push(field("limit", Number(value.limit)));
   return lines;
 }
 
@@ -214,10 +214,10 @@ document.querySelector('[data-dialog="#insert-run"]').addEventListener("click", 
 
 async function findRuns() {
   const number = ++searches, text = search.value.trim();
-  const numbered = /^\d+$/.test(text) ? `query=${encodeURIComponent(`id = ${text}`)}` : `q=${encodeURIComponent(text)}`;
+  const wanted = new URLSearchParams({ limit: "20", ...(/^\d+$/.test(text) ? { query: `id=${text}` } : { q: text }) });
   let shown;
   try {
-    const answer = await fetch(`/api/v1/runs?limit=20&${numbered}`, { headers: { Accept: "application/json" } });
+    const answer = await fetch(`/api/v1/runs?${wanted}`, { headers: { Accept: "application/json" } });
     const { items } = await answer.json();
     shown = items.map(choice);
     if (!shown.length) shown = [note(gettext("No run matches."))];

@@ -92,12 +92,15 @@ def _mentions(tokens: list[Token]) -> set[int]:
 
 
 def _headings(tokens: list[Token]) -> list[Heading]:
-    """Lower the headings by one level, below the report's title, and give them ids."""
+    """Give headings ids, and levels from 2 on, below the report's title and without gaps."""
     headings, used = list[Heading](), set[str]()
+    written = [int(token.tag[1]) for token in tokens if token.type == "heading_open"]
+    highest, level = min(written, default=1), 1
     for place, token in enumerate(tokens):
         if token.type not in ("heading_open", "heading_close"):
             continue
-        level = min(6, int(token.tag[1]) + 1)
+        if token.type == "heading_open":
+            level = min(int(token.tag[1]) - highest + 2, level + 1, 6)
         token.tag = f"h{level}"
         if token.type == "heading_open":
             inline = tokens[place + 1]

@@ -14,7 +14,7 @@ from orchestrator.reports.block_data import BlockData
 from orchestrator.reports.readers import Readers
 from webui.presentation import formatting
 from webui.presentation.panel_cards import PanelCard, panel_card
-from webui.presentation.report_text import Part, render_report
+from webui.reports.text import Part, render_report
 
 
 def report_parts(*, text: str, readers: Readers, report: Any = None) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _cell(value: Any, column: Mapping[str, str]) -> dict[str, Any]:
     key, type = column["key"], column["type"]
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if value is None:
-        shown, exact = "", ""
+        shown, exact, number = "", "", type not in ("text", "time")
     elif type == "time":
         shown, exact = str(value).replace("T", " ")[:16], str(value)
     elif type == "duration" and number:

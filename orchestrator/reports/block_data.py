@@ -78,25 +78,30 @@ def freeze(*, report: Report, blocks: Sequence[Block], by: User) -> None:
         )
 
 
-def read(*, report: Report | None, block: Block, readers: Readers) -> BlockData:
-    """What the readers see of a block; without a report, as in a preview, nothing is frozen."""
+def stored_blocks(*, report: Report | None, blocks: Iterable[Block]) -> dict[str, FrozenPanel]:
+    """`{key: data}` of the frozen blocks; one query."""
+    keys = [block.key for block in blocks if block.frozen]
+    if report is None or not keys:
+        return {}
+    return {row.key: row for row in FrozenPanel.objects.filter(report=report, key__in=keys)}
+
+
+def read(*, block: Block, readers: Readers, stored: FrozenPanel | None = None) -> BlockData:
+    """What the readers see of a block: its stored data, or else those of now."""
     if block.problem:
         return BlockData(block, problem=block.problem)
-    frozen = None
-    if block.frozen and report is not None:
-        frozen = FrozenPanel.objects.filter(report=report, key=block.key).first()
     try:
-        if frozen is None:
+        if stored is None:
             return BlockData(block, _live(block, readers))
     except Refusal as refusal:
         if readers.anonymous:  # names of metrics may be in the sentence
             return BlockData(block, problem="it cannot be read")
         where = refusal.detail.partition("\n")[2]
         return BlockData(block, problem=_message(refusal), where=where)
-    seen = readers.seen(frozen.runs)
-    hidden = len(frozen.runs) - len(seen)
-    data = _without(block, frozen.data, seen) if hidden else frozen.data
-    return BlockData(block, data, hidden, frozen.created)
+    seen = readers.seen(stored.runs)
+    hidden = len(stored.runs) - len(seen)
+    data = _without(block, stored.data, seen) if hidden else stored.data
+    return BlockData(block, data, hidden, stored.created)
 
 
 def _check(block: Block) -> None:

@@ -42,12 +42,16 @@ class Block:
 
 
 def blocks_of(tokens: list[Any]) -> list[Block]:
-    """The blocks of a parsed text, in order; fences inside lists and quotes stay code."""
-    return [
-        _block(index, token)
+    """The blocks of a parsed text, in order; fences inside lists and quotes stay code.
+
+    Blocks above the limit are not read.
+    """
+    fences = [
+        (index, token)
         for index, token in enumerate(tokens)
         if token.type == "fence" and token.level == 0 and _words(token.info)[:1] in _STARTS
     ]
+    return [_block(index, token) for index, token in fences[: MOST_BLOCKS + 1]]
 
 
 def blocks_in(text: str) -> list[Block]:
@@ -59,8 +63,8 @@ def check_blocks(text: str) -> list[Block]:
     """The blocks of a text. Raises 422 with the line of the first one that cannot be read."""
     blocks = blocks_in(text)
     if len(blocks) > MOST_BLOCKS:
-        message = f"the report has {len(blocks)} panels and run tables"
-        raise invalid("text", message, f"at most {MOST_BLOCKS}; write a second report")
+        message = f"the report has more than {MOST_BLOCKS} panels and run tables"
+        raise invalid("text", message, "write a second report")
     for block in blocks:
         if block.problem:
             raise invalid("text", f"line {block.line}: {block.problem}", _HINTS[block.kind])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 _CONTEXT: Final = 3  # equal lines around a change
+_LONG: Final = 400  # lines
 _MOST_LINES: Final = 4000  # beyond, comparing takes seconds
 
 
@@ -31,7 +32,7 @@ def difference(old: str, new: str, *, context: int = _CONTEXT) -> list[DiffLine]
             *(DiffLine("removed", line, i) for i, line in enumerate(before, 1)),
             *(DiffLine("added", line, None, i) for i, line in enumerate(after, 1)),
         ]
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    matcher = _matcher(before, after)
     rows = list[DiffLine]()
     for group in matcher.get_grouped_opcodes(context):
         first_old, first_new = group[0][1], group[0][3]
@@ -71,10 +72,16 @@ def merged(base: str, first: str, second: str) -> str | None:
     return "\n".join([*result, *lines[at:]])
 
 
+def _matcher(before: list[str], after: list[str]) -> difflib.SequenceMatcher[str]:
+    # long texts of few different lines take seconds unless frequent lines start no match
+    is_long = max(len(before), len(after)) > _LONG
+    return difflib.SequenceMatcher(None, before, after, autojunk=is_long)
+
+
 def _changes(base: list[str], text: str) -> Iterator[tuple[int, int, tuple[str, ...]]]:
     """`(start, end, new lines)` of each changed part of the base."""
     after = text.splitlines()
-    for tag, i, j, k, end in difflib.SequenceMatcher(None, base, after, False).get_opcodes():
+    for tag, i, j, k, end in _matcher(base, after).get_opcodes():
         if tag != "equal":
             yield i, j, tuple(after[k:end])
 

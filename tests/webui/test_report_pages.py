@@ -125,7 +125,7 @@ def test_versions_are_compared_and_restored(people: factories.People) -> None:
     )
     client = factories.client_for(people.owner)
     page = page_of(client, f"/reports/{row.pk}/versions/")
-    assert "From version 1 to version 2" in page and "1 lines added, 1 removed" in page
+    assert "From version 1 to version 2" in page and "Lines: 1 added, 1 removed" in page
     assert '<td class="text">two</td>' in page and '<td class="text">2</td>' in page
     assert "<del>Scaling</del><ins>New</ins>" in page and "digit" in page
     assert "From version 2 to version 1" in page_of(

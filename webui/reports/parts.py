@@ -22,8 +22,10 @@ def report_parts(*, text: str, readers: Readers, report: Any = None) -> dict[str
     rendered = render_report(
         text, runs=lambda ids: _mentioned(ids, readers), public=readers.anonymous
     )
+    blocks = [part.block for part in rendered.parts if part.block is not None]
+    stored = block_data.stored_blocks(report=report, blocks=blocks)
     return {
-        "parts": [_part(part, readers, report) for part in rendered.parts],
+        "parts": [_part(part, readers, stored) for part in rendered.parts],
         "headings": rendered.headings if len(rendered.headings) > 2 else [],
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
@@ -35,10 +37,12 @@ def _mentioned(ids: set[int], readers: Readers) -> Mapping[int, Any]:
     return {run.pk: run for run in readers.visible_runs().filter(pk__in=ids)}
 
 
-def _part(part: Part, readers: Readers, report: Any) -> dict[str, Any]:
-    if part.block is None:
+def _part(part: Part, readers: Readers, stored: Mapping[str, Any]) -> dict[str, Any]:
+    block = part.block
+    if block is None:
         return {"html": part.html}
-    return block_part(block_data.read(report=report, block=part.block, readers=readers))
+    data = block_data.read(block=block, readers=readers, stored=stored.get(block.key))
+    return block_part(data)
 
 
 def block_part(shown: BlockData) -> dict[str, Any]:

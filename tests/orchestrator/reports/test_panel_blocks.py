@@ -42,7 +42,9 @@ def logged(run: Run, *values: float) -> Run:
 
 def data_of(text: str, *users: User, report: Any = None) -> block_data.BlockData:
     readers = Readers(users, anonymous=len(users) > 1)
-    return block_data.read(report=report, block=blocks_in(text)[0], readers=readers)
+    blocks = blocks_in(text)
+    stored = block_data.stored_blocks(report=report, blocks=blocks)
+    return block_data.read(block=blocks[0], readers=readers, stored=stored.get(blocks[0].key))
 
 
 def curves(shown: block_data.BlockData) -> dict[str, list[Any]]:

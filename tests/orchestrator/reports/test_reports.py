@@ -120,7 +120,7 @@ def test_roles(people: factories.People) -> None:
         ({"text": "```runs\n- a\n```"}, "text", "not a list of fields"),
         ({"text": "```runs\na: &x [1]\nb: *x\n```"}, "text", "aliases are not possible"),
         ({"text": "```runs\nquery: [\n```"}, "text", "line 1: "),
-        ({"text": "```runs\n```\n" * 61}, "text", "61 panels and run tables"),
+        ({"text": "```runs\n```\n" * 61}, "text", "more than 60 panels and run tables"),
         ({"text": "```runs frozen\nquery: nope > 3\n```"}, "text", "line 1: "),
     ],
 )

@@ -15,6 +15,7 @@ from orchestrator.planner.model.communication import (
     traffic_bytes,
 )
 from orchestrator.planner.model.compute import adapters, kernels, layer_time, offloading
+from orchestrator.planner.model.finetuning import rollouts, second_module, trained_weights
 from orchestrator.planner.model.memory import (
     buffers,
     host_memory,
@@ -26,7 +27,6 @@ from orchestrator.planner.model.memory import (
 )
 from orchestrator.planner.model.terms import TERMS
 from orchestrator.planner.model.time import cost, pipeline, step_time
-from orchestrator.planner.model.trained import rollouts, second_module, trained_weights
 
 MODULES = (
     activations,

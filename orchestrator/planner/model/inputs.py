@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.planner.model.finetuning.rollout_columns import rollout_columns
+from orchestrator.planner.model.finetuning.saved_columns import saved_columns
+from orchestrator.planner.model.finetuning.second_module import second_columns
+from orchestrator.planner.model.finetuning.trained_columns import flops_columns, training_columns
 from orchestrator.planner.model.frameworks import Framework
 from orchestrator.planner.model.priors import best_peer_mfu
 from orchestrator.planner.model.terms import Column, Table, declare_inputs
-from orchestrator.planner.model.trained.rollout_columns import rollout_columns
-from orchestrator.planner.model.trained.saved_columns import saved_columns
-from orchestrator.planner.model.trained.second_module import second_columns
-from orchestrator.planner.model.trained.trained_columns import flops_columns, training_columns
 from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.devices import Device
 from workers.contracts.catalog.model_flops import lookup_parameters

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from orchestrator.planner.model.finetuning.rollout_columns import rollouts_of
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
-from orchestrator.planner.model.trained.rollout_columns import rollouts_of
 from workers.contracts.catalog.units import GIB
 
 

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from orchestrator.planner import answers
+from orchestrator.planner.model.finetuning.rollout_columns import rollouts_of
 from orchestrator.planner.model.frameworks import Framework, framework
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
-from orchestrator.planner.model.trained.rollout_columns import rollouts_of
 from orchestrator.planner.plan_request import Scenario, Workload
 from orchestrator.planner.search.advice import PlanChange, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto

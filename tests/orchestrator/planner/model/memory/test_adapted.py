@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from orchestrator.planner.model import all_terms  # noqa: F401  registers the terms
+from orchestrator.planner.model.finetuning.second_module import DIVERGENCE_BYTES
 from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
-from orchestrator.planner.model.trained.second_module import DIVERGENCE_BYTES
 from tests.matrix import select
 from tests.orchestrator.planner.model.memory.adapted_step import tracked_step
 from tests.orchestrator.planner.model.memory.live_bytes import LiveBytes

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from workers.contracts.specs.run import RunSpec
-from workers.posttraining.reinforcement.advantages.groups import (
+from workers.posttraining.reinforcement.advantages.group_advantages import (
     are_equal,
     group_advantages,
     overlong_penalty,

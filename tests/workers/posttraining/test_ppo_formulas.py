@@ -14,7 +14,7 @@ from workers.posttraining.reinforcement.advantages.gae import (
     padded,
     whiten,
 )
-from workers.posttraining.reinforcement.advantages.groups import adapted_coefficient
+from workers.posttraining.reinforcement.advantages.group_advantages import adapted_coefficient
 from workers.posttraining.reinforcement.rollouts import Rollout
 from workers.training.objectives import policy_losses as losses
 

@@ -20,7 +20,7 @@ from workers.posttraining.reinforcement.advantages.assign import (
     assign_by_token,
     log_ratios,
 )
-from workers.posttraining.reinforcement.advantages.groups import adapted_coefficient
+from workers.posttraining.reinforcement.advantages.group_advantages import adapted_coefficient
 from workers.posttraining.reinforcement.iteration_metrics import is_equal, iteration_metrics
 from workers.posttraining.reinforcement.rollout_log import RolloutLog
 from workers.posttraining.reinforcement.rollouts import Rollout, RolloutFiles

@@ -11,7 +11,7 @@ import numpy as np
 
 from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.posttraining.reinforcement.advantages.gae import explained_variance
-from workers.posttraining.reinforcement.advantages.groups import are_equal
+from workers.posttraining.reinforcement.advantages.group_advantages import are_equal
 from workers.posttraining.reinforcement.rollouts import Rollout
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers.contracts.catalog import solved_problems as problems
-from workers.posttraining.reinforcement.advantages.groups import group_advantages
+from workers.posttraining.reinforcement.advantages.group_advantages import group_advantages
 from workers.posttraining.solved_problems.moments import Moments
 from workers.training.objectives import policy_losses as losses
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PpoBody
 from workers.posttraining.reinforcement.advantages.gae import gae, padded, whiten
-from workers.posttraining.reinforcement.advantages.groups import group_advantages
+from workers.posttraining.reinforcement.advantages.group_advantages import group_advantages
 from workers.posttraining.reinforcement.rollouts import Rollout
 
 

@@ -12,7 +12,7 @@ from workers.contracts.specs.finetuning.reinforcement import GrpoBody, PolicyBod
 from workers.contracts.specs.finetuning.reinforcement_checks import policy_field
 from workers.models.initialize import derived_seed
 from workers.models.text.chat_format import ChatFormat
-from workers.posttraining.reinforcement.advantages.groups import overlong_penalty
+from workers.posttraining.reinforcement.advantages.group_advantages import overlong_penalty
 from workers.posttraining.reinforcement.rewards.build import score_rollouts
 from workers.posttraining.reinforcement.rewards.reward import Reward
 from workers.posttraining.reinforcement.rollouts import Rollout

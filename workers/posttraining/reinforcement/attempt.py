@@ -26,9 +26,9 @@ from workers.posttraining.reinforcement.sampling.run_texts import (
     write_assets,
 )
 from workers.posttraining.reinforcement.sampling.sampler import Sampler
-from workers.posttraining.reinforcement.separate.exchange import Exchange
-from workers.posttraining.reinforcement.separate.source import SeparateSource
-from workers.posttraining.reinforcement.separate.weight_link import WeightLink
+from workers.posttraining.reinforcement.separate_rollouts.exchange import Exchange
+from workers.posttraining.reinforcement.separate_rollouts.source import SeparateSource
+from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
 from workers.posttraining.reinforcement.value.model import ValueModel
 from workers.runtime.environment import Environment
 from workers.runtime.exit_codes import Outcome

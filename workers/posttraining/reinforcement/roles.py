@@ -10,8 +10,8 @@ from dataclasses import replace
 from torch._C._distributed_c10d import Store
 
 from workers.posttraining.reinforcement.attempt import PolicyAttempt
-from workers.posttraining.reinforcement.separate.exchange import join_store
-from workers.posttraining.reinforcement.separate.rollout_rank import run_rollout_rank
+from workers.posttraining.reinforcement.separate_rollouts.exchange import join_store
+from workers.posttraining.reinforcement.separate_rollouts.rollout_rank import run_rollout_rank
 from workers.runtime.environment import Environment
 from workers.runtime.exit_codes import Outcome
 from workers.training.setup.attempt import finish_attempt

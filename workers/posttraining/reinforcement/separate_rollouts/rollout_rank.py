@@ -33,9 +33,9 @@ from workers.posttraining.reinforcement.sampling.run_texts import (
 )
 from workers.posttraining.reinforcement.sampling.sampler import Answer, AnswerEngine
 from workers.posttraining.reinforcement.sampling.weight_copies import empty_decoder
-from workers.posttraining.reinforcement.separate.exchange import POLL_S, Exchange, State
-from workers.posttraining.reinforcement.separate.group_files import GroupFiles
-from workers.posttraining.reinforcement.separate.weight_link import WeightLink
+from workers.posttraining.reinforcement.separate_rollouts.exchange import POLL_S, Exchange, State
+from workers.posttraining.reinforcement.separate_rollouts.group_files import GroupFiles
+from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
 from workers.runtime.environment import Environment
 from workers.runtime.exit_codes import Outcome, classify, write_exit
 from workers.training.data.pretrained_tokenizer import copy_tokenizer

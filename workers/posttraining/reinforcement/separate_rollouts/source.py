@@ -15,9 +15,9 @@ from workers.models.weights.parameter_shapes import named_weights
 from workers.posttraining.reinforcement.rollouts import Rollout, oldest_version
 from workers.posttraining.reinforcement.sampling.groups import GroupMaker
 from workers.posttraining.reinforcement.sampling.weight_copies import empty_decoder, full_weights
-from workers.posttraining.reinforcement.separate.exchange import Exchange, RolloutRankError
-from workers.posttraining.reinforcement.separate.group_files import parse_group
-from workers.posttraining.reinforcement.separate.weight_link import WeightLink
+from workers.posttraining.reinforcement.separate_rollouts.exchange import Exchange, RolloutRankError
+from workers.posttraining.reinforcement.separate_rollouts.group_files import parse_group
+from workers.posttraining.reinforcement.separate_rollouts.weight_link import WeightLink
 from workers.runtime.exit_codes import UserError
 from workers.training.loop.rank_sync import broadcast_decision
 from workers.training.loop.step_context import StepContext

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.contracts.specs.run import Retries
-from workers.contracts.wire.node_messages import ExitClass, RunState
+from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.wire.node_messages import RunState
 
 PREFLIGHT = "preflight"  # cause of an exit before the user's program started
 NODE_LOST = "node_lost"  # cause of an exit with a node that is lost

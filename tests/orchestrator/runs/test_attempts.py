@@ -16,7 +16,8 @@ from orchestrator.runs.lifecycle.retry_budgets import outcome
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
 from workers.contracts.specs.run import Retries
-from workers.contracts.wire.node_messages import AttemptState, ExitClass, RunState
+from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.wire.node_messages import AttemptState, RunState
 
 
 @pytest.fixture

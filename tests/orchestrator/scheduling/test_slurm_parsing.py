@@ -9,7 +9,7 @@ from orchestrator.scheduling.cluster_engines.interface import Order, SubmissionR
 from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
 from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
-from workers.contracts.wire.node_messages import ExitClass
+from workers.contracts.wire.exit_classes import ExitClass
 
 SQUEUE = """\
 job.sh|2|PENDING|N/A||None

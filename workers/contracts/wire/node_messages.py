@@ -51,20 +51,6 @@ class AttemptState(StrEnum):
     EXITED = "exited"
 
 
-class ExitClass(StrEnum):
-    """Why an attempt ended."""
-
-    OK = "ok"
-    USER_ERROR = "user_error"
-    OUT_OF_MEMORY = "out_of_memory"
-    NUMERICS = "numerics"
-    HANG = "hang"
-    INFRASTRUCTURE = "infrastructure"
-    PREEMPTED = "preempted"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-
-
 class DeviceInfo(WireContract):
     """One device of a node; `catalogue` is its name in the device catalogue, if known."""
 

@@ -72,9 +72,6 @@ def elastic_problems(spec: RunSpec) -> list[Problem]:
     if spec.train is None:
         message = f"only training runs can change their number of devices, kind is {spec.kind}"
         return [problem(_FIELD, message, "leave it out")]
-    if spec.autotune is not None:
-        message = "autotune measures plans for one number of devices"
-        return [problem(_FIELD, message, "leave it out, or leave autotune out")]
     if spec.rollout_devices:
         message = "rollouts on devices of their own need a fixed number of devices"
         return [problem(_FIELD, message, "leave it out, or rollout.devices without a number")]

@@ -489,6 +489,7 @@ def _describe(location: int | str, value: object, message: str) -> str:
 OTHER_VARIABLES = {
     "ORRERY_TORCH",
     "ORRERY_JOIN",
+    "ORRERY_TOPOLOGY",
     "ORRERY_RUN",
     "ORRERY_RUN_DIR",
     "ORRERY_ATTEMPT",

@@ -1,4 +1,4 @@
-"""Groups equal log lines of several ranks and detects each line's level. Pure functions."""
+"""Groups equal log lines of several ranks with the level of each line. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-LEVELS: Final = ("debug", "info", "warning", "error")
-WINDOW: Final = 200  # how many lines back a line may be merged with an equal one
-WIDTH: Final = 400  # characters shown per line
+from webui.presentation.log_level import WIDTH, level
 
-_ERROR = re.compile(
-    r"\b(error|exception|traceback|fatal|critical|out of "
-    r"memory|sigkill|sigsegv|aborted)\b|\w+(Error|Exception)\b",
-    re.I,
-)
-_WARNING = re.compile(r"\b(warn|warning|deprecat\w+)\b|\w+Warning\b", re.I)
+WINDOW: Final = 200  # how many lines back a line may be merged with an equal one
+
 _NAMED = re.compile(r"[\w.]*(Error|Exception|Interrupt)\b.*:|.*out of memory", re.I)
-_DEBUG = re.compile(r"\b(debug|trace)\b", re.I)
 _TIMESTAMP = re.compile(r"^\W*(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d([.,]\d+)?Z?\W*")
 _PREFIX = re.compile(r"^\[(rank)?\d+\]:?\s?")  # the page names the ranks itself
 _RANK = re.compile(r"\brank[ =:]?\d+|\[\d+\]", re.I)
@@ -70,20 +63,6 @@ def group_lines(lines: Iterable[Any]) -> list[LogGroup]:
         if len(open_) > WINDOW:
             del open_[next(iter(open_))]
     return groups
-
-
-def level(text: str) -> str:
-    """Return debug, info, warning or error."""
-    head = text[:WIDTH]
-    return (
-        "error"
-        if _ERROR.search(head)
-        else "warning"
-        if _WARNING.search(head)
-        else "debug"
-        if _DEBUG.search(head)
-        else "info"
-    )
 
 
 def normalize(text: str) -> str:

@@ -31,8 +31,8 @@ from orchestrator.runs.store import access
 from orchestrator.scheduling import celery_client
 from orchestrator.scheduling.cluster_engines import requests
 from workers.contracts.base import WireContract
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire import encrypted_text, envelope, liveness, names, versions
-from workers.contracts.wire.exit_classes import ExitClass
 from workers.contracts.wire.field_versions import message_for
 from workers.contracts.wire.maintenance.storage import CollectOrder
 from workers.contracts.wire.node_messages import (

@@ -23,7 +23,7 @@ from orchestrator.runs.code import record
 from orchestrator.runs.datasets import resolve as data_sets
 from orchestrator.runs.models import Attempt, Run, RunTag
 from orchestrator.runs.submission.submit import NAME_LENGTH, priority_problems, run_submit
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 _MAX_RACES = 5  # after a lost race the new state is visible; several in a row are rare

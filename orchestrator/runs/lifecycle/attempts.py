@@ -21,8 +21,8 @@ from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST, outcome
 from orchestrator.runs.models import Attempt, AttemptShare, Run
 from orchestrator.runs.oom_hint import with_memory_hint
 from orchestrator.runs.submission.follow_up import evaluation_submit
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.specs.run import Retries
-from workers.contracts.wire.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 # how long an elastic run whose attempt ended to change its size is placed before other runs

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.specs.run import Retries
-from workers.contracts.wire.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import RunState
 
 PREFLIGHT = "preflight"  # cause of an exit before the user's program started

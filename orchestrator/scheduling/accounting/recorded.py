@@ -11,7 +11,7 @@ from orchestrator.runs.plan_trials.table import periods_of
 from orchestrator.scheduling.accounting.split import AttemptTimes
 from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 # an attempt that ended so keeps its work until the end, unless a later one resumes before it
 _RETAINED = (ExitClass.OK, ExitClass.CANCELLED)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 CAUSES: Final = ("startup", "trials", "restart", "hang", "node", "preemption")
 

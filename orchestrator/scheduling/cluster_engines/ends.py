@@ -13,7 +13,7 @@ from orchestrator.fleet.models import Engine
 from orchestrator.runs.models import Attempt
 from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.scheduling.models import EngineJob
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 REQUEUED = "REQUEUED"
 LOST = "LOST"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 
 class EngineUnavailable(RuntimeError):

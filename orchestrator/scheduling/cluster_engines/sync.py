@@ -30,7 +30,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
 )
 from orchestrator.scheduling.models import EngineJob
 from orchestrator.scheduling.reports import attempt_end
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from orchestrator.common import clock
 from orchestrator.runs import selectors as runs
 from orchestrator.runs.models import Run, RunEvent
 from orchestrator.scheduling.models import DeviceTime
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 RECENT: Final = timedelta(days=7)
 

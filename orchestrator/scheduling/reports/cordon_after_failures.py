@@ -18,7 +18,7 @@ from orchestrator.fleet import cordoning, cordons
 from orchestrator.fleet.models import Cordon, Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 log = logging.getLogger(__name__)
 

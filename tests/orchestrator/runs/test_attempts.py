@@ -15,8 +15,8 @@ from orchestrator.runs import selectors, services, states
 from orchestrator.runs.lifecycle.retry_budgets import outcome
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.specs.run import Retries
-from workers.contracts.wire.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 

@@ -18,7 +18,7 @@ from orchestrator.scheduling.accounting.split import CAUSES, AttemptTimes, split
 from orchestrator.scheduling.models import DeviceTime
 from orchestrator.telemetry.models import Cursor
 from tests import factories
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 _TIMES = st.floats(0.0, 1e6)
 _OPTIONAL = st.none() | _TIMES

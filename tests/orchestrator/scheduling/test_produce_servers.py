@@ -13,8 +13,8 @@ from orchestrator.runs.models import Attempt
 from orchestrator.scheduling import services
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire import encrypted_text
-from workers.contracts.wire.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.contracts.wire.serving_reports import DRAINING, SERVING, serve_key
 

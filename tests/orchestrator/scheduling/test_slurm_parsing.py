@@ -8,8 +8,8 @@ from orchestrator.fleet.cluster_engines.settings import SlurmPool, SlurmSettings
 from orchestrator.scheduling.cluster_engines.interface import Order, SubmissionRefused, even_nodes
 from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
-from workers.contracts.wire.exit_classes import ExitClass
 
 SQUEUE = """\
 job.sh|2|PENDING|N/A||None

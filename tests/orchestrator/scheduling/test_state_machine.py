@@ -39,7 +39,7 @@ from orchestrator.scheduling.reports.missing_attempts import Presence
 from tests import factories
 from tests.matrix import FULL
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 from workers.contracts.wire.names import acked_field, acked_key, node_queue
 from workers.contracts.wire.node_messages import (
     AttemptReport,

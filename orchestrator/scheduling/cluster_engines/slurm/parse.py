@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from orchestrator.scheduling.cluster_engines.interface import JobView, Partition
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 PREFIX = "orrery-"
 # name first, so that lines of other jobs are skipped quickly; the reason may contain anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,22 @@ def test_every_setting_that_code_reads_is_known() -> None:
             assert name in known or any(other.startswith(name) for other in known), (
                 f"{path}: {name} is not listed in env.py"
             )
+
+
+def test_spec_reference_is_current_and_describes_every_field() -> None:
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        import spec_reference
+    finally:
+        sys.path.pop(0)
+    text = spec_reference.text()
+    assert (ROOT / "docs" / "spec.md").read_text() == text, "run: python tools/spec_reference.py"
+    assert [line for line in text.splitlines() if line.endswith("|  |")] == []
+
+
+def test_spec_descriptions_are_of_known_fields() -> None:
+    from tools.spec_descriptions import DESCRIPTIONS
+
+    text = (ROOT / "docs" / "spec.md").read_text()
+    for name in DESCRIPTIONS:
+        assert f"`{name.rpartition('.')[2]}`" in text, name

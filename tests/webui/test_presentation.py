@@ -19,8 +19,8 @@ from webui.charts import (
 )
 from webui.charts.spread import spread
 from webui.presentation import event_messages, problems
-from webui.presentation.log_grouping import first_cause, format_ranks, group_lines
-from webui.presentation.log_level import level
+from webui.presentation.logs.log_grouping import first_cause, format_ranks, group_lines
+from webui.presentation.logs.log_level import level
 from webui.tabs.config import plan_rows
 from webui.templatetags import orrery
 from workers.contracts.catalog.metrics import METRICS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.presentation.log_grouping import LogGroup, first_cause, group_lines
+from webui.presentation.logs.log_grouping import LogGroup, first_cause, group_lines
 from webui.presentation.run_facts import Facts
 
 _LINES: Final = 300  # newest lines that are searched for the error

@@ -7,8 +7,8 @@ from typing import Any, Final
 from django.http import HttpRequest
 
 from orchestrator.telemetry import selectors as telemetry
-from webui.presentation.log_grouping import first_cause, group_lines
-from webui.presentation.log_level import LEVELS
+from webui.presentation.logs.log_grouping import first_cause, group_lines
+from webui.presentation.logs.log_level import LEVELS
 from webui.presentation.run_facts import Facts
 
 LINES: Final = 300

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from webui.presentation.log_level import WIDTH, level
+from webui.presentation.logs.log_level import WIDTH, level
 
 WINDOW: Final = 200  # how many lines back a line may be merged with an equal one
 

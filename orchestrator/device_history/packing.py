@@ -78,13 +78,13 @@ def unpack(data: bytes | memoryview) -> Chunk:
     size = first + metrics * 3 * points
     planes = np.frombuffer(raw, np.uint8, 2 * size, at)
     codes = planes[:size].astype(np.uint16) << 8 | planes[size:]
-    values = np.where(codes == _MISSING, np.nan, codes).astype(np.float32) / _TOP
+    values = np.where(codes == _MISSING, np.float32(np.nan), codes / np.float32(_TOP))
     devices = values[:first].reshape(count, len(DEVICE), 3, points)
     other = values[first:].reshape(metrics, 3, points)
     return Chunk(
         tuple(int(index) for index in indexes),
-        (devices * tops[: len(DEVICE), None, None]).astype(np.float32),
-        (other * tops[len(DEVICE) :, None, None]).astype(np.float32),
+        np.asarray(devices * tops[: len(DEVICE), None, None], np.float32),
+        np.asarray(other * tops[len(DEVICE) :, None, None], np.float32),
     )
 
 

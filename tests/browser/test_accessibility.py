@@ -63,6 +63,7 @@ PLAIN = [
     "/data/comparisons/",
     "/fleet/",
     "/fleet/n1/",
+    "/fleet-over-time/",
     "/fleet/n1/drain/",
     "/dead-letters/",
     "/join-node/",

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, Q
@@ -154,14 +154,17 @@ def evaluate() -> dict[str, int]:
     watched = Q(state="running") | Q(ended__gte=now - _RECENT)
     runs = list(Run.objects.filter(watched))
     values = telemetry.latest_of(runs=Run.objects.filter(state="running"))
-    spans: dict[int, list[tuple[datetime, datetime | None]]] = {run.pk: [] for run in runs}
+    spans: dict[int, list[_Span]] = {run.pk: [] for run in runs}
     attempts = Attempt.objects.filter(
         run__in=Run.objects.filter(watched).order_by().values("pk"), started__isnull=False
     )
-    for run_id, started, ended in attempts.values_list("run_id", "started", "ended"):
+    for run_id, started, ended, placement in attempts.values_list(
+        "run_id", "started", "ended", "placement"
+    ):
         assert started is not None  # the query's filter
         if run_id in spans:  # not a run that started meanwhile
-            spans[run_id].append((started, ended))
+            held = sum(len(share["devices"]) for share in placement)
+            spans[run_id].append(_Span(started, ended, held))
     facts = {run.pk: _facts(run, values.get(run.pk, {}), spans[run.pk], now) for run in runs}
     for builtin in BUILTINS.values():
         if builtin.condition is None:
@@ -188,19 +191,31 @@ def _count(counts: dict[str, int], changes: tuple[int, int]) -> None:
     counts["resolved"] += changes[1]
 
 
+class _Span(NamedTuple):
+    """An attempt from its start to its end, with its devices."""
+
+    start: datetime
+    end: datetime | None
+    devices: int
+
+
 def _facts(
     run: Run,
     latest: Mapping[str, float],
-    spans: Sequence[tuple[datetime, datetime | None]],
+    spans: Sequence[_Span],
     now: datetime,
 ) -> Facts:
-    """`spans`: start and end of the attempts. The time between attempts is neither silence nor
+    """`spans` are those of the attempts. The time between attempts is neither silence nor
     cost: a resumed run is silent since its start at most.
     """
     seen = max(
-        (time for time in (run.last_progress, *(start for start, _ in spans)) if time), default=None
+        (time for time in (run.last_progress, *(span.start for span in spans)) if time),
+        default=None,
     )
-    hours = run.devices * sum(((end or now) - start).total_seconds() for start, end in spans) / 3600
+    hours = sum(
+        (span.devices or run.devices) * ((span.end or now) - span.start).total_seconds() / 3600
+        for span in spans
+    )
     return Facts(
         state=run.state,
         kind=run.kind,

@@ -2,8 +2,9 @@
 
 Two nodes with two CPU slots each share run directories. An elastic run trains on four ranks; all
 processes of the second node are killed. Counts from the `node_lost` event, when the node is
-declared lost, to the end of the first step on two ranks. The node then joins again, and the run
-grows back to four ranks. Its losses are compared with those of a run on four ranks throughout.
+declared lost, to the end of the first step on two ranks, on which the run then ends. Its losses are
+compared with those of a run on four ranks throughout. Growth is tested by `test_resume` (ranks) and
+`test_elastic_runs` (control plane).
 """
 
 from __future__ import annotations
@@ -21,14 +22,9 @@ from tests.bench.record import record
 from tests.flows.embedded import Orrery
 from tests.flows.test_two_nodes import SecondNode
 
-STEPS = int(os.environ.get("STEPS", "600"))
+STEPS = int(os.environ.get("STEPS", "100"))
 LOST_AT, EVERY = 40, 10
-SETTINGS = {
-    "ORRERY_SHARED_RUNS": "1",
-    "ORRERY_NODE_LOST_S": "20",
-    "ORRERY_GROW_AFTER_S": "5",
-    "ORRERY_GROW_EVERY_S": "10",
-}
+SETTINGS = {"ORRERY_SHARED_RUNS": "1", "ORRERY_NODE_LOST_S": "20"}
 
 
 def main() -> None:
@@ -46,13 +42,12 @@ def main() -> None:
         lost = orrery.events(run, "node_lost")
         assert len(lost) == 1, orrery.events(run, "node_lost", "state_changed")
         seconds = first_step(orrery, run, 2) - lost[0]["time"]
-        second.start()
-        orrery.until(lambda: first_step(orrery, run, 3), 300, "a step on four ranks again")
         ended = orrery.until_state(run, "finished", "failed", seconds=1800)
         assert ended == "finished", orrery.get(f"runs/{run}")["exit"]
         orrery.until_reported(run)
         sizes = [event["data"]["to"] for event in orrery.events(run, "resized")]
-        assert sizes == [2, 4], (sizes, orrery.events(run, "state_changed"))
+        assert sizes == [2], sizes
+        second.start()  # the other run needs it
         fixed = orrery.submit(spec(), name="unbroken")
         assert orrery.until_state(fixed, "finished", "failed", seconds=1800) == "finished"
         orrery.until_reported(fixed)
@@ -78,7 +73,7 @@ def main() -> None:
     )
     record(
         "elastic",
-        what="largest difference of the loss on 4, 2, 4 ranks from an unbroken run, fp32",
+        what="largest difference of the loss on 4, then 2 ranks from an unbroken run, fp32",
         value=difference,
         unit="nats",
         figure="<= 1e-5",
@@ -94,7 +89,12 @@ def spec(**resources: Any) -> dict[str, Any]:
         "kind": "train",
         "model": "llama-tiny",
         "plan": plan,
-        "train": {"steps": STEPS, "seq_len": 64, "checkpoint": checkpoint},
+        "train": {
+            "steps": STEPS,
+            "seq_len": 64,
+            "optimizer": {"name": "adamw", "lr": 1e-4},
+            "checkpoint": checkpoint,
+        },
         "resources": resources,
     }
 

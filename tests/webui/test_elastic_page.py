@@ -6,9 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.test import Client
 
 from orchestrator.common import clock
+from orchestrator.common.errors import Refusal
+from orchestrator.fleet.models import Engine, Pool
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run
 from tests import factories
@@ -102,8 +103,11 @@ def test_a_range_that_cannot_work_is_refused(
     assert message in error["message"] and error["hint"]
 
 
-def test_other_kinds_and_pools_of_engines_are_refused(people: People, client: Client) -> None:
+def test_other_kinds_and_pools_of_engines_are_refused(people: People) -> None:
     api = factories.api(people.owner)
+    Pool.objects.create(name="big", engine=Engine.objects.create(name="slurm-1"))
+    with pytest.raises(Refusal, match="whose jobs have a fixed number of devices"):
+        elastic(people, pool="big")
     generate = {"kind": "script", "script": {"command": ["a.py"]}, "resources": {"min_devices": 1}}
     answer = api.post(
         "/api/v1/runs", {"name": "e", "spec": generate}, content_type="application/json"

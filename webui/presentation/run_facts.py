@@ -204,7 +204,7 @@ class Facts:
             kind=run.kind,
             requested=run.requested,
             wait_reason=run.wait_reason,
-            devices=run.devices,
+            devices=(self.elastic or {}).get("devices") or run.devices,
             attempt=run.attempt_number,
             summary={**self.latest, **run.summary, **self.typical},
             exit=run.exit,
@@ -232,6 +232,11 @@ class Facts:
         if self.run.state not in run_headlines.ENDED:
             return {}
         return telemetry.medians([self.run.pk], TYPICAL).get(self.run.pk, {})
+
+    @cached_property
+    def elastic(self) -> dict[str, Any] | None:
+        """Range, current devices and sizes of an elastic run; None for a fixed size."""
+        return runs.elastic_of([(self.run.pk, self.run.sizes)])[self.run.pk]
 
     @cached_property
     def ran_s(self) -> float | None:
@@ -295,7 +300,7 @@ class Facts:
             "seq": self.seq,
             "latest": self.latest,
             "engine_job": self.engine_job(),
-            "elastic": runs.elastic_of([(run.pk, run.sizes)])[run.pk],
+            "elastic": self.elastic,
             "runtime": formatting.duration(self.ran_s) if self.ran_s is not None else "",
         }
 

@@ -23,7 +23,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     """Return the template context of the tab."""
     run, user = facts.run, facts.user
     total, attempts = scheduling.device_time_of_run(run)
-    elastic = runs.elastic_of([(run.pk, run.sizes)])[run.pk]
+    elastic = facts.elastic
     return {
         "sizes": sizes_card([attempt for attempt, _spent in attempts], elastic)
         if elastic

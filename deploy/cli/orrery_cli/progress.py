@@ -22,6 +22,10 @@ def headline(run: dict[str, Any], may_start: str | None = None) -> str:
             parts.append(f"may start at {clock_time(may_start)}")
     elif state == "paused":
         parts.append(f"`orrery resume {run['id']}` continues it")
+    elastic = run.get("elastic")
+    if elastic and elastic["devices"] and state != "queued":
+        least, most = elastic["min_devices"], elastic["max_devices"]
+        parts.append(f"{elastic['devices']} devices of {least}-{most}")
     if summary.get("step") is not None and state != "queued":
         steps = f"/{summary['steps']}" if summary.get("steps") else ""
         parts.append(f"step {summary['step']}{steps}")

@@ -36,9 +36,13 @@ def recent(*, user: User, limit: int) -> list[PreemptionRow]:
     )
     newest = list(rows.select_related("attempt__run__owner").order_by("-ended")[: 4 * limit])
     events = RunEvent.objects.filter(
-        run__in={row.attempt.run_id for row in newest}, type="preempted"
+        run__in={row.attempt.run_id for row in newest}, type__in=("preempted", "resize_requested")
     ).values_list("run_id", "attempt", "data")
-    causes = {(run, attempt): data for run, attempt, data in events if data.get("reason")}
+    causes = {
+        (run, attempt): data
+        for run, attempt, data in events
+        if data.get("reason") and data.get("cause") != "free_devices"
+    }
     rows_shown = []
     for row in newest:  # a pause by a user ends an attempt in the same way, without a cause
         data = causes.get((row.attempt.run_id, row.attempt.number))

@@ -125,7 +125,7 @@ def _record_sizes(attempts: Sequence[Attempt]) -> None:
         if last is None or last.devices == attempt.devices:
             continue
         plan = ParallelPlan.from_dict(attempt.plan or {})
-        data = {"from": last.devices, "to": attempt.devices, "dp": plan.dp}
+        data: dict[str, Any] = {"from": last.devices, "to": attempt.devices, "dp": plan.dp}
         data["accumulation"] = plan.accumulation
         lost, request = (last.exit or {}).get("cause") == runs.NODE_LOST, last.resize or {}
         data["cause"] = runs.NODE_LOST if lost else request.get("cause")

@@ -51,6 +51,7 @@ class QueuedRun:
     smaller: tuple[Size, ...] = ()  # largest first
     keeps_place: bool = False
     most: int = 0  # of an elastic run at one of its sizes: its largest size
+    undivided: bool = False  # every size needs one node, because only one can read its checkpoint
 
     @property
     def least(self) -> int:
@@ -67,6 +68,17 @@ class QueuedRun:
         """The numbers of devices on which it may run, largest first."""
         return (self.devices, *(size.devices for size in self.smaller))
 
+    def undivided_on(self, most: int) -> QueuedRun:
+        """The run with only its sizes up to `most`, each on one node; unchanged if none is left."""
+        fitting = [size for size in self.sizes if size <= most]
+        if not fitting:
+            return self
+        factor = next((size.slowdown for size in self.smaller if size.devices == fitting[0]), 1.0)
+        left = (size for size in self.smaller if size.devices < fitting[0])
+        smaller = tuple(Size(size.devices, size.slowdown / factor) for size in left)
+        largest = replace(self.at(fitting[0]), smaller=smaller, most=0, undivided=True)
+        return largest if smaller else replace(largest, together=largest.devices)
+
     def at(self, devices: int) -> QueuedRun:
         """The run at one of its sizes, which it then does not change."""
         if not self.smaller:
@@ -75,7 +87,15 @@ class QueuedRun:
         lasts = self.expected_s * slowdown if self.expected_s is not None else None
         if lasts is not None and self.max_seconds is not None:
             lasts = min(lasts, self.max_seconds)
-        return replace(self, devices=devices, expected_s=lasts, smaller=(), most=self.devices)
+        together = devices if self.undivided else self.together
+        return replace(
+            self,
+            devices=devices,
+            expected_s=lasts,
+            smaller=(),
+            most=self.devices,
+            together=together,
+        )
 
     @property
     def longest_s(self) -> float:

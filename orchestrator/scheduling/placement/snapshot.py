@@ -109,14 +109,14 @@ def take(*, always: bool = False) -> Snapshot:
     servers = _server_reasons() if rows else {}
     failed = _failed_on() if rows and settings.ENV.avoid_s else {}
     pools = list(Pool.objects.values_list("name", "max_devices_per_user", "priority"))
+    nodes = node_views(shares) if wanted else []
+    queue = [
+        _queued_run(row, resume.get(row[0]), shares, failed.get(row[0]), servers.get(row[0], ""))
+        for row in rows
+    ]
     return Snapshot(
-        queue=[
-            _queued_run(
-                row, resume.get(row[0]), shares, failed.get(row[0]), servers.get(row[0], "")
-            )
-            for row in rows
-        ],
-        nodes=node_views(shares) if wanted else [],
+        queue=[_undivided(run, resume.get(run.run), nodes) for run in queue],
+        nodes=nodes,
         reasons={row[0]: row[8] for row in rows},
         resume=resume,
         quotas={name: most for name, most, _ in pools if most is not None},
@@ -158,6 +158,17 @@ def _queued_run(
         smaller=_smaller(row[14]),
         keeps_place=row[15] is not None and row[15] > clock.now(),
     )
+
+
+def _undivided(run: QueuedRun, resume: ResumePoint | None, nodes: Sequence[NodeView]) -> QueuedRun:
+    """An elastic run whose checkpoint is in the store, where one node can read it, stays on one.
+
+    Unless no node is large enough for its smallest size.
+    """
+    if not run.smaller or resume is None or not resume.stored or settings.ENV.shared_runs:
+        return run
+    usable = [len(node.slots) for node in nodes if node.pool == run.pool and node.usable]
+    return run.undivided_on(max(usable, default=0))
 
 
 def _smaller(sizes: Any) -> tuple[Size, ...]:

@@ -21,6 +21,7 @@ from orchestrator.scheduling.preemption.requests import request
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 EVERY_S: Final = 5.0  # between two checks
+MOST_TRIED: Final = 8  # runs per check; each asks the policy about the whole queue
 RESTART_S: Final = 2 * snapshot.STARTUP_S  # training time that a larger size must save at least
 
 
@@ -70,19 +71,25 @@ def larger_sizes(
     """
     changing = {run.queued.pool for run in runs.values() if not run.running}
     changing |= {run.pool for run in current.queue if run.keeps_place}
+    free = dict[str, int]()
+    for node in current.nodes if runs else ():
+        idle = sum(slot.run is None for slot in node.slots) if node.usable else 0
+        free[node.pool] = free.get(node.pool, 0) + idle
     candidates = sorted(
-        (
-            run
-            for run in runs.values()
-            if run.queued.pool not in changing and run.devices < run.queued.devices
-        ),
+        (run for run in runs.values() if run.queued.pool not in changing and _may_grow(run, free)),
         key=lambda run: (-run.queued.priority, run.devices / run.queued.devices, run.queued.run),
-    )
+    )[:MOST_TRIED]
     return {
         run.queued.run: size
         for run in candidates
         if (size := size_now(current, run, now)) > run.devices and is_worth(run, size)
     }
+
+
+def _may_grow(run: ElasticRun, free: Mapping[str, int]) -> bool:
+    """Whether its pool has enough free devices for its next size, wherever they are."""
+    larger = [size for size in run.queued.sizes if size > run.devices]
+    return bool(larger) and free.get(run.queued.pool, 0) >= larger[-1] - run.devices
 
 
 def size_now(current: snapshot.Snapshot, run: ElasticRun, now: datetime) -> int:

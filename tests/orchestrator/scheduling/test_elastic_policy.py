@@ -68,6 +68,16 @@ def test_it_stays_on_the_node_of_its_checkpoint() -> None:
     assert placed(place([far], nodes, NOW)) == {1: [("b", (0, 1, 2, 3))]}
 
 
+def test_a_checkpoint_that_one_node_can_read_is_not_divided() -> None:
+    nodes = [node("a", 2), node("b", 2)]
+    run_ = replace(elastic(1, 4, 2, 1), expected_s=10.0)
+    assert sizes_of([run_], nodes) == {1: 4}
+    bound = run_.undivided_on(2)
+    assert sizes_of([bound], nodes) == {1: 2} and bound.at(1).expected_s == 40.0
+    assert run_.undivided_on(1).sizes == (1,) and run_.undivided_on(0) is run_
+    assert sizes_of([bound], [node("a", 2, held={0: 9}), node("b", 1)]) == {1: 1}
+
+
 def test_reserved_devices_do_not_enlarge_it() -> None:
     nodes = [node("a", 4, held={0: 9}, until=T + 50, early=T + 50)]
     head = run(1, 4, waited=100)

@@ -213,11 +213,25 @@ def _places(curve: Curve, x: Axis, per_token: float) -> tuple[Floats, Floats]:
     """Points sorted by their place on the axis: `(x, y)`."""
     if x == "step":
         return curve.step.astype(np.float64), curve.y
-    places = curve.time if x == "time" else curve.axes[2] * per_token
+    if x == "time":
+        return _monotonic(curve.time), curve.y
+    places = curve.axes[2] * per_token
     if len(places) > 1 and not np.all(places[1:] >= places[:-1]):
         order = np.argsort(places, kind="stable")
         return places[order], curve.y[order]
     return places, curve.y
+
+
+def _monotonic(time: Floats) -> Floats:
+    """Times that do not decrease from step to step, although a clock may have gone backwards.
+
+    Points around the jump move to its end or its start, whichever moves fewer points.
+    """
+    if len(time) < 2 or np.all(time[1:] >= time[:-1]):
+        return time
+    later = np.maximum.accumulate(time)
+    earlier = np.minimum.accumulate(time[::-1])[::-1]
+    return later if np.sum(later != time) <= np.sum(earlier != time) else earlier
 
 
 def run_flops_per_token(run: Run) -> float:

@@ -67,9 +67,9 @@ def test_a_page_has_no_chart_for_what_is_not_there() -> None:
     assert [panel.id for panel in run_charts.summary(data, "train")] == ["loss", "loss_scale"]
     assert [panel.id for panel in run_charts.numerics(data)] == ["loss_scale", "max_violation"]
     assert [panel.id for panel in run_charts.performance(data)] == ["step_split", "sent"]
-    assert run_charts.unshown(loads) == 0
-    assert run_charts.unshown(layers) == 0
-    assert run_charts.unshown([f"metric-{i}" for i in range(run_charts.MOST_PANELS + 3)]) == 3
+    assert run_charts.custom_search(loads + layers) is None
+    search = run_charts.custom_search([f"metric-{i}" for i in range(run_charts.MOST_PANELS + 3)])
+    assert search is not None and search.total - search.shown == 3
 
 
 def line(text: str, rank: int, seq: int = 1, attempt: int = 1) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -157,10 +157,12 @@ QUIET: Final = FAMILIES[1:-1]  # families that other tabs draw
 ELSEWHERE: Final = KNOWN - {line.name for panel in SUMMARY for line in panel.series}
 
 
-def summary(names: Collection[str], kind: str, spec: Mapping[str, Any] = EMPTY) -> list[Panel]:
+def summary(
+    names: Collection[str], kind: str, spec: Mapping[str, Any] = EMPTY, search: str = ""
+) -> list[Panel]:
     """Return the summary's charts: known metrics in fixed order, then custom metrics.
 
-    The unit of losses is that of the spec's objective.
+    The unit of losses is that of the spec's objective. `search` selects custom metrics.
     """
     if not names:
         return [_with_unit(panel, spec) for panel in ANSWERING.get(kind, TRAINING)]
@@ -173,12 +175,12 @@ def summary(names: Collection[str], kind: str, spec: Mapping[str, Any] = EMPTY) 
     if reinforcement_panels.is_policy(names):
         components = set(reinforcement_panels.component_names(names))
         charts = reinforcement_panels.rewards(names)
-        return charts + chosen + custom(name for name in names if name not in components)
+        return charts + chosen + custom((each for each in names if each not in components), search)
     if sources := _family(names, "loss/"):
         chosen.insert(1, Panel("loss_sources", _("Loss by source"), loss_unit(spec), sources))
     if filters := _family(names, "produce/filtered/"):
         chosen.insert(1, Panel("filtered", _("Rejected by filter"), "answers", filters, zero=True))
-    return chosen + custom(names)
+    return chosen + custom(names, search)
 
 
 def _with_unit(panel: Panel, spec: Mapping[str, Any]) -> Panel:
@@ -200,9 +202,9 @@ def _family(names: Iterable[str], prefix: str) -> tuple[Line, ...]:
     )
 
 
-def custom(names: Iterable[str]) -> list[Panel]:
-    """Return one chart per custom metric, at most `MOST_PANELS`."""
-    unknown = sorted(name for name in names if name not in KNOWN and not name.startswith(FAMILIES))
+def custom(names: Iterable[str], search: str = "") -> list[Panel]:
+    """Return one chart per custom metric whose name contains `search`, at most `MOST_PANELS`."""
+    unknown = _custom_names(names, search)
     return [
         Panel(
             f"custom-{i}",
@@ -268,12 +270,31 @@ def _per_device(names: Iterable[str], metric: str) -> tuple[Line, ...]:
     )
 
 
-def unshown(names: Iterable[str]) -> int:
-    """Return how many custom metrics have no chart."""
-    return max(
-        0,
-        len([name for name in names if name not in KNOWN and not name.startswith(FAMILIES)])
-        - MOST_PANELS,
+@dataclass(frozen=True, slots=True)
+class CustomSearch:
+    """A search in a run's custom metrics: how many there are, match and have charts."""
+
+    text: str
+    total: int
+    matching: int
+    shown: int
+
+
+def custom_search(names: Collection[str], search: str = "") -> CustomSearch | None:
+    """Return the search; None if all custom metrics have charts without one."""
+    total = len(_custom_names(names, ""))
+    matching = len(_custom_names(names, search))
+    if total <= MOST_PANELS and not search:
+        return None
+    return CustomSearch(search, total, matching, min(matching, MOST_PANELS))
+
+
+def _custom_names(names: Iterable[str], search: str) -> list[str]:
+    text = search.casefold()
+    return sorted(
+        name
+        for name in names
+        if name not in KNOWN and not name.startswith(FAMILIES) and text in name.casefold()
     )
 
 

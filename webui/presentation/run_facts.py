@@ -283,6 +283,7 @@ class Facts:
         run, done = self.run, self.progress()
         return {
             "run": run,
+            "tag_names": sorted(tag.name for tag in run.tags.all()),
             "plan": run.plan or run.spec.get("plan"),
             "sentence": self.headline(trending=trending and run.state == "running"),
             "progress": f"{100 * done:.1f}" if done is not None else "",

@@ -42,6 +42,7 @@ TILES: Final = (
     ("inference/running", gettext_noop("Running"), "", "throughput"),
     ("inference/kv_blocks_used", gettext_noop("Cache blocks"), "", "mem-kv_cache"),
 )
+_LONGEST_SEARCH: Final = 200
 DEFAULT_TILES: Final = {
     "train": ("loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s"),
     "script": ("loss", "tokens_per_s"),
@@ -64,15 +65,17 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     names = facts.names
     if not names and facts.run.state in ENDED:
         return {"no_points": True, "source": facts.source()}
+    search = request.GET.get("metrics", "").strip()[:_LONGEST_SEARCH]
     return {
         "tiles": tiles(facts),
         "panels": [
             panel.to_dict()
             for panel in predicted.with_levels(
-                run_charts.summary(names, _kind(facts), facts.run.spec), facts.run.prediction
+                run_charts.summary(names, _kind(facts), facts.run.spec, search),
+                facts.run.prediction,
             )
         ],
-        "unshown": run_charts.unshown(names),
+        "search": run_charts.custom_search(names, search),
         "samples": samples.expected(facts) and not rollouts.expected(facts),
         "rollouts": rollouts.expected(facts),
         "source": {**facts.source(), "quiet": [*sorted(run_charts.ELSEWHERE), *run_charts.QUIET]},

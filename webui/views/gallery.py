@@ -17,6 +17,7 @@ from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
 from webui.views import (
+    gallery_bad_input,
     gallery_engine_sample,
     gallery_history_sample,
     gallery_panel_samples,
@@ -73,6 +74,7 @@ def gallery(request: HttpRequest) -> HttpResponse:
     context["engine"] = gallery_engine_sample.gallery_context()
     context["history"] = gallery_history_sample.gallery_context()
     context["report"] = gallery_report_sample.gallery_context()
+    context["bad"] = gallery_bad_input.gallery_context()
     return render(request, "webui/gallery.html", context)
 
 

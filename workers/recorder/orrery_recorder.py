@@ -42,6 +42,7 @@ __all__ = ["Run", "init"]
 MAX_ITEMS = 10_000  # per request, the server's limit
 MAX_BYTES = 4 << 20  # per request before compression
 COMPACT_BYTES = 32 << 20  # a longer spool file is truncated once all is sent
+LONGEST_NAME = 160  # characters of a run's name, the server's limit
 INTERVAL_S = 0.25
 TIMEOUT_S = 15.0
 LONGEST_WAIT_S = 60.0
@@ -695,7 +696,7 @@ class _Spool:
         """
         name, key = self._meta["name"], self._meta["key"]
         spec = json.loads(json.dumps(self._meta["spec"], default=str))
-        body = {"name": name, "spec": spec}
+        body = {"name": name[:LONGEST_NAME], "spec": spec}
         if self._meta.get("experiment"):
             body["experiment"] = self._meta["experiment"]
         refused: dict[str, Any] = {}

@@ -13,7 +13,8 @@ const source = data("run-source");
 
 class GallerySet extends ChartSet {
   async fetchSeries(name) {
-    const curve = source.curves[name] ?? { x: [], y: [] }, axis = this.view.x;
+    const curve = this.source.curves[name] ?? { x: [], y: [] }, axis = this.view.x;
+    if (axis === "time" && curve.time) return { ...curve, x: curve.time, name, axis };
     const factor = axis === "step" ? 1 : axis === "time" ? 1 / 6 : source.per_step[axis];
     const start = axis === "time" ? 1768487400 : 0;
     return { ...curve, x: curve.x.map((step) => start + step * factor), name, axis };
@@ -21,7 +22,8 @@ class GallerySet extends ChartSet {
 }
 
 const charts = new GallerySet(document.getElementById("charts"), source, data("run-panels"), data("run-marks"));
-plotly().then(() => charts.dirty(), (error) => toast(error.message, "bad"));
+const bad = new GallerySet(document.getElementById("bad-charts"), { ...data("bad-source"), per_step: source.per_step }, data("bad-panels"));
+plotly().then(() => { charts.dirty(); bad.dirty(); }, (error) => toast(error.message, "bad"));
 window.orrery = { charts, scheduler, panels: startPanels(document.getElementById("dashboard-panels")) };
 const draw = scheduler.add({ draw: () => sparks(), visible: () => true, hz: 5 });
 draw();

@@ -77,6 +77,18 @@ def test_a_conversation_that_is_streamed_and_stopped(
             "user",
         ]
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        # leaving the page ends an answer and frees its request; the conversation stays
+        page.fill("#chat-text", "more")
+        page.press("#chat-text", "Enter")
+        server.go_on.release()
+        expect(answer.nth(2)).to_have_text("one ")
+        page.goto(f"/runs/{run}/?tab=config")
+        assert server.freed.acquire(timeout=90)
+        page.goto(f"/runs/{run}/")
+        expect(page.locator("#chat-log .user")).to_have_count(3)
+        expect(answer.nth(2)).to_have_text("one ")
+        expect(answer.nth(2)).to_have_class("assistant stopped")
+        expect(page.locator("#chat-send")).to_be_enabled()
     page.fill("#chat-text", "anybody there?")
     page.press("#chat-text", "Enter")
     expect(page.locator("#chat-log .failed")).to_contain_text("server does not")

@@ -70,14 +70,14 @@ def test_five_thousand_metrics_are_searched(run: Run, client: Any) -> None:
     page = " ".join(answer.content.decode().split())
     assert "18 of 5,000 custom metrics have a chart above" in page
     assert page.count("data-panel=") < 30 and len(page) < 400_000
-    found = " ".join(client.get(f"/runs/{run.pk}/?metrics=LAYER.123").content.decode().split())
-    assert "11 of the 11 metrics that contain “LAYER.123” have a chart above" in found
-    assert "layer.1234/norm" in found and "layer.1240/norm" not in found.split("run-source")[0]
+    matches = " ".join(client.get(f"/runs/{run.pk}/?metrics=LAYER.123").content.decode().split())
+    assert "11 of the 11 metrics that contain “LAYER.123” have a chart above" in matches
+    assert "layer.1234/norm" in matches and "layer.1240/norm" not in matches.split("run-source")[0]
     none = " ".join(client.get(f"/runs/{run.pk}/?metrics=<b>").content.decode().split())
     assert "None of the 5,000 custom metrics contains “&lt;b&gt;”" in none
 
 
-def test_a_run_without_a_step_says_so(run: Run, client: Any) -> None:
+def test_a_run_without_a_step_has_a_message(run: Run, client: Any) -> None:
     page = client.get(f"/runs/{run.pk}/").content.decode()
     assert "No data yet: points appear here when the run logs them." in page
     end = factories.api(run.owner).post(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils.translation import gettext_noop as _
+
 from orchestrator.run_table import language, selectors
 from webui.charts import run_charts
 from webui.charts.panel import Line, Panel
@@ -64,14 +66,14 @@ def _curve(time: list[float], y: list[Any]) -> dict[str, Any]:
 def _panels() -> list[Panel]:
     titles = {
         MARKUP: MARKUP,
-        "nan": "Only values that are not numbers",
-        "gap": "A gap of 10 hours",
-        "back": "A clock that goes backwards",
+        "nan": _("Only values that are not numbers"),
+        "gap": _("A gap of 10 hours"),
+        "back": _("A clock that goes backwards"),
     }
     return [
         *(
             Panel(f"bad-{place}", title, "", (Line(name, title, "other-series"),))
             for place, (name, title) in enumerate(titles.items())
         ),
-        Panel("bad-none", "A run without a step", "", (Line("none", "none", "loss"),)),
+        Panel("bad-none", _("A run without a step"), "", (Line("none", _("none"), "loss"),)),
     ]

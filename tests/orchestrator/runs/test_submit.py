@@ -337,6 +337,26 @@ class TestPaths:
         start = {**MINIMAL["train"], "init_from": {"path": str(folder)}}
         services.run_submit(owner=owner, name="x", spec={"kind": "train", "train": start})
 
+    def test_fetched_models_are_named_alike_for_training_and_serving(
+        self, owner: User, settings: Any
+    ) -> None:
+        """`models/NAME` and `NAME` mean a folder of downloaded models for both kinds."""
+        folder = Path(settings.ENV.home) / "models" / "tiny-base"
+        folder.mkdir(parents=True, exist_ok=True)
+        shape = {"layers": 3, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "max_seq_len": 256}
+        (folder / "config.json").write_text(json.dumps({**shape, "name": "tiny-base"}))
+        for path in ("models/tiny-base", "tiny-base"):
+            serve = {"kind": "serve", "model": {"path": path}, "serve": {}}
+            train = {**MINIMAL["train"], "init_from": {"path": path}}
+            for spec in (
+                serve,
+                {"kind": "train", "train": train},
+                {"kind": "train", "model": {"path": path}, "train": MINIMAL["train"]},
+            ):
+                run = services.run_submit(owner=owner, name="x", spec=spec, force=True)
+                assert str(folder) in json.dumps(run.spec) or run.spec["model"]["layers"] == 3
+                assert run.model_name == "tiny-base", run.spec
+
     def test_the_shape_comes_from_weights_without_a_model(self, owner: User, settings: Any) -> None:
         shape = {"layers": 3, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "max_seq_len": 256}
         other = {**shape, "vocab": 400}

@@ -72,8 +72,8 @@ def test_the_calls_of_lightnings_trainer_are_recorded(
         "epoch=0-step=4.ckpt",
         "epoch=1-step=8.ckpt",
     ]
-    found = client.get("/api/v1/runs", {"query": "config.layers = 2"}).json()["items"]
-    assert [each["id"] for each in found] == [str(run["id"])]
+    listed = client.get("/api/v1/runs", {"query": "config.layers = 2"}).json()["items"]
+    assert [each["id"] for each in listed] == [str(run["id"])]
 
 
 def test_unknown_fields_of_a_spec_are_named(owner: Any) -> None:

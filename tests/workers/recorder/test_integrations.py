@@ -103,8 +103,8 @@ def test_training_arguments_are_stored_as_configuration(
     document = client.get(f"/api/v1/runs/{run.pk}/details").json()["config"]
     assert document["learning_rate"] == 3e-4 and document["model"]["hidden_size"] == 32
     assert not [name for name in document if name.endswith("_token")]
-    found = client.get("/api/v1/runs", {"query": "config.learning_rate < 1e-3"}).json()["items"]
-    assert [each["id"] for each in found] == [str(run.pk)]
+    listed = client.get("/api/v1/runs", {"query": "config.learning_rate < 1e-3"}).json()["items"]
+    assert [each["id"] for each in listed] == [str(run.pk)]
 
 
 def test_the_labels_of_a_model_are_left_out() -> None:

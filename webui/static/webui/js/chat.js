@@ -8,7 +8,7 @@ const config = JSON.parse(document.getElementById("chat-config").textContent);
 const part = (id) => document.getElementById(id);
 const form = part("chat-form"), text = part("chat-text"), log = part("chat-log"), numbers = part("chat-numbers");
 const storageKey = `orrery-chat-${config.url}`;
-let messages = [], stopping = null;
+let messages = [], stopping = null, partial = "";
 
 if (form) {
   restore();
@@ -28,6 +28,12 @@ function start() {
   });
   part("chat-ideas")?.addEventListener("click", (event) => { if (event.target.matches("button")) send(event.target.textContent); });
   part("chat-stop").addEventListener("click", () => stopping?.abort());
+  // leaving the page ends the answer; what arrived of it stays in the conversation
+  addEventListener("pagehide", () => {
+    if (!stopping) return;
+    save([...messages, { role: "assistant", content: partial, stopped: true }]);
+    stopping.abort();
+  });
   part("chat-new").addEventListener("click", () => {
     stopping?.abort();
     messages = [];
@@ -65,6 +71,7 @@ function show(role, content) {
 async function send(prompt) {
   text.value = "";
   messages.push({ role: "user", content: prompt });
+  save();
   show("user", prompt);
   const item = show("assistant", config.chat ? "" : prompt), began = performance.now();
   item.classList.add("waits");
@@ -77,7 +84,7 @@ async function send(prompt) {
       if (!chunk) continue;
       first ||= performance.now();
       tokens += 1;
-      output += chunk;
+      partial = output += chunk;
       const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
       item.textContent = (config.chat ? "" : prompt) + output;
       if (follows) log.scrollTop = log.scrollHeight;
@@ -96,9 +103,10 @@ async function send(prompt) {
     text.value ||= prompt;
   } else {
     if (failed) show("failed", failed);
-    messages.push({ role: "assistant", content: output });
+    messages.push({ role: "assistant", content: output, stopped: Boolean(failed) || item.classList.contains("stopped") });
     announce(output ? format(gettext("Answer: %(text)s"), { text: output.slice(0, 300) }) : gettext("The answer is empty."));
   }
+  partial = "";
   save();
   busy(null);
   text.focus();
@@ -111,7 +119,7 @@ async function* answer(prompt, signal) {
   const body = {
     model: config.model, stream: true, stream_options: { include_usage: true }, temperature: number("chat-temperature"),
     top_p: number("chat-top-p"), max_tokens: number("chat-most"),
-    ...(config.chat ? { messages: [...(system ? [{ role: "system", content: system }] : []), ...messages] } : { prompt }),
+    ...(config.chat ? { messages: [...(system ? [{ role: "system", content: system }] : []), ...messages.map(({ role, content }) => ({ role, content }))] } : { prompt }),
   };
   const csrf = JSON.parse(document.body.getAttribute("hx-headers"))["X-CSRFToken"];
   const reply = await fetch(`${config.url}/${config.chat ? "chat/completions" : "completions"}`, {
@@ -153,11 +161,11 @@ function busy(controller) {
   part("chat-stop").hidden = !controller;
 }
 
-function save() {
-  try { sessionStorage.setItem(storageKey, JSON.stringify(messages)); } catch { /* kept for this page only */ }
+function save(conversation = messages) {
+  try { sessionStorage.setItem(storageKey, JSON.stringify(conversation)); } catch { /* kept for this page only */ }
 }
 
 function restore() {
   try { messages = JSON.parse(sessionStorage.getItem(storageKey)) ?? []; } catch { messages = []; }
-  for (const message of messages) show(message.role, message.content);
+  for (const message of messages) if (show(message.role, message.content) && message.stopped) log.lastElementChild.classList.add("stopped");
 }

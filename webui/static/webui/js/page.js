@@ -93,6 +93,43 @@ document.addEventListener("pointerdown", (event) => {
   }
 });
 
+/** Shows a question in a dialog; resolves to whether the person confirmed it. */
+export function confirmed(question) {
+  const dialog = document.createElement("dialog"), text = document.createElement("p"), foot = document.createElement("form");
+  const [back, confirm] = [gettext("Back"), gettext("Confirm")].map((label) => Object.assign(document.createElement("button"), { className: "button", textContent: label }));
+  Object.assign(text, { textContent: question, id: "confirm-question" });
+  Object.assign(dialog, { className: "dialog", id: "confirm-dialog" });
+  dialog.setAttribute("aria-labelledby", text.id);
+  Object.assign(foot, { method: "dialog", className: "dialog-foot" });
+  confirm.classList.add("danger");
+  confirm.value = "confirm";
+  back.value = "";
+  back.autofocus = true;
+  const body = document.createElement("div");
+  body.className = "dialog-body";
+  body.append(text);
+  foot.append(back, confirm);
+  dialog.append(body, foot);
+  document.body.append(dialog);
+  dialog.showModal();
+  return new Promise((done) => dialog.addEventListener("close", () => {
+    dialog.remove();
+    done(dialog.returnValue === "confirm");
+  }));
+}
+
+// a form with a question is sent after it is confirmed
+document.addEventListener("submit", async (event) => {
+  const form = event.target, { submitter } = event, question = submitter?.dataset.confirm ?? form.dataset.confirm;
+  if (!question) return;
+  if (form.dataset.confirmed) return void delete form.dataset.confirmed;
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  if (!await confirmed(question)) return;
+  form.dataset.confirmed = "1";
+  form.requestSubmit(submitter);
+}, true);
+
 // ignore repeated submits while one is in progress
 document.addEventListener("submit", (event) => {
   if (event.target.dataset.sent) event.preventDefault();

@@ -79,14 +79,6 @@ async function pulse() {
 document.addEventListener("visibilitychange", () => { if (!document.hidden) schedulePulse(true); });
 if (!source.ended) schedulePulse();
 
-// dangerous buttons ask for confirmation
-document.addEventListener("submit", (event) => {
-  if (event.target.dataset.confirm && !confirm(event.target.dataset.confirm)) {
-    event.preventDefault();
-    event.stopImmediatePropagation();
-  }
-}, true);
-
 /* ---- tiles ---- */
 
 function startTiles() {

@@ -1,7 +1,7 @@
 // Runs list: sparklines, live cells, selected rows.
 import { format, gettext, ngettext } from "./i18n.js";
 import { Live, showStatus } from "./live.js";
-import { announce } from "./page.js";
+import { announce, confirmed } from "./page.js";
 import { quantity, parse } from "./format.js";
 import { spark, sparks } from "./spark.js";
 import "./runs_table.js";
@@ -147,11 +147,17 @@ if (table) {
   });
   bulk.addEventListener("submit", (event) => {
     const count = bulk.querySelectorAll('input[name="run"]:checked').length;
-    if (event.submitter?.value === "cancel" && !confirm(format(ngettext("Cancel %(count)s run? Progress since the last checkpoint is lost.", "Cancel %(count)s runs? Progress since the last checkpoint is lost.", count), { count }))) {
-      event.preventDefault();
-      event.stopImmediatePropagation();
-      delete bulk.dataset.sent;
-    }
+    if (event.submitter?.value !== "cancel") return;
+    if (bulk.dataset.confirmed) return void delete bulk.dataset.confirmed;
+    const { submitter } = event;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+    const question = ngettext("Cancel %(count)s run? Progress since the last checkpoint is lost.", "Cancel %(count)s runs? Progress since the last checkpoint is lost.", count);
+    confirmed(format(question, { count })).then((yes) => {
+      if (!yes) return;
+      bulk.dataset.confirmed = "1";
+      bulk.requestSubmit(submitter);
+    });
   });
   addEventListener("keydown", (event) => {
     const row = event.target.closest?.("tr[data-run]");

@@ -1,7 +1,7 @@
 """Records the requests that other projects' clients send to a server of an untrained model.
 
 The clients are no dependencies of this project, so the tests send their recorded requests again
-(`test_recorded_clients.py`). To record anew, in an environment that has the project's packages and
+(`test_recorded_clients.py`). To record again, in an environment that has the project's packages and
 those of the clients:
 
     pip install litellm langchain-openai instructor "lm-eval[api]"

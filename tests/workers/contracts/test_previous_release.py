@@ -158,6 +158,7 @@ def test_the_previous_release_accepts_our_messages(message: Contract) -> None:
         "max_seconds",
         "secrets",
         "preflight",
+        "trials",
         "rank",
     } | ({"data", "samples"} if name in ("AttemptReport",) else set()) | {
         "versions",

@@ -117,7 +117,7 @@ def budget_s(records: Sequence[Record], limits: Limits) -> float:
 
 
 def next_trial(records: Sequence[Record], limits: Limits, *, spent_s: float) -> NextTrial | str:
-    """The next trial, or why there is none. Before any measurement there is always one."""
+    """The next trial, or why none follows. Before any measurement there is always one."""
     usable = [each for each in records if not each.failed]
     if not usable:
         return "every plan failed"

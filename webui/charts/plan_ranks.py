@@ -151,6 +151,10 @@ def summary(table: Mapping[str, Any], rows: Sequence[PlanRow], *, alive: bool) -
     if chosen is None and table["current"]:
         text = _("Trying plan %(number)s of %(count)s.")
         return text % {"number": table["current"], "count": count}
+    tried = sum(row.steps > 0 for row in rows)
+    if chosen is None and alive and tried:
+        text = _("%(tried)s of %(count)s plans measured so far; none is chosen yet.")
+        return text % {"tried": tried, "count": count}
     if chosen is None and alive:
         return ngettext(
             "%(count)s plan will be tried once the run has its devices.",

@@ -259,6 +259,8 @@ def test_page_and_rest_show_predicted_and_measured_ranks(
     answer = api.get(f"/api/v1/runs/{attempt.run_id}/plan-trials").json()
     assert answer["current"] == 2 and answer["chosen"] is None
     assert [row["state"] for row in answer["rows"]] == ["waiting", "trying", "waiting"]
+    report(attempt, TRIAL, **result(1, 0.5))
+    assert "1 of 3 plans measured so far" in client.get(address).content.decode()
     failed = {"index": 1, "state": "failed", "exit_class": "out_of_memory", "message": "3 GiB"}
     results = [result(0, 0.5), failed, result(2, 0.25)]
     report(attempt, CHOSEN, index=2, reason="Plan 3 is the fastest.", results=results)

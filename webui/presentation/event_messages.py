@@ -24,6 +24,7 @@ NOT_LISTED: Final = frozenset(
         "rollouts_sampled",
         "samples_written",
         "training_rows",
+        "plan_trials_began",
         "plan_trial_began",
         "plan_trial",
     }

@@ -20,7 +20,7 @@ from orchestrator.scheduling import dispatch
 from orchestrator.scheduling import services as scheduling
 from orchestrator.telemetry import outcome
 from tests import factories
-from workers.contracts.wire.maintenance.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN
+from workers.contracts.wire.maintenance.plan_trials import BEGAN, CHOSEN, TRIAL, TRIAL_BEGAN
 
 pytestmark = pytest.mark.django_db
 
@@ -238,6 +238,7 @@ def test_trials_are_measurements_for_calibration(attempt: Attempt) -> None:
 
 
 def test_periods_of_trials_are_of_their_attempt(attempt: Attempt) -> None:
+    report(attempt, BEGAN, 992.5, count=3, elapsed_s=0.5)
     report(attempt, TRIAL_BEGAN, 1000.0, index=0, elapsed_s=8.0)
     assert periods_of(run=attempt.run) == {1: (992.0, None)}
     report(attempt, CHOSEN, 1050.0, elapsed_s=58.0, index=0, reason="", results=[])

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 
 from workers.contracts.wire.maintenance.plan_trials import (
+    BEGAN,
     CHOSEN,
     TRIAL,
     TRIAL_BEGAN,
@@ -93,6 +94,7 @@ class TrialPhase:
     def run(self) -> Chosen | Verdict | None:
         """The chosen plan, the attempt's verdict, or None if a stop was requested meanwhile."""
         self.run_dir.path.mkdir(exist_ok=True)
+        self._report(BEGAN, {"count": len(self._plans)})
         for failed in interrupted_twice(self.trials):
             self._store(failed)
         for start in range(len(self._plans) + 1):

@@ -13,11 +13,13 @@ from pydantic import Field
 from workers.contracts.base import WireContract
 from workers.contracts.specs.model import Count, Positive
 
-# events of a supervisor: a trial starts, a plan was measured or failed, a plan was chosen
+# events of a supervisor: an attempt begins to try plans, a trial starts, a plan was measured or
+# failed, a plan was chosen
+BEGAN: Final = "plan_trials_began"
 TRIAL_BEGAN: Final = "plan_trial_began"
 TRIAL: Final = "plan_trial"
 CHOSEN: Final = "plan_chosen"
-EVENTS: Final = (TRIAL_BEGAN, TRIAL, CHOSEN)
+EVENTS: Final = (BEGAN, TRIAL_BEGAN, TRIAL, CHOSEN)
 
 Seconds = Annotated[float, Field(ge=0)]
 

@@ -17,12 +17,12 @@ def test_importance_names_its_method_and_runs() -> None:
         "name": ["p", "q", "r", "s", "t", "u"],
         "noise": [3, 1, 2, 1, 3, 2],
     }
-    found = importances(config, [5.0, 4.0, 3.0, 2.0, 1.0, 0.5])
-    assert [one.name for one in found][:2] == ["lr", "model"], "each run has another name"
-    lr, model = found[:2]
+    ranked = importances(config, [5.0, 4.0, 3.0, 2.0, 1.0, 0.5])
+    assert [one.name for one in ranked][:2] == ["lr", "model"], "each run has another name"
+    lr, model = ranked[:2]
     assert (lr.strength, lr.direction, lr.runs, lr.method) == (pytest.approx(1), -1, 5, "spearman")
     assert 0.8 < model.strength < 1 and (model.direction, model.method) == (0, "groups")
-    assert found[-1].name == "noise" and found[-1].strength < 0.5
+    assert ranked[-1].name == "noise" and ranked[-1].strength < 0.5
     assert importances(config, [1.0] * 6) == []
     assert importances(config, [1.0, 2.0, None, None, None, None]) == []
 

@@ -1,4 +1,4 @@
-"""What the charts of Compare draw: configuration, metrics and prediction errors of runs."""
+"""What the charts of the Compare page draw: configuration, metrics, prediction errors."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ import { format, gettext } from "./i18n.js";
 import { quantity } from "./format.js";
 import { faint, plotly, theme } from "./plot.js";
 
+const RETRY_MS = 2000;
 const AXES = 8; // of parallel coordinates, the metric included
 const plain = (text) => String(text).replaceAll("<", "&lt;");
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
@@ -11,9 +12,12 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 /** Reads the values of the runs and draws the card; returns the values, null if the server did not respond. */
 export async function startRelations({ runs, ids, color, state }) {
   const card = document.getElementById("relations"), query = new URLSearchParams({ runs: ids });
-  const read = async (more = {}) => {
+  const read = async (more = {}, tries = 3) => {
     const answer = await fetch(`/runs/compare/values/?${new URLSearchParams({ ...Object.fromEntries(query), ...more })}`, { headers: { Accept: "application/json" } }).catch(() => null);
-    return answer?.ok ? answer.json() : null;
+    if (answer?.ok) return answer.json();
+    if (tries === 1) return null;
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+    return read(more, tries - 1);
   };
   const values = await read();
   if (!card) return values;
@@ -151,7 +155,7 @@ function importance(list, metric, count) {
       hoverinfo: "text", text: top.map((one) => plain(`${one.name}: ${quantity(one.strength, 2)}, ${word(one)}, ${one.runs} runs`)), textposition: "none",
     }],
     layout: { bargap: 0.35, xaxis: { range: [0, 1], title: { text: plain(format(gettext("association with %(metric)s, 0 to 1"), { metric })) } }, yaxis: { ticksuffix: " " } },
-    note: format(gettext("Method: numbers by Spearman's rank correlation, texts by the correlation ratio of ranks; %(least)s to %(most)s of %(count)s runs have both values. It shows association, not cause."), { least: Math.min(...list.map((one) => one.runs)), most: Math.max(...list.map((one) => one.runs)), count }),
+    note: format(gettext("Method: numbers by Spearman's rank correlation, texts by the correlation ratio of ranks, over the runs with both values (%(least)s or more of %(count)s). It shows association, not cause."), { least: Math.min(...list.map((one) => one.runs)), count }),
   };
 }
 

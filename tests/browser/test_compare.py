@@ -1,0 +1,84 @@
+"""Charts of the Compare page and widths of columns in Chromium."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.site import Site
+from tests.flows.embedded import ROOT
+
+pytestmark = pytest.mark.browser
+Visit = Callable[..., Page]
+_REFRESH = """
+import django
+django.setup()
+from orchestrator.telemetry import services
+services.summaries_refresh(wait=False)
+"""
+
+
+def sweep(site: Site, count: int = 8) -> list[str]:
+    """External runs whose loss falls with their learning rate; two widths, two seeds."""
+    ids = []
+    for i in range(count):
+        run, lr = site.external(f"sweep {i}"), 10.0 ** (-4 + i / 3)
+        config = {"lr": lr, "width": (128, 256)[i % 2], "seed": i // 2 % 2}
+        answer = site.client.patch(f"runs/{run}/details", json={"config": config})
+        assert answer.status_code == 200, answer.text
+        for step in (1, 40):
+            site.log(run, step, 39 if step == 1 else 1, loss=2 + math.exp(-step * lr) + i / 100)
+        ids.append(run)
+    command = [sys.executable, "-c", _REFRESH]
+    subprocess.run(command, env=site.environ, cwd=ROOT, check=True)
+    return ids
+
+
+def test_compare_groups_subtracts_and_relates(visit: Visit, site: Site) -> None:
+    ids = sweep(site)
+    page = visit(f"/runs/compare/?runs={','.join(ids)}&group=config.width")
+    card, relations = page.locator("#curves"), page.locator("#relations")
+    expect(card).to_have_attribute("data-drawn", "6")  # per width two edges and a mean
+    expect(card.locator(".legend")).to_contain_text("config.width = 256")
+    page.select_option("[data-group]", "")
+    page.select_option("[data-baseline]", ids[0])
+    expect(card).to_have_attribute("data-drawn", "8")
+    expect(card.locator(".ytitle")).to_have_text(f"loss, difference to run {ids[0]}")
+    for kind, marks in (
+        ("scatter", ".scatterlayer .point"),
+        ("parallel", ".scatterlayer .js-line"),
+        ("box", ".boxlayer .box"),
+        ("importance", ".barlayer .point"),
+    ):
+        page.select_option("[data-kind]", kind)
+        expect(relations).to_have_attribute("data-drawn", kind)
+        expect(relations.locator(marks).first).to_be_attached()
+    expect(relations.locator("[data-note]")).to_contain_text("Spearman")
+    expect(relations.locator(".ytick").last).to_have_text("config.lr ")
+    assert "r-kind=importance" in page.url and f"base={ids[0]}" in page.url
+    page.select_option("[data-kind]", "error")
+    expect(relations.locator("[data-note]")).to_contain_text("None of these runs has a prediction")
+
+
+def test_columns_are_resized_by_the_keyboard(visit: Visit, site: Site) -> None:
+    site.external("resized")
+    page = visit("/runs/?columns=model,age")
+    grip = page.locator('th[data-key="model"] .column-grip')
+    grip.focus()
+    before = page.locator('th[data-key="model"]').evaluate("head => head.offsetWidth")
+    for _ in range(3):
+        page.keyboard.press("Shift+ArrowRight")
+    expect(grip).to_have_attribute("aria-valuenow", str(before + 150))
+    assert f"widths=model%3A{before + 150}" in page.url
+    page.reload()
+    head = page.locator('th[data-key="model"]')
+    expect(head).to_have_class("sized")
+    assert head.evaluate("head => head.offsetWidth") == before + 150
+    assert "widths=" in str(page.locator('th[data-key="age"] a').get_attribute("href"))
+    page.locator('th[data-key="model"] .column-grip').press("Home")
+    assert "widths" not in page.url

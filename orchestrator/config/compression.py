@@ -1,7 +1,7 @@
 """Compresses responses with gzip.
 
-Pages carry secrets such as CSRF tokens. Their length does not leak through compression (BREACH):
-Django masks the tokens anew in every response, and the gzip header has up to 100 random bytes.
+Pages carry secrets such as CSRF tokens. Compression does not reveal them (BREACH): Django masks the
+tokens differently in every response, and the gzip header has up to 100 random bytes.
 """
 
 from __future__ import annotations

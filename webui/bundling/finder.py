@@ -70,7 +70,7 @@ def _folder() -> str:
     """The folder with the files; writes it if it does not exist."""
     if "collectstatic" in sys.argv:
         temporary = tempfile.TemporaryDirectory(prefix="orrery-bundles-")
-        _kept.append(temporary)  # until the process ends
+        _temporary.append(temporary)  # until the process ends
         _write(files(), Path(temporary.name))
         return temporary.name
     content = files()
@@ -91,7 +91,7 @@ def _folder() -> str:
     return str(folder)
 
 
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+_temporary: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _write(content: dict[str, bytes], folder: Path) -> None:

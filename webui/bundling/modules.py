@@ -55,7 +55,7 @@ def bundle(sources: Mapping[str, str]) -> dict[str, str]:
     shared = {name for name in modules if uses.get(name, 0) > 1}
     if SHARED in modules:
         shared |= set(closures[SHARED])
-    # what a shared module imports is shared as well, whoever else imports it
+    # what a shared module imports is shared as well, even if one page imports it
     shared |= {name for member in shared for name in closures[member]}
     served = {name: sources[name] for name in plain}
     for name, module in modules.items():

@@ -152,7 +152,7 @@ function importance(list, metric, count) {
   return {
     traces: [{
       type: "bar", orientation: "h", y: top.map(({ name }) => plain(name)), x: top.map(({ strength }) => strength), marker: { color: top.map(({ method, direction }) => (method === "groups" ? colors["text-3"] : direction > 0 ? colors.loss : colors.throughput)) },
-      hoverinfo: "text", text: top.map((one) => plain(`${one.name}: ${quantity(one.strength, 2)}, ${word(one)}, ${one.runs} runs`)), textposition: "none",
+      hoverinfo: "text", text: top.map((one) => plain(format(gettext("%(name)s: %(strength)s, %(direction)s, %(count)s runs"), { name: one.name, strength: quantity(one.strength, 2), direction: word(one), count: one.runs }))), textposition: "none",
     }],
     layout: { bargap: 0.35, xaxis: { range: [0, 1], title: { text: plain(format(gettext("association with %(metric)s, 0 to 1"), { metric })) } }, yaxis: { ticksuffix: " " } },
     note: format(gettext("Method: numbers by Spearman's rank correlation, texts by the correlation ratio of ranks, over the runs with both values (%(least)s or more of %(count)s). It shows association, not cause."), { least: Math.min(...list.map((one) => one.runs)), count }),

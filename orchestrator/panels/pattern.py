@@ -46,7 +46,7 @@ class _Known:
 
 
 class Pattern:
-    """A compiled pattern; `fits` tells whether a name has a part that matches."""
+    """A compiled pattern; `fits` is true for a name with a part that matches."""
 
     def __init__(self, text: str) -> None:
         self._sets: list[CharacterSet | None] = []

@@ -18,6 +18,7 @@ from orchestrator.reports import comments as report_comments
 from orchestrator.reports import services as reports
 from orchestrator.reports import share_links
 from orchestrator.reports.models import Report
+from orchestrator.dashboards import services as dashboards
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
@@ -77,6 +78,8 @@ PLAIN = [
     "/experiments/solved-problems/",
     "/reports/",
     "/reports/new/",
+    "/dashboards/",
+    "/dashboards/new/",
     "/planner/",
     "/planner/serving/",
     "/planner/scaling/",
@@ -98,7 +101,17 @@ PLAIN = [
     "/gallery/",
     "/health/",
 ]
-TABS = ("summary", "performance", "memory", "numerics", "logs", "checkpoints", "config", "history")
+TABS = (
+    "summary",
+    "performance",
+    "memory",
+    "numerics",
+    "dashboards",
+    "logs",
+    "checkpoints",
+    "config",
+    "history",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -138,8 +151,12 @@ def pages(live_server: Any) -> list[str]:
     report, shared = _report(owner, trained)
     served = factories.run(owner, kind="serve", train=None, plan={}, serve={})
     factories.running(served, node)
+    panels = dashboards.suggested(["loss", "grad_norm"], several=True)
+    board = dashboards.dashboard_create(owner=owner, name="d", spec=panels, experiment=experiment)
     return [
         *PLAIN,
+        f"/dashboards/{board.pk}/",
+        f"/dashboards/{board.pk}/?edit=1",
         f"/experiments/{experiment.pk}/",
         f"/runs/compare/?runs={trained.pk},{failed.pk}",
         *(f"/reports/{report.pk}/{page}" for page in ("", "edit/", "versions/", "share/")),

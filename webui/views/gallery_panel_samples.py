@@ -131,7 +131,7 @@ def _kinds() -> list[PanelCard]:
             PanelSpec(
                 id="gallery-markdown",
                 kind="markdown",
-                text="### Summary\n\nThe **third** learning rate is best: see [the runs](/runs/)."
+                text="# Summary\n\nThe **third** learning rate is best: see [the runs](/runs/)."
                 "\n\n- loss falls\n- `grad_norm` is calm",
             )
         ),

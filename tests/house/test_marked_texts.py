@@ -24,6 +24,7 @@ NOT_TRANSLATED = {
     "gallery_sample.py",
     "consumers.py",
     "modules.py",
+    "gallery_panel_samples.py",
 }
 # code that a user copies, a content type, the state that REST writes, a data file's own texts
 CODE = re.compile(

@@ -10,7 +10,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.dashboards import selectors
 from orchestrator.panels.spec import RunsSource
 from orchestrator.panels.viewed_runs import PanelViewer
-from webui.presentation.panel_cards import panel_cards
+from webui.panels.panel_cards import panel_cards
 from webui.presentation.run_facts import Facts
 from webui.views.access import has_role
 

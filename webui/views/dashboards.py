@@ -24,7 +24,7 @@ from orchestrator.panels.spec import RunsSource
 from orchestrator.panels.viewed_runs import PanelViewer
 from orchestrator.runs import selectors as runs
 from webui.forms.panel_form import panel_form
-from webui.presentation.panel_cards import panel_card, panel_cards
+from webui.panels.panel_cards import panel_card, panel_cards
 from webui.views.access import (
     PageRequest,
     field_errors,

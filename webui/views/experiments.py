@@ -16,8 +16,8 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal, forbidden
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
+from webui.panels.experiment_dashboards import experiment_dashboards
 from webui.presentation import formatting
-from webui.presentation.experiment_dashboards import experiment_dashboards
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
 from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title

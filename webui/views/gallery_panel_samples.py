@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from orchestrator.panels.data import Empty, EmptyCode, PanelData, PanelRun
 from orchestrator.panels.spec import PanelSpec
-from webui.presentation.panel_cards import PanelCard, panel_card
+from webui.panels.panel_cards import PanelCard, panel_card
 
 _RUNS: Final = tuple(PanelRun(str(12 + i), f"lr-{1e-4 * 2**i:.0e}", "finished") for i in range(6))
 _STEPS: Final = list(range(10, 1001, 10))

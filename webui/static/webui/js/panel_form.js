@@ -174,7 +174,8 @@ export class PanelForm {
     for (const place of this.form.querySelectorAll("[data-error-of]")) place.hidden = true;
     for (const { field, message, hint } of errors) {
       const name = field.split(".")[0], place = this.form.querySelector(`[data-error-of="${CSS.escape(name)}"]`) ?? this.form.querySelector('[data-error-of=""]');
-      place.textContent = `${place.dataset.errorOf || !field ? "" : `${field}: `}${message}${hint ? ` (${hint})` : ""}`;
+      const text = hint ? `${message} (${hint})` : message;
+      place.textContent = !place.dataset.errorOf && field ? `${field}: ${text}` : text;
       place.hidden = false;
     }
   }

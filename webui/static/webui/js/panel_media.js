@@ -12,7 +12,8 @@ const make = (tag, values = {}, ...children) => {
 export function mediaElements({ spec, data }) {
   if (spec.kind === "table" && data.content.of === "runs") return [runsTable(data)];
   const alone = data.runs.length === 1, names = new Map(data.runs.map((run) => [run.id, run])), several = new Set(data.content.items.map((item) => item.name)).size > 1;
-  const grid = make("div", { className: spec.kind === "image" ? "media-items" : "media-items stacked" });
+  const grid = make("div", { className: "media-items" });
+  grid.classList.toggle("stacked", spec.kind !== "image");
   for (const item of data.content.items) {
     const run = names.get(item.run), place = format(gettext("step %(step)s"), { step: item.step.toLocaleString("en-US") });
     const caption = make("figcaption", {}, [item.caption, several ? item.name : "", place].filter(Boolean).join(" · "));

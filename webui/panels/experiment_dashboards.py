@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from orchestrator.dashboards import selectors
 from orchestrator.panels.viewed_runs import PanelViewer
-from webui.presentation.panel_cards import panel_cards
+from webui.panels.panel_cards import panel_cards
 
 _DASHBOARDS: Final = 10  # newest, of one experiment
 _PINNED: Final = 12

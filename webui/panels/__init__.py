@@ -1,0 +1,1 @@
+"""Panels of dashboards and reports on pages."""

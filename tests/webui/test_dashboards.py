@@ -30,7 +30,8 @@ def run(owner: User) -> Run:
         owner=owner, name="first", spec={"kind": "external"}, experiment="question"
     )
     names = ("loss", "val_loss", "grad_norm", "layer/0", "layer/1", "<script>")
-    points = batch_of(run, [1, 2, 3], **{name: float for name in names})
+    values: dict[str, Any] = {name: float for name in names}
+    points = batch_of(run, [1, 2, 3], **values)
     telemetry.points_store(run=run, attempt=1, batches=[points])
     return run
 
@@ -119,7 +120,7 @@ def test_a_run_is_shown_by_the_nearest_dashboard(run: Run, owner: User) -> None:
 
 
 def test_pinned_panels_are_on_the_page_of_their_experiment(run: Run, owner: User) -> None:
-    panels = [
+    panels: list[dict[str, Any]] = [
         {"id": "a", "kind": "line", "metrics": ["loss"], "pinned": True},
         {"id": "b", "kind": "line", "metrics": ["val_loss"]},
     ]

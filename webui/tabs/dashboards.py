@@ -10,7 +10,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.dashboards import selectors
 from orchestrator.panels.spec import RunsSource
 from orchestrator.panels.viewed_runs import PanelViewer
-from webui.panels.panel_cards import panel_cards
+from webui.panels.panel_cards import PanelCard, panel_cards
 from webui.presentation.run_facts import Facts
 from webui.views.access import has_role
 
@@ -24,7 +24,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
     wanted = request.GET.get("dashboard", "")
     chosen = next((row for row in rows if str(row.pk) == wanted), rows[0] if rows else None)
     source = RunsSource(runs=[str(facts.run.pk)])
-    cards, left_out = [], 0
+    cards, left_out = list[PanelCard](), 0
     if chosen is not None:
         panels = selectors.spec_of(chosen).panels
         cards, left_out = panel_cards(panels, PanelViewer(facts.user, source))

@@ -15,7 +15,7 @@ from tests import factories
 
 pytestmark = pytest.mark.django_db
 URL = "/api/v1/dashboards"
-LINE = {"id": "p1", "kind": "line", "metrics": ["loss"]}
+LINE: dict[str, Any] = {"id": "p1", "kind": "line", "metrics": ["loss"]}
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def change(client: Client, id: str, tag: str = "", **body: Any) -> Any:
 
 def test_a_dashboard_is_written_and_read(owner: User, run: Run) -> None:
     client = factories.api(owner)
-    panels = [
+    panels: list[dict[str, Any]] = [
         {**LINE, "y_log": True, "y_min": 0.5, "pinned": True, "smoothing": 0.9},
         {"id": "p2", "kind": "bar", "pattern": "^val_", "runs": {"experiment": 3, "limit": 5}},
         {"id": "p3", "kind": "markdown", "text": "# Why"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, Final
 
 from orchestrator.common.errors import invalid
@@ -77,8 +78,10 @@ def table_block(ids: Sequence[str]) -> str:
 
 
 def _cell(run: Any, column: Column, values: dict[str, float | str]) -> Any:
-    value = run_value(run, column.name) if column.source == "run" else values.get(column.key)
-    return iso(value) if hasattr(value, "isoformat") else value
+    if column.source != "run":
+        return values.get(column.key)
+    value = run_value(run, column.name)
+    return iso(value) if isinstance(value, datetime) else value
 
 
 def _limit(body: dict[str, Any]) -> int:

@@ -99,9 +99,9 @@ def shared(request: HttpRequest, token: str) -> HttpResponse:
     state = "unknown" if link is None else selectors.link_state(link)
     if link is None or state != "active":
         title, text = ENDED[state]
-        context = {"title": _(title), "text": _(text), "state": state, "link": link}
+        ended = {"title": _(title), "text": _(text), "state": state, "link": link}
         status = 404 if state == "unknown" else 410
-        return _private(render(request, "webui/reports/ended_link.html", context, status=status))
+        return _private(render(request, "webui/reports/ended_link.html", ended, status=status))
     share_links.link_opened(link)
     version = selectors.version_get(report=link.report)
     readers = Readers((link.author, version.author), anonymous=True)
@@ -122,7 +122,7 @@ def _private(response: HttpResponse) -> HttpResponse:
     return response
 
 
-def _row(request: HttpRequest, link: Any) -> dict[str, Any]:
+def _row(request: PageRequest, link: Any) -> dict[str, Any]:
     row = share_links.serialize_link(link, request.user)
     url = request.build_absolute_uri(row["path"]) if row["path"] else ""
     return {**row, "url": url, "row": link}

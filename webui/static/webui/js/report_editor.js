@@ -7,7 +7,7 @@ const form = document.getElementById("report-form"), source = document.getElemen
 const preview = document.getElementById("preview"), status = document.getElementById("preview-state");
 const freeze = document.getElementById("freeze");
 const FENCE = /^```(panel|runs)\b(.*)$/;
-const saved = fields();
+const saved = "unsaved" in form.dataset ? "" : fields();
 let waiting = 0, sent = 0, leaving = false;
 
 /* ---- preview ---- */

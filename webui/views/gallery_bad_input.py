@@ -13,7 +13,7 @@ from webui.presentation import run_headlines
 
 MARKUP = "<script>alert(1)</script>"
 LONG = "baseline-with-rotary-embeddings-and-a-very-long-name-" * 4
-QUERY = "lr > 1e-4 and val_loss = < 2"
+QUERY = "lr>1e-4,val_loss<2"
 METRICS = 5_000
 _STEPS = list(range(1, 61))
 _START = 1_768_487_400.0  # Unix seconds

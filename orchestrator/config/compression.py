@@ -28,4 +28,4 @@ class CompressionMiddleware(GZipMiddleware):
         """The response, compressed if the client accepts it and it becomes shorter."""
         if response.streaming or not response.get("Content-Type", "").startswith(_TYPES):
             return response
-        return super().process_response(request, response)  # type: ignore[arg-type]
+        return super().process_response(request, response)

@@ -80,8 +80,8 @@ def _folder() -> str:
     folder = Path(settings.BUNDLES) / f"{digest.hexdigest()[:16]}{'-br' if _brotli() else ''}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
-            made = Path(temporary) / "made"
+        with tempfile.TemporaryDirectory(dir=folder.parent) as near:
+            made = Path(near) / "made"
             _write(content, made)
             try:
                 made.rename(folder)

@@ -98,8 +98,10 @@ def _errors(
         for run, own in zip(runs, numbers, strict=True):
             predicted = (run.prediction or {}).get(name)
             measured = own[name].median if name in own else None
-            known = isinstance(predicted, int | float) and predicted > 0 and measured
-            column.append([float(predicted), float(measured)] if known and measured else None)
+            if isinstance(predicted, int | float) and predicted > 0 and measured:
+                column.append([float(predicted), float(measured)])
+            else:
+                column.append(None)
         if any(column):
             columns[name] = column
     return columns

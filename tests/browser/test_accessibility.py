@@ -14,11 +14,11 @@ from playwright.sync_api import Browser
 
 from orchestrator.accounts.models import User
 from orchestrator.accounts.roles import Role
+from orchestrator.dashboards import services as dashboards
 from orchestrator.reports import comments as report_comments
 from orchestrator.reports import services as reports
 from orchestrator.reports import share_links
 from orchestrator.reports.models import Report
-from orchestrator.dashboards import services as dashboards
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry

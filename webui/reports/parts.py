@@ -12,8 +12,8 @@ from orchestrator.panels.spec import PanelSpec
 from orchestrator.reports import block_data
 from orchestrator.reports.block_data import BlockData
 from orchestrator.reports.readers import Readers
+from webui.panels.panel_cards import PanelCard, panel_card
 from webui.presentation import formatting
-from webui.presentation.panel_cards import PanelCard, panel_card
 from webui.reports.text import Part, render_report
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.runs.models import Attempt
 from orchestrator.runs.plan_trials.models import PlanTrials
-from workers.contracts.wire.exit_classes import ExitClass
+from workers.contracts.exit_classes import ExitClass
 
 # of attempts that ended without a fault of the plan that they tried
 _ON_REQUEST = (ExitClass.CANCELLED, ExitClass.PREEMPTED, "")

@@ -31,8 +31,8 @@ def main() -> None:
     home = Path(tempfile.mkdtemp(prefix="orrery-bench-"))
     orrery = Orrery(home / "home", devices=2, environ=SETTINGS)
     second = SecondNode(orrery, orrery.home)
-    orrery.start()
     try:
+        orrery.start()
         second.start()
         orrery.until(lambda: len(orrery.get("nodes")["items"]) == 2, 300, "the second node")
         run = orrery.submit(spec(min_devices=2), name="elastic")

@@ -16,7 +16,7 @@ from orchestrator.scheduling import services
 from orchestrator.scheduling.preemption.growth import EVERY_S, Growth
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
-from tests.orchestrator.scheduling.test_reaper import silence
+from tests.orchestrator.scheduling.test_periodic_checks import silence
 
 pytestmark = pytest.mark.django_db
 

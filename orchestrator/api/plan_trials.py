@@ -71,5 +71,5 @@ def plan_trials(request: HttpRequest, id: int) -> Any:
     run = get_run(request, id)
     table = trials_of(run=run)
     if table is None:
-        raise invalid("id", f"run {run.pk} tries no plans", "a run with autotune")
+        raise invalid("id", f"run {run.pk} tries no plans", "Choose a run with autotune.")
     return {**table, "decided": iso(table["decided"])}

@@ -49,7 +49,7 @@ def dashboard_create(
     accounts.require_role(owner, Role.SUBMITTER, "create dashboards")
     name = _name(name)
     if sum(subject is not None for subject in (run, experiment, team)) > 1:
-        raise invalid("run", "a dashboard has one of run, experiment and team", "one of them")
+        raise invalid("run", "a dashboard has one of run, experiment and team", "Use one of them.")
     if team is not None and not selectors.may_write_for(team, owner):
         raise forbidden(
             f"Only submitters of the team {team.name} create its dashboards; {owner.username} is "
@@ -149,7 +149,11 @@ def _require_editor(dashboard: Dashboard, by: User) -> None:
 def _name(text: str) -> str:
     name = " ".join(text.split())
     if not 1 <= len(name) <= 120 or not name.isprintable():
-        raise invalid("name", "a dashboard's name has 1 to 120 characters", "what it shows")
+        raise invalid(
+            "name",
+            "a dashboard's name has 1 to 120 characters",
+            "Name the dashboard after what it shows.",
+        )
     return name
 
 

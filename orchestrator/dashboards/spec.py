@@ -28,15 +28,17 @@ class DashboardSpec(Contract):
     def _limited(self) -> Self:
         if len(self.panels) > MOST_PANELS:
             message = f"a dashboard has at most {MOST_PANELS} panels, not {len(self.panels)}"
-            raise Refused(message, "a second dashboard", field="panels")
+            raise Refused(message, "Create a second dashboard.", field="panels")
         patterns = sum(bool(panel.pattern) for panel in self.panels)
         if patterns > MOST_PATTERNS:
             message = f"{patterns} panels have a pattern, more than {MOST_PATTERNS}"
-            raise Refused(message, "metrics instead, or a second dashboard", field="panels")
+            raise Refused(message, "Use metrics instead, or a second dashboard.", field="panels")
         ids = Counter(panel.id for panel in self.panels)
         id, count = ids.most_common(1)[0] if ids else ("", 1)
         if count > 1:
-            raise Refused(f"{count} panels have the id {id!r}", "different ids", field="panels")
+            raise Refused(
+                f"{count} panels have the id {id!r}", "Use different ids.", field="panels"
+            )
         return self
 
     def to_document(self) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def period_between(*, since: datetime | None, until: datetime | None, points: in
     end = until or clock.now()
     start = since or end - timedelta(days=1)
     if start >= end:
-        raise invalid("from", f"{start:%Y-%m-%d %H:%M} is not before `to`", "an earlier time")
+        raise invalid("from", f"{start:%Y-%m-%d %H:%M} is not before `to`", "Use an earlier time.")
     if end - start > MOST_SPAN:
-        raise invalid("from", f"a period has at most {MOST_SPAN.days} days", "a later time")
+        raise invalid("from", f"a period has at most {MOST_SPAN.days} days", "Use a later time.")
     return period(until=end, seconds=(end - start).total_seconds(), points=points)
 
 

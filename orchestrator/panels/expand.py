@@ -72,8 +72,8 @@ def search_names(
 def pattern_refusal(pattern: str, error: PatternError, field: str = "pattern") -> Refusal:
     """The 422 of a pattern that cannot be read: its text with a caret below the position."""
     refusal = invalid(field, f"at character {error.at + 1}: {error.message}", error.hint)
-    hint = f" Use {error.hint}." if error.hint else ""
-    refusal.detail = f"{error.message}.{hint}\n{pattern}\n{' ' * error.at}^"
+    advice = f" {error.hint}" if error.hint else ""
+    refusal.detail = f"{error.message}.{advice}\n{pattern}\n{' ' * error.at}^"
     return refusal
 
 

@@ -111,7 +111,7 @@ class Pattern:
         self, wanted: CharacterSet | None = None, following: Iterable[int] = (), check: str = ""
     ) -> int:
         if len(self._sets) >= MOST_STATES:
-            raise PatternError("the pattern is too large", 0, "use smaller numbers in {…}")
+            raise PatternError("the pattern is too large", 0, "Use smaller numbers in {…}.")
         self._sets.append(wanted)
         self._next.append(list(following))
         self._assertions.append(check)
@@ -172,7 +172,7 @@ def compiled(text: str) -> Pattern:
     """The pattern. Raises PatternError with the position of what is wrong."""
     if len(text) > LONGEST:
         message = f"the pattern has {len(text)} characters, more than {LONGEST}"
-        raise PatternError(message, LONGEST, "a shorter pattern")
+        raise PatternError(message, LONGEST, "Use a shorter pattern.")
     return Pattern(text)
 
 
@@ -188,6 +188,8 @@ def matches(text: str, names: Iterable[str]) -> list[str]:
             result.append(name)
         if pattern.work > limit:
             raise PatternError(
-                "the pattern takes too long on these names", 0, "fewer repetitions within others"
+                "the pattern takes too long on these names",
+                0,
+                "Use fewer repetitions within others.",
             )
     return result

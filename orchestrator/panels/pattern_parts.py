@@ -80,7 +80,7 @@ def parse(text: str) -> tuple[Node, bool]:
     reader = _Reader(text, 4 if ignore_case else 0)
     tree = reader.alternatives(0)
     if reader.at < len(text):
-        raise PatternError("this parenthesis closes nothing", reader.at, r"write \) for a ')'")
+        raise PatternError("this parenthesis closes nothing", reader.at, r"Write \) for a ')'.")
     return tree, ignore_case
 
 
@@ -122,7 +122,7 @@ class _Reader:
                 raise PatternError(
                     f"{character!r} has nothing to repeat",
                     start,
-                    f"\\{character} for the character",
+                    f"Use \\{character} for the character.",
                 )
             parts.append(self.repeated(self.atom(depth)))
         return parts[0] if len(parts) == 1 else Sequence(tuple(parts))
@@ -151,9 +151,9 @@ class _Reader:
         if self.peek() == "?":  # as few as possible: the same names match
             self.at += 1
         if self.peek() == "+":
-            raise PatternError("possessive repetitions are not supported", self.at, "remove the +")
+            raise PatternError("possessive repetitions are not supported", self.at, "Remove the +.")
         if self.peek() and self.peek() in "*+?":
-            raise PatternError("a repetition is repeated", self.at, "put the part in parentheses")
+            raise PatternError("a repetition is repeated", self.at, "Put the part in parentheses.")
         return Repeat(part, least, most)
 
     def _counts(self) -> tuple[int, int | None, int] | None:
@@ -191,20 +191,22 @@ class _Reader:
             elif self.peek(3) == "?P<":
                 end = self.text.find(">", self.at)
                 if end < 0:
-                    raise PatternError("the name of this group does not end", start, "(?P<name>…)")
+                    raise PatternError(
+                        "the name of this group does not end", start, "Use (?P<name>…)."
+                    )
                 self.at = end + 1
             else:
                 raise _unsupported_group(self.peek(3), start)
         tree = self.alternatives(depth)
         if self.peek() != ")":
-            raise PatternError("this parenthesis is not closed", start, r"add ')', or write \(")
+            raise PatternError("this parenthesis is not closed", start, r"Add ')', or write \(.")
         self.at += 1
         return tree
 
     def escape(self, start: int) -> Node:
         character = self.take()
         if not character:
-            raise PatternError("a backslash at the end escapes nothing", start, r"\\")
+            raise PatternError("a backslash at the end escapes nothing", start, r"Use \\.")
         if character.lower() in _CLASSES:
             return CharacterSet(classes=(character,))
         if character in "bB":
@@ -217,9 +219,11 @@ class _Reader:
         if character in _CONTROLS:
             return _CONTROLS[character]
         if character.isascii() and character.isdecimal() and character != "0":
-            raise PatternError("references to groups are not supported", start, "write it again")
+            raise PatternError(
+                "references to groups are not supported", start, "Write the part again."
+            )
         if character.isascii() and character.isalnum():
-            raise PatternError(f"\\{character} is not an escape", start, f"{character} alone")
+            raise PatternError(f"\\{character} is not an escape", start, f"Use {character} alone.")
         return character
 
     def bracket(self, start: int) -> Node:
@@ -230,14 +234,14 @@ class _Reader:
         first = True
         while first or self.peek() != "]":
             if not self.peek():
-                raise PatternError("this bracket is not closed", start, r"add ']', or write \[")
+                raise PatternError("this bracket is not closed", start, r"Add ']', or write \[.")
             first, at, low = False, self.at, self.member()
             if self.peek() == "-" and self.peek(2) not in ("-]", "-"):
                 self.at += 1
                 high = self.member()
                 if len(low) > 1 or len(high) > 1 or high < low:
                     shown = self.text[at : self.at]
-                    raise PatternError(f"{shown} is not a range", at, "for example a-z or 0-9")
+                    raise PatternError(f"{shown} is not a range", at, "Use for example a-z or 0-9.")
                 ranges.append((low, high))
             elif len(low) > 1:
                 classes.append(low[1])
@@ -255,15 +259,15 @@ class _Reader:
         if escaped and escaped.lower() in _CLASSES:
             return f"\\{escaped}"
         if not escaped:
-            raise PatternError("a backslash at the end escapes nothing", start, r"\\")
+            raise PatternError("a backslash at the end escapes nothing", start, r"Use \\.")
         return "\b" if escaped == "b" else self._escaped(escaped, start)
 
 
 def _unsupported_group(begin: str, start: int) -> PatternError:
     if begin[1:2] in ("=", "!") or begin in ("?<=", "?<!"):
         message = "conditions on what comes before or after are not supported"
-        return PatternError(message, start, "match the whole name: ^…$")
+        return PatternError(message, start, "Match the whole name: ^…$.")
     if begin[1:2].isalpha():
         message = "only (?i) is supported, at the begin of the pattern"
-        return PatternError(message, start, "(?i)…")
-    return PatternError(f"({begin} is not supported", start, "(…) or (?:…)")
+        return PatternError(message, start, "Use (?i)….")
+    return PatternError(f"({begin} is not supported", start, "Use (…) or (?:…).")

@@ -62,7 +62,7 @@ class RunsSource(Contract):
             given = " and ".join(chosen) if chosen else "none of them"
             raise Refused(
                 f"a source has exactly one of runs, experiment, team and query, not {given}",
-                'for example {"experiment": "3"}',
+                'Use for example {"experiment": "3"}.',
             )
         return self
 
@@ -120,12 +120,12 @@ class PanelSpec(Contract):
         elif not self.metrics and not (self.kind == "table" and self.columns):
             raise Refused(
                 f"a panel of kind {self.kind} shows no metric",
-                "metrics or a pattern",
+                "Add metrics or a pattern.",
                 field="metrics",
             )
         if self.kind == "scatter" and not self.x_metric:
             raise Refused(
-                "a scatter panel has no x axis", "a metric or parameter", field="x_metric"
+                "a scatter panel has no x axis", "Set a metric or parameter.", field="x_metric"
             )
         for axis in ("x", "y"):
             self._check_limits(axis)
@@ -134,7 +134,7 @@ class PanelSpec(Contract):
     def _check_pattern(self) -> None:
         if self.metrics:
             message = "a panel has metrics or a pattern, not both"
-            raise Refused(message, "remove one of them", field="pattern")
+            raise Refused(message, "Remove one of them.", field="pattern")
         try:
             compiled(self.pattern)
         except PatternError as error:
@@ -145,13 +145,13 @@ class PanelSpec(Contract):
         low, high = getattr(self, f"{axis}_min"), getattr(self, f"{axis}_max")
         if low is not None and high is not None and low >= high:
             message = f"the {axis} axis ends at {high:g}, which is not above its begin {low:g}"
-            raise Refused(message, f"a number above {low:g}", field=f"{axis}_max")
+            raise Refused(message, f"Use a number above {low:g}.", field=f"{axis}_max")
         if getattr(self, f"{axis}_log") and any(
             end is not None and end <= 0 for end in (low, high)
         ):
             name = f"{axis}_min" if low is not None and low <= 0 else f"{axis}_max"
             message = "a logarithmic axis has only positive limits"
-            raise Refused(message, "a number above 0, or no logarithm", field=name)
+            raise Refused(message, "Use a number above 0, or a linear axis.", field=name)
 
     def to_document(self) -> dict[str, Any]:
         """JSON data without values that are defaults; `id` and `kind` always."""

@@ -65,7 +65,7 @@ def freeze(*, report: Report, blocks: Sequence[Block], by: User) -> None:
             raise _at(block, refusal) from None
         if len(json.dumps(data)) > MOST_BYTES:
             message = f"line {block.line}: its data are larger than {MOST_BYTES // 1_000_000} MB"
-            raise invalid("text", message, "fewer runs, metrics or images")
+            raise invalid("text", message, "Show fewer runs, metrics or images.")
         FrozenPanel.objects.get_or_create(
             report=report,
             key=block.key,

@@ -64,7 +64,7 @@ def check_blocks(text: str) -> list[Block]:
     blocks = blocks_in(text)
     if len(blocks) > MOST_BLOCKS:
         message = f"the report has more than {MOST_BLOCKS} panels and run tables"
-        raise invalid("text", message, "write a second report")
+        raise invalid("text", message, "Write a second report.")
     for block in blocks:
         if block.problem:
             raise invalid("text", f"line {block.line}: {block.problem}", _HINTS[block.kind])

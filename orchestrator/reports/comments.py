@@ -24,9 +24,11 @@ def comment_create(
     services.require_edit(report, by)
     text = text.replace("\r\n", "\n").replace("\x00", "\ufffd").strip()
     if not 1 <= len(text) <= MOST_TEXT:
-        raise invalid("text", f"a comment has 1 to {MOST_TEXT:,} characters", "what you think")
+        raise invalid(
+            "text", f"a comment has 1 to {MOST_TEXT:,} characters", "Write what you think."
+        )
     if parent is not None and parent.parent_id is not None:
-        raise invalid("parent", "an answer has no answers", "the comment that it answers")
+        raise invalid("parent", "an answer has no answers", "Answer the first comment.")
     if report.comments.count() >= MOST:
         raise conflict(f"The report has {MOST:,} comments. Delete some first.")
     with transaction.atomic():
@@ -48,7 +50,9 @@ def comment_resolve(*, comment: ReportComment, by: User, resolved: bool) -> Repo
     """Resolve or reopen a comment with its answers. Raises 403, 422 for an answer."""
     services.require_edit(comment.report, by)
     if comment.parent_id is not None:
-        raise invalid("resolved", "an answer is resolved with its comment", "the first comment")
+        raise invalid(
+            "resolved", "an answer is resolved with its comment", "Answer the first comment."
+        )
     with transaction.atomic():
         _set_resolved(comment, by, resolved=resolved)
     comment.refresh_from_db()

@@ -26,7 +26,7 @@ def check_table(body: dict[str, Any]) -> None:
             raise invalid("text", f"a run table has no field {name!r}", ", ".join(FIELDS))
     for name in ("title", "query", "sort"):
         if not isinstance(body.get(name, ""), str):
-            raise invalid("text", f"{name} of a run table is not text", f'{name}: "…"')
+            raise invalid("text", f"{name} of a run table is not text", f'Use {name}: "…".')
     _limit(body)
     _listed(body, "columns")
     _ids(body)
@@ -87,7 +87,7 @@ def _cell(run: Any, column: Column, values: dict[str, float | str]) -> Any:
 def _limit(body: dict[str, Any]) -> int:
     limit = body.get("limit", _USUAL_ROWS)
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_ROWS:
-        raise invalid("text", f"limit {limit!r} is not a number of rows", f"1 to {MOST_ROWS}")
+        raise invalid("text", f"limit {limit!r} is not a number of rows", f"Use 1 to {MOST_ROWS}.")
     return limit
 
 
@@ -98,7 +98,7 @@ def _listed(body: dict[str, Any], name: str) -> list[str]:
     if isinstance(parts, int) and not isinstance(parts, bool):
         parts = [parts]
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
-        raise invalid("text", f"{name} of a run table is not a list", f"{name}: a, b")
+        raise invalid("text", f"{name} of a run table is not a list", f"Use {name}: a, b.")
     return [str(part).strip() for part in parts if str(part).strip()]
 
 
@@ -106,7 +106,7 @@ def _ids(body: dict[str, Any]) -> list[int]:
     ids = _listed(body, "runs")
     for text in ids:
         if not is_id(text):
-            raise invalid("text", f"{text[:40]!r} is not a run's number", "runs: 12, 14")
+            raise invalid("text", f"{text[:40]!r} is not a run's number", "Use runs: 12, 14.")
     if len(ids) > MOST_ROWS:
-        raise invalid("text", f"the table lists {len(ids)} runs", f"at most {MOST_ROWS}")
+        raise invalid("text", f"the table lists {len(ids)} runs", f"Use at most {MOST_ROWS}.")
     return [int(text) for text in dict.fromkeys(ids)]

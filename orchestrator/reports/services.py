@@ -120,7 +120,7 @@ def report_restore(*, report: Report, by: User, number: int, version: int) -> Re
     base = selectors.version_get(report=report, number=version)
     _require_newest(report, base, old.title, old.text)
     if number == version:
-        raise invalid("version", f"version {number} is the newest one", "an older version")
+        raise invalid("version", f"version {number} is the newest one", "Choose an older version.")
     return _saved(report, base, by, title=old.title, text=old.text, restored=number)
 
 
@@ -207,13 +207,15 @@ def _checked(title: str, text: str, note: str) -> tuple[str, str, str]:
     title, note = " ".join(title.split()), " ".join(note.replace("\x00", "").split())
     if not 1 <= len(title) <= MOST_TITLE or not title.isprintable():
         message = f"a title has 1 to {MOST_TITLE} printable characters"
-        raise invalid("title", message, "what the report answers")
+        raise invalid("title", message, "Name the report after what it answers.")
     text = text.replace("\r\n", "\n").replace("\x00", "\ufffd").strip("\n")
     if len(text) > MOST_TEXT:
         message = f"the text has {len(text):,} characters, more than {MOST_TEXT:,}"
-        raise invalid("text", message, "write a second report")
+        raise invalid("text", message, "Write a second report.")
     if len(note) > MOST_NOTE:
-        raise invalid("note", f"longer than {MOST_NOTE} characters", "what changed, in a few words")
+        raise invalid(
+            "note", f"longer than {MOST_NOTE} characters", "Write what changed in a few words."
+        )
     return title, text, note
 
 

@@ -37,9 +37,9 @@ def link_create(
     expires = expires or now + timedelta(days=USUAL_DAYS)
     if not now < expires <= now + timedelta(days=MOST_DAYS):
         message = "the end is in the past or more than a year away"
-        raise invalid("expires", message, f"a time within {MOST_DAYS} days")
+        raise invalid("expires", message, f"Use a time within {MOST_DAYS} days.")
     if len(note) > _NOTE:
-        raise invalid("note", f"longer than {_NOTE} characters", "for whom the link is")
+        raise invalid("note", f"longer than {_NOTE} characters", "Write for whom the link is.")
     if report.links.filter(revoked=None, expires__gt=now).count() >= MOST:
         raise conflict(f"The report has {MOST} active links. Revoke one first.")
     with transaction.atomic():

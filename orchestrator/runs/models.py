@@ -12,7 +12,7 @@ from django.utils import timezone
 from orchestrator.runs.datasets.models import DataSetUse, DataSetVersion
 from orchestrator.runs.plan_trials.models import PlanTrials
 from workers.contracts.exit_classes import ExitClass
-from workers.contracts.specs.elastic import plan_at
+from workers.contracts.specs.training_rules.elastic import plan_at
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 __all__ = [

@@ -45,7 +45,7 @@ from orchestrator.runs.states import ENDED
 from orchestrator.runs.submission.run_paths import open_file_of_run, run_of_path, runs_named
 from orchestrator.runs.submission.script_secrets import values_by_run as script_secrets_of
 from orchestrator.runs.submission.weights import models_root
-from workers.contracts.specs.elastic import spec_at
+from workers.contracts.specs.training_rules.elastic import spec_at
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 __all__ = [

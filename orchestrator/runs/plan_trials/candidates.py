@@ -32,7 +32,7 @@ def open_plan_problems(spec: RunSpec, *, automatic: bool) -> list[Problem]:
     if spec.autotune is None or spec.kind != "train" or automatic:
         return []
     message = "the plan is given, so there is nothing to try"
-    return [problem("autotune", message, 'plan "auto", or no autotune')]
+    return [problem("autotune", message, 'Set plan to "auto", or leave autotune out.')]
 
 
 def candidates_of(
@@ -56,7 +56,9 @@ def candidates_of(
         message = f"there are {len(listed) or 'no'} plans to compare on these devices"
         if len(listed) == 1:
             message = "only one plan is legal and fits on these devices"
-        return Candidates(problems=[problem("autotune", message, "no autotune, or more devices")])
+        return Candidates(
+            problems=[problem("autotune", message, "Leave autotune out, or use more devices.")]
+        )
     listed.sort(key=lambda each: float(each["prediction"]["step_time_s"]))
     times = [float(each["prediction"]["step_time_s"]) for each in listed]
     budget = settings.budget_s(spec.train.steps * times[0])
@@ -85,10 +87,10 @@ def _too_small(
     )
     share = needed / run_s
     if by_seconds:
-        return problem("autotune.max_seconds", message, f"{needed * 1.2:.0f}, or fewer steps")
+        return problem("autotune.max_seconds", message, f"Use {needed * 1.2:.0f}, or fewer steps.")
     hint = (
-        f"max_share {min(0.5, 1.2 * share):.2g}"
+        f"Use max_share {min(0.5, 1.2 * share):.2g}."
         if share < 0.5
-        else "no autotune, since the run is short"
+        else "Leave autotune out: the run is short."
     )
     return problem("autotune.max_share", message, hint)

@@ -21,7 +21,7 @@ LEAST_STEPS: Final = 3  # timed steps that a median requires
 def _check_number(number: int) -> int:
     if not 2 <= number <= MOST_PLANS:
         message = f"{number} is not a number of plans that can be compared"
-        raise Refused(message, f"2 to {MOST_PLANS}, or no autotune")
+        raise Refused(message, f"Use 2 to {MOST_PLANS}, or no autotune.")
     return number
 
 
@@ -49,11 +49,11 @@ def autotune_problems(spec: RunSpec) -> list[Problem]:
         return []
     if spec.kind != "train" or spec.train is None:
         message = f"plans of {spec.kind} runs are not tried"
-        return [problem("autotune", message, "kind train, or no autotune")]
+        return [problem("autotune", message, "Use kind train, or leave autotune out.")]
     if spec.train.policy is not None:
         message = f"{spec.train.objective} alternates sampling and training; no trial measures both"
-        return [problem("autotune", message, "another objective, or no autotune")]
+        return [problem("autotune", message, "Use another objective, or leave autotune out.")]
     if getattr(spec.resources, "min_devices", None) is not None:
         message = "plans are tried on a fixed number of devices, this run may change it"
-        return [problem("autotune", message, "no resources.min_devices, or no autotune")]
+        return [problem("autotune", message, "Leave resources.min_devices or autotune out.")]
     return []

@@ -26,7 +26,7 @@ def read_order(directory: Path) -> tuple[TrialsOrder, float]:
         document = json.loads(path.read_text(encoding="utf-8"))
         return TrialsOrder.from_dict(document), float(document.get("began") or 0.0)
     except (OSError, ValueError) as error:
-        message = f"the order of trials {path} cannot be read: {error}; try a run with autotune"
+        message = f"the order of trials {path} cannot be read: {error}"
         raise UserError(message) from None
 
 

@@ -15,7 +15,7 @@ from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import problem
 from workers.contracts.catalog.units import GIB
-from workers.contracts.specs.elastic import elastic_plans, elastic_problems
+from workers.contracts.specs.training_rules.elastic import elastic_plans, elastic_problems
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,9 @@ def range_problems(spec: RunSpec) -> list[Problem]:
         message = (
             f"pool {pool} belongs to the engine {engine}, whose jobs have a fixed number of devices"
         )
-        return [problem(_FIELD, message, "leave it out, or a pool of Orrery's own nodes")]
+        return [
+            problem(_FIELD, message, "Leave the field out, or choose a pool of Orrery's own nodes.")
+        ]
     return elastic_problems(spec)
 
 
@@ -99,5 +101,9 @@ def _misfits(sizes: list[dict[str, Any]], hardware: TargetHardware) -> list[Prob
         f"device, {hardware.entry.name} has {has:.1f} GiB"
     )
     fitting = [size["devices"] for size in sizes if size["fits"] is not False]
-    hint = f"min_devices {fitting[-1]}" if fitting[-1] != smallest["devices"] else "a smaller model"
+    hint = (
+        f"Use min_devices {fitting[-1]}."
+        if fitting[-1] != smallest["devices"]
+        else "Use a smaller model."
+    )
     return [problem(_FIELD, message, hint)]

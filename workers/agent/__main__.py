@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from workers.agent import identity, isolation
-from workers.contracts.wire import topology
+from workers.contracts import topology_path
 from workers.contracts.wire.node_messages import Isolation
 from workers.launcher.cluster_engines.own_address import own_address
 
@@ -46,7 +46,7 @@ def main() -> int:
             address=args.address or own_address(args.redis),
             slots=args.devices,
             isolation=runs.report,
-            topology=topology.path(args.topology) if args.topology else None,
+            topology=topology_path.path(args.topology) if args.topology else None,
         )
         token = args.join or os.environ.get("ORRERY_JOIN") or None
         node_file = identity.identify(

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
 from tests.workers.training.conftest import make_spec
-from workers.contracts.specs.elastic import plan_at, spec_at
+from workers.contracts.specs.training_rules.elastic import plan_at, spec_at
 from workers.models.convert import convert
 from workers.models.weights import manifest as manifests
 from workers.models.weights.manifest import find_damage, write_manifest

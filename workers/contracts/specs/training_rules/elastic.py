@@ -71,18 +71,18 @@ def elastic_problems(spec: RunSpec) -> list[Problem]:
         return []
     if spec.train is None:
         message = f"only training runs can change their number of devices, kind is {spec.kind}"
-        return [problem(_FIELD, message, "leave it out")]
+        return [problem(_FIELD, message, "Leave the field out.")]
     if spec.rollout_devices:
         message = "rollouts on devices of their own need a fixed number of devices"
-        return [problem(_FIELD, message, "leave it out, or rollout.devices without a number")]
+        return [problem(_FIELD, message, "Leave the field out, or leave rollout.devices out.")]
     if spec.train.checkpoint is None:
         message = "a run continues on fewer devices from its last checkpoint, and it saves none"
-        return [problem(_FIELD, message, 'train.checkpoint {"every_steps": 100}')]
+        return [problem(_FIELD, message, 'Use train.checkpoint {"every_steps": 100}.')]
     if not isinstance(plan, ParallelPlan):
         return []
     if least > plan.world_size:
         message = f"{least} is more than the {plan.world_size} devices of the plan"
-        return [problem(_FIELD, message, f"at most {plan.world_size}")]
+        return [problem(_FIELD, message, f"Use at most {plan.world_size}.")]
     sizes = list(_legal_sizes(spec, plan))
     if len(elastic_plans(spec)) > 1 or least == plan.world_size:
         return []
@@ -96,9 +96,9 @@ def elastic_problems(spec: RunSpec) -> list[Problem]:
     )
     smaller = [size for size in sizes if size < plan.world_size]
     hint = (
-        f"at most {smaller[0]}; possible sizes are {', '.join(map(str, reversed(sizes)))}"
+        f"Use at most {smaller[0]}; possible sizes are {', '.join(map(str, reversed(sizes)))}."
         if smaller
-        else "a plan with dp above 1 whose number of micro-batches smaller dp divide"
+        else "Use a plan with dp above 1 whose number of micro-batches smaller dp divide."
     )
     return [problem(_FIELD, message, hint)]
 

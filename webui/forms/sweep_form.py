@@ -125,7 +125,7 @@ def _numbers(fields: Mapping[str, str], names: tuple[str, ...]) -> dict[str, Any
 
 def _invalid_line(line: str) -> Refusal:
     message = _("%(line)r is not a parameter") % {"line": line[:80]}
-    hint = "Write for example train.optimizer.lr = 1e-4 .. 0.1 log."
+    hint = _("Write for example train.optimizer.lr = 1e-4 .. 0.1 log.")
     return _invalid([{"field": "parameters", "message": message, "hint": hint}])
 
 

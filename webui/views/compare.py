@@ -104,7 +104,7 @@ def curves(request: PageRequest) -> HttpResponse:
     text = request.GET.get("x", "step")
     axis = _AXES.get(text)
     if axis is None:
-        raise invalid("x", _("%(text)r is not an axis") % {"text": text[:40]}, "Use step.")
+        raise invalid("x", _("%(text)r is not an axis") % {"text": text[:40]}, _("Use step."))
     items, missing = [], []
     for run in runs:
         try:

@@ -180,7 +180,7 @@ def _subject(request: PageRequest, text: str) -> dict[str, Any]:
         return {}
     if not is_id(id) or kind not in ("run", "experiment", "team"):
         message = _("%(text)r is not a run, experiment or team") % {"text": text[:40]}
-        raise invalid("subject", message, "run:12")
+        raise invalid("subject", message, _("Use for example run:12."))
     user = request.user
     if kind == "run":
         return {"run": runs.run_get(user=user, id=id)}

@@ -22,7 +22,7 @@ def exports(request: PageRequest) -> HttpResponse:
             raise invalid(
                 "target",
                 _("%(text)s is not a number") % {"text": repr(text[:20])},
-                "Enter the number of a run or experiment, such as 12.",
+                _("Enter the number of a run or experiment, such as 12."),
             )
         target = int(text)
         if kind == "experiment":

@@ -143,5 +143,5 @@ def _number(field: str, text: str, kind: Any) -> Any:
         raise invalid(
             field,
             _("%(text)r is not a number") % {"text": text.strip()},
-            "Use a number such as 400." if kind is int else "Use a number such as 0.001.",
+            _("Use a number such as 400.") if kind is int else _("Use a number such as 0.001."),
         ) from None

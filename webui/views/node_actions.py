@@ -100,7 +100,7 @@ def _device_index(request: PageRequest) -> int | None:
     text = request.POST.get("device", "")
     if text and not (text.isascii() and text.isdigit() and len(text) < 6):
         problem = _("%(text)s is not a device's index") % {"text": repr(text[:20])}
-        raise invalid("device", problem, "Use a number such as 0.")
+        raise invalid("device", problem, _("Use a number such as 0."))
     return int(text) if text else None
 
 

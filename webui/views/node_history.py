@@ -225,10 +225,10 @@ def _marks(
         rows = runs.events_visible_to(
             user=user, of_runs=of_runs, types=_TYPES, since=columns.since, limit=EVENTS
         )
-        for row in rows:
-            message = event_messages.event_message(row)
-            text = _("Run %(id)s: %(text)s") % {"id": row.run_id, "text": message.text}
-            events.append((row.time, message.kind, text, row.run_id))
+        for event in rows:
+            message = event_messages.event_message(event)
+            text = _("Run %(id)s: %(text)s") % {"id": event.run_id, "text": message.text}
+            events.append((event.time, message.kind, text, event.run_id))
     marks = [
         Mark(left, kind, text, time, run)
         for time, kind, text, run in sorted(events, key=lambda each: each[0])

@@ -142,7 +142,7 @@ def _expires(request: HttpRequest) -> Any:
             date = None
         if date is None:
             message = _("%(day)r is not a day") % {"day": day[:20]}
-            raise invalid("expires", message, "2026-12-31")
+            raise invalid("expires", message, _("Use a day such as 2026-12-31."))
         return now.replace(
             year=date.year, month=date.month, day=date.day, hour=23, minute=59, second=59
         )

@@ -94,7 +94,7 @@ def comment_change(request: PageRequest, id: int, comment: int) -> HttpResponse:
     action = request.POST.get("action", "resolve")
     if action not in ("resolve", "reopen", "delete"):
         message = _("%(name)r is not possible") % {"name": action[:40]}
-        raise invalid("action", message, _("resolve, reopen or delete"))
+        raise invalid("action", message, _("Use resolve, reopen or delete."))
     if action == "delete":
         comments.comment_delete(comment=which, by=request.user)
         return redirect_with_message(request, _("Comment deleted."), "report", row.pk)

@@ -63,7 +63,7 @@ def _vote(run: Any, request: HttpRequest) -> tuple[Any, str]:
         raise invalid(
             "example",
             _("%(name)r is not an example") % {"name": example[:40]},
-            "Use a number such as 0.",
+            _("Use a number such as 0."),
         )
     choice = request.POST.get("choice", "")
     answer_votes.vote(run=run, by=_user(request), example=int(example), choice=choice)

@@ -89,9 +89,8 @@ def _request(request: PageRequest) -> Any:
             raise invalid("file", _("the file is not text in UTF-8"), "") from None
         trace = file.name or "trace.csv"
         if not csv:
-            raise invalid(
-                "file", _("the file is empty"), f"Write the columns {', '.join(COLUMNS)}."
-            )
+            hint = _("Write the columns %(names)s.") % {"names": ", ".join(COLUMNS)}
+            raise invalid("file", _("the file is empty"), hint)
     else:
         kind = sent.get("kind", "philly")
         trace = f"{kind}:{_number(request, 'runs')}:{_number(request, 'seed')}"
@@ -111,7 +110,7 @@ def _number(request: PageRequest, name: str) -> int:
         raise invalid(
             name,
             _("%(text)s is not a number") % {"text": repr(text[:20])},
-            "Use a number such as 100.",
+            _("Use a number such as 100."),
         )
     return int(text)
 

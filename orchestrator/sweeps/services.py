@@ -22,6 +22,7 @@ from orchestrator.sweeps.definition import (
 from orchestrator.sweeps.models import Sweep, SweepState
 from orchestrator.sweeps.trials import open_trials, trial_stop
 from workers.contracts import Problem
+from workers.contracts.base import as_sentences
 
 NAME_LENGTH = 120
 
@@ -50,7 +51,7 @@ def sweep_create(
             "sweep-invalid",
             "The sweep cannot be started as it is",
             422,
-            "; ".join(str(item) for item in problems[:3]),
+            as_sentences(problems),
             problems,
         )
     with transaction.atomic():

@@ -5,7 +5,7 @@ Does not depend on any particular contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -80,6 +80,14 @@ class Problem(Contract):
 def with_hint(message: str, hint: str) -> str:
     """`message. Hint.`, or the message alone without a hint."""
     return f"{message.rstrip('. ')}. {hint}" if hint else message
+
+
+def as_sentences(problems: Sequence[Problem], most: int = 3) -> str:
+    """The first problems, each as sentences that end with a full stop; the number of the others."""
+    texts = [f"{str(problem).rstrip('. ')}." for problem in problems[:most]]
+    if (more := len(problems) - most) > 0:
+        texts.append(f"{more} more problem{'s' if more > 1 else ''}.")
+    return " ".join(texts)
 
 
 class Refused(ValueError):

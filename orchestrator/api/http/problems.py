@@ -17,7 +17,7 @@ from ninja.errors import HttpError
 
 from orchestrator.common import live
 from orchestrator.common.errors import Refusal
-from workers.contracts.base import Contract, Problem, validation_problems
+from workers.contracts.base import Contract, Problem, as_sentences, validation_problems
 
 log = logging.getLogger(__name__)
 
@@ -199,9 +199,7 @@ def _invalid(request: HttpRequest, error: Invalid) -> HttpResponse:
         "invalid",
         "The request is not valid",
         422,
-        "; ".join(str(item) for item in error.problems[:3])
-        + (f"; and {len(error.problems) - 3} more" if len(error.problems) > 3 else "")
-        + ".",
+        as_sentences(error.problems),
         [item.to_dict() for item in error.problems],
     )
 

@@ -23,7 +23,7 @@ from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.models import Calibration, DeviceType, SavedPlan
 from orchestrator.planner.plan_request import ParseOptions
 from orchestrator.planner.request_parsing import parse_line
-from workers.contracts.base import Problem, problem, validation_problems
+from workers.contracts.base import Problem, as_sentences, problem, validation_problems
 from workers.contracts.catalog.devices import DEVICES, Device
 
 MAX_MEASUREMENTS = 2000
@@ -219,8 +219,7 @@ def _parse_measurements(
 
 
 def _invalid(problems: Sequence[Problem]) -> Refusal:
-    first = "; ".join(str(item) for item in problems[:3])
-    return Refusal("invalid", "The request is not valid", 422, first, problems)
+    return Refusal("invalid", "The request is not valid", 422, as_sentences(problems), problems)
 
 
 def _create(row: Calibration) -> Calibration:

@@ -11,6 +11,7 @@ from orchestrator.runs.datasets import registration, selectors, services
 from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.datasets.references import references, replaced
 from workers.contracts import Problem
+from workers.contracts.base import as_sentences
 from workers.contracts.wire.maintenance.data_sets import data_key
 
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
@@ -46,8 +47,8 @@ def with_data_sets_of_bundle(spec: dict[str, Any], facts: Any, *, by: User) -> d
         else:
             spec = replaced(spec, each.field.split("."), label, row.label)
     if problems:
-        first = "; ".join(str(item) for item in problems[:3])
-        raise Refusal("spec-invalid", "The run cannot be submitted as it is", 422, first, problems)
+        detail = as_sentences(problems)
+        raise Refusal("spec-invalid", "The run cannot be submitted as it is", 422, detail, problems)
     return spec
 
 

@@ -64,6 +64,7 @@ from workers.contracts import (
     spec_problems,
     validation_problems,
 )
+from workers.contracts.base import as_sentences
 from workers.contracts.specs.api_key_hash import hash_key
 from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
 from workers.contracts.specs.benchmarks.variants import total_steps
@@ -450,20 +451,19 @@ def _with_hashed_key(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def _does_not_fit(misfits: list[Problem]) -> Refusal:
-    detail = "; ".join(str(item) for item in misfits[:3])
     return Refusal(
         "plan-does-not-fit",
         "The plan is predicted not to fit its devices",
         422,
-        f"{detail}. Submit it with force to run it anyway.",
+        f"{as_sentences(misfits)} Submit it with force to run it anyway.",
         misfits,
     )
 
 
 def spec_invalid(problems: list[Problem]) -> Refusal:
     """The 422 for a spec with problems."""
-    first = "; ".join(str(item) for item in problems[:3])
-    return Refusal("spec-invalid", "The run cannot be submitted as it is", 422, first, problems)
+    detail = as_sentences(problems)
+    return Refusal("spec-invalid", "The run cannot be submitted as it is", 422, detail, problems)
 
 
 def _first_summary(spec: RunSpec, resolved: ResolvedPlan) -> dict[str, Any]:

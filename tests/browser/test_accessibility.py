@@ -192,13 +192,22 @@ def test_no_page_has_an_axe_violation_or_overflows(
     browser: Browser, live_server: Any, pages: list[str]
 ) -> None:
     """Each page is loaded once: all rules on a wide screen in light, then colors in dark, and
-    sizes on a phone.
+    sizes on a phone. No page requests what the server refuses.
     """
     if not AXE.exists():
         missing = "axe-core is not installed: run make install-test"
         pytest.fail(missing) if os.environ.get("CI") == "true" else pytest.skip(missing)
     faults: list[str] = []
+    refused: list[str] = []
     with opened(browser, live_server, "/account/", bypass_csp=True) as page:
+        page.on(
+            "response",
+            lambda answer: (
+                refused.append(f"{answer.status} {answer.url}")
+                if answer.status >= 400 and answer.request.resource_type != "document"
+                else None
+            ),
+        )
         for address in pages:
             page.set_viewport_size({"width": 1440, "height": 900})
             page.emulate_media(color_scheme="light")
@@ -210,5 +219,6 @@ def test_no_page_has_an_axe_violation_or_overflows(
             violations += page.evaluate(RUN, OF_COLORS)
             page.set_viewport_size({"width": 390, "height": 900})
             violations += page.evaluate(RUN, OF_SIZES) + page.evaluate(WIDE)
-            faults += [f"{address} {one}" for one in dict.fromkeys(violations)]
+            faults += [f"{address} {one}" for one in (*dict.fromkeys(violations), *refused)]
+            refused.clear()
     assert not faults, "\n".join(faults)

@@ -327,7 +327,7 @@ class Facts:
             "name": f"run-{run.pk}",
             "title": _("run %(id)s %(name)s") % {"id": run.pk, "name": run.name},
             "series": f"/api/v1/runs/{run.pk}/series",
-            "curves": f"/api/v1/runs/{run.pk}/curves",
+            "curves_url": f"/api/v1/runs/{run.pk}/curves",
             "socket": f"/ws/runs/{run.pk}/",
             "epoch": self.epoch,
             "after": self.seq,

@@ -113,7 +113,7 @@ def _first_curves(context: dict[str, Any], request: HttpRequest) -> str:
     if not names or request.GET.get("x", source["axis"]) != source["axis"]:
         return ""
     query = {"x": source["axis"], "points": 1200, "digits": 7, "name": names}
-    url = f"{source['curves']}?{urlencode(query, doseq=True)}"
+    url = f"{source['curves_url']}?{urlencode(query, doseq=True)}"
     source["first"] = {"url": url, "names": names}
     return url
 

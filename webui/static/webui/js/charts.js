@@ -71,12 +71,12 @@ export class ChartSet {
 
   /** Series of several curves, as [[curve, answer]]; one request for all if the source has an address for that. */
   async fetchCurves(curves, extra = {}) {
-    if (!this.source.curves) return Promise.all(curves.map(async (curve) => [curve, await this.fetchSeries(curve.name, curve.rank, extra)]));
+    if (!this.source.curves_url) return Promise.all(curves.map(async (curve) => [curve, await this.fetchSeries(curve.name, curve.rank, extra)]));
     const query = new URLSearchParams({ x: this.view.x, points: SNAPSHOT_POINTS, digits: DIGITS, ...extra });
     for (const curve of curves) query.append("name", curve.name);
     if (curves[0].rank !== null && curves[0].rank !== undefined) query.set("rank", curves[0].rank);
     const early = this.first(curves) && this.view.x === this.source.axis && !("from" in extra); // the page preloads it
-    const answer = await fetch(early ? this.source.first.url : `${this.source.curves}?${query}`);
+    const answer = await fetch(early ? this.source.first.url : `${this.source.curves_url}?${query}`);
     if (!answer.ok) throw new Error(`curves: ${answer.status}`);
     return (await answer.json()).items.map((item, i) => [curves[i], item]);
   }

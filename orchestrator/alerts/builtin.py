@@ -35,13 +35,13 @@ BUILTINS: Final[Mapping[str, Builtin]] = {
         Builtin(
             "no-progress",
             "No progress",
-            "A running training has logged nothing for 15 minutes.",
+            "A running training run has logged nothing for 15 minutes.",
             Condition("no_progress", threshold=900.0, kinds=_TRAINING),
         ),
         Builtin(
             "slow",
             "Slower than predicted",
-            "A training has less than half of its predicted tokens per second for 10 minutes.",
+            "A training run has been below half of its predicted tokens per second for 10 minutes.",
             Condition("slow", threshold=0.5, kinds=("train",)),
             600.0,
         ),

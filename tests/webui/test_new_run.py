@@ -357,7 +357,7 @@ def test_the_default_form_can_be_submitted(owner: User) -> None:
         ({"train.steps": "0"}, "train.steps", "0 is out of range; it must be at least 1"),
         ({"plan.tp": "3"}, "plan.tp", "4 heads do not divide by tp 3. Use tp"),
         ({"plan.global_batch_size": "9"}, "plan.global_batch_size", "9 sequences do not divide"),
-        ({"resources.devices": "3"}, "resources.devices", "3 devices are requested"),
+        ({"resources.devices": "3"}, "resources.devices", "resources.devices is 3"),
         (
             {"data.preset": "file", "data.path": "/etc/passwd"},
             "data.path",

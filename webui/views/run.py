@@ -102,7 +102,9 @@ def _first_curves(context: dict[str, Any], request: HttpRequest) -> str:
 
     `charts.js` takes the curves from it, by `source.first`; empty if the page has no such charts.
     """
-    source = context["source"]
+    source = context.get("source")
+    if source is None:  # a tab without charts
+        return ""
     lines = (
         line["name"]
         for panel in context.get("panels") or ()

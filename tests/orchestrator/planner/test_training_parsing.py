@@ -59,7 +59,7 @@ def test_second_modules_cost_memory_and_time():
         ({"train": []}, "train", "an object"),
         ({"train": {"objective": "distill"}}, "train.distill", "needs a teacher"),
         ({"train": {"adapter": {"method": "x"}}}, "train.adapter.method", "lora"),
-        ({"train": {"freeze": ["nothing.*"]}}, "train.freeze.0", "matches none"),
+        ({"train": {"freeze": ["nothing.*"]}}, "train.freeze.0", "does not match any"),
         ({"train": {"objective": "sft"}, "teacher": "llama3-8b"}, "teacher", "distill"),
         ({"teacher": "llama3-8b"}, "teacher", "distill"),
         (

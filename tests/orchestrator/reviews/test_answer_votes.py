@@ -129,7 +129,7 @@ def test_page_and_rest_vote(people: factories.People, run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("example", "choice", "message"), [(99, "a", "no two different"), (0, "c", "no vote")]
+    ("example", "choice", "message"), [(99, "a", "no two different"), (0, "c", "is not a vote")]
 )
 def test_unknown_examples_and_choices_are_refused(
     people: factories.People, run: Any, example: int, choice: str, message: str

@@ -208,7 +208,7 @@ def test_a_server_is_not_trusted(
     for status, body, message in (
         (400, b'{"error": "right has no such option"}', "status is 400"),
         (200, b"right" * 300_000, "larger than 1 MiB"),
-        (200, b"[" * 100_000, "no chat completion"),
+        (200, b"[" * 100_000, "is not a chat completion"),
     ):
         two[1].status, two[1].body = status, body
         failed = request()

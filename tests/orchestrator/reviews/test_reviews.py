@@ -218,7 +218,7 @@ def test_what_cannot_be_reviewed_is_refused(
     write(data_root / "a.jsonl", [line(1)])
     review = begin(owner, path="a.jsonl")
     for change, message in (
-        ({"decision": "swap"}, "no decision"),
+        ({"decision": "swap"}, "is not a decision"),
         ({"rating": 6}, "not from 1 to 5"),
         ({"content": {"messages": []}}, "messages is not a list"),
         ({"content": edited(1, " ")}, "is an empty answer"),

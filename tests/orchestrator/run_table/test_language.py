@@ -52,7 +52,7 @@ def test_queries_become_trees(text: str, tree: str) -> None:
         ("(lr > 3", 0, "this parenthesis is not closed"),
         ('model = "tiny', 8, "this quote is not closed"),
         ("lr > 3 and", 10, "a name is expected, not the end"),
-        ("median(loss) < 2", 0, "'median' is not an aggregate"),
+        ("mode(loss) < 2", 0, "'mode' is not an aggregate"),
         ("state in failed", 9, '"(" is expected after "in"'),
         ("a ! b", 2, "'!' is not expected here"),
         ("(" * 40 + "a=1", 21, "the parentheses are nested too deeply"),

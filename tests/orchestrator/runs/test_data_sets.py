@@ -296,7 +296,7 @@ def test_names_that_do_not_exist_are_refused_with_a_suggestion(owner: User, root
     registered(owner)
     read()
     assert problem(owner, "hamlt") == ("there is no data set hamlt", "Use hamlet.")
-    assert problem(owner, "hamlet@7") == ("data set hamlet has no version 7", "hamlet@1")
+    assert problem(owner, "hamlet@7") == ("data set hamlet has no version 7", "Use hamlet@1.")
     message, hint = problem(owner, "hamlet@1", fingerprint="0" * 64)
     assert "another fingerprint" in message and hint == "Omit the fingerprint."
 

@@ -98,7 +98,10 @@ def test_what_does_not_fit_is_refused(
             },
             "top_p changes the sampler's distribution",
         ),
-        ({"rewards": [{"kind": "exact"}], "kl": {"target": 0.1}}, "adapts a coefficient of 0"),
+        (
+            {"rewards": [{"kind": "exact"}], "kl": {"target": 0.1}},
+            "kl.target has no effect because kl.coef is 0",
+        ),
         (
             {"rewards": [{"kind": "judge", "url": "http://a/v1", "model": "m", "prompt": "Rate"}]},
             "does not show the answer",

@@ -60,6 +60,7 @@ def test_a_minimal_spec_is_queued_and_recorded(owner: User, clock: Any) -> None:
         "wait_reason": None,
         "summary": {"step": 0, "steps": 200},
         "forked_from": None,
+        "elastic": None,
         "version": 1,
     }
     first, resolved = selectors.events_of(run=run)

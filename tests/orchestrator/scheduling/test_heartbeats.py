@@ -41,14 +41,14 @@ def test_one_failing_heartbeat_is_ignored_alone(
 ) -> None:
     for name in ("n1", "n2", "n3"):
         factories.node(name)
-    record = heartbeat_handler.health.heartbeats_record
+    record = heartbeat_handler.node_health.heartbeats_record
 
     def fails_for_n2(*, beats: list[Any]) -> bool:
         if any(item.node.name == "n2" for item in beats):
             raise KeyError("n2")
         return record(beats=beats)
 
-    monkeypatch.setattr(heartbeat_handler.health, "heartbeats_record", fails_for_n2)
+    monkeypatch.setattr(heartbeat_handler.node_health, "heartbeats_record", fails_for_n2)
     at = time.time() + 9.0
     heartbeat_handler.apply([beat(name, at) for name in ("n1", "n2", "n3")])
     assert [last(name) == pytest.approx(at, rel=0, abs=0.001) for name in ("n1", "n2", "n3")] == [
@@ -66,6 +66,6 @@ def test_an_outage_of_the_database_is_not_a_bad_heartbeat(
     def down(**_: Any) -> bool:
         raise OperationalError("server closed the connection")
 
-    monkeypatch.setattr(heartbeat_handler.health, "heartbeats_record", down)
+    monkeypatch.setattr(heartbeat_handler.node_health, "heartbeats_record", down)
     with pytest.raises(OperationalError):
         heartbeat_handler.apply([beat("n1", time.time())])

@@ -147,7 +147,7 @@ def test_an_incompatible_agent_does_not_join(
     monkeypatch.setattr(identity, "acquire_lock", lambda folder: None)
     assert command.main() == command.INCOMPATIBLE == 76
     stated = capsys.readouterr().err
-    assert "The control plane runs release 9.9" in stated and "upgrade the agent" in stated
+    assert "The control plane runs release 9.9" in stated and "Upgrade the agent" in stated
     assert not broker.exists(names.REPORTS), "the token was not used"
 
 

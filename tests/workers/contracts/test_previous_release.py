@@ -19,6 +19,7 @@ from workers.contracts.wire.node_messages import (
     ControlOrder,
     DeviceInfo,
     DeviceSample,
+    NodeSample,
     Heartbeat,
     KeepOrder,
     LaunchOrder,
@@ -100,6 +101,7 @@ def ours() -> list[Contract]:
         devices=[device],
         isolation={"method": "uids", "detail": "a user per owner"},
         broker_user="own",
+        topology="row-1/rack-3",
     )
     sample = DeviceSample(index=0, utilization=0.5, throttled="heat", processes=[1])
     seen = AttemptSeen(
@@ -129,6 +131,7 @@ def ours() -> list[Contract]:
             release=versions.RELEASE,
             wire=str(versions.WIRE),
             dropped_orders=2,
+            machine=NodeSample(cpu_utilization=0.5),
         ),
         launch,
         ControlOrder(attempt_id="1", fence="0b0e", action="cancel"),

@@ -281,7 +281,7 @@ def index_of_absent(folder):
         (lambda f: (f / "config.json").write_text("[1]"), "not an object"),
         (
             harm_config(model_type="bert"),
-            "model_type 'bert' is not known; known are deepseek_v2, deepseek_v3, gpt2, llama",
+            "Use one of deepseek_v2, deepseek_v3, gpt2, llama",
         ),
         (harm_config(hidden_size=64), "has shape"),
         (harm_config(num_hidden_layers=3), "tensors are missing, the first is model.layers.2"),

@@ -189,7 +189,7 @@ def test_a_failed_reward_ends_the_run_and_names_the_prompt(tmp_path, functions):
     [outcome] = run_policy(None, made, tmp_path / "run").outcomes
     assert outcome["class"] == "user_error"
     assert "raised ValueError: no idea (the prompt of" in outcome["reason"]
-    assert ": line " in outcome["reason"] and "on_reward_error skip" in outcome["reason"]
+    assert ": line " in outcome["reason"] and "on_reward_error to skip" in outcome["reason"]
 
 
 @pytest.mark.ranks

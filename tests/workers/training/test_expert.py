@@ -217,6 +217,7 @@ def test_fake_ranks_report_their_experts():
 
 def test_ep_must_divide_the_ranks_of_a_model_copy():
     with pytest.raises(
-        UserError, match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them; .* ep 2"
+        UserError,
+        match=r"plan\.ep: .* dp_shard x cp = 2 ranks, ep 4 does not divide them\. .* ep 2",
     ):
         accept(spec("deepseek", {"dp": 4, "dp_replicate": 2, "zero": 3, "ep": 4}))

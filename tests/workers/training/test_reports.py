@@ -162,7 +162,7 @@ def test_prompts_from_the_held_out_text(tmp_path):
 def test_unusable_prompts_are_refused(tmp_path):
     long = accept(make_spec(samples={"prompts": ["x" * 16]}))
     with pytest.raises(
-        UserError, match=r"train\.samples\.prompts\.0: 16 tokens.* try one of 1 to 15"
+        UserError, match=r"train\.samples\.prompts\.0: 16 tokens.* Use one of 1 to 15"
     ):
         open_prompts(long, long.train.samples, cache=tmp_path, checkpoints=tmp_path)
     (np.arange(4000) % 200).astype(np.uint16).tofile(tmp_path / "ids.bin")

@@ -74,10 +74,10 @@ def test_every_linear_layer_of_blocks_and_no_other():
     ("recipe", "capability", "remedy"),
     [
         ("tensorwise", (8, 9), None),
-        ("tensorwise", (8, 0), "precision bf16"),
+        ("tensorwise", (8, 0), "Use precision bf16."),
         ("block", (9, 0), None),
-        ("block", (10, 0), "fp8_recipe tensorwise, or precision bf16"),
-        ("block", (8, 0), "precision bf16"),
+        ("block", (10, 0), "Use fp8_recipe tensorwise, or precision bf16."),
+        ("block", (8, 0), "Use precision bf16."),
     ],
 )
 def test_devices_without_fp8_are_refused_with_a_remedy(recipe, capability, remedy, monkeypatch):

@@ -230,7 +230,9 @@ def data_problems(
         if examples and source.format not in examples:
             actual = source.preset or f"format {source.format}"
             message = f"this objective trains on examples, the data is {actual}"
-            problems.append(problem(f"{place}.format", message, f"Use {' or '.join(examples)}."))
+            problems.append(
+                problem(f"{place}.format", message, f"Use format {' or '.join(examples)}.")
+            )
         if source.format in EXAMPLE_FORMATS and not examples:
             message = f"{source.format} lines are for fine-tuning, this run trains on plain text"
             hint = 'Use train.objective "sft", or format jsonl with a field `text` per line.'

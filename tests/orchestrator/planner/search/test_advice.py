@@ -63,7 +63,7 @@ def test_combined_change_if_no_single_one_is_sufficient() -> None:
     )
     [change, *_] = advise(request)
     assert len(change.changes) > 1
-    assert "together" in change.message
+    assert "no single change is sufficient" in change.message
     assert predicted(change.request).column("fits")[0]
 
 

@@ -121,4 +121,4 @@ def test_the_fastest_supported_plan_is_chosen() -> None:
     second = resolve_auto(scenario, runs=lambda plan: plan != best)
     assert second.plan not in (None, best) and second.fits
     none = resolve_auto(scenario, runs=lambda plan: False)
-    assert none.plan is None and "engine supports none" in none.problems[0].message
+    assert none.plan is None and "engine does not support any" in none.problems[0].message

@@ -86,7 +86,7 @@ def test_any_beginning_of_a_mixture_has_the_shares(weights: list[float], index: 
 def test_what_is_too_short_is_named() -> None:
     with pytest.raises(
         UserError,
-        match=r"^data of s1: 4 tokens are shorter than one sequence of 4 \+ 1; .* seq_len 3",
+        match=r"^data of s1: 4 tokens are shorter than one sequence of 4 \+ 1\. .* seq_len 3",
     ):
         samples(9, 4)
     with pytest.raises(UserError, match=r"^data: 4 tokens are shorter"):

@@ -146,7 +146,7 @@ def test_sources_keep_their_weights_names_and_order(tmp_path: Path) -> None:
             "chat.jsonl",
             b'{"messages": []}\n',
             "jsonl",
-            "line 1 is a conversation .* try train.objective sft",
+            "line 1 is a conversation .* Use train.objective sft",
         ),
         ("blank.jsonl", b"\n\n", "jsonl", "the files contain no text"),
         ("odd.bin", b"abc", "tokens", "3 bytes are not a multiple of uint16"),

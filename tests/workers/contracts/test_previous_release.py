@@ -19,11 +19,11 @@ from workers.contracts.wire.node_messages import (
     ControlOrder,
     DeviceInfo,
     DeviceSample,
-    NodeSample,
     Heartbeat,
     KeepOrder,
     LaunchOrder,
     NodeInventory,
+    NodeSample,
     ProbeOrder,
 )
 from workers.contracts.wire.points import PointBatch, ReportedEvent

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +17,7 @@ MOST_PATTERNS: Final = 20  # panels with a pattern
 class DashboardSpec(Contract):
     """Panels in the order of the page; pinned ones are shown first."""
 
-    version: Annotated[Literal[1], Field(description="of this format")] = VERSION
+    version: Annotated[int, Field(ge=VERSION, le=VERSION, description="of this format")] = VERSION
     panels: list[PanelSpec] = []
     runs: Annotated[
         RunsSource | None,

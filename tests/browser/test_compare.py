@@ -19,7 +19,7 @@ _REFRESH = """
 import django
 django.setup()
 from orchestrator.telemetry import services
-services.summaries_refresh(wait=False)
+services.summaries_refresh(limit=100, wait=False)
 """
 
 

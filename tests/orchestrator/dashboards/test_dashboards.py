@@ -93,7 +93,7 @@ def test_an_edit_of_an_older_version_is_refused(owner: User) -> None:
             "21 panels have a pattern, more than 20",
         ),
         ([LINE, LINE], {}, "document.panels", "2 panels have the id 'p1'"),
-        ([LINE], {"version": 2}, "document.version", "2 is not one of 1"),
+        ([LINE], {"version": 2}, "document.version", "2 is out of range"),
         ([LINE], {"layout": "grid"}, "document.layout", "layout is not a field"),
     ],
 )

@@ -51,7 +51,9 @@ def gallery_context() -> dict[str, Any]:
     query = "lr > > 3"
     shown = [
         BlockData(live, _TABLE),
-        BlockData(frozen, {**_TABLE, "more": False, "unknown": []}, 2, _TIME),
+        BlockData(
+            frozen, {**_TABLE, "title": "Best runs, frozen", "more": False, "unknown": []}, 2, _TIME
+        ),
         BlockData(live, _EMPTY),
         BlockData(
             live,

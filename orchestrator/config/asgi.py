@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,8 @@ import django
 from channels.routing import ProtocolTypeRouter
 
 django.setup(set_prefix=False)
+
+from django.urls import get_resolver
 
 from orchestrator.api import serve
 from orchestrator.config.request_handler import RequestHandler
@@ -43,6 +46,20 @@ _end_with_parent()
 # a request that waits for the database gets the interpreter back sooner from those that compute,
 # so transactions, and the locks that they hold, are shorter
 sys.setswitchinterval(_SWITCH_S)
+
+
+def _leave_out_of_collection() -> None:
+    """Leave what the application loads out of garbage collection.
+
+    It never becomes garbage, and a full collection of these 200,000 objects stopped all threads
+    for 0.15 s.
+    """
+    get_resolver().url_patterns  # noqa: B018 -- loads all views
+    gc.collect()
+    gc.freeze()
+
+
+_leave_out_of_collection()
 
 
 async def http(scope: Any, receive: Any, send: Any) -> None:

@@ -102,6 +102,7 @@ def test_candidates_are_distinct_and_ordered_by_prediction(owner: User, node: No
         ({"plan": {"dp": 4, "global_batch_size": 4}}, "autotune", "plan is given"),
         ({"train": {"steps": 50, "seq_len": 128}}, "autotune.max_share", "trials may take"),
         ({"autotune": {"max_seconds": 2}}, "autotune.max_seconds", "trials may take 2 s"),
+        ({"resources": {"devices": 4, "min_devices": 2}}, "autotune", "fixed number of devices"),
         ({"kind": "serve", "train": None, "plan": None, "serve": {}}, "autotune", "serve runs"),
     ],
 )

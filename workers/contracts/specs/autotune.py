@@ -1,6 +1,6 @@
 """Autotune: before a training run starts, its devices try the plans that are predicted fastest.
 
-Settings and their checks only; `wire.plan_trials` has what nodes get and report.
+Settings and their checks only; `wire.maintenance.plan_trials` has what nodes get and report.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def autotune_problems(spec: RunSpec) -> list[Problem]:
     if spec.train.policy is not None:
         message = f"{spec.train.objective} alternates sampling and training; no trial measures both"
         return [problem("autotune", message, "Use another objective, or leave autotune out.")]
-    if getattr(spec.resources, "min_devices", None) is not None:
+    if spec.resources.min_devices is not None:
         message = "plans are tried on a fixed number of devices, this run may change it"
         return [problem("autotune", message, "Leave resources.min_devices or autotune out.")]
     return []

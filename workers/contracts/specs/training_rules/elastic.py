@@ -83,8 +83,10 @@ def elastic_problems(spec: RunSpec) -> list[Problem]:
     if least > plan.world_size:
         message = f"{least} is more than the {plan.world_size} devices of the plan"
         return [problem(_FIELD, message, f"Use at most {plan.world_size}.")]
-    sizes = list(_legal_sizes(spec, plan))
-    if len(elastic_plans(spec)) > 1 or least == plan.world_size:
+    if least == plan.world_size:
+        return []
+    smaller = [size for size in _legal_sizes(spec, plan) if size < plan.world_size]
+    if any(size >= least for size in smaller):
         return []
     fixed = ", ".join(
         f"{name} {getattr(plan, name)}" for name in ("tp", "pp", "cp", "ep") if _degree(plan, name)
@@ -94,9 +96,9 @@ def elastic_problems(spec: RunSpec) -> list[Problem]:
         f"{plan.global_batch_size} and micro-batch {plan.micro_batch_size}"
         f"{f' with {fixed}' if fixed else ''}"
     )
-    smaller = [size for size in sizes if size < plan.world_size]
+    sizes = ", ".join(map(str, [*reversed(smaller), plan.world_size]))
     hint = (
-        f"Use at most {smaller[0]}; possible sizes are {', '.join(map(str, reversed(sizes)))}."
+        f"Use at most {smaller[0]}; possible sizes are {sizes}."
         if smaller
         else "Use a plan with dp above 1 whose number of micro-batches smaller dp divide."
     )

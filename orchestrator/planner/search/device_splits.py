@@ -80,13 +80,10 @@ def _with_split(request: Mapping[str, Any], cluster: ClusterSpec, rollouts: int)
     train, objective = request["train"], str(request["train"]["objective"])
     rollout = {**(_rollout(request) or {}), "devices": rollouts}
     body = {**train[objective], "rollout": rollout}
-    # each rank samples with all layers
-    fix = {"pp": 1, **(request.get("fix") or {})}
     return {
         **request,
         "cluster": {**named, **sizes},
         "train": {**train, objective: body},
-        "fix": fix,
     }
 
 

@@ -120,7 +120,6 @@ def choose_plan(
     batch = devices * (spec.train.accumulate or 1)
     if spec.train.policy is not None:
         batch = spec.train.policy.rows_per_update
-        allowed["pp"] = 1  # each rank samples with all layers
         allowed["micro_batch_size"] = _ANSWERS_AT_ONCE
     if (
         spec.train.compile

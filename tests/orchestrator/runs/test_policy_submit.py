@@ -59,7 +59,10 @@ def test_prompts_need_answers_only_for_rewards_that_compare(tmp_path: Path) -> N
     ("options", "message"),
     [
         ({"plan": {"global_batch_size": 64}}, "an update learns from 128 answers"),
-        ({"plan": {"global_batch_size": 128, "pp": 2}}, "a pipeline splits them"),
+        (
+            {"plan": {"global_batch_size": 128, "pp": 2, "schedule": "pipedream"}},
+            "pipedream updates between micro-batches",
+        ),
         ({"seq_len": 16}, "answers of 16 tokens leave no room for a prompt"),
         (
             {"grpo": {"rewards": [{"kind": "python", "path": "r.py", "timeout_s": 900}]}},

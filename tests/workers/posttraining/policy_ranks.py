@@ -31,7 +31,7 @@ def train_policy(spec: dict[str, Any], directory: str) -> dict[str, Any]:
 def run_policy(pools: Any, spec: dict[str, Any], directory: Path) -> Result:
     """`train_policy` on as many ranks as the plan has."""
     spec = json.loads(json.dumps(spec))
-    ranks = math.prod(spec["plan"].get(axis, 1) for axis in ("dp", "tp", "cp"))
+    ranks = math.prod(spec["plan"].get(axis, 1) for axis in ("dp", "tp", "pp", "cp"))
     given = {"spec": spec, "directory": str(directory)}
     if ranks > 1:
         call = "tests.workers.posttraining.policy_ranks:train_policy"

@@ -77,6 +77,8 @@ PLANS = [
     ("rloo", {"tp": 2}),
     ("reinforce_pp", {"cp": 2}),
     ("grpo", {"dp": 2, "tp": 2, "zero": 2, "micro_batch_size": 1}),
+    ("grpo", {"pp": 2, "schedule": "1f1b"}),
+    ("rloo", {"dp": 2, "pp": 2, "zero": 1, "schedule": "gpipe", "micro_batch_size": 1}),
 ]
 
 
@@ -96,7 +98,7 @@ def alone(pools, prompts, tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize(("algorithm", "plan"), select(PLANS, 4))
+@pytest.mark.parametrize(("algorithm", "plan"), select(PLANS, (0, 1, 2, 3, 6)))
 def test_updates_are_the_same_under_every_plan(pools, alone, prompts, tmp_path, algorithm, plan):
     """From the same stored rollouts: generation itself may differ in the last bit."""
     one = alone(algorithm)
@@ -113,11 +115,20 @@ def test_updates_are_the_same_under_every_plan(pools, alone, prompts, tmp_path, 
         assert relative(weight, expected[name]) <= 1e-5, name
 
 
-def test_sampler_and_trainer_agree_on_every_token(pools, prompts, tmp_path):
+@pytest.mark.parametrize(
+    ("plan", "model"),
+    [
+        ({"dp": 2, "zero": 3}, {}),
+        # both ends of the pipeline hold the embedding
+        ({"pp": 2, "schedule": "interleaved_1f1b"}, {"layers": 4, "tie_embeddings": True}),
+    ],
+)
+def test_sampler_and_trainer_agree_on_every_token(pools, prompts, tmp_path, plan, model):
     """Also at a temperature, over updates that change the weights, and under sharding."""
     options = {"rollout": {"max_new_tokens": 6, "temperature": 0.7}, **FULL, "epochs": 1}
-    plan = {"dp": 2, "zero": 3}
-    result = run_policy(pools, spec(prompts, plan, grpo=options, steps=6), tmp_path)
+    made = spec(prompts, plan, grpo=options, steps=6)
+    made["model"] = {**TINY, **model}
+    result = run_policy(pools, made, tmp_path)
     assert result.outcomes[0]["class"] == "ok", result.outcomes
     lines = (tmp_path / "checkpoints/rollouts/iteration-00000002.jsonl").read_text().splitlines()
     rollouts = [json.loads(line) for line in lines[1:]]
@@ -200,13 +211,16 @@ def test_rollouts_are_stored_whatever_their_text(tmp_path):
         files.read(0)
 
 
-def test_an_adapter_is_trained_and_its_reference_is_the_model_without_it(pools, prompts, tmp_path):
+@pytest.mark.parametrize("plan", [{"dp": 2, "zero": 2}, {"pp": 2, "schedule": "1f1b"}])
+def test_an_adapter_is_trained_and_its_reference_is_the_model_without_it(
+    pools, prompts, tmp_path, plan
+):
     """The sampler computes with merged weights: it agrees with the trainer."""
     base = run_policy(pools, spec(prompts, steps=1), tmp_path / "base")
     options = {"kl": {"coef": 0.1}, "minibatches": 2}
     made = spec(
         prompts,
-        {"dp": 2, "zero": 2},
+        plan,
         grpo=options,
         steps=4,
         init_from={"path": str(base.directory / "checkpoints" / "step-00000001")},

@@ -56,6 +56,8 @@ PLANS = [
     {"tp": 2},
     {"cp": 2},
     {"dp": 2, "tp": 2, "zero": 2, "micro_batch_size": 1},
+    {"pp": 2, "schedule": "1f1b"},
+    {"dp": 2, "pp": 2, "zero": 2, "schedule": "gpipe", "micro_batch_size": 1},
 ]
 COMPARED = ("loss", "kl", "entropy", "clip_fraction", "grad_norm", "value_loss", "value/grad_norm")
 COMPARED = (*COMPARED, "value/error", "value/clip_fraction", "value/explained_variance")
@@ -69,7 +71,7 @@ def alone(pools, prompts, tmp_path_factory):
     return result
 
 
-@pytest.mark.parametrize("plan", select(PLANS, 4))
+@pytest.mark.parametrize("plan", select(PLANS, (0, 1, 3, 4, 7)))
 def test_updates_are_the_same_under_every_plan(pools, alone, prompts, tmp_path, plan):
     """From the same stored rollouts: generation itself may differ in the last bit."""
     shutil.copytree(alone.directory / "checkpoints/rollouts", tmp_path / "checkpoints/rollouts")
@@ -82,7 +84,7 @@ def test_updates_are_the_same_under_every_plan(pools, alone, prompts, tmp_path, 
         assert relative(weight, expected[name]) <= 1e-5, name
 
 
-@pytest.mark.parametrize("plan", select([{"dp": 2, "zero": 3}, {"tp": 2}, {"cp": 2}], 2))
+@pytest.mark.parametrize("plan", select([{"dp": 2, "zero": 3}, {"pp": 2}, {"tp": 2}, {"cp": 2}], 2))
 def test_values_and_advantages_are_the_same_under_every_plan(pools, alone, prompts, tmp_path, plan):
     """Computed by each plan from its own answers, which fp32 samples alike."""
     result = run_policy(pools, spec(prompts, plan), tmp_path)
@@ -114,13 +116,13 @@ def test_a_resumed_run_continues_policy_and_value_model(pools, prompts, tmp_path
         assert (theirs[7], theirs[8]) == (ours[7], ours[8]), name
 
 
-def test_a_run_resumed_on_two_ranks_has_the_same_value_model(pools, prompts, tmp_path):
+@pytest.mark.parametrize("plan", [{"dp": 2, "zero": 3}, {"pp": 2, "schedule": "1f1b"}])
+def test_a_run_resumed_on_two_ranks_has_the_same_value_model(pools, prompts, tmp_path, plan):
     options = {"optimizer": {"name": "adamw", "lr": 0.01}}
     options["checkpoint"] = {"every_steps": 1, "async": False, "keep": 2}
     one = run_policy(pools, spec(prompts, steps=4, **options), tmp_path / "whole")
     directory = tmp_path / "resumed"
     run_policy(pools, spec(prompts, steps=2, **options), directory)
-    plan = {"dp": 2, "zero": 3}
     second = run_policy(pools, spec(prompts, plan, steps=4, **options), directory)
     assert {each["class"] for each in second.outcomes} == {"ok"}, second.outcomes
     for name in ("loss", "value_loss", "value/grad_norm"):
@@ -229,7 +231,11 @@ def test_an_iteration_has_the_prompts_that_fill_the_batches(prompts):
     [
         ({"precision": "fp16"}, {}, "plan.precision: the value model has no loss scale"),
         ({"recompute": "auto"}, {}, "plan.recompute: recompute auto measures one model"),
-        ({"pp": 2}, {}, "plan.pp: policy optimization generates with all layers"),
+        (
+            {"pp": 2, "schedule": "pipedream"},
+            {},
+            "plan.schedule: pipedream updates between micro-batches",
+        ),
     ],
 )
 def test_what_a_value_model_lacks_is_refused(prompts, plan, train, message):

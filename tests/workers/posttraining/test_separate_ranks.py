@@ -18,7 +18,13 @@ __all__ = ["prompts"]
 pytestmark = pytest.mark.ranks
 ROLLOUT = {"max_new_tokens": 6, "sync": "separate", "devices": 2}
 STALE = {"max": 2, "correction": "decoupled"}
-CASES = [(2, False), (3, True), (3, False), (2, True)]
+CASES = [
+    ({"dp": 2, "zero": 2}, False),
+    ({"pp": 2, "schedule": "1f1b"}, True),
+    ({"dp": 2, "zero": 3}, True),
+    ({"dp": 2, "zero": 3}, False),
+    ({"dp": 2, "zero": 2}, True),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +45,12 @@ def losses(attempts):
     return [each["values"]["loss"] for each in attempts.points()]
 
 
-@pytest.mark.parametrize(("zero", "adapted"), select(CASES, 2))
-def test_synchronous_ranks_equal_one_process(pools, prompts, base, tmp_path, zero, adapted):
+@pytest.mark.parametrize(("plan", "adapted"), select(CASES, 2))
+def test_synchronous_ranks_equal_one_process(pools, prompts, base, tmp_path, plan, adapted):
     given = trained(base, adapted)
     one = run_policy(pools, spec(prompts, **given), tmp_path / "one")
     assert one.outcomes[0]["class"] == "ok", one.outcomes
     four = Attempts(tmp_path / "four", ranks=4)
-    plan = {"dp": 2, "zero": zero}
     four.finished(spec(prompts, plan, grpo={"rollout": ROLLOUT}, **given))
     expected = Attempts(one.directory, ranks=1)
     assert four.learned() == expected.learned()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,8 +145,15 @@ class Trace:
 
     def action(self, kind: str, stage: int, micro_batch: int) -> AbstractContextManager[None]:
         """Surrounds one pipeline action."""
-        assert self.timeline is not None
+        if self.timeline is None:
+            return nullcontext()
         return self.timeline.action(kind, stage, micro_batch)
+
+    def without_timeline(self) -> Trace:
+        """This trace for passes of a second trained model: the timeline is the first one's."""
+        second = copy(self)
+        second.timeline = None
+        return second
 
     def _timed(self, wait: Callable[[], Any]) -> Any:
         if self.time_breakdown.part is None:

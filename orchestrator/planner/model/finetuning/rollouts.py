@@ -103,7 +103,7 @@ def rollout_bytes(
 
 @term(
     "s",
-    "copies read and write compute_bytes per parameter; sharded weights cross the links first",
+    "copies read and write compute_bytes per parameter; weights of shards and stages cross links",
 )
 def weight_sync_s(
     rollout_prompts: Column,
@@ -114,6 +114,7 @@ def weight_sync_s(
     memory_efficiency: Column,
     params_sharded: Column,
     tp: Column,
+    pp: Column,
     devices: Column,
     devices_per_node: Column,
     intra_bandwidth: Column,
@@ -128,7 +129,7 @@ def weight_sync_s(
         inter_bandwidth * inter_efficiency,
         intra_bandwidth * intra_efficiency,
     )
-    gathers = (params_sharded == 1) | (tp > 1)
+    gathers = (params_sharded == 1) | (tp > 1) | (pp > 1)
     gathered = gathers * params_total * param_bytes * (1 - 1 / devices) / links
     return np.asarray((rollout_prompts > 0) * (copies + gathered))
 
@@ -192,29 +193,32 @@ def generation_s(prefill_s: Column, decode_s: Column, rollout_updates: Column) -
 
 @term(
     "s",
-    "(compute_s x policy is scored + compute_s x value_compute_share) / 3 x minibatches / updates",
+    "(compute_s + bubble_s) / 3 x (policy is scored + value_compute_share) x minibatches / updates",
     "forward passes of policy and value model over all answers before the first update",
 )
 def scoring_s(
     compute_s: Column,
+    bubble_s: Column,
     rollout_scores_policy: Column,
     value_compute_share: Column,
     rollout_minibatches: Column,
     rollout_updates: Column,
 ) -> Column:
     """Seconds per update of log-probabilities and values before the updates, (n,)."""
-    passes = compute_s / 3 * (rollout_scores_policy + value_compute_share)
+    passes = (compute_s + bubble_s) / 3 * (rollout_scores_policy + value_compute_share)
     return np.asarray(passes * rollout_minibatches / rollout_updates)
 
 
 @term(
     "s",
-    "(compute_s + exposed_comm_s) x value_compute_share",
+    "(compute_s + exposed_comm_s + bubble_s) x value_compute_share",
     "the update of PPO's value model, which has the policy's layers and no large head",
 )
-def value_s(compute_s: Column, exposed_comm_s: Column, value_compute_share: Column) -> Column:
+def value_s(
+    compute_s: Column, exposed_comm_s: Column, bubble_s: Column, value_compute_share: Column
+) -> Column:
     """Seconds per update of the value model's passes, (n,)."""
-    return np.asarray((compute_s + exposed_comm_s) * value_compute_share)
+    return np.asarray((compute_s + exposed_comm_s + bubble_s) * value_compute_share)
 
 
 @term(
@@ -226,12 +230,13 @@ def exposed_generation_s(
     rollout_overlaps: Column,
     compute_s: Column,
     exposed_comm_s: Column,
+    bubble_s: Column,
     optimizer_s: Column,
     value_s: Column,
     scoring_s: Column,
 ) -> Column:
     """Seconds per update that training waits for answers, (n,)."""
-    busy = compute_s + exposed_comm_s + optimizer_s + value_s + scoring_s
+    busy = compute_s + exposed_comm_s + bubble_s + optimizer_s + value_s + scoring_s
     beyond = np.maximum(0.0, generation_s - busy)
     return np.asarray(np.where(rollout_overlaps == 1, beyond, generation_s))
 

@@ -77,13 +77,4 @@ def policy_problems(
                 f"Use global_batch_size {policy.rows_per_update}.",
             )
         )
-    if plan.pp > 1:
-        problems.append(
-            problem(
-                "plan.pp",
-                "policy optimization generates with all layers on each rank, a pipeline splits "
-                "them",
-                "Use pp 1 with zero 3 or tp.",
-            )
-        )
     return problems

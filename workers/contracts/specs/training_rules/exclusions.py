@@ -103,6 +103,13 @@ EXCLUSIONS = (
         )
     ),
     Exclusion(
+        ("pipedream", "policy"),
+        "plan.schedule",
+        "{train.objective} with pipedream",
+        "pipedream updates between micro-batches, answers are sampled by one version of all stages",
+        "Use schedule 1f1b.",
+    ),
+    Exclusion(
         ("pipedream", "fp16"),
         "plan.precision",
         "pipedream in fp16",

@@ -71,6 +71,7 @@ TECHNIQUES: dict[str, Callable[[Combination], bool]] = {
     "recompute": lambda c: c.plan.recompute != "none",
     "recompute_auto": lambda c: c.plan.recompute == "auto",
     "compile": lambda c: c.train is not None and bool(c.train.compile),
+    "policy": lambda c: c.train is not None and c.train.policy is not None,
     "reference": lambda c: c.train is not None and c.train.compares,
     "quantize_aware": lambda c: c.train is not None and c.train.quantize_aware is not None,
     "quantize_aware_int8": lambda c: c.train is not None and c.train.quantize_aware == "int8",

@@ -53,7 +53,7 @@ class SeparateSource:
         self.assigned: dict[int, list[int]] = {}  # positions of iterations without all answers
         self._requested: set[int] = set()
         self._earlier: set[int] | None = None
-        self._names = list(named_weights(empty_decoder(context.run, torch.device("meta"))))
+        self._targets = named_weights(empty_decoder(context.run, torch.device("meta")))
         self._iterations = -(-context.run.train.steps // self.options.updates_per_step)
 
     def begin(self, iteration: int, step: int) -> None:
@@ -117,7 +117,7 @@ class SeparateSource:
         if self.exchange is not None:
             self.exchange.set_version(version)
         dtype = DTYPES[self.context.run.plan.precision]
-        weights = full_weights(self.context, self._names)
+        weights = full_weights(self.context, self._targets)
         if self.link is not None:
             self.link.send(weights, dtype)
         else:

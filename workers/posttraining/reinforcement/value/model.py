@@ -24,14 +24,16 @@ from workers.runtime.exit_codes import NumericsError, UserError
 from workers.training.checkpoint import load_training, training_tensors
 from workers.training.loop.lr_schedule import lr_at
 from workers.training.loop.rank_sync import run_on_leaders
-from workers.training.loop.sequential_runner import SequentialRunner
 from workers.training.loop.step_context import StepContext
 from workers.training.numerics.precision import matmul_context
 from workers.training.objectives.build import trained_adapter, trained_model
 from workers.training.objectives.counts import Counts
 from workers.training.optim import Norms, build_optimizer, fill_state, set_lr, update
+from workers.training.parallel.batch_sharding import Batch
 from workers.training.parallel.parallelize import parallelize
+from workers.training.parallel.pipeline.stage_transfer import pipeline_outputs
 from workers.training.setup.initial_weights import fill_from, open_initial
+from workers.training.setup.loop_builder import build_runner
 
 _MODEL, _OPTIMIZER = "value_model", "value_optim"  # in checkpoints
 _FIELD = "train.ppo.value.init_from"
@@ -74,9 +76,10 @@ class ValueModel:
             source_losses=None,
             frozen=None,
             loss_from_hidden=False,
+            trace=policy.trace.without_timeline(),
         )
         self.optimizer, self.objective = optimizer, objective
-        self.runner = SequentialRunner(self.context)
+        self.runner = build_runner(self.context)
         self.norms = Norms(
             [0] * len(self.parameters),
             [self.parallel.copies_of(name, each) for name, each in self.parameters.items()],
@@ -126,18 +129,20 @@ class ValueModel:
         count = samples.windows
         filled = torch.zeros(count, samples.seq_len, device=device)  # by one rank each
         cp = self.world.axis("cp")
-        [module] = self.parallel.modules
-        module.eval()
+        modules = self.parallel.modules
+        for module in modules:
+            module.eval()
         for microbatch in context.microbatches(0, count):
             context.progress.enter("scoring")
             batch = context.load(samples, microbatch)
             with matmul_context(self.run.plan.precision, device):
-                values_BS = scores(module(batch.inputs, batch.documents))
-            if self.world.axis("tp").rank == 0 and microbatch.count:
+                outputs = self._outputs(batch)
+            if outputs is not None and self.world.axis("tp").rank == 0 and microbatch.count:
                 rows_here = slice(microbatch.first, microbatch.first + microbatch.count)
-                fill_rows(filled[rows_here], values_BS, batch, cp)
+                fill_rows(filled[rows_here], scores(outputs), batch, cp)
         self.parallel.release_gathered()
-        module.train()
+        for module in modules:
+            module.train()
         total = self.world.sum_(filled).cpu().numpy()
         for number, rollout in enumerate(rows.rollouts):
             rollout.values = total[number, rows.span(number)].tolist()
@@ -149,8 +154,8 @@ class ValueModel:
         """
         train, size = self.run.train, self.run.plan.global_batch_size
         count = self.context.counts.of_samples(first, size)
-        [module] = self.parallel.modules
-        module.train()
+        for module in self.parallel.modules:
+            module.train()
         loss, _ = self.runner.forward_backward(first, self.parallel.averaged / count)
         missing = [name for name, each in self.parameters.items() if each.grad is None]
         if missing:
@@ -177,6 +182,14 @@ class ValueModel:
         self._has_state = True
         self.optimizer.zero_grad(set_to_none=True)
         return values | {"value/grad_norm": norm}
+
+    def _outputs(self, batch: Batch) -> Tensor | None:
+        """The scalar head's outputs; None on ranks without the pipeline's last stage."""
+        if self.world.axis("pp").size > 1:
+            return pipeline_outputs(self.context, batch)
+        [module] = self.parallel.modules
+        outputs: Tensor = module(batch.inputs, batch.documents)
+        return outputs
 
     def _saved(self) -> dict[str, Tensor]:
         adapts = self.run.train.adapter is not None

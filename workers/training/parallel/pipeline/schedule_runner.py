@@ -22,7 +22,7 @@ from workers.training.parallel.pipeline.stage_transfer import (
     boundary_tensors,
     pipeline_evaluate,
     pipeline_logits,
-    pipeline_reference,
+    with_reference,
 )
 from workers.training.parallel.pipeline.torch_schedules import build_schedule
 
@@ -77,11 +77,12 @@ class PipelineRunner:
         with context.trace.time_breakdown.within("data"):
             batches = [context.load(context.samples, each) for each in microbatches]
         with matmul_context(plan.precision, context.world.device):
-            batches = [pipeline_reference(context, each) for each in batches]
+            batches = [with_reference(context, each) for each in batches]
         self._batches = batches
         data_s = time.perf_counter() - started
-        assert context.trace.timeline is not None
-        context.trace.timeline.begin()
+        timeline = context.trace.timeline
+        if timeline is not None:
+            timeline.begin()
         with (
             matmul_context(plan.precision, context.world.device),
             context.gradient_sync(last=False),
@@ -96,7 +97,8 @@ class PipelineRunner:
                     else {}
                 )
                 self.schedule.step(*inputs, **targets, return_outputs=False)
-        context.trace.timeline.end()
+        if timeline is not None:
+            timeline.end()
         context.parallel.finish_gradients()
         return self._total * context.loss_share, data_s
 

@@ -28,14 +28,14 @@ Sends = list[tuple[Any, Tensor]]  # pending sends and the tensors they read
 
 def boundary_tensors(part: Decoder, context: StepContext) -> tuple[Tensor, Tensor]:
     """A part's input and output for one micro-batch at this rank's positions, as meta tensors."""
-    run, dtype = context.run, DTYPES[context.run.plan.precision]
+    run, dtype, model = context.run, DTYPES[context.run.plan.precision], part.spec
     shape, length = (
         (run.plan.micro_batch_size, context.positions),
         run.train.seq_len // run.plan.cp,
     )
-    hidden = torch.empty(*shape, run.model.hidden, dtype=dtype, device="meta", requires_grad=True)
+    hidden = torch.empty(*shape, model.hidden, dtype=dtype, device="meta", requires_grad=True)
     tokens = torch.empty(shape[0], length, dtype=torch.int64, device="meta")
-    width = 1 if run.model.scalar_head else run.model.vocab
+    width = 1 if model.scalar_head else model.vocab
     logits = torch.empty(shape[0], length, width, dtype=dtype, device="meta", requires_grad=True)
     return tokens if part.part.first else hidden, logits if part.part.last else hidden
 
@@ -58,7 +58,7 @@ def pipeline_evaluate(
     sends: Sends = []
     for microbatch in context.microbatches(0, count):
         context.progress.enter(phase)
-        batch = pipeline_reference(context, context.load(samples, microbatch))
+        batch = with_reference(context, context.load(samples, microbatch))
         logits = _forward(context, batch.inputs, batch.documents, sends)
         if logits is not None:
             total += context.loss(logits, batch, training=False)
@@ -83,10 +83,25 @@ def pipeline_logits(
 
 
 @torch.no_grad()
-def pipeline_reference(context: StepContext, batch: Batch) -> Batch:
-    """The batch with the outputs of the frozen module, on ranks of the last stage."""
-    if context.frozen is None:
+def pipeline_outputs(context: StepContext, batch: Batch) -> Tensor | None:
+    """The logits of a batch at this rank's positions, on ranks of the last stage."""
+    sends: Sends = []
+    logits = _forward(context, batch.inputs, batch.documents, sends)
+    _wait_all(sends)
+    return logits
+
+
+def with_reference(context: StepContext, batch: Batch) -> Batch:
+    """`StepContext.with_reference` of a pipeline."""
+    if context.frozen is None or not context.objective.reads_reference:
         return batch
+    return score_reference(context, batch)
+
+
+@torch.no_grad()
+def score_reference(context: StepContext, batch: Batch) -> Batch:
+    """The batch with the outputs of the frozen module, on ranks of the last stage."""
+    assert context.frozen is not None
     sends: Sends = []
     parts = context.frozen.parts
     with context.frozen.computing():

@@ -8,7 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from orchestrator.config.env_settings import Env, variable  # noqa: E402
+from orchestrator.config.env.read import variable  # noqa: E402
+from orchestrator.config.env.retention_variables import RetentionVariables  # noqa: E402
+from orchestrator.config.env.variables import Env  # noqa: E402
 
 HEAD = """\
 # Every setting of Orrery, with its default. Uncomment what you change.
@@ -44,7 +46,9 @@ COMPOSE = """
 def text() -> str:
     """The content of deploy/env.example."""
     lines = [HEAD]
-    for name, field in Env.model_fields.items():
+    inherited = RetentionVariables.model_fields
+    for name in sorted(Env.model_fields, key=lambda name: name in inherited):
+        field = Env.model_fields[name]
         shown = _shown(name, field.default)
         lines.append(f"# {field.description}\n# {variable(name)}={shown}\n")
     return "\n".join(lines) + COMPOSE

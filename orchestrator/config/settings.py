@@ -1,4 +1,4 @@
-"""Django's settings, made from `env`. Reads no environment variable itself."""
+"""Django's settings, made from `env/`. Reads no environment variable itself."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.config import env_settings as environment
+from orchestrator.config.env import derived
+from orchestrator.config.env import read as environment
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 ENV = environment.read()
 
-SECRET_KEY = environment.secret_key(ENV)
+SECRET_KEY = derived.secret_key(ENV)
 SECRET_KEY_FALLBACKS = list(ENV.secret_key_fallbacks)
 DEBUG = ENV.debug
 ALLOWED_HOSTS = ["localhost", "127.0.0.1", "[::1]", ENV.host, *ENV.allowed_hosts]
@@ -109,7 +110,7 @@ TEMPLATES = [
     }
 ]
 
-DATABASES = {"default": environment.database(ENV)}
+DATABASES = {"default": derived.database(ENV)}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 # `up` sets REDIS_URL for its children
 REDIS_URL = ENV.redis_url or f"unix://{ENV.home / 'valkey' / 'valkey.sock'}"

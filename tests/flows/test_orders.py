@@ -122,7 +122,7 @@ import json
 from datetime import timedelta
 from django.conf import settings
 from orchestrator.common import clock
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.background_jobs import garbage
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run

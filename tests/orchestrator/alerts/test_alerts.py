@@ -18,7 +18,7 @@ from orchestrator.background_jobs import retention
 from orchestrator.background_jobs.models import Delivery, Subscription
 from orchestrator.background_jobs.notifications import collect
 from orchestrator.common.errors import Refusal
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt, Run

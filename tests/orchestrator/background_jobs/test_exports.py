@@ -13,7 +13,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs.exports import requests
 from orchestrator.background_jobs.models import Export
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from tests import factories

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import garbage
 from orchestrator.common import clock
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Checkpoint, Deletion, Run, StoredFolder

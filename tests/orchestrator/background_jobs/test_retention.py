@@ -13,7 +13,7 @@ from orchestrator.background_jobs import retention
 from orchestrator.background_jobs.models import JobRun, UsageDay
 from orchestrator.common import clock, live
 from orchestrator.common.models import Topic
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.dead_letters.models import DeadLetter, DeadLetterState
 from orchestrator.dead_letters.services import dead_letter_add
 from orchestrator.runs import services as runs

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.background_jobs import retention
 from orchestrator.common import clock
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import selectors, services

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import slow_devices
 from orchestrator.common import clock
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet.models import Cordon, Device, Node
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Attempt

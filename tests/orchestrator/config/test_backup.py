@@ -20,7 +20,7 @@ from django.core.management.base import CommandError
 from django.db import connection
 
 from orchestrator.config.backup import databases, objects
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run, StoredCopy
 from orchestrator.scheduling import celery_client

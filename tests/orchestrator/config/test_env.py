@@ -9,22 +9,24 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from orchestrator.config import env_settings
+from orchestrator.config.env import derived
+from orchestrator.config.env import read as environment
+from orchestrator.config.env.variables import Env
 
-Read = Callable[[dict[str, str]], env_settings.Env]
+Read = Callable[[dict[str, str]], Env]
 
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     """Reads the settings from an environment with these variables only."""
 
-    def read(variables: dict[str, str]) -> env_settings.Env:
+    def read(variables: dict[str, str]) -> Env:
         for name in os.environ:
             if name.startswith("ORRERY_") or name in ("DATABASE_URL", "REDIS_URL"):
                 monkeypatch.delenv(name)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-        return env_settings.read()
+        return environment.read()
 
     return read
 
@@ -72,14 +74,14 @@ def test_a_wrong_setting_names_its_variable(read: Read, name: str, value: str, h
 
 def test_the_secret_key_is_generated_once_and_private(read: Read, tmp_path: Path) -> None:
     settings = read({"ORRERY_HOME": str(tmp_path / "home")})
-    key = env_settings.secret_key(settings)
+    key = derived.secret_key(settings)
     assert len(key) > 40
-    assert env_settings.secret_key(settings) == key
+    assert derived.secret_key(settings) == key
     assert (tmp_path / "home" / "secret_key").stat().st_mode & 0o077 == 0
 
 
 def test_database_url(read: Read) -> None:
-    made = env_settings.database(read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
+    made = derived.database(read({"DATABASE_URL": "postgresql://ada:p%40ss@db:5433/orrery"}))
     assert (made["USER"], made["PASSWORD"], made["HOST"], made["PORT"], made["NAME"]) == (
         "ada",
         "p@ss",
@@ -88,4 +90,4 @@ def test_database_url(read: Read) -> None:
         "orrery",
     )
     with pytest.raises(ImproperlyConfigured, match="mysql"):
-        env_settings.database(read({"DATABASE_URL": "mysql://x/y"}))
+        derived.database(read({"DATABASE_URL": "mysql://x/y"}))

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import garbage, store_garbage
 from orchestrator.common.errors import Refusal
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.runs import bundles
 from orchestrator.runs import selectors as run_selectors
 from orchestrator.runs import services as runs

@@ -15,7 +15,7 @@ from django.test import Client
 from orchestrator.accounts.models import User
 from orchestrator.background_jobs import store_garbage
 from orchestrator.common import clock
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet import selectors as fleet
 from orchestrator.fleet.models import Node
 from orchestrator.runs import services as runs
@@ -229,8 +229,8 @@ def test_the_check_writes_reads_and_deletes(operator: User, node: Node, settings
 def test_a_wrong_url_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     from django.core.exceptions import ImproperlyConfigured
 
-    from orchestrator.config import env_settings
+    from orchestrator.config.env import read
 
     monkeypatch.setenv("ORRERY_STORE_URL", "ftp://somewhere")
     with pytest.raises(ImproperlyConfigured, match="neither s3://bucket/prefix nor an absolute"):
-        env_settings.read()
+        read.read()

@@ -10,7 +10,7 @@ from orchestrator.accounts.models import User
 from orchestrator.background_jobs.models import Delivery
 from orchestrator.background_jobs.notifications import collect, subscriptions
 from orchestrator.common.errors import Refusal
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet import cordoning, cordons, selectors
 from orchestrator.fleet.models import Cordon, Node
 from orchestrator.runs.models import Attempt, Run, RunEvent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
-from orchestrator.config.env_settings import Env
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet import cordoning, cordons, probe_history, suspect_links
 from orchestrator.fleet.models import Cordon, Node, ProbeResult
 from orchestrator.runs.models import Attempt, Run, RunEvent

@@ -1,0 +1,1 @@
+"""Settings from environment variables: `variables` lists them, `read` reads them."""

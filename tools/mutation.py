@@ -43,7 +43,13 @@ MODULES: dict[str, tuple[list[str], list[str]]] = {
         ["tests/workers/contracts/test_envelope.py"],
     ),
     "legality": (
-        ["workers/contracts/specs/legality.py", "orchestrator/planner/search/legality_masks.py"],
+        [
+            "workers/contracts/specs/legality.py",
+            "workers/contracts/specs/plan_rules/rule.py",
+            "workers/contracts/specs/plan_rules/plan_alone.py",
+            "workers/contracts/specs/plan_rules/model_shape.py",
+            "orchestrator/planner/search/legality_masks.py",
+        ],
         [
             "tests/workers/contracts/test_legality.py",
             "tests/workers/contracts/test_plan.py",

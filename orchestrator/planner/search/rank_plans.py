@@ -32,8 +32,9 @@ from orchestrator.planner.search.grid import Block, constant_plan, plan_of
 from orchestrator.planner.search.pareto import Front, TopRows, thinned, undominated
 from workers.contracts.base import Problem, Refused, problem
 from workers.contracts.specs.cluster import ClusterSpec
-from workers.contracts.specs.legality import nearest_divisor, plan_problems
+from workers.contracts.specs.legality import plan_problems
 from workers.contracts.specs.plan import ParallelPlan
+from workers.contracts.specs.plan_rules.rule import nearest_divisor
 
 Objective = Literal["time", "cost", "memory"]
 # the first term ranks; the others break ties

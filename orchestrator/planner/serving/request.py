@@ -15,8 +15,8 @@ from workers.contracts.catalog.devices import Device
 from workers.contracts.catalog.presets import preset
 from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
-from workers.contracts.specs.legality import nearest_divisor
 from workers.contracts.specs.model import ModelSpec, Positive
+from workers.contracts.specs.plan_rules.rule import nearest_divisor
 
 # bytes per weight; int4 in groups of 128 with a 16-bit scale and a 4-bit zero (AWQ, arXiv
 # 2306.00978)

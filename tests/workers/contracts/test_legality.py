@@ -9,14 +9,9 @@ import pytest
 
 from workers.contracts import ModelSpec, ParallelPlan, plan_problems
 from workers.contracts.catalog.presets import preset
-from workers.contracts.specs.legality import (
-    legality_rules,
-    nearest_divisor,
-    nearest_multiples,
-    plan_columns,
-    rotary_problems,
-)
+from workers.contracts.specs.legality import legality_rules, plan_columns, rotary_problems
 from workers.contracts.specs.plan import SCHEDULE_CODES
+from workers.contracts.specs.plan_rules.rule import nearest_divisor, nearest_multiples
 
 LLAMA, MOE, GPT2 = preset("llama3-8b"), preset("qwen3-30b-a3b"), preset("gpt2-124m")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.inputs import OFFLOAD, PRECISION, RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.columns.codes import OFFLOAD, PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.terms import Table
 
 Floats = NDArray[np.float64]

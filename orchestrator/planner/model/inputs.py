@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from orchestrator.planner.model.columns.codes import OFFLOAD, PRECISION, RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.columns.model_columns import model_columns
+from orchestrator.planner.model.columns.stage_columns import stage_columns
 from orchestrator.planner.model.finetuning.rollout_columns import rollout_columns
 from orchestrator.planner.model.finetuning.saved_columns import saved_columns
 from orchestrator.planner.model.finetuning.second_module import second_columns
@@ -18,25 +21,12 @@ from orchestrator.planner.model.finetuning.trained_columns import flops_columns,
 from orchestrator.planner.model.frameworks import Framework
 from orchestrator.planner.model.priors import best_peer_mfu
 from orchestrator.planner.model.terms import Column, Table, declare_inputs
-from workers.contracts.catalog.counts import attention_width, parameter_count
 from workers.contracts.catalog.devices import Device
-from workers.contracts.catalog.model_flops import lookup_parameters
 from workers.contracts.catalog.units import GIB
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.train import TrainBody
-
-RECOMPUTE = {"none": 0, "selective": 1, "full": 2, "auto": 3}
-SCHEDULE = {
-    name: code
-    for code, name in enumerate(
-        ("naive", "gpipe", "1f1b", "interleaved_1f1b", "zb1p", "zbv", "dualpipev", "pipedream")
-    )
-}
-PRECISION = {"fp32": 0, "bf16": 1, "fp16": 2, "fp8": 3}
-OFFLOAD = {"none": 0, "optimizer": 1, "all": 2, "nvme": 3}
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 declare_inputs(
     "",
@@ -243,104 +233,6 @@ class Request:
         return self.device or self.cluster.entry
 
 
-def model_columns(model: ModelSpec) -> dict[str, float]:
-    """Sizes and parameter counts of a model.
-
-    Counts are per layer and unsharded, by tensor parallel sharding: `_split` divides by tp, `_kv`
-    by `kv_split` (key and value heads are replicated beyond kv_heads), `_whole` is replicated.
-    """
-    count, mla, mfa, moe = parameter_count(model), model.mla, model.mfa, model.moe
-    hidden, biased, qkv_biased = model.hidden, model.bias == "all", model.bias != "none"
-    out_bias = hidden if biased else 0
-    if mla:
-        down = hidden * (mla.kv_lora_rank + mla.qk_rope_head_dim) + mla.kv_lora_rank
-        down += (hidden + 1) * mla.q_lora_rank if mla.q_lora_rank else 0
-        down += (
-            (mla.kv_lora_rank + mla.qk_rope_head_dim + (mla.q_lora_rank or 0)) if qkv_biased else 0
-        )
-        kv, replicated = 0, down + out_bias
-    elif mfa:
-        replicated = (
-            hidden * mfa.qk_rank + mfa.qk_rank + (mfa.qk_rank if qkv_biased else 0) + out_bias
-        )
-        replicated += 2 * mfa.head_dim if model.qk_norm else 0
-        # one key and value head, on every rank
-        replicated += 2 * (hidden + (1 if qkv_biased else 0)) * mfa.head_dim
-        kv = 0
-    else:
-        kv = 2 * model.kv_heads * model.head_dim * (hidden + (1 if qkv_biased else 0))
-        replicated = out_bias + (2 * model.head_dim if model.qk_norm else 0)
-
-    def mlp(total: int) -> tuple[int, int]:
-        replicated = hidden if biased and total else 0
-        return total - replicated, replicated
-
-    dense_split, dense_whole = mlp(count.dense_mlp)
-    expert_split, expert_whole = mlp(count.expert)
-    shared_split, shared_whole = mlp(count.shared)
-    return {
-        "layers": model.layers,
-        "hidden": hidden,
-        "heads": mfa.heads if mfa else model.heads,
-        "kv_heads": 1 if mfa else model.kv_heads,
-        "head_dim": mfa.head_dim if mfa else model.head_dim,
-        "ffn": model.ffn,
-        "vocab": model.vocab,
-        "max_seq_len": model.max_seq_len,
-        "gated": float(model.gated_mlp),
-        "norm_biased": float(model.norm == "layernorm" and biased),
-        "layernorm": float(model.norm == "layernorm"),
-        "learned_positions": float(model.position == "learned"),
-        "rope": float(model.position == "rope"),
-        "tied": float(model.tie_embeddings),
-        "qk_norm": float(model.qk_norm),
-        "window": model.window or 0,
-        "relu": float(model.activation == "relu"),
-        "softcapped": float(model.logit_softcap is not None),
-        "scalar_head": float(model.scalar_head),
-        "dropout": model.dropout,
-        "biased": float(biased),
-        "qkv_biased": float(qkv_biased),
-        "is_mla": float(mla is not None),
-        "is_mfa": float(mfa is not None),
-        "q_lora": (mla.q_lora_rank or 0) if mla else 0,
-        "kv_lora": mla.kv_lora_rank if mla else 0,
-        "qk_nope": mla.qk_nope_head_dim if mla else 0,
-        "qk_rope": mla.qk_rope_head_dim if mla else 0,
-        "v_head_dim": mla.v_head_dim if mla else 0,
-        "mfa_rank": mfa.qk_rank if mfa else 0,
-        "experts": moe.experts if moe else 0,
-        "top_k": moe.top_k if moe else 0,
-        "expert_ffn": moe.expert_ffn if moe else 0,
-        "shared_ffn": moe.shared_width if moe else 0,
-        "moe_layers": count.moe_layers,
-        "dense_layers": count.dense_layers,
-        "capacity": (moe.capacity or 1.0) if moe else 0,
-        "capacity_limit": (moe.capacity or 0.0) if moe else 0,
-        "attention_width": attention_width(model),
-        "first_dense": moe.first_dense_layers if moe else model.layers,
-        "moe_every": moe.every if moe else 1,
-        "params_embedding": count.embedding,
-        "params_head": count.head,
-        "params_positions": count.positions,
-        "params_final_norm": count.final_norm,
-        "params_norms": count.norms,
-        "params_attention_split": count.attention - kv - replicated,
-        "params_attention_kv": kv,
-        "params_attention_whole": replicated,
-        "params_dense_split": dense_split,
-        "params_dense_whole": dense_whole,
-        "params_router": count.router,
-        "params_expert_split": expert_split,
-        "params_expert_whole": expert_whole,
-        "params_shared_split": shared_split,
-        "params_shared_whole": shared_whole,
-        "params_total": count.total,
-        "params_active": count.active,
-        "params_lookup": lookup_parameters(model),
-    }
-
-
 def run_columns(
     model: ModelSpec, train: TrainBody | None, seq_len: int, second: ModelSpec | None = None
 ) -> dict[str, float]:
@@ -417,57 +309,6 @@ def device_columns(entry: Device, cluster: ClusterSpec, precision: str) -> dict[
     }
 
 
-def stage_columns(
-    columns: Mapping[str, Column],
-    n: int,
-    *,
-    given_layers: Sequence[Sequence[int] | None] | None = None,
-) -> dict[str, Column]:
-    """`(S, n)` columns of pipeline ranks: index, layers, whether it holds the first and last stage.
-
-    A pipeline rank holds `virtual_stages` stages: chunk k of rank r is stage k·pp + r, and in
-    V-shaped schedules (zbv, dualpipev) chunk 1 is stage 2·pp - 1 - r. Rows beyond pp repeat the
-    last rank. `given_layers` are the plans' own `stage_layers`.
-    """
-    pp, virtual = np.broadcast_to(columns["pp"], n), np.broadcast_to(columns["virtual_stages"], n)
-    schedule, layers = (
-        np.broadcast_to(columns["schedule"], n),
-        np.broadcast_to(columns["layers"], n),
-    )
-    most = int(pp.max()) if n else 1
-    rank = np.minimum(np.arange(most)[:, None], pp - 1)
-    folded = (schedule == SCHEDULE["zbv"]) | (schedule == SCHEDULE["dualpipev"])
-    stages = pp * virtual
-    each, more = layers // stages, layers % stages
-    held, routed = np.zeros(rank.shape), np.zeros(rank.shape)
-    first_dense, every = (
-        np.broadcast_to(columns["first_dense"], n),
-        np.broadcast_to(columns["moe_every"], n),
-    )
-    for chunk in range(int(virtual.max()) if n else 0):
-        stage = np.where(folded & (chunk == 1), stages - 1 - rank, chunk * pp + rank)
-        size, start = each + (stage < more), stage * each + np.minimum(stage, more)
-        for column, own in enumerate(given_layers or ()):
-            if own is not None and chunk < virtual[column]:
-                sums = np.concatenate([[0], np.cumsum(own)])
-                index = stage[:, column].astype(int)
-                size[:, column], start[:, column] = sums[index + 1] - sums[index], sums[index]
-        exists = chunk < virtual
-        held += size * exists
-        routed += (
-            _routed(start + size, first_dense, every) - _routed(start, first_dense, every)
-        ) * exists
-    last = np.where(folded, rank == 0, rank == pp - 1)
-    return {
-        "stage": rank,
-        "stage_layers": held,
-        "stage_moe_layers": routed,
-        "stage_dense_layers": held - routed,
-        "stage_first": (rank == 0).astype(float),
-        "stage_last": last.astype(float),
-    }
-
-
 def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Table:
     """One row per request; models and clusters may differ.
 
@@ -490,8 +331,3 @@ def table_of(requests: Sequence[Request], parameters: Mapping[str, Any]) -> Tabl
     }
     columns |= stage_columns(columns, n, given_layers=[each.plan.stage_layers for each in requests])
     return Table({**columns, **parameters}, n)
-
-
-def _routed(layer: Column, first_dense: Column, every: Column) -> Column:
-    """How many of the layers before `layer` route tokens to experts."""
-    return np.asarray(np.maximum(0, np.ceil((layer - first_dense) / every)))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.planner.model.columns.codes import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.coverage import RANGES, Coverage
 from orchestrator.planner.model.generations import generation
-from orchestrator.planner.model.inputs import PRECISION, RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.memory.profiles import MEMORY_PROFILES
 from orchestrator.planner.model.priors import PUBLISHED
 from workers.contracts.catalog.devices import Device

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from orchestrator.planner.model.calibration_result import Calibration
-from orchestrator.planner.model.inputs import SCHEDULE, Request
+from orchestrator.planner.model.columns.codes import SCHEDULE
+from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.plan_request import Scenario
 from orchestrator.planner.search.advice import describe_plan

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.planner.model.inputs import SCHEDULE
+from orchestrator.planner.model.columns.codes import SCHEDULE
 from workers.contracts.base import Refused, validation_problems
 from workers.contracts.catalog.devices import Device
 from workers.contracts.specs.cluster import ClusterSpec

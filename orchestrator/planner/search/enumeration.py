@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.inputs import SCHEDULE
+from orchestrator.planner.model.columns.codes import SCHEDULE
 from orchestrator.planner.search.axes import DEVICES, Axes, divisors
 from orchestrator.planner.search.grid import Block, Rows, Space
 from orchestrator.planner.search.legality_masks import illegal

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.inputs import OFFLOAD, PRECISION, RECOMPUTE, SCHEDULE, plan_columns
+from orchestrator.planner.model.columns.codes import OFFLOAD, PRECISION, RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.inputs import plan_columns
 from orchestrator.planner.search.axes import Axes
 from workers.contracts.specs.plan import ParallelPlan
 

@@ -16,13 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 import orchestrator.planner.model.all_terms  # noqa: F401  registers the terms
-from orchestrator.planner.model.inputs import (
-    Request,
-    device_columns,
-    run_columns,
-    stage_columns,
-    table_of,
-)
+from orchestrator.planner.model.columns.stage_columns import stage_columns
+from orchestrator.planner.model.inputs import Request, device_columns, run_columns, table_of
 from orchestrator.planner.model.memory.representative_ranks import probe_columns
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.plan_request import Scenario

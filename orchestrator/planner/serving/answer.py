@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from orchestrator.planner.model.terms import Table, explain
+from orchestrator.planner.serving.all_terms import SERVING
 from orchestrator.planner.serving.request import ServingRequest
-from orchestrator.planner.serving.terms import SERVING
 from workers.contracts.base import validation_problems
 from workers.contracts.catalog.units import GIB
 

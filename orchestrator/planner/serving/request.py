@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from orchestrator.planner.model.inputs import model_columns
+from orchestrator.planner.model.columns.model_columns import model_columns
 from workers.contracts.base import Contract, Problem, problem
 from workers.contracts.catalog.devices import Device
 from workers.contracts.catalog.presets import preset

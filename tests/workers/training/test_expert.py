@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from orchestrator.planner.model.columns.codes import RECOMPUTE
 from orchestrator.planner.model.communication.collective_bytes import all_to_all_bytes
-from orchestrator.planner.model.inputs import RECOMPUTE
 from tests.matrix import FULL, select
 from tests.workers.training.conftest import final_weights, make_spec, relative
 from tests.workers.training.pool import Result

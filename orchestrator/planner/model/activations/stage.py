@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import RECOMPUTE, SCHEDULE
+from orchestrator.planner.model.columns.codes import RECOMPUTE, SCHEDULE
 from orchestrator.planner.model.terms import Column, term
 from orchestrator.planner.schedules.inflight import in_flight
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import SCHEDULE
+from orchestrator.planner.model.columns.codes import SCHEDULE
 from orchestrator.planner.model.terms import term
 
 FSDP = "torch.distributed.fsdp.fully_shard: dim 0 of each parameter is padded to the shard group"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import RECOMPUTE
+from orchestrator.planner.model.columns.codes import RECOMPUTE
 from orchestrator.planner.model.terms import Column, term
 
 

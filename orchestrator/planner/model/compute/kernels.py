@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import PRECISION
+from orchestrator.planner.model.columns.codes import PRECISION
 from orchestrator.planner.model.terms import Column, term
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from orchestrator.planner.model.terms import Column, term
-from orchestrator.planner.serving.terms import POPE, kv_elements_per_layer
+from orchestrator.planner.serving.memory_terms import kv_elements_per_layer
+from orchestrator.planner.serving.registry import POPE
 from workers.contracts.catalog.rollout_limits import BLOCK_TOKENS, MAX_SEQUENCES
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import OFFLOAD, RECOMPUTE
+from orchestrator.planner.model.columns.codes import OFFLOAD, RECOMPUTE
 from orchestrator.planner.model.terms import Column, term
 
 DEEPSPEED_LIVE_PARAMS = 1e9  # stage3_max_live_parameters

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 import orchestrator.planner.model.memory.model_states  # noqa: F401  registers its terms
-from orchestrator.planner.model.inputs import OFFLOAD
+from orchestrator.planner.model.columns.codes import OFFLOAD
 from orchestrator.planner.model.terms import Column, term
 
 

@@ -11,7 +11,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planner.model.inputs import SCHEDULE, stage_columns
+from orchestrator.planner.model.columns.codes import SCHEDULE
+from orchestrator.planner.model.columns.stage_columns import stage_columns
 from orchestrator.planner.model.terms import Column
 
 _PIPELINE = ("pp", "virtual_stages", "schedule")

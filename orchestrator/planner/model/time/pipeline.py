@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from orchestrator.planner.model.columns.codes import SCHEDULE
 from orchestrator.planner.model.compute.layer_time import host_device_time
-from orchestrator.planner.model.inputs import SCHEDULE
 from orchestrator.planner.model.terms import Column, term
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from orchestrator.planner.model.inputs import OFFLOAD
+from orchestrator.planner.model.columns.codes import OFFLOAD
 from orchestrator.planner.model.terms import Column, term
 
 

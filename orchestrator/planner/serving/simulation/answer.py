@@ -10,6 +10,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from orchestrator.planner.model.terms import Table
+from orchestrator.planner.serving.all_terms import SERVING
 from orchestrator.planner.serving.simulation.fleet import (
     FleetRun,
     capacity,
@@ -25,7 +26,6 @@ from orchestrator.planner.serving.simulation.step_times import (
     RooflineStepTimes,
     StepTimes,
 )
-from orchestrator.planner.serving.terms import SERVING
 from workers.contracts.base import Problem, problem, validation_problems
 
 SIMULATION_FIELDS: Final = tuple(set(SimulationRequest.model_fields) - {"serving"})

@@ -73,7 +73,7 @@ class MeasuredStepTimes:
 class RooflineStepTimes:
     """max(compute, memory) + communication + launches, with the columns of the serving terms.
 
-    Sources: those of `serving/terms`; each step is one forward pass over its tokens (Orca,
+    Sources: those of `serving/speed_terms`; each step is one forward pass over its tokens (Orca,
     OSDI 2022).
     """
 

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from orchestrator.planner.model.inputs import SCHEDULE, plan_columns
+from orchestrator.planner.model.columns.codes import SCHEDULE
+from orchestrator.planner.model.inputs import plan_columns
 from orchestrator.planner.search.axes import build_axes
 from orchestrator.planner.search.enumeration import enumerate_plans
 from orchestrator.planner.search.grid import constant_plan, plan_of

@@ -12,7 +12,8 @@ import pytest
 
 import orchestrator.planner.model.memory.peak
 import orchestrator.planner.model.time.step_time  # noqa: F401  registers the terms
-from orchestrator.planner.model.inputs import SCHEDULE, Request, table_of
+from orchestrator.planner.model.columns.codes import SCHEDULE
+from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.terms import Table, explain
 from orchestrator.planner.schedules.columns import StageTimes

@@ -19,7 +19,7 @@ from orchestrator.planner.interchange import export as export_plan
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.model.time.intervals import extrapolations
 from orchestrator.planner.plan_request import BadRequest, ParsedLine, ParseOptions, Scenario
-from orchestrator.planner.search.advice import advise_search
+from orchestrator.planner.search.advice.advise import advise_search
 from orchestrator.planner.search.auto_plan import choose_plan
 from orchestrator.planner.search.axes import divisors
 from orchestrator.planner.search.device_splits import leaves_split_open, search_splits

@@ -16,7 +16,7 @@ from orchestrator.planner.model.columns.codes import SCHEDULE
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.plan_request import Scenario
-from orchestrator.planner.search.advice import describe_plan
+from orchestrator.planner.search.advice.advise import describe_plan
 from orchestrator.planner.search.axes import divisors
 from orchestrator.planner.search.rank_plans import SearchResult, rank_plans
 from workers.contracts.base import Problem, Refused, problem

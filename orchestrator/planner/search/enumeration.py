@@ -8,27 +8,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.planner.model.columns.codes import SCHEDULE
-from orchestrator.planner.search.axes import DEVICES, Axes, divisors
+from orchestrator.planner.search.axes import Axes, divisors
+from orchestrator.planner.search.degrees import (
+    MAX_RANKS,
+    MOST_CANDIDATES,
+    legal_degrees,
+    plans_per_row,
+    too_many_plans,
+)
 from orchestrator.planner.search.grid import Block, Rows, Space
 from orchestrator.planner.search.legality_masks import illegal
-from workers.contracts.base import Refused
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.model import ModelSpec
 
-MOST_CANDIDATES = 5_000_000
-MAX_RANKS = 2**16  # of one axis, the contract's limit
 REFUSED_ABOVE = 1_000_000_000
 # groups with fewer plans share a table: its overhead exceeds that of their illegal plans
 _SMALL = 2**15
-_MOST_DEGREES = 2_000_000
-_SPANS_NODES = "tp: spans nodes; fix tp to include it"
 
 
 def enumerate_plans(
@@ -46,11 +48,11 @@ def enumerate_plans(
     `Axes.coarser`, with a note. Raises Refused with the axis to fix if there are still too many.
     """
     rejected: Counter[str] = Counter()
-    degrees = _degrees(model, cluster, seq_len, global_batch, axes, rejected)
+    degrees = legal_degrees(model, cluster, seq_len, global_batch, axes, rejected)
     number = total = _count(model, global_batch, axes, degrees)
     notes: list[str] = []
     if total > REFUSED_ABOVE:
-        raise _too_many(total, axes)
+        raise too_many_plans(total, axes)
     for name, message, coarser in axes.coarser():
         if number <= most:
             break
@@ -65,7 +67,7 @@ def enumerate_plans(
             notes.append(message)
         number = fewer
     if number > most:
-        raise _too_many(total, axes)
+        raise too_many_plans(total, axes)
     if notes:
         notes = [
             f"The search has {total:,} plans, so it excludes {', '.join(notes)}. Fix an axis to "
@@ -75,137 +77,6 @@ def enumerate_plans(
     return Space(
         tuple(_blocks(rows, model, seq_len, global_batch, axes, rejected)), rejected, tuple(notes)
     )
-
-
-def _too_many(number: int, axes: Axes, *, at_least: bool = False) -> Refused:
-    free = [
-        name
-        for name in ("micro_batch_size", "pp", "cp", "tp", "schedule", "recompute")
-        if name not in axes.fixed
-    ]
-    more = "more than " if at_least else ""
-    return Refused(
-        f"the search has {more}{number:,} plans, the limit is {MOST_CANDIDATES:,}",
-        f"Fix {' and '.join(free[:2])}." if free else "Use a smaller cluster or batch.",
-        field=f"fix.{free[0]}" if free else "cluster",
-    )
-
-
-def _device_numbers(cluster: ClusterSpec, axes: Axes) -> list[tuple[int, int]]:
-    """`(nodes, devices per node)`: the full cluster; for any number, halves down to one device."""
-    nodes, per_node = cluster.nodes, cluster.devices_per_node
-    numbers = axes.fixed.get(DEVICES)
-    if numbers is None:
-        return [(nodes, per_node)]
-    if axes.any_devices:
-        return [(half, per_node) for half in _halves(nodes)] + [
-            (1, half) for half in _halves(per_node)[1:]
-        ]
-    sizes = []
-    for number in numbers:
-        if number % per_node == 0 and number // per_node <= nodes:
-            sizes.append((number // per_node, per_node))
-        elif number <= per_node:
-            sizes.append((1, number))
-        else:
-            raise Refused(
-                f"{number} devices do not fill nodes of {per_node}, or exceed the cluster's "
-                f"{cluster.devices}",
-                f"Use a multiple of {per_node}, at most {nodes * per_node}.",
-                field="fix.devices",
-            )
-    return sizes
-
-
-def _halves(number: int) -> list[int]:
-    halves = [number]
-    while halves[-1] % 2 == 0:
-        halves.append(halves[-1] // 2)
-    return halves
-
-
-def _degrees(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    seq_len: int,
-    global_batch: int,
-    axes: Axes,
-    rejected: Counter[str],
-) -> Rows:
-    """All factorizations of the devices into dp x tp x pp x cp whose degrees are legal.
-
-    Counts each other factorization once in `rejected`.
-    """
-    rows: list[tuple[int, ...]] = []
-    for nodes, per_node in _device_numbers(cluster, axes):
-        devices = nodes * per_node
-        for tp in (degree for degree in divisors(devices) if axes.allows("tp", degree)):
-            if per_node % tp and "tp" not in axes.fixed:
-                rejected[_SPANS_NODES] += _count_factorizations(devices // tp, 3)
-                continue
-            reasons = illegal(_single_plan(tp=tp), model=model)
-            if reasons:
-                rejected[next(iter(reasons))] += _count_factorizations(devices // tp, 3)
-                continue
-            for pp in (degree for degree in divisors(devices // tp) if axes.allows("pp", degree)):
-                rest = devices // tp // pp
-                if pp > model.layers:
-                    rejected["pp: more stages than layers"] += _count_factorizations(rest, 2)
-                    continue
-                for cp in (degree for degree in divisors(rest) if axes.allows("cp", degree)):
-                    dp = rest // cp
-                    if not axes.allows("dp", dp):
-                        continue
-                    if max(dp, cp) > MAX_RANKS:
-                        rejected[
-                            f"dp: more than the {MAX_RANKS:,} ranks that an axis may have"
-                        ] += 1
-                    elif seq_len % cp:
-                        rejected["cp: does not divide the sequence"] += 1
-                    elif global_batch % dp:
-                        rejected["global_batch_size: does not divide by micro_batch_size x dp"] += 1
-                    else:
-                        rows.append((nodes, per_node, dp, tp, pp, cp))
-                if len(rows) > _MOST_DEGREES:
-                    raise _too_many(len(rows) * _plans_per_row(axes), axes, at_least=True)
-    names = ("nodes", "devices_per_node", "dp", "tp", "pp", "cp")
-    columns = np.array(rows, np.int64).reshape(-1, len(names))
-    return {name: columns[:, index] for index, name in enumerate(names)}
-
-
-def _single_plan(**changes: int) -> dict[str, int]:
-    plan = {
-        "dp": 1,
-        "tp": 1,
-        "pp": 1,
-        "cp": 1,
-        "ep": 1,
-        "zero": 0,
-        "sequence_parallel": 0,
-        "schedule": SCHEDULE["1f1b"],
-        "virtual_stages": 1,
-        "micro_batch": 1,
-        "global_batch": 1,
-    }
-    return {**plan, **changes}
-
-
-def _count_factorizations(number: int, parts: int) -> int:
-    """The number of ordered factorizations into `parts` factors.
-
-    C(e + parts - 1, parts - 1) per prime with exponent e.
-    """
-    count, prime = 1, 2
-    while number > 1:
-        if prime * prime > number:
-            prime = number
-        exponent = 0
-        while number % prime == 0:
-            number, exponent = number // prime, exponent + 1
-        for more in range(1, parts):
-            count = count * (exponent + more) // more if more == 1 or exponent else count
-        prime += 1
-    return count
 
 
 # an axis that depends on others: its names, the columns it depends on, and its values as tuples
@@ -272,18 +143,7 @@ def _count(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> in
         _options(degrees, axis)[2].tolist() for axis in _dependent_axes(model, global_batch, axes)
     ]
     rows: int = sum(math.prod(row) for row in zip(*numbers, strict=True))
-    return rows * _plans_per_row(axes)
-
-
-def _plans_per_row(axes: Axes) -> int:
-    lists: tuple[Sized, ...] = (
-        axes.sharding,
-        axes.recompute,
-        axes.offload,
-        axes.precision,
-        axes.sequence_parallel,
-    )
-    return math.prod([len(values) for values in lists])
+    return rows * plans_per_row(axes)
 
 
 def _expand(model: ModelSpec, global_batch: int, axes: Axes, degrees: Rows) -> Rows:

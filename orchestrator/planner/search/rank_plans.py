@@ -22,7 +22,8 @@ from orchestrator.planner.model.memory.representative_ranks import probe_columns
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.plan_request import Scenario
 from orchestrator.planner.search.axes import DEVICES, Axes, build_axes
-from orchestrator.planner.search.enumeration import MOST_CANDIDATES, enumerate_plans
+from orchestrator.planner.search.degrees import MOST_CANDIDATES
+from orchestrator.planner.search.enumeration import enumerate_plans
 from orchestrator.planner.search.grid import Block, constant_plan, plan_of
 from orchestrator.planner.search.pareto import Front, TopRows, thinned, undominated
 from workers.contracts.base import Problem, Refused, problem

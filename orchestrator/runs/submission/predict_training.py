@@ -12,7 +12,7 @@ from orchestrator.planner.model.frameworks import Framework, framework
 from orchestrator.planner.model.inputs import Request
 from orchestrator.planner.model.terms import Table
 from orchestrator.planner.plan_request import Scenario, Workload
-from orchestrator.planner.search.advice import PlanChange, advise
+from orchestrator.planner.search.advice.advise import PlanChange, advise
 from orchestrator.planner.search.auto_plan import SYNCHRONOUS, Choice, resolve_auto
 from orchestrator.planner.search.axes import AXES
 from orchestrator.runs.outputs.training_data import trained_share

@@ -8,7 +8,7 @@ from orchestrator.planner.model.frameworks import framework
 from orchestrator.planner.model.inputs import Request, table_of
 from orchestrator.planner.model.parameters import columns_for
 from orchestrator.planner.plan_request import Scenario, Workload
-from orchestrator.planner.search.advice import advise, advise_search
+from orchestrator.planner.search.advice.advise import advise, advise_search
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.legality import plan_problems

@@ -11,9 +11,9 @@ from kernels import runtime, tuning
 from kernels.attention.spec import AttentionSpec, Bounds
 from kernels.attention.triton_kernels.backward_keys_values import (
     attention_keys_values_backward_kernel,
-    attention_row_sums_kernel,
 )
 from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
+from kernels.attention.triton_kernels.backward_row_sums import attention_row_sums_kernel
 from kernels.attention.triton_kernels.forward import attention_forward_kernel
 from kernels.attention.triton_kernels.launch_args import (
     choose_section,

@@ -10,9 +10,9 @@ from kernels import tuning
 from kernels.attention.triton_kernels import configs
 from kernels.attention.triton_kernels.backward_keys_values import (
     attention_keys_values_backward_kernel,
-    attention_row_sums_kernel,
 )
 from kernels.attention.triton_kernels.backward_queries import attention_queries_backward_kernel
+from kernels.attention.triton_kernels.backward_row_sums import attention_row_sums_kernel
 from kernels.attention.triton_kernels.configs import split_head_dim
 from kernels.attention.triton_kernels.forward import attention_forward_kernel
 from kernels.attention.triton_kernels.forward_tma import attention_forward_tma_kernel

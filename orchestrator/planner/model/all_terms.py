@@ -12,7 +12,8 @@ from orchestrator.planner.model import (
 from orchestrator.planner.model.communication import (
     collective_bytes,
     communication_time,
-    traffic_bytes,
+    data_parallel_bytes,
+    model_parallel_bytes,
 )
 from orchestrator.planner.model.compute import adapters, kernels, layer_time, offloading
 from orchestrator.planner.model.finetuning import rollouts, second_module, trained_weights
@@ -52,7 +53,8 @@ MODULES = (
     step_time,
     trained_weights,
     uneven_shards,
-    traffic_bytes,
+    data_parallel_bytes,
+    model_parallel_bytes,
 )
 
 __all__ = ["MODULES", "TERMS"]

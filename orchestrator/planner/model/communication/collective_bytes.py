@@ -1,7 +1,8 @@
 """Bytes per kind of collective that a rank passes to torch.distributed in one step of the engine.
 
 Counted by call: an all-reduce by its buffer, an all-gather by its output, a reduce-scatter by its
-input, a broadcast by its tensor, a send by its message. `traffic_bytes.py` has textbooks' volumes.
+input, a broadcast by its tensor, a send by its message. `data_parallel_bytes` and
+`model_parallel_bytes` have the volumes of textbooks.
 Does not cover offloading, sharded experts or latent attention, experts with context parallelism, or
 recomputation of tensor parallel blocks (see `collectives_known`). Tensor parallelism counts blocks,
 not token table and head.

@@ -1,35 +1,48 @@
-"""Reads experiments, runs and their objects, limited to what the user may see.
+"""The read interface of `runs`: objects of runs and experiments, limited to what the user may see.
 
 A user who shares no team with the owner gets the same error as for a missing object.
 """
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, Required, TypedDict, Unpack
+from typing import Any, BinaryIO
 
 from django.conf import settings
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Count, OuterRef, Q, QuerySet, Subquery
 
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
 from orchestrator.common import clock
-from orchestrator.common.compiled_query import CompiledQuery
 from orchestrator.common.errors import missing_object
 from orchestrator.common.units import is_id
 from orchestrator.runs.datasets.resolve import paths_of_texts
 from orchestrator.runs.models import (
     Artifact,
     Attempt,
-    AttemptShare,
     Checkpoint,
     Experiment,
     Run,
     RunEvent,
-    RunTag,
+)
+from orchestrator.runs.queries.attempts import (
+    attempt_by_fence,
+    attempt_ended,
+    attempts_of,
+    attempts_on,
+    nodes_of,
+    shares_on,
+)
+from orchestrator.runs.queries.run_list import (
+    RunFilters,
+    filter_in,
+    run_get,
+    run_list,
+    run_rows,
+    runs_matching,
+    runs_visible_to,
 )
 from orchestrator.runs.serializers import (
     elastic_of,
@@ -39,20 +52,21 @@ from orchestrator.runs.serializers import (
     serialize_event,
     serialize_experiment,
     serialize_run,
-    serialize_runs,
 )
 from orchestrator.runs.states import ENDED
 from orchestrator.runs.submission.run_paths import open_file_of_run, run_of_path, runs_named
 from orchestrator.runs.submission.script_secrets import values_by_run as script_secrets_of
 from orchestrator.runs.submission.weights import models_root
 from workers.contracts.specs.training_rules.elastic import spec_at
-from workers.contracts.wire.node_messages import AttemptState, RunState
+from workers.contracts.wire.node_messages import RunState
 
 __all__ = [
+    "RunFilters",
     "active_values",
     "artifact_open",
     "artifacts_of",
     "attempt_by_fence",
+    "attempt_ended",
     "attempts_of",
     "attempts_on",
     "checkpoints_of",
@@ -88,20 +102,6 @@ __all__ = [
 ]
 
 
-_run_by_id = CompiledQuery(
-    lambda id: Run.objects.select_related("owner", "experiment").filter(pk=id).order_by(), int
-)
-
-
-def runs_visible_to(*, user: User) -> QuerySet[Run]:
-    """Runs of the user and of team members; for operators all. Selects owner and experiment."""
-    runs = Run.objects.select_related("owner", "experiment")
-    owners = people.visible_owners(user)
-    if owners is None:
-        return runs
-    return _filter_in(runs, "owner_id", owners)
-
-
 def runs_seen_since(
     since: datetime, *, owners: Collection[int] | None, limit: int
 ) -> list[tuple[int, int, dict[str, Any]]]:
@@ -112,97 +112,8 @@ def runs_seen_since(
     active = [str(state) for state in RunState if state not in ENDED]
     rows = Run.objects.filter(state__in=active, last_seen__gte=since).exclude(summary={})
     if owners is not None:
-        rows = _filter_in(rows, "owner_id", sorted(owners))
+        rows = filter_in(rows, "owner_id", sorted(owners))
     return list(rows.order_by("-last_seen").values_list("owner_id", "pk", "summary")[:limit])
-
-
-def run_get(*, user: User, id: int | str) -> Run:
-    """The run; its tags are read when they are used.
-
-    Raises 404 if it does not exist or the user may not see it.
-    """
-    if is_id(id):
-        owners = people.visible_owners(user)
-        run = _run_by_id.first(int(id))
-        if run is not None and (owners is None or run.owner_id in owners):
-            return run
-    raise missing_object("run", id)
-
-
-class RunFilters(TypedDict, total=False):
-    """What `run_list` and `run_rows` take."""
-
-    user: Required[User]
-    state: str | Iterable[str] | None
-    kind: str | Iterable[str] | None
-    experiment: str | int | Iterable[str] | None
-    tag: str | Iterable[str] | None
-    owner: str | Iterable[str] | None
-    q: str | None
-    before_id: int | None
-    limit: int
-    within: QuerySet[Run] | None
-
-
-def run_list(**filters: Unpack[RunFilters]) -> list[Run]:
-    """At most `limit` runs, newest first, with ids below `before_id`; prefetches tags.
-
-    Each filter takes one value, several, or a comma-separated list. `experiment` is an id or a
-    name, `owner` a username or `me`; `q` matches names, notes, models and tags. `within` is the
-    result of `runs_visible_to` for this user, if the caller has it, which saves the query of their
-    teams.
-    """
-    return list(_listed(**filters).prefetch_related("tags"))
-
-
-def run_rows(**filters: Unpack[RunFilters]) -> list[dict[str, Any]]:
-    """As `run_list`, in the REST representation: without objects, at half the CPU time."""
-    return serialize_runs(_listed(**filters))
-
-
-def runs_matching(**filters: Unpack[RunFilters]) -> QuerySet[Run]:
-    """All runs that pass the filters of `run_list`, newest first; ignores `limit`."""
-    chosen = dict(filters)
-    chosen.pop("limit", None)
-    return _listed(**chosen, limit=None)  # type: ignore[arg-type]
-
-
-def _listed(
-    *,
-    user: User,
-    state: str | Iterable[str] | None = None,
-    kind: str | Iterable[str] | None = None,
-    experiment: str | int | Iterable[str] | None = None,
-    tag: str | Iterable[str] | None = None,
-    owner: str | Iterable[str] | None = None,
-    q: str | None = None,
-    before_id: int | None = None,
-    limit: int | None = 50,
-    within: QuerySet[Run] | None = None,
-) -> QuerySet[Run]:
-    runs = runs_visible_to(user=user) if within is None else within
-    runs = _filter_in(runs, "state", _split_list(state))
-    runs = _filter_in(runs, "kind", _split_list(kind))
-    if experiments := _split_list(experiment):
-        numbers = [int(text) for text in experiments if is_id(text)]
-        which = Experiment.objects.filter(Q(name__in=experiments) | Q(pk__in=numbers))
-        runs = _filter_in(
-            runs, "experiment_id", list(which.values_list("id", flat=True)), required=True
-        )
-    if tags := _split_list(tag):
-        runs = runs.filter(Exists(RunTag.objects.filter(run=OuterRef("pk"), name__in=tags)))
-    if owners := _split_list(owner):
-        names = [user.username if name == "me" else name for name in owners]
-        owned = User.objects.filter(username__in=names)
-        runs = _filter_in(runs, "owner_id", list(owned.values_list("id", flat=True)), required=True)
-    if q:
-        tagged = Q(pk__in=RunTag.objects.filter(name__icontains=q).values("run_id"))
-        text = Q(name__icontains=q) | Q(notes__icontains=q) | Q(model_name__icontains=q)
-        runs = runs.filter(text | tagged)
-    if before_id is not None:
-        runs = runs.filter(pk__lt=before_id)
-    runs = runs.order_by("-id")
-    return runs if limit is None else runs[:limit]
 
 
 def waiting_runs(*, ids: Collection[int]) -> dict[int, Run]:
@@ -288,51 +199,10 @@ def events_visible_to(
     return list(rows.order_by("-id")[:limit])
 
 
-def attempts_of(*, run: Run) -> QuerySet[Attempt]:
-    """The run's attempts, newest first."""
-    return Attempt.objects.filter(run=run).order_by("-number")
-
-
-def attempts_on(*, node: str) -> list[Attempt]:
-    """Attempts that have not ended and use the node, with their runs."""
-    alive = Attempt.objects.exclude(state=AttemptState.EXITED).filter(shares__node=node)
-    return list(alive.select_related("run").order_by("id"))
-
-
-def shares_on(nodes: Collection[str]) -> list[tuple[str, str, int, str]]:
-    """`(node, fence, attempt id, state)` of the parts on these nodes that have not exited."""
-    rows = AttemptShare.objects.filter(node__in=nodes).exclude(state=AttemptState.EXITED)
-    values = rows.values_list("node", "attempt__fence", "attempt_id", "state")
-    return [(node, str(fence), attempt, state) for node, fence, attempt, state in values]
-
-
-def attempt_ended(*, fence: str) -> Attempt | None:
-    """The attempt with this fence if it has ended; None for any text that is no fence."""
-    try:
-        known = uuid.UUID(fence)
-    except ValueError:
-        return None
-    return Attempt.objects.filter(fence=known, state=AttemptState.EXITED).first()
-
-
-def attempt_by_fence(*, attempt_id: int | str, fence: str) -> Attempt | None:
-    """The attempt of a report, with its run; None for a stale or unknown fence."""
-    if not is_id(attempt_id):
-        return None
-    attempt = Attempt.objects.filter(pk=int(attempt_id)).select_related("run").first()
-    return attempt if attempt is not None and str(attempt.fence) == str(fence) else None
-
-
 def checkpoints_of(*, run: Run, retained: bool = True) -> QuerySet[Checkpoint]:
     """The run's checkpoints, newest first; by default only those that are still on disk."""
     rows = Checkpoint.objects.filter(run=run).select_related("copy").order_by("-step", "-id")
     return rows.filter(deleted=None) if retained else rows
-
-
-def nodes_of(*, run: Run) -> list[str]:
-    """The nodes of the run's newest attempt."""
-    newest = Attempt.objects.filter(run=run).order_by("-number").first()
-    return [str(share["node"]) for share in newest.placement] if newest is not None else []
 
 
 def newest_checkpoints(*, user: User, limit: int) -> list[Checkpoint]:
@@ -437,22 +307,3 @@ def external_silent(*, now: datetime | None = None) -> QuerySet[Run]:
     return alive.filter(
         Q(last_seen__lt=before) | Q(last_seen=None, created__lt=before), state=RunState.RUNNING
     )
-
-
-def _split_list(value: str | int | Iterable[str] | None) -> list[str]:
-    if value is None:
-        return []
-    parts = str(value).split(",") if isinstance(value, str | int) else value
-    return [part.strip() for part in parts if part.strip()]
-
-
-def _filter_in(
-    runs: QuerySet[Run], column: str, values: list[Any], *, required: bool = False
-) -> QuerySet[Run]:
-    """Filter a column. One value uses `=`, which an index can return in order.
-
-    An empty list means no filter, or, if `required`, no run.
-    """
-    if len(values) == 1:
-        return runs.filter(**{column: values[0]})
-    return runs.filter(**{f"{column}__in": values}) if values or required else runs

@@ -1,0 +1,1 @@
+"""Queries of runs and attempts; `selectors` offers them to other packages."""

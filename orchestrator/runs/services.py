@@ -53,15 +53,11 @@ from orchestrator.runs.lifecycle.attempts import (
 from orchestrator.runs.lifecycle.lineage import fork_problems, run_fork, run_rewind
 from orchestrator.runs.lifecycle.retry_budgets import NODE_LOST
 from orchestrator.runs.models import Artifact, Checkpoint, Run, RunEvent
+from orchestrator.runs.submission.preview import spec_preview, spec_problem_list
 from orchestrator.runs.submission.run_paths import in_run_folder
 from orchestrator.runs.submission.script_secrets import renew as script_secrets_renew
 from orchestrator.runs.submission.served_adapters import adapter_load, adapter_unload
-from orchestrator.runs.submission.submit import (
-    run_folder,
-    run_submit,
-    spec_preview,
-    spec_problem_list,
-)
+from orchestrator.runs.submission.submit import run_folder, run_submit
 from workers.contracts.specs.train import CheckpointSpec
 
 __all__ = [

@@ -94,7 +94,7 @@ def named_plans(spec: dict[str, Any], ranks: int, count: int, home: Path) -> lis
     import django
 
     django.setup()
-    from orchestrator.runs.submission.predict_training import choose_plan, predict_training
+    from orchestrator.runs.submission.prediction.training import choose_plan, predict_training
     from orchestrator.runs.submission.target_hardware import TargetHardware
     from workers.contracts import RunSpec
     from workers.contracts.catalog.devices import DEVICES

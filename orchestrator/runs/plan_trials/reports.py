@@ -11,7 +11,7 @@ from orchestrator.common import clock
 from orchestrator.runs import events, parameters
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.runs.plan_trials.models import PlanTrials
-from orchestrator.runs.submission.predict_whole_run import whole_run
+from orchestrator.runs.submission.prediction.whole_run import whole_run
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.wire.maintenance.plan_trials import CHOSEN, TRIAL, TRIAL_BEGAN, TrialResult
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from orchestrator.runs.submission.predict_training import choose_plan
+from orchestrator.runs.submission.prediction.training import choose_plan
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSource, ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import Refused, problem

@@ -15,7 +15,7 @@ from orchestrator.runs.models import Attempt, PlanTrials, Run, RunParameter
 from orchestrator.runs.plan_trials import reports
 from orchestrator.runs.plan_trials.orders import trials_order
 from orchestrator.runs.plan_trials.table import periods_of, trial_lines, trials_of
-from orchestrator.runs.submission.submit import spec_preview
+from orchestrator.runs.submission.preview import spec_preview
 from orchestrator.scheduling import dispatch
 from orchestrator.scheduling import services as scheduling
 from orchestrator.telemetry import outcome

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.runs.submission.predict_training import predict_training
+from orchestrator.runs.submission.prediction.training import predict_training
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ParallelPlan, RunSpec
 from workers.contracts.catalog.devices import DEVICES

@@ -10,7 +10,7 @@ from django.test import Client
 
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
-from orchestrator.runs.submission.predict_whole_run import learned_starts, whole_run
+from orchestrator.runs.submission.prediction.whole_run import learned_starts, whole_run
 from orchestrator.scheduling import services
 from orchestrator.telemetry.outcome import comparisons
 from orchestrator.telemetry.services import points_store

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.planner.search.auto_plan import Choice
 from orchestrator.planner.search.device_splits import split_numbers
-from orchestrator.runs.submission.predict_training import choose_plan
+from orchestrator.runs.submission.prediction.training import choose_plan
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import Refused, problem

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.fleet import selectors as fleet
-from orchestrator.runs.submission.predict_training import predict_training
+from orchestrator.runs.submission.prediction.training import predict_training
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import problem

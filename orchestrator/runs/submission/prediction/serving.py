@@ -9,7 +9,7 @@ import math
 from typing import Any, Final
 
 from orchestrator.planner.serving import serving
-from orchestrator.runs.submission.predict_training import Prediction
+from orchestrator.runs.submission.prediction.training import Prediction
 from orchestrator.runs.submission.target_hardware import TargetHardware
 from orchestrator.runs.submission.weights import shape_of
 from workers.contracts import ModelSpec, ParallelPlan, RunSpec

@@ -1,0 +1,1 @@
+"""Predictions of submitted runs by the planner: serving, training, the whole run."""

@@ -16,7 +16,7 @@ from workers.inference.adapters.adapter import Adapter
 from workers.inference.adapters.store import AdapterStore
 from workers.inference.constrain.guide import Guides
 from workers.inference.host_time import HostTime
-from workers.inference.request import Request
+from workers.inference.request import Request, check_prompt
 from workers.inference.runner import Runner
 from workers.inference.sampling.beam_search import BeamSearch
 from workers.inference.sampling.parameters import SamplingParams
@@ -380,22 +380,3 @@ class Engine:
             raise ValueError(
                 f"logit_bias has the token id {first_error}; the model's ids are 0 to {vocab - 1}"
             )
-
-
-def check_prompt(prompt: Sequence[int], *, context: int, vocab: int, room: int = 1) -> None:
-    """Raises ValueError if it is empty, too long, or has ids outside the vocabulary.
-
-    It must leave `room` for that many new tokens.
-    """
-    if not prompt:
-        raise ValueError("the prompt is empty; give at least one token")
-    if len(prompt) > context - room:
-        raise ValueError(
-            f"the prompt has {len(prompt)} tokens, the model's context is {context}; give at most "
-            f"{context - room}" + (" to leave room for one new token" if room else "")
-        )
-    first_error = next((token for token in prompt if not 0 <= token < vocab), None)
-    if first_error is not None:
-        raise ValueError(
-            f"the prompt has the token id {first_error}; the model's ids are 0 to {vocab - 1}"
-        )

@@ -108,3 +108,22 @@ class Request:
         """Compute all keys and values with the weights of `version` from now on."""
         self.weight_version = version
         self._block_keys.clear()
+
+
+def check_prompt(prompt: Sequence[int], *, context: int, vocab: int, room: int = 1) -> None:
+    """Raises ValueError if it is empty, too long, or has ids outside the vocabulary.
+
+    It must leave `room` for that many new tokens.
+    """
+    if not prompt:
+        raise ValueError("the prompt is empty; give at least one token")
+    if len(prompt) > context - room:
+        raise ValueError(
+            f"the prompt has {len(prompt)} tokens, the model's context is {context}; give at most "
+            f"{context - room}" + (" to leave room for one new token" if room else "")
+        )
+    first_error = next((token for token in prompt if not 0 <= token < vocab), None)
+    if first_error is not None:
+        raise ValueError(
+            f"the prompt has the token id {first_error}; the model's ids are 0 to {vocab - 1}"
+        )

@@ -17,7 +17,6 @@ from workers.contracts.specs.inference import EvaluateBody
 from workers.contracts.specs.model import ModelSource, ModelSpec
 from workers.contracts.wire.serving_reports import EVALUATED, ArtifactRef, Evaluated, Wins
 from workers.inference.control import StopControl
-from workers.inference.engine import check_prompt
 from workers.inference.evaluate.compare import compare, intervals, win_rate
 from workers.inference.evaluate.items import EvaluationItem
 from workers.inference.evaluate.judge import open_judge
@@ -33,6 +32,7 @@ from workers.inference.model_loading import (
     LoadedModel,
 )
 from workers.inference.parallel.driver import distributed_forward
+from workers.inference.request import check_prompt
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.spec_loading import InferenceRun
 from workers.metrics.beacon import Beacon

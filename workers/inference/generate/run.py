@@ -13,7 +13,7 @@ from typing import Any
 from workers.contracts.specs.model import ModelSpec
 from workers.inference.constrain.guide import Guides
 from workers.inference.control import StopControl
-from workers.inference.engine import Engine, check_prompt
+from workers.inference.engine import Engine
 from workers.inference.engine_builder import (
     blocks_per_request,
     build_engine,
@@ -31,7 +31,7 @@ from workers.inference.model_loading import (
 )
 from workers.inference.parallel.groups import driving, join
 from workers.inference.parallel.worker import Worker
-from workers.inference.request import Request
+from workers.inference.request import Request, check_prompt
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.scheduling.policy import Limits
 from workers.inference.spec_loading import InferenceRun

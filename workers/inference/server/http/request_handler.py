@@ -13,8 +13,8 @@ from typing import Any
 
 from workers.contracts.wire.serving_reports import STATE_PATH, EngineState
 from workers.inference.adapters.adapter import Adapter
-from workers.inference.engine import check_prompt
 from workers.inference.model_loading import LoadedModel
+from workers.inference.request import check_prompt
 from workers.inference.sampling.parameters import SamplingParams
 from workers.inference.server.async_engine import AsyncEngine
 from workers.inference.server.http.admission import Admission

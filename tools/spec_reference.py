@@ -33,7 +33,7 @@ Written by `python tools/spec_reference.py`; a test compares the two. A spec is 
 `POST runs`, `orrery submit` and the new-run form accept; `examples/` has complete ones. Fields
 without a default are required. Rules between fields are checked at submission, with a hint.
 """
-_UNBOUNDED = 2**31 - 1  # the largest integer that a contract accepts is no bound of its own
+_UNBOUNDED = 2**31 - 1  # the largest integer that a contract accepts is not a bound of its own
 _BOUNDS = (
     ("minimum", "≥ {}"),
     ("exclusiveMinimum", "> {}"),

@@ -36,7 +36,7 @@ Rows = QuerySet[Any]
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Rows older than a setting. `rows(now)` is None if the setting retains them for ever."""
+    """Rows older than a setting. `rows(now)` is None if the setting retains them forever."""
 
     name: str
     setting: str  # field of Env; empty: fixed

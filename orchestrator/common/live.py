@@ -70,7 +70,7 @@ def owned_by(owner_id: int) -> dict[str, int]:
 def owner_of(text: str) -> int | None:
     """The owner of the run that a frame is about; None if every user may see the frame.
 
-    0, which is no user, for a frame that names a run but not its owner.
+    0, which is not a user, for a frame that names a run but not its owner.
     """
     if match := _OWNER.match(text):
         return int(match[1])

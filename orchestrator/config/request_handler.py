@@ -2,7 +2,7 @@
 
 Django's own handler starts a thread and opens a connection for each request, so 200 requests per
 second exhaust PostgreSQL's connections. Requests beyond the number of threads wait in order of
-arrival. A request that would wait too long is refused at once, because a late answer is of no use
+arrival. A request that would wait too long is refused at once, because a late answer is useless
 to a client that has given up, except those that are never refused. Does not depend on views.
 """
 

@@ -29,4 +29,4 @@ POOL: Final = ("devices", "allocated", "busy", "idle", "utilization", "power_w",
 MIN, MEAN, MAX = 0, 1, 2
 
 IDLE_BELOW: Final = 0.05  # utilization that no reading of an idle minute reaches
-IDLE_AFTER_S: Final = 600.0  # pages list devices that have been idle for so long
+IDLE_AFTER_S: Final = 600.0  # pages list devices that have been idle for this long

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 NAME = "scheduler"
 LIFE = timedelta(seconds=15)  # dead holders on this machine are detected at once
 RENEW_S = 5.0
-STUCK_S = 300.0  # a loop without sign of life for so long loses the lease
+STUCK_S = 300.0  # a loop without sign of life for this long loses the lease
 
 
 def new_holder() -> str:

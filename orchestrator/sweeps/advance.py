@@ -30,7 +30,7 @@ from orchestrator.sweeps.trials import (
 from workers.contracts.wire.node_messages import RunState
 
 log = logging.getLogger(__name__)
-FAILURES = 3  # so many failed trials and no value end a sweep
+FAILURES = 3  # this many failed trials and no value end a sweep
 
 
 def sweeps_advance(*, renew: Callable[[], None] = lambda: None) -> dict[str, int]:

@@ -27,7 +27,7 @@ WARM_UP: Final = 5  # first steps of an attempt, which allocate, compile and loa
 ENOUGH: Final = 10  # logged steps after the warm-up that a median requires
 EARLY: Final = 30  # steps after which a running attempt is compared for the first time
 _NEWEST: Final = 400  # steps that the medians cover
-_SMALL: Final = 2**20  # bytes; smaller differences in memory are no miss
+_SMALL: Final = 2**20  # bytes; smaller differences in memory are not a miss
 
 
 @dataclass(frozen=True)

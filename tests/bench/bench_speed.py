@@ -86,7 +86,7 @@ def main() -> None:
 def compare_compiled(folder: Path, *, threads: int) -> None:
     """The engine and Trainer, each without and with torch.compile; the Llama model.
 
-    Compilation is no part of the measured turns.
+    Compilation is not part of the measured turns.
     """
     job = write_job(MODELS["llama"], folder)
     eager, compiled, theirs, theirs_compiled = contenders = [

@@ -30,7 +30,7 @@ def main() -> None:
 
 def measure(nodes: int, waiting: int, database: str) -> None:
     """Fill the fleet, place one gang of 8 per node, and measure idle passes afterwards."""
-    from orchestrator.scheduling import services  # noqa: F401  # its import is no part of a pass
+    from orchestrator.scheduling import services  # noqa: F401  # its import is not part of a pass
     from tests import factories
 
     owner = factories.user("bench")

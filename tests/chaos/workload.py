@@ -79,7 +79,7 @@ class Workload:
             return  # the next call
 
     def wait_for_end(self, seconds: float, *, heal: Callable[[], None]) -> None:
-        """Wait until every run has ended, at most so long."""
+        """Wait until every run has ended, at most this long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             close_old_connections()
@@ -90,7 +90,7 @@ class Workload:
             time.sleep(0.5)
 
     def wait_for_telemetry(self, evidence: Evidence, seconds: float) -> None:
-        """Wait until every point is stored, at most so long."""
+        """Wait until every point is stored, at most this long."""
         self.wait_for_telemetry_in(evidence.nodes_home, seconds)
 
     def wait_for_telemetry_in(self, nodes_home: Path, seconds: float) -> None:

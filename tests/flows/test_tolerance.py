@@ -88,7 +88,7 @@ def test_faults_leave_no_trace_in_the_curve(
         for pid in ranks:
             os.kill(pid, signal.SIGKILL)
 
-        # after so many steps their usual length is known; in the first ones a hang is waited for
+        # after this many steps their usual length is known; in the first ones a hang is waited for
         # three times as long
         begun = gate.to(1, attempt=3)
         gate.to(begun + 40, attempt=3)

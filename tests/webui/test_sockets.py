@@ -57,7 +57,7 @@ async def opened(path: str, headers: Headers) -> AsyncIterator[SocketClient]:
 
 
 async def frame(socket: SocketClient) -> dict[str, Any]:
-    """The next one that is no heartbeat."""
+    """The next one that is not a heartbeat."""
     while True:
         result: dict[str, Any] = json.loads(await socket.text())
         if result["type"] != "heartbeat":

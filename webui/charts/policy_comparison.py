@@ -34,7 +34,7 @@ class PolicyLine:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """A chart with one line per policy; `summary` says it in words."""
+    """A chart with one line per policy; `summary` says it as text."""
 
     id: str
     title: str

@@ -36,7 +36,7 @@ _PROPOSAL: Final = re.compile(
 
 
 def fix_of(problem: Mapping[str, str] | Any, known: Collection[str]) -> Fix | None:
-    """Returns the change that one click can make; None if the hint is no value of a known field.
+    """Returns the change that one click can make; None if the hint is not a value of a known field.
 
     Of two values the larger is proposed: a batch grows rather than shrinks.
     """

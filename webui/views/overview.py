@@ -228,7 +228,7 @@ def _minor(event: Any) -> bool:
 
 
 class Usage(NamedTuple):
-    """Of the last seven days: device-hours and MFU for a fleet of so many devices; device time."""
+    """The last seven days: device-hours, MFU and device time of a fleet with this many devices."""
 
     days: Callable[[int], list[week.Day]]
     device_time: Any

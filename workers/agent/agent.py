@@ -29,7 +29,7 @@ from workers.probe.node import ProbeError, probe_node
 
 log = logging.getLogger(__name__)
 _INVENTORY_EVERY_S = 600.0
-# orders wait this long and none was consumed: the consumer lost its connection for good
+# orders wait this long and none was consumed: the consumer lost its connection permanently
 _HUNG_S = 15.0
 
 

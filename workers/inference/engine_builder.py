@@ -72,7 +72,7 @@ def count_local_blocks(loaded: LoadedModel, drafting: Drafting | None = None) ->
 
 
 def blocks_per_request(loaded: LoadedModel, tokens: int) -> int:
-    """Blocks of a request of so many tokens, at most the model's context."""
+    """Blocks of a request of this many tokens, at most the model's context."""
     return -(-min(tokens, loaded.spec.max_seq_len) // BLOCK_SIZE)
 
 

@@ -19,7 +19,7 @@ _WARM_UP = 3  # first steps, which allocate and tune
 _LEAST_STEPS = 50
 _FORGET = 0.999  # weight of a step relative to the next one
 _OUTLIER = 5.0  # times the fit: another process had the cores, or memory was swapped
-_MOST_REJECTED = 10  # in a row: it is no pause but a slower server
+_MOST_REJECTED = 10  # in a row: not a pause, but a slower server
 
 
 class StepCostFit:
@@ -80,7 +80,7 @@ class StepCostFit:
 
     def _is_outlier(self, features: tuple[float, ...], seconds: float) -> bool:
         known = all(self._products[index][index] for index, value in enumerate(features) if value)
-        if self._costs is None or not known:  # costs without any such work are no measure
+        if self._costs is None or not known:  # costs without such work measure nothing
             return False
         costs = (getattr(self._costs, name) for name in _FIELDS)
         fitted: float = sum(cost * count for cost, count in zip(costs, features, strict=True))

@@ -40,7 +40,7 @@ class StoreLink:
     def __init__(self, run_dir: RunDir, order: LaunchOrder, link: Link) -> None:
         self._run_dir, self._order, self._link = run_dir, order, link
         self._file = run_dir.path / PENDING
-        # nodes without a shared directory hold parts of a checkpoint, which are no use alone
+        # nodes without a shared directory hold parts of a checkpoint, which are useless alone
         whole = order.nodes == 1 or (order.shared_dir is not None and order.node_rank == 0)
         self.active = order.store is not None and whole
         pending = read_json(self._file).get("pending") or [] if self.active else []

@@ -663,7 +663,7 @@ class _Spool:
             except (_Gone, _Refused) as error:
                 self._over = str(error)
                 self._warn_once("over", f"sending stops: {error}; lines stay in {self.folder}")
-            except Exception as error:  # a bug here must not stop the recording for good
+            except Exception as error:  # a bug here must not stop the recording permanently
                 failures += 1
                 self._warn_once(f"work {type(error).__name__}", f"{type(error).__name__}: {error}")
                 self._stop.wait(min(LONGEST_WAIT_S, 2.0**failures))

@@ -20,7 +20,7 @@ from orchestrator.device_history import selectors as history
 from orchestrator.scheduling.accounting import held as devices
 
 BACK_DAYS: Final = 31  # before the first run of the job
-AGAIN_DAYS: Final = 2  # a day is measured again for so long: late accounts of attempts
+AGAIN_DAYS: Final = 2  # a day is measured again for this long: late accounts of attempts
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ _MOST_SEQUENCES, _MOST_STAGES = 64, 8
 
 @dataclass(frozen=True)
 class _Default:
-    """A switch of an engine, its default in words, and the log error of not knowing it."""
+    """A switch of an engine, its default as text, and the log error if it is unknown."""
 
     switch: str
     text: str

@@ -58,7 +58,7 @@ def capture(workdir: str, roots: Sequence[Path]) -> Captured | None:
     except OSError as error:
         problem = f"Git was not used: {error.strerror}. The files of the folder were captured."
     if folder in allowed:
-        return None  # a data root without git is no program
+        return None  # a data root without git is not a program
     chosen = select(folder, program_names(folder))
     notes = [*([problem] if problem else []), *_notes(chosen)]
     return Captured(chosen.program, str(folder), originals=chosen.originals, notes=notes)

@@ -47,7 +47,7 @@ def named(spec: Mapping[str, Any]) -> dict[str, int]:
 def server_problems(spec: RunSpec, *, by: User | None) -> list[Problem]:
     """Servers that the submitter may not use, and those that will not serve.
 
-    One that is not serving yet is no problem: the run waits for it.
+    One that is not serving yet is not a problem: the run waits for it.
     """
     problems = []
     for place, id in named(spec.model_dump(mode="json", exclude_none=True)).items():

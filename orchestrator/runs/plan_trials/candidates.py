@@ -11,7 +11,7 @@ from workers.contracts.base import problem
 from workers.contracts.catalog.units import format_time
 from workers.contracts.specs.autotune import Autotune
 
-_LEAST_PLANS = 2  # that the budget must allow: one plan is no comparison
+_LEAST_PLANS = 2  # that the budget must allow: one plan is not a comparison
 
 
 @dataclass(frozen=True)

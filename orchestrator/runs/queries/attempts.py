@@ -35,7 +35,7 @@ def shares_on(nodes: Collection[str]) -> list[tuple[str, str, int, str]]:
 
 
 def attempt_ended(*, fence: str) -> Attempt | None:
-    """The attempt with this fence if it has ended; None for any text that is no fence."""
+    """The attempt with this fence if it has ended; also None for a text that is not a fence."""
     try:
         known = uuid.UUID(fence)
     except ValueError:

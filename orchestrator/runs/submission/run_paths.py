@@ -112,7 +112,7 @@ def _texts(value: Any, field: str) -> Iterator[tuple[str, str]]:
 
 
 def _candidates(text: str, roots: Sequence[Path]) -> Iterator[Path]:
-    """What the text may mean as a path; a single word is no path into a run's folder."""
+    """What the text may mean as a path; a single word is not a path into a run's folder."""
     if os.sep not in text and text not in ("runs", ".", ".."):
         # a word may still be a link below a root
         yield from (

@@ -13,7 +13,7 @@ from orchestrator.scheduling.cluster_engines.requests import is_of_engine
 from orchestrator.telemetry import selectors as telemetry
 from workers.contracts.exit_classes import ExitClass
 
-# an attempt that ended so keeps its work until the end, unless a later one resumes before it
+# exit classes that keep all work of the attempt, unless a later one resumes from before its end
 _RETAINED = (ExitClass.OK, ExitClass.CANCELLED)
 _STEPPED = ("train",)  # kinds whose work depends on checkpoints
 
@@ -58,7 +58,7 @@ def resume_step(attempt: Attempt) -> int:
 
 
 def _retained(attempt: Attempt, skew_s: float) -> float | None:
-    """Until when the attempt's work counts; None if nothing of it does."""
+    """Until when the attempt's work counts; None if none of it does."""
     rewound = [newest for newest, _ in attempt.run.rewinds if newest >= attempt.number]
     later = Attempt.objects.filter(run_id=attempt.run_id, number__gt=attempt.number)
     if rewound:  # attempts after a rewind continue where the user chose

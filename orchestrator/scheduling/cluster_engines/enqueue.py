@@ -89,7 +89,7 @@ def engines_with_new_runs(since: Mapping[int, datetime]) -> set[int]:
 
 
 def shape(engine: Engine, pool: Pool, devices: int) -> tuple[int, int, bool]:
-    """`(nodes, devices per node, whether they are GPUs)` of so many devices in the pool."""
+    """`(nodes, devices per node, whether they are GPUs)` of this many devices in the pool."""
     chosen = kinds.pool_settings(engine, pool)
     known: dict[str, Any] = next(
         (

@@ -22,7 +22,7 @@ from workers.contracts.wire.maintenance.storage import MOST_ITEMS, CollectOrder
 from workers.contracts.wire.node_messages import AttemptState, LeftSupervisor
 
 _MOST: Final = 50  # ended attempts of other runs
-_LATE: Final = members.LATE - timedelta(hours=1)  # their identities are valid for so long
+_LATE: Final = members.LATE - timedelta(hours=1)  # their identities are valid for this long
 _SCAN_EVERY_S: Final = 86400
 _PREFIX: Final = "engine:"  # nodes have no such names
 

@@ -22,7 +22,7 @@ class SubmissionUnclear(RuntimeError):
 
 
 class SubmissionRefused(RuntimeError):
-    """The engine refuses the job for good; `hint` says what to change."""
+    """The engine refuses the job permanently; `hint` says what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)

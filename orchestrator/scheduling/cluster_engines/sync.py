@@ -35,8 +35,8 @@ from workers.contracts.wire.node_messages import AttemptState, RunState
 
 log = logging.getLogger(__name__)
 
-MISSING = timedelta(seconds=5)  # not listed for so long: look the job up
-UNCLEAR = timedelta(seconds=10)  # a submission without answer may arrive so late
+MISSING = timedelta(seconds=5)  # not listed for this long: look the job up
+UNCLEAR = timedelta(seconds=10)  # a submission without answer may arrive this late
 PATIENCE = timedelta(seconds=10)  # for exit reports after the job's end
 STOP_AGAIN = timedelta(seconds=10)
 SHIPPING = timedelta(minutes=5)

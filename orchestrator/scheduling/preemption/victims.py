@@ -107,7 +107,7 @@ def choose(
     now: float,
     guarantees: PerTeam | None = None,
 ) -> Victims:
-    """The runs to preempt so that the waiting run fits; none if that is of no use or not needed.
+    """The runs to preempt so that the waiting run fits; none if that is useless or not needed.
 
     Elastic runs that continue on fewer devices come before runs that stop. Of both, lowest priority
     first, then the least work since the last checkpoint (device-seconds). A run that is not needed

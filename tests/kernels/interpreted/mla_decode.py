@@ -1,5 +1,5 @@
-"""The latent kernel: ragged, empty, several query tokens, several splits, widths that are no powers
-of two.
+"""The latent kernel: ragged, empty, several query tokens, several splits, and widths that
+are not powers of two.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ ODD: list[Any] = [
 
 
 def _bodies(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[Any]:
-    """Bodies that are wrong in one place, and some that are no object at all."""
+    """Bodies that are wrong in one place, and some that are not an object at all."""
     yield from ODD
     named = schemas[
         re.sub(r".*/", "", json.dumps(schema.get("$ref") or schema["anyOf"][0]["$ref"])).strip('"')

@@ -151,7 +151,7 @@ def test_a_heartbeat_costs_few_queries_and_is_live() -> None:
 
 
 def judge(seconds: float, **more: Any) -> tuple[list[str], list[str], list[str]]:
-    """Names of nodes that become silent, lost and held if all were silent for so long."""
+    """Names of nodes that become silent, lost and held if all were silent for this long."""
     changes = node_health.mark_lost_nodes(silence=lambda name: seconds, **more)
     names = [[node.name for node in nodes] for nodes in changes]
     return names[0], names[1], names[2]

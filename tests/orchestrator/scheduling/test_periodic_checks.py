@@ -42,7 +42,7 @@ def actions(broker: Broker, node: Node) -> list[str]:
 
 
 def silence(node: Node, seconds: float, **leases: float) -> Liveness:
-    """A reading of a broker that has been observed for an hour: a node silent for so long.
+    """A reading of a broker that has been observed for an hour: a node silent for this long.
 
     `leases` is `{fence: seconds}` since attempts on the node renewed.
     """

@@ -79,7 +79,7 @@ def test_it_waits_and_learns_each_new_address(broker: Broker, people: factories.
     services.tick()
     assert launched(broker, node)[1][str(server.pk)]["url"] == "http://127.0.0.1:9000/v1"
 
-    # the server ends for good
+    # the server ends permanently
     runs.attempt_exited(
         attempt=Attempt.objects.get(run=server), exit_class=ExitClass.OK, exit={"reason": "done"}
     )

@@ -295,7 +295,7 @@ def test_impossible_windows_are_refused(
         text = f"{refused.value.detail} {refused.value.errors}"
         assert message in text, (change, text)
     windows.window_create(**good)
-    windows.window_create(**good)  # twice the same is no conflict
+    windows.window_create(**good)  # twice the same is not a conflict
     with pytest.raises(Refusal, match="are reserved for maintenance from"):
         windows.window_create(**good, team="lab")
     with pytest.raises(Refusal, match="are reserved for maintenance from"):

@@ -27,7 +27,7 @@ class Training:
         self.most_at_once = 0
 
     def advance(self, steps: int) -> None:
-        """Start what is queued, train each run for so many steps, end what has ended."""
+        """Start what is queued, train each run for this many steps, end what has ended."""
         self.clock.advance(60)
         for run in Run.objects.filter(state="queued").order_by("pk"):
             if not run.summary.get("step"):

@@ -1,5 +1,5 @@
-"""The one list of what the engine runs: each thing beyond it is named, with what to try, in words
-and by field.
+"""The only list of what the engine runs: what is beyond it is refused by field, with a message and
+a hint.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def box(tmp_path: Path, wait: Clock, monkeypatch: pytest.MonkeyPatch) -> Outbox:
 
 
 def send(box: Outbox, most: int = 1000) -> int:
-    """Send what the window allows, at most so many batches; how many bytes."""
+    """Send what the window allows, at most this many batches; how many bytes."""
     sent = 0
     for _ in range(most):
         chunk = box.read()

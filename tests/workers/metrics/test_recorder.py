@@ -124,7 +124,7 @@ def test_a_file_in_place_of_the_directory_is_reported(tmp_path):
 
 def test_a_close_between_two_looks_is_seen(tmp_path):
     """The writer had looked for a close, found none, and cleared the wake-up that came with it: it
-    slept for ever.
+    slept forever.
     """
     recorder = Recorder(tmp_path, run="r", attempt=1, rank=0)
 

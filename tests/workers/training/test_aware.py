@@ -1,5 +1,5 @@
 """`train.quantize_aware`: validated as the model that is kept in few bits, alike under every plan,
-refused in words.
+refused with a message.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _stages(
 ) -> Iterator[list[tuple[str, float]]]:
     """`(name, elements that a token uses)` of the parameters of a block, stage by stage.
 
-    Keys and values of a prefix are no products of a token's: they count 0 and need a gradient.
+    Keys and values of a prefix are not products of a token's: they count 0 and need a gradient.
     """
     prefix, own = f"blocks.{layer}.", layer_shapes(model, layer)
     shapes = {**own}

@@ -80,7 +80,7 @@ class Resources(Contract):
     pool: str | None = None
     device: Annotated[str, AfterValidator(check_device)] | None = None
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-    # a training run without progress for so long ends as hang; default: ORRERY_HANG_S
+    # a training run without progress for this long ends as hang; default: ORRERY_HANG_S
     hang_s: Annotated[float, Field(ge=10)] | None = None
     # a container image for Docker or Apptainer; a path that ends with .sif for Apptainer alone
     image: Annotated[str, AfterValidator(check_image)] | None = None

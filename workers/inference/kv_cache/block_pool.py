@@ -49,7 +49,7 @@ class BlockPool:
         return self.blocks - self.free
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens fill."""
+        """Blocks that this many tokens fill."""
         return -(-tokens // self.block_size)
 
     def references(self, block: int) -> int:

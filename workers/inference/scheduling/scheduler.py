@@ -172,7 +172,7 @@ class Scheduler:
             self.swapper.costs.record_prefill(plan.tokens, seconds)
 
     def accept(self, request: Request, drafts: int) -> None:
-        """Make so many drafted tokens of the step the request's own; free the others' blocks."""
+        """Make this many drafted tokens of the step the request's own; free the others' blocks."""
         self.tables.mark_computed(request, request.computed + drafts)
         self.tables.trim(request)
 

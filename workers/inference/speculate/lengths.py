@@ -11,7 +11,7 @@ from workers.inference.request import Request
 from workers.inference.speculate.costs import AcceptanceRate, PassCost
 
 _GAIN = 1.03  # minimum expected speedup
-_PLAIN_EVERY = 64  # every so many steps one has no drafts, to measure its cost
+_PLAIN_EVERY = 64  # one of this many steps has no drafts, to measure its cost
 _MAX_FAILURES = 8  # steps without an expected gain before drafting pauses
 _PAUSE, _MAX_PAUSE = 32, 1024  # steps; doubled after each failed trial
 _TRIAL_STEPS, _TRIAL_TOKENS = 4, 2  # of a trial after a pause

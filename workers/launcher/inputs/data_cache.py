@@ -60,7 +60,7 @@ def use(folder: Path) -> int:
 
 
 def delete_unused(top: Path, days: float) -> list[str]:
-    """Delete copies that no attempt uses, and none started for so long; returns their names."""
+    """Delete copies that no attempt uses, and none started for this long; returns their names."""
     deleted: list[str] = []
     if days <= 0:
         return deleted

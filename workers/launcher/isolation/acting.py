@@ -73,7 +73,7 @@ def become(user: RunUser) -> None:
 
 def before_program(user: RunUser | None) -> None:
     """For `preexec_fn` of a supervisor's programs: SIGKILL ends them with it, and with a user
-    `become` is undone, as `wrap.as_user` then changes the user for good.
+    `become` is undone, as `wrap.as_user` then changes the user permanently.
     """
     processes.die_with_parent()
     if user is not None:

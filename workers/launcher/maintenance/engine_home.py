@@ -23,7 +23,7 @@ from workers.launcher.rundir import RunDir
 FOLDER: Final = "engine"  # in the home, with a file per supervisor until it has reported everything
 _PATIENCE_S: Final = 120.0  # for one supervisor
 _TOTAL_S: Final = 600.0  # for all of an order
-_FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that was not marked for so long is not active
+_FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that was not marked for this long is not active
 MARK_EVERY_S: Final = 3600.0
 
 

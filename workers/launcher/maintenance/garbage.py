@@ -1,7 +1,7 @@
 """Deletes checkpoints and attempt folders of ended runs on request, and measures run folders.
 
 Deletes nothing outside `runs/` and nothing of an attempt that runs here or has not been reported.
-Deleting again frees nothing and is no error.
+Deleting again frees nothing and is not an error.
 """
 
 from __future__ import annotations

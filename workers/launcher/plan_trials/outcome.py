@@ -81,7 +81,7 @@ def blames_plan(verdict: Verdict, *, nodes: int) -> bool:
 
 
 def as_failure(verdict: Verdict) -> Verdict:
-    """The verdict with a class that describes the plan: a crash is no fault of the machine."""
+    """The verdict with a class that describes the plan: a crash is not the fault of the machine."""
     crashed = verdict.exit_class == "infrastructure" and verdict.signal is not None
     return replace(verdict, exit_class="user_error") if crashed else verdict
 

@@ -137,7 +137,7 @@ def environment(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def delete_unused(top: Path, days: float) -> None:
-    """Delete the user's environments that no attempt uses, and none started for so long."""
+    """Delete the user's environments that no attempt uses, and none started for this long."""
     if days <= 0:
         return
     for complete in top.glob(f"*/{COMPLETE}"):

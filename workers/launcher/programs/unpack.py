@@ -64,7 +64,7 @@ def unpack_program(order: LaunchOrder, run_dir: RunDir) -> None:
 
 
 def _link_originals(program: ProgramOrder, folder: Path) -> None:
-    """Link what is no part of the program, if this node has it."""
+    """Link what is not part of the program, if this node has it."""
     for name in program.originals:
         source, path = Path(program.folder) / name, folder / name
         if os.path.lexists(source) and path.parent.is_dir() and not os.path.lexists(path):

@@ -22,8 +22,8 @@ from workers.launcher.shipping import file_space
 READ_BYTES = 256 * 1024
 LONGEST_ROW = 8 * 1024 * 1024  # a longer line is skipped and counted
 WINDOW_BYTES = 16 * 1024 * 1024  # sent and not acknowledged; beyond it the rest waits on disk
-# the same while nothing is acknowledged for so long: the receiver is down, and the broker's memory
-# must last for the whole outage
+# the same limit once nothing was acknowledged for STALLED_AFTER_S: the receiver is down, and the
+# broker's memory must suffice for the whole outage
 STALLED_BYTES = 256 * 1024
 STALLED_AFTER_S = 10.0
 ATTEMPT_BYTES = 64 * 1024 * 1024  # sent and not acknowledged, of all files of an attempt on a node

@@ -148,7 +148,7 @@ class TelemetrySender:
         return not self.behind and all(box.drained for box in self._outboxes.values())
 
     def settle(self, seconds: float, *, deadline: float) -> bool:
-        """Send until everything is committed, for so long while Redis answers; whether it is.
+        """Send until everything is committed, for this long while Redis answers; whether it is.
 
         Time without Redis does not count, but the monotonic `deadline` ends it.
         """

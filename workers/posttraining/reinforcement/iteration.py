@@ -35,7 +35,7 @@ from workers.training.loop.rank_sync import broadcast_decision, run_on_leaders
 from workers.training.loop.step_context import StepContext
 from workers.training.objectives.policy import Policy
 
-# DAPO replaces groups of equal reward; after so many rounds it trains on what there is
+# DAPO replaces groups of equal reward; after this many rounds it trains on what there is
 _ROUNDS = 4
 
 

@@ -26,7 +26,7 @@ _MULTIPLE = 16
 def apply_torchao(decoder: nn.Module, recipe: str) -> None:
     """Make linear layers inside blocks multiply in fp8 with torchao's `recipe`.
 
-    Layers with a width that is no multiple of 16 stay: GPUs have no such fp8 products. Call it
+    Layers with a width that is not a multiple of 16 stay: GPUs have no such fp8 products. Call it
     before blocks are compiled or sharded. Parameters keep their names.
     """
     loggers = logging.getLogger("torchao")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workers.training.trace.clock import Clock, Stamp
 
-_WINDOW_S = 8.0  # a rank that is last for so long is a straggler
+_WINDOW_S = 8.0  # a rank that is last for this long is a straggler
 _MIN_STEPS = 5
 _LATE = 0.25  # of the step's time, in most of the window's steps
 

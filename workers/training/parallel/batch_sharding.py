@@ -45,7 +45,7 @@ class Batch:
 
     `inputs` and `targets` are int64; targets without loss are IGNORED. `weights` (fp32) are None if
     every other target has weight 1. `documents` and `rows` are those of complete sequences of
-    `length`; padding is no row. `reference` is of a frozen module, or of its file; `values` are
+    `length`; padding is not a row. `reference` is of a frozen module, or of its file; `values` are
     the rows' named numbers at the same positions (fp32, 0 in padding). `places` is set if the
     rows were joined to one sequence: of its first positions, those in the concatenated rows.
     """

@@ -37,7 +37,7 @@ def rollout_rounds(
     rollout_sequences: Column,
     sampling_devices: Column,
 ) -> Column:
-    """How many times a device samples so many answers, (n,)."""
+    """How many times a device samples this many answers, (n,)."""
     answers = np.ceil(rollout_prompts / sampling_devices) * rollout_group
     return np.asarray(np.ceil(answers / np.maximum(rollout_sequences, 1)))
 

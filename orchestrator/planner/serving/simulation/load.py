@@ -71,7 +71,7 @@ class Load(Contract):
 
     `rate` is in requests per second: `poisson` (independent users), `constant` (equal gaps) or
     `gamma` (gaps with the coefficient of variation `cv`; above 1 means bursts). `clients` instead
-    of a rate: so many clients that each send their next request when the last one is answered.
+    of a rate: this many clients that each send their next request when the last one is answered.
     `shared_prefix` tokens are equal in all prompts, for example those of a system prompt.
     """
 

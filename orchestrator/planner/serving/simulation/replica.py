@@ -30,7 +30,7 @@ class EngineLimits:
     watermark: float = 0.01
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that so many tokens fill."""
+        """Blocks that this many tokens fill."""
         return -(-tokens // self.block_size)
 
 

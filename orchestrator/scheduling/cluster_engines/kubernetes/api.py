@@ -120,7 +120,7 @@ class Api:
         return self._call("PATCH", path, body=body, headers=_MERGE)
 
     def delete(self, path: str, **options: Any) -> None:
-        """Delete an object; one that does not exist is no error."""
+        """Delete an object; one that does not exist is not an error."""
         try:
             self._call("DELETE", path, body={"propagationPolicy": "Background", **options})
         except ApiError as error:

@@ -41,7 +41,7 @@ from orchestrator.scheduling.cluster_engines.kubernetes.informer import Informer
 
 _KUEUE = "/apis/kueue.x-k8s.io"
 _KNOWN_KUEUE = ("v1beta2", "v1beta1")
-_DELETED_FOR_S = 3600.0  # a deleted job is reported so long
+_DELETED_FOR_S = 3600.0  # a deleted job is reported for this long
 _GPU = "nvidia.com/gpu"
 
 
@@ -98,7 +98,7 @@ class Kubernetes:
             patch = objects.ownership(created)
             self._api.patch(self._api.path(SECRETS, order.name), patch)
         except (ApiError, NoAnswer):
-            pass  # it is then deleted with `cancel`, or stays; it is of no use after the attempt
+            pass  # it is then deleted with `cancel`, or stays; it is useless after the attempt
         return order.name
 
     def cancel(self, numbers: Collection[str], *, kill: bool = False) -> None:

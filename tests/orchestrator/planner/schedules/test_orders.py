@@ -1,4 +1,4 @@
-"""Orders of operations: those that torch.distributed.pipelining runs, and refusals in words."""
+"""Orders of operations: those that torch.distributed.pipelining runs, and messages of refusals."""
 
 import pytest
 from torch.distributed.pipelining import schedules as theirs

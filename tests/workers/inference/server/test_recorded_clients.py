@@ -1,6 +1,6 @@
 """Requests that litellm, langchain-openai, instructor and lm-eval sent are answered as they expect.
 
-`recorded_clients/record.py` recorded them with the real clients, which are no dependencies.
+`recorded_clients/record.py` recorded them with the real clients, which are not dependencies.
 """
 
 from __future__ import annotations

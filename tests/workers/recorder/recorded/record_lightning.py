@@ -1,6 +1,6 @@
 """Records what Lightning's Trainer calls of its logger; the tests call the same again.
 
-Lightning is no dependency. In an environment that has the project's packages and lightning:
+Lightning is not a dependency. In an environment that has the project's packages and lightning:
 
     python -m tests.workers.recorder.recorded.record_lightning
 

@@ -60,7 +60,7 @@ class ServerSpec(Contract):
         return f"run {self.run}" if self.run is not None else str(self.url)
 
     def cost_usd(self, *, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """The price of so many tokens; None without prices."""
+        """The price of this many tokens; None without prices."""
         prices = self.usd_per_million_prompt_tokens, self.usd_per_million_completion_tokens
         if prices == (None, None):
             return None

@@ -23,9 +23,9 @@ Explain = Callable[[ParallelPlan], tuple[str, str]]
 class Rule:
     """One reason why a plan is illegal.
 
-    `broken` uses only operators that integers and NumPy arrays share (comparisons, `&`, `|` and
-    arithmetic; not `~`, which is no negation of a Python bool). A rule with an `optional` column is
-    skipped if the columns do not contain it.
+    `broken` uses only operators that integers and NumPy arrays share: comparisons, `&`, `|` and
+    arithmetic, but not `~`, which does not negate a Python bool. A rule with an `optional` column
+    is skipped if the columns do not contain it.
     """
 
     field: str

@@ -112,7 +112,7 @@ class ProgramFiles(WireContract):
 class ProgramOrder(WireContract):
     """The program of a launch order: its files as base64 of `ProgramFiles.packed`.
 
-    `folder` is where they were at submission; `originals` are names there that are no part of the
+    `folder` is where they were at submission; `originals` are names there that are not part of the
     program, such as data and large files, and are linked. `start` is the work folder below it.
     """
 

@@ -64,7 +64,7 @@ class Admission:
 
     @contextmanager
     def reserve(self, answers: int) -> Iterator[None]:
-        """Reserve capacity for so many answers.
+        """Reserve capacity for this many answers.
 
         Raises ApiError 429 with Retry-After if the queue is full, 503 while draining.
         """

@@ -91,7 +91,7 @@ class UnitTestReward(Reward):
                 os.close(write)
 
     def _execute(self, request: bytes, write: int, folder: str) -> str:
-        """Run the process to its end; why it ended, in words."""
+        """Run the process to its end; why it ended, as text."""
         limits = [str(write), str(self.spec.timeout_s), str(_MEMORY_BYTES)]
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(_PROGRAM), *limits],

@@ -72,7 +72,7 @@ class TaughtRows:
     def __init__(
         self, samples: ExampleSamples, folder: Path, *, vocab: int, top_k: int | None
     ) -> None:
-        """`top_k`: use so many tokens; None: all of the files."""
+        """`top_k`: use this many tokens; None: all of the files."""
         self.samples = samples
         self.seq_len, self.names, self.windows = samples.seq_len, samples.names, samples.windows
         self.masked = samples.masked

@@ -219,7 +219,7 @@ def counted(profiled: profile, *, group: int) -> dict[str, int]:
     """Bytes by kind, all tensors being fp32; all-gathers are over `group` ranks.
 
     Reads the recorded events: `profiled.events()` takes four times as long as the step to make
-    objects of all of them, most of which are no collectives.
+    objects of all of them, most of which are not collectives.
     """
     result = dict.fromkeys(
         ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send"), 0

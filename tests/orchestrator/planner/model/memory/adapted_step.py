@@ -28,7 +28,7 @@ def tracked_step(
     """Bytes by category at the peak of the second step's passes of the engine's decoder on one
     device, with AdamW and gradients freed between steps.
 
-    With a `trained_share` the head computes logits of so many positions only.
+    With a `trained_share` the head computes logits of this many positions only.
     """
     with FakeTensorMode(), _fresh_levels():
         context = BuildContext(

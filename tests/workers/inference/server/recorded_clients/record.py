@@ -1,6 +1,6 @@
 """Records the requests that other projects' clients send to a server of an untrained model.
 
-The clients are no dependencies of this project, so the tests send their recorded requests again
+The clients are not dependencies of this project, so the tests send their recorded requests again
 (`test_recorded_clients.py`). To record again, in an environment that has the project's packages and
 those of the clients:
 

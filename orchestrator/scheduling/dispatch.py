@@ -121,7 +121,7 @@ def variables_of(
         if isinstance(addresses, str):
             _end_without_server(attempt, addresses)
             return None
-        return addresses
+        return {**secrets, **addresses}
     return secrets
 
 

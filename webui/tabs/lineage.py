@@ -35,6 +35,7 @@ USES: Final = {
     "draft": gettext_noop("draft"),
     "seeds": gettext_noop("seeds"),
     "server": gettext_noop("server"),
+    "judge": gettext_noop("judge"),
     "references": gettext_noop("references"),
     "excluded": gettext_noop("excluded text"),
     "produced": gettext_noop("produced"),

@@ -136,10 +136,14 @@ def example_prompts(root: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+# what forms, pages and the specs in examples/ read
+_EXAMPLE_FILES = ("chats.jsonl", "preferences.jsonl", "reverse.jsonl", "reverse_pairs.jsonl")
+
+
 def example_data(root: Path) -> None:
     """Copy the example files of fine-tuning data to the data root, unless they exist."""
     source = Path(__file__).resolve().parents[3] / "examples"
-    for name in ("chats.jsonl", "preferences.jsonl"):
+    for name in _EXAMPLE_FILES:
         path = root / "examples" / name
         if not path.exists() and (source / name).is_file():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from django.db.models.functions import Cast
 from orchestrator.accounts.models import User
 from orchestrator.runs.datasets.references import references
 from orchestrator.runs.models import Checkpoint, DataSetVersion, Run
+from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.selectors import runs_visible_to
 from orchestrator.runs.submission.run_paths import run_of_path, spec_texts
 
@@ -32,6 +33,8 @@ _USES: Final = {
     "train.dpo.reference": "reference",
     "train.distill.teacher": "teacher",
     "train.ppo.reward_model": "reward_model",
+    "train.ppo.rewards": "reward_model",
+    "train.grpo.rewards": "reward_model",
     "train.ppo.value.init_from": "value_model",
     "serve.adapters": "adapter",
     "evaluate.baseline": "baseline",
@@ -183,6 +186,8 @@ def _add_users(graph: Lineage, runs: list[Run], level: int, visible: Any) -> lis
     users = Q(forked_from__in=ids) | Q(data_set_uses__data_set__run__in=ids)
     for id in sorted(ids):
         users |= Q(text__contains=f"/runs/{id}/")
+        # a served model, at the end of an object or before its next field
+        users |= Q(text__contains=f'"run": {id}}}') | Q(text__contains=f'"run": {id},')
     outputs = {
         str(run.spec["produce"]["output"]): run.pk
         for run in runs
@@ -271,7 +276,7 @@ def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
             *_tail(name),
         ):
             continue
-        if name in labels:
+        if name in labels or (use == "reward_model" and text.endswith(".py")):
             continue
         package = name.endswith(".package")
         run = None if package else run_of_path(_expanded(text), settings.ENV.media_runs)
@@ -280,6 +285,8 @@ def _references(spec: Mapping[str, Any]) -> Iterator[_Reference]:
         seen.add((use, text))
         match = _STEP.search(text)
         yield _Reference(use, text, run, int(match[1]) if match else None)
+    for place, served in produce_servers.named(spec).items():
+        yield _Reference(_use_of_server(spec, place), "", served, None)
     script = spec.get("script")
     for text in script.get("command") or [] if isinstance(script, Mapping) else []:
         # such as a checkpoint that the program merges
@@ -300,6 +307,14 @@ def _use_of(name: str) -> str | None:
         if (use := _USES.get(".".join(parts[:length]))) is not None:
             return use
     return None
+
+
+def _use_of_server(spec: Mapping[str, Any], field: str) -> str:
+    if ".rewards." in field:
+        _, policy, _, number = field.split(".")
+        kind = spec["train"][policy]["rewards"][int(number)].get("kind")
+        return "reward_model" if kind == "model" else "judge"
+    return "judge" if field.endswith(".judge") else "server"
 
 
 def _expanded(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""The serve runs that a produce or evaluate run asks: rights, state and addresses.
+"""The serve runs that a produce, evaluate or training run asks: rights, state and addresses.
 
 The run's owner must see them, when the run is submitted and whenever it is launched. Does not
 depend on how an address reaches a node.
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from orchestrator.accounts import selectors as people
 from orchestrator.accounts.models import User
@@ -25,7 +25,14 @@ from workers.contracts.wire.serving_reports import Serving
 
 # bodies and their fields that hold a ServerSpec
 _FIELDS: Final = {"produce": ("server", "judge"), "evaluate": ("judge",)}
-KINDS: Final = tuple(_FIELDS)
+_POLICIES: Final = ("grpo", "ppo")  # bodies of a training run whose rewards may be served
+KINDS: Final = (*_FIELDS, "train")
+MAY_NAME_SERVERS: Final = (
+    Q(kind="produce", spec__produce__server__run__isnull=False)
+    | Q(kind="produce", spec__produce__judge__run__isnull=False)
+    | Q(kind="evaluate", spec__evaluate__judge__run__isnull=False)
+    | Q(kind="train", spec__train__objective__in=_POLICIES)
+)
 _MISSING: Final = "there is no serve run {id}, or its owner may not see it"
 
 
@@ -37,6 +44,12 @@ def named(spec: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(body := spec.get(kind), Mapping)
         for name in names
     }
+    train = spec.get("train")
+    for name in _POLICIES if isinstance(train, Mapping) else ():
+        policy = train.get(name)
+        rewards = policy.get("rewards") if isinstance(policy, Mapping) else None
+        for number, reward in enumerate(rewards if isinstance(rewards, Sequence) else ()):
+            servers[f"train.{name}.rewards.{number}"] = reward
     return {
         field: int(server["run"])
         for field, server in servers.items()
@@ -75,12 +88,22 @@ def _model_problems(spec: RunSpec, place: str, id: int, serving: Serving) -> lis
         scores = body.requested_scores
     if spec.evaluate is not None and spec.evaluate.judge_by == "reward":
         scores = {"reward"}
+    policy = spec.train.policy if spec.train is not None else None
+    if policy is not None:
+        reward = policy.rewards[int(place.rpartition(".")[2])]
+        scores = {"reward"} if reward.kind == "model" else set()
+        if scores and not serving.pooling:
+            message = f"the model of run {id} writes texts, and rewards come from a reward model"
+            hint = "Use a serve run of a model that objective reward trained, or kind judge."
+            return [Problem(field=f"{place}.run", message=message, hint=hint)]
     field, chat_model = f"{place}.run", "Use an instruction-tuned model"
     needs_answers = place == "produce.server" or "reward" not in scores or "judge" in scores
     if needs_answers and serving.pooling:
         message = f"the model of run {id} is a reward model, which scores answers and writes none"
         if spec.evaluate is not None:
             chat_model += ', or set evaluate.judge_by to "reward"'
+        if policy is not None:
+            chat_model += ", or a reward of kind model"
         return [Problem(field=field, message=message, hint=f"{chat_model}.")]
     if needs_answers and not serving.chat:
         message = f"the model of run {id} has no chat template, so it cannot be asked"
@@ -114,14 +137,13 @@ def phases(ids: Sequence[int]) -> list[tuple[int, str, str]]:
 
 def waited_for() -> list[int]:
     """The serve runs that queued runs name."""
-    queued = Run.objects.filter(state=RunState.QUEUED, kind__in=KINDS).filter(
-        Q(spec__produce__server__run__isnull=False)
-        | Q(spec__produce__judge__run__isnull=False)
-        | Q(spec__evaluate__judge__run__isnull=False)
-    )
-    return sorted(
-        {id for spec in queued.values_list("spec", flat=True) for id in named(spec).values()}
-    )
+    specs = queued_with_servers().values_list("spec", flat=True)
+    return sorted({id for spec in specs for id in named(spec).values()})
+
+
+def queued_with_servers() -> QuerySet[Run]:
+    """The queued runs that may name serve runs."""
+    return Run.objects.filter(MAY_NAME_SERVERS, state=RunState.QUEUED)
 
 
 def variables(*, run: Run) -> dict[str, str] | str:

@@ -67,7 +67,7 @@ def path_problems(
     policy = spec.train.policy if spec.train else None
     if policy is not None:
         for number, reward in enumerate(policy.rewards):
-            if isinstance(reward, ModelReward):
+            if isinstance(reward, ModelReward) and reward.path is not None:
                 field = f"train.{policy_field(policy)}.rewards.{number}.path"
                 roots = [*data_roots, run_root, *([models_root] if models_root else [])]
                 problems += resolve_path(field, reward.path, roots)[1]

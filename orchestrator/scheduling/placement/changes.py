@@ -62,12 +62,12 @@ def read() -> Inputs:
         priorities=Sum("priority"),
         delayed=Count("not_before"),
         delayed_until=Max("not_before"),
-        produce=Count("pk", filter=Q(kind="produce")),
+        clients=Count("pk", filter=produce_servers.MAY_NAME_SERVERS),
     )
     if not queue["runs"]:
         return Inputs(0, "")
     facts: list[Any] = [settings.ENV.shared_runs, sorted(queue.items())]
-    if queue["produce"]:  # they may wait for a server
+    if queue["clients"]:  # they may wait for a server
         facts.append(produce_servers.phases(produce_servers.waited_for()))
     facts.append(
         Allocation.objects.filter(released=None).aggregate(

@@ -254,8 +254,7 @@ def _failed_on() -> dict[int, tuple[tuple[str, ...], float]]:
 def _server_reasons() -> dict[int, str]:
     """`{queued run: reason}` of the runs whose server does not serve."""
     reasons = {}
-    queued = Run.objects.filter(state=RunState.QUEUED, kind__in=produce_servers.KINDS)
-    for run in queued.select_related("owner"):
+    for run in produce_servers.queued_with_servers().select_related("owner"):
         if ids := sorted(set(produce_servers.named(run.spec).values())):
             reasons[run.pk] = produce_servers.wait_reason(owner=run.owner, ids=ids)
     return reasons

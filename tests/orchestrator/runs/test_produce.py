@@ -11,8 +11,10 @@ from orchestrator.accounts.models import User
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors, services
 from orchestrator.runs.outputs import produce_servers
+from orchestrator.runs.outputs.lineage import lineage_of
 from tests import factories
 from workers.contracts import RunSpec
+from workers.contracts.specs.finetuning.chat_servers import SERVERS_VARIABLE
 from workers.contracts.wire.serving_reports import SERVING
 
 pytestmark = pytest.mark.django_db
@@ -135,6 +137,67 @@ def test_a_judge_of_answers_is_what_it_judges_by(
     )
     problems = produce_servers.server_problems(spec, by=people.owner)
     assert [message in each.message for each in problems] == ([True] if message else [])
+
+
+@pytest.mark.parametrize(
+    ("pooling", "reward", "message"),
+    [
+        (True, {"kind": "model"}, None),
+        (True, {"kind": "judge", "prompt": "{answer}"}, "writes none"),
+        (False, {"kind": "model"}, "writes texts, and rewards"),
+        (False, {"kind": "judge", "prompt": "{answer}"}, None),
+    ],
+)
+@pytest.mark.parametrize("objective", ["grpo", "ppo"])
+def test_a_served_model_scores_the_answers_of_a_policy(
+    objective: str,
+    pooling: bool,
+    reward: dict[str, Any],
+    message: str | None,
+    people: factories.People,
+    data_root: Path,
+) -> None:
+    (data_root / "prompts.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    server = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+    node = factories.node("n1")
+    spec = {
+        "kind": "train",
+        "model": "llama-tiny",
+        "data": {"path": "prompts.jsonl", "format": "prompt_completion"},
+        "plan": {"global_batch_size": 8},
+        "train": {
+            "objective": objective,
+            "steps": 1,
+            "seq_len": 64,
+            objective: {
+                "group_size": 8,
+                "prompts_per_step": 1,
+                "rewards": [{"kind": "regex", "pattern": "a"}, {**reward, "run": server.pk}],
+                "rollout": {"max_new_tokens": 16},
+            },
+        },
+    }
+    field = f"train.{objective}.rewards.1"
+    assert produce_servers.named(spec) == {field: server.pk}
+    document = RunSpec.from_dict(spec)
+    assert produce_servers.server_problems(document, by=people.owner) == [], "it may serve later"
+    queued = services.run_submit(owner=people.owner, name="x", spec=spec)
+    assert produce_servers.waited_for() == [server.pk]
+    assert "Waiting for run" in produce_servers.wait_reason(owner=queued.owner, ids=[server.pk])
+    factories.running(server, node)
+    data = {"host": "h", "port": 9, "model": "m", "context": 9, "chat": not pooling}
+    services.event_record(run=server, type=SERVING, data={**data, "pooling": pooling}, attempt=1)
+    problems = produce_servers.server_problems(document, by=people.owner)
+    assert [message in each.message for each in problems] == ([True] if message else [])
+    assert [each.field for each in problems] == ([f"{field}.run"] if message else [])
+    variables = produce_servers.variables(run=queued)
+    assert isinstance(variables, dict) and f'"{server.pk}"' in variables[SERVERS_VARIABLE]
+    graph = lineage_of(run=queued, user=people.owner)
+    use = "reward_model" if reward["kind"] == "model" else "judge"
+    edge = (f"run:{server.pk}", use, f"run:{queued.pk}")
+    assert edge in {(each.source, each.use, each.target) for each in graph.edges}
+    back = lineage_of(run=server, user=people.owner)
+    assert edge in {(each.source, each.use, each.target) for each in back.edges}
 
 
 def test_a_serve_run_is_used_by_those_who_may_see_it(people: factories.People) -> None:

@@ -79,6 +79,7 @@ def test_a_judge_slower_than_its_limit_is_a_failure():
         reward.close()
         server.shutdown()
         server.server_close()
+        server.server_close()
 
 
 def test_the_log_of_rollouts_is_bounded_and_names_the_gap(tmp_path):

@@ -159,14 +159,14 @@ def test_a_judge_reads_the_answer_as_text(monkeypatch):
     seen = []
 
     def complete(messages, sampling):
-        if built._client.lost:
-            raise ServerLost(built._client.lost)
+        if built.client.lost:
+            raise ServerLost(built.client.lost)
         seen.append(messages[0]["content"])
         return Reply("8 of 10" if len(seen) < 3 else "great")
 
-    monkeypatch.setattr(built._client, "complete", complete)
+    monkeypatch.setattr(built.client, "complete", complete)
     answer = AnswerToScore("{answer}", "{expected}", "42", "line 1")
-    built._client.lost = "it gave no answer"
+    built.client.lost = "it gave no answer"
     assert [each.value for each in built.score([answer, answer])] == [0.8, 0.8]
     assert seen[0] == "Q: {answer} A: {expected} Right: 42"
     assert "gave no number" in built.score([answer])[0].failure

@@ -18,7 +18,11 @@ _SECTION = Section(
             "train.grpo.rewards",
             _("Rewards"),
             "json",
-            _('A list, as [{"kind": "exact"}]; also number, regex, model, judge, python.'),
+            _(
+                'A list, as [{"kind": "exact"}]; also number, regex, json_schema, tests, model, '
+                "judge, python. A model or judge may be a serve run: "
+                '{"kind": "model", "run": 12}.'
+            ),
             default=_("required by the objective"),
             wide=True,
         ),

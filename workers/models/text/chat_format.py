@@ -66,6 +66,10 @@ class ChatFormat:
     prefix: tuple[int, ...] = ()
     digest: str = "bytes"
 
+    def plain(self, text: str) -> list[int]:
+        """Ids of a text that no template formats, as a server encodes it."""
+        return [*self.prefix, *self.encode(text)[0]]
+
     def prompt(self, messages: Messages, *, tools: Sequence[Any] = ()) -> list[int]:
         """Ids of a conversation up to the start of the next answer, as a server encodes it."""
         return encode_chat(

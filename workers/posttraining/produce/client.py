@@ -111,8 +111,16 @@ class ChatClient:
 
         Raises as `complete`.
         """
+        return self._pooling({"messages": list(messages)})
+
+    def pooled(self, text: str | list[int]) -> float:
+        """The scalar that a reward model gives a text or token ids. Raises as `complete`."""
+        # a list of one: vLLM reads a flat list of numbers as ids as well, other servers as batch
+        return self._pooling({"input": text if isinstance(text, str) else [text]})
+
+    def _pooling(self, fields: dict[str, Any]) -> float:
         # vLLM's default is a sigmoid of the score
-        body = {"model": self.model, "messages": list(messages), "use_activation": False}
+        body = {"model": self.model, **fields, "use_activation": False}
         return self._request("pooling", body, _scalar, "reward")
 
     def close(self) -> None:

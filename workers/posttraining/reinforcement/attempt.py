@@ -94,6 +94,7 @@ class PolicyAttempt(Attempt):
                         dtype=DTYPES[run.plan.precision],
                         checkpoints=checkpoints,
                         judge_s=self.environment.timeout_s / 3,
+                        encode=self._chat.plain,
                     )
                 )
 

@@ -295,7 +295,7 @@ class PpoBody(_PolicyBody):
     """Proximal policy optimization (arXiv 1707.06347) with a value model.
 
     Advantages of tokens by `gae`, whitened over all tokens of an iteration. `rewards` score whole
-    answers; `reward_model` is short for a reward of kind `model` with that path. Without
+    answers; `reward_model` is short for a reward of kind `model` with that path or run. Without
     `prompts_per_step` an iteration has as many prompts as fill the plan's batches.
     """
 
@@ -315,14 +315,16 @@ class PpoBody(_PolicyBody):
         source = data.pop("reward_model")
         if source is None:
             return data
-        path = source.get("path") if isinstance(source, dict) else source
-        if not isinstance(path, str) or (isinstance(source, dict) and len(source) > 1):
+        named = source if isinstance(source, dict) else {"path": source}
+        if set(named) not in ({"path"}, {"run"}) or not isinstance(
+            next(iter(named.values())), str | int
+        ):
             raise Refused(
-                "the reward model is not a folder of weights",
-                'Use {"path": "DIR"}.',
+                "the reward model is neither a folder of weights nor a serve run",
+                'Use {"path": "DIR"} or {"run": 12}.',
                 field="reward_model",
             )
-        entry = {"kind": "model", "path": path, "name": "reward_model"}
+        entry = {"kind": "model", **named, "name": "reward_model"}
         rewards = data.get("rewards") or []
         data["rewards"] = [entry, *rewards] if isinstance(rewards, list) else rewards
         return data

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from workers.contracts.base import Contract, Refused
+from workers.contracts.specs.finetuning.chat_servers import ServerSpec
+from workers.contracts.specs.model import Positive
 
 _Text = Annotated[str, Field(min_length=1, max_length=100_000)]
 _Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,59}$")]
@@ -66,10 +67,29 @@ class JsonSchemaReward(_RewardBase):
 
 
 class ModelReward(_RewardBase):
-    """The score of a reward model, a folder of weights that objective `reward` wrote."""
+    """The score of a reward model that objective `reward` trained, with the policy's tokenizer.
+
+    Either `path`, a folder of weights of which each rank holds a copy, or `run`, a serve run of
+    this installation that computes the scores.
+    """
 
     kind: Literal["model"]
-    path: Annotated[str, Field(min_length=1, max_length=4096)]
+    path: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    run: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_model(self) -> ModelReward:
+        if (self.path is None) == (self.run is None):
+            raise Refused(
+                "a reward model is either a folder of weights or a serve run",
+                'Use {"kind": "model", "path": "DIR"} or {"kind": "model", "run": 12}.',
+            )
+        return self
+
+    @property
+    def server(self) -> ServerSpec | None:
+        """The server that scores; None for a folder of weights."""
+        return None if self.run is None else ServerSpec(run=self.run)
 
 
 class TestsReward(_RewardBase):
@@ -84,26 +104,22 @@ class TestsReward(_RewardBase):
 
 
 class JudgeReward(_RewardBase):
-    """A score of 0 to 10 by a served model, divided by 10.
+    """A score of 0 to 10 by a served chat model, divided by 10.
 
-    `prompt` is a text with {prompt}, {answer} and {expected}.
+    `prompt` is a text with {prompt}, {answer} and {expected}. The server is `run`, a serve run of
+    this installation, or `url` with `model`, as of produce runs.
     """
 
     kind: Literal["judge"]
-    url: Annotated[str, Field(min_length=8, max_length=2000)]
-    model: Annotated[str, Field(min_length=1, max_length=400)]
+    run: Positive | None = None
+    url: Annotated[str, Field(min_length=8, max_length=2000)] | None = None
+    model: Annotated[str, Field(min_length=1, max_length=400)] | None = None
     prompt: _Text
     key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")] | None = None
 
     @model_validator(mode="after")
     def _is_complete(self) -> JudgeReward:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise Refused(
-                f"{self.url} is not the address of a server",
-                "Use http://HOST:PORT/v1.",
-                field="url",
-            )
+        _ = self.server  # refuses what is no server
         if "{answer}" not in self.prompt:
             raise Refused(
                 "the judge's prompt does not show the answer",
@@ -111,6 +127,11 @@ class JudgeReward(_RewardBase):
                 field="prompt",
             )
         return self
+
+    @property
+    def server(self) -> ServerSpec:
+        """The server that judges."""
+        return ServerSpec(run=self.run, url=self.url, model=self.model, key_env=self.key_env)
 
 
 class PythonReward(_RewardBase):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from workers.contracts.specs.finetuning.rewards import (
     RegexReward,
     TestsReward,
 )
-from workers.posttraining.reinforcement.rewards.judge import JudgedReward
 from workers.posttraining.reinforcement.rewards.pattern import PatternReward
 from workers.posttraining.reinforcement.rewards.python_function import FunctionReward
 from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward
 from workers.posttraining.reinforcement.rewards.reward_model import ScoredReward
 from workers.posttraining.reinforcement.rewards.rules import build_rule
+from workers.posttraining.reinforcement.rewards.served.judge import JudgedReward
+from workers.posttraining.reinforcement.rewards.served.reward_model import ServedModelReward
 from workers.posttraining.reinforcement.rewards.unit_tests import UnitTestReward
 from workers.posttraining.reinforcement.rollouts import Rollout
 from workers.runtime.exit_codes import UserError
@@ -40,9 +41,11 @@ def build_rewards(
     dtype: torch.dtype = torch.float32,
     checkpoints: Path = Path(),
     judge_s: float = 100.0,
+    encode: Callable[[str], list[int]] | None = None,
 ) -> list[Reward]:
     """Every reward of the spec; reward models are on `device` in `dtype` and have the tokenizer in
-    `checkpoints`. A judge has `judge_s` seconds for a batch. Raises UserError.
+    `checkpoints`. A server has `judge_s` seconds for a batch; a served reward model must read a
+    text as the ids of `encode`. Raises UserError.
     """
     place: dict[str, Any] = {"device": device, "dtype": dtype, "checkpoints": checkpoints}
     built: list[Reward] = []
@@ -54,6 +57,8 @@ def build_rewards(
                 built.append(PatternReward(spec, name))
             elif isinstance(spec, JudgeReward):
                 built.append(JudgedReward(spec, name, limit_s=judge_s))
+            elif isinstance(spec, ModelReward) and spec.run is not None:
+                built.append(ServedModelReward(spec, name, limit_s=judge_s, encode=encode))
             elif isinstance(spec, ModelReward):
                 built.append(ScoredReward(spec, name, **place))
             elif isinstance(spec, TestsReward):

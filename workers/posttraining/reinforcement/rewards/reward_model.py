@@ -39,6 +39,7 @@ class ScoredReward(Reward):
         """Raises UserError for weights without a scalar head or with another tokenizer."""
         super().__init__(name, spec.weight)
         where = name
+        assert spec.path is not None
         try:
             path = locate_weights(ModelSource(path=spec.path))
             weights = open_weights(path)

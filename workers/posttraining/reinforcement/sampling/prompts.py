@@ -92,7 +92,7 @@ def read_prompts(
 def _encode(line: PromptLine, chat: ChatFormat) -> tuple[str, list[int]]:
     """The prompt's text for people, and its ids."""
     if isinstance(line.prompt, str):
-        return line.prompt, [*chat.prefix, *chat.encode(line.prompt)[0]]
+        return line.prompt, chat.plain(line.prompt)
     shown = "\n".join(f"{each['role']}: {each.get('content') or ''}" for each in line.prompt)
     return shown, chat.prompt(line.prompt, tools=line.tools)
 

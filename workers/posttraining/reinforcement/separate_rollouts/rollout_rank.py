@@ -144,6 +144,7 @@ class RolloutRank:
             dtype=DTYPES[run.plan.precision],
             checkpoints=checkpoints,
             judge_s=environment.timeout_s / 3,
+            encode=chat.plain,
         )
         self.maker = GroupMaker(options, chat, self.rewards)
         self.engine = AnswerEngine(

@@ -1,0 +1,1 @@
+"""Rewards that served models compute."""

@@ -1,0 +1,59 @@
+"""Rewards that a server computes, some answers at a time.
+
+Does not depend on what is requested.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from workers.contracts.specs.finetuning.chat_servers import ServerSpec
+from workers.posttraining.produce.client import ChatClient, ServerLost
+from workers.posttraining.reinforcement.rewards.reward import AnswerToScore, Reward, Score
+
+_REQUESTS = 8  # at a time
+
+
+class ServerReward(Reward):
+    """One request per answer; `called` names the server in failures."""
+
+    called = "the server"
+
+    def __init__(self, server: ServerSpec, name: str, weight: float, *, limit_s: float) -> None:
+        """`limit_s`: seconds for a batch. Raises UserError for a key that is not set."""
+        super().__init__(name, weight)
+        self.limit_s = limit_s
+        self.client = ChatClient(server, field=name)
+        self._pool = ThreadPoolExecutor(_REQUESTS)
+
+    @abstractmethod
+    def score_one(self, answer: AnswerToScore) -> Score:
+        """The server's score of an answer. Raises ServerLost, and UserError if it refuses."""
+
+    def score(self, answers: Sequence[AnswerToScore]) -> list[Score]:
+        """A server that is down, answers nonsense or is too slow for the batch is a failure: the
+        other ranks wait for this one only so long.
+        """
+        self.client.lost = ""  # it may be back since the last iteration
+        pending = [self._pool.submit(self._score, each) for each in answers]
+        wait(pending, timeout=self.limit_s)
+        late = f"{self.called} did not score {len(answers)} answers within {self.limit_s:g} s"
+        scores = [each.result() if each.done() else Score(failure=late) for each in pending]
+        if not all(each.done() for each in pending):
+            self.client.lost = late  # ends tries in other threads
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = ThreadPoolExecutor(_REQUESTS)
+        return scores
+
+    def close(self) -> None:
+        """Close connections."""
+        self._pool.shutdown(cancel_futures=True)
+        self.client.close()
+
+    def _score(self, answer: AnswerToScore) -> Score:
+        try:
+            return self.score_one(answer)
+        except ServerLost as error:
+            return Score(failure=f"{self.called}: {error}")

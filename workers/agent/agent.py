@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _INVENTORY_EVERY_S = 600.0
 # orders wait this long and none was consumed: the consumer lost its connection permanently
 _HUNG_S = 15.0
+_LONGEST_HUNG_S = 240.0
+_RESTARTS = "AGENT_CONSUMER_RESTARTS"  # variable: restarts for this reason in a row
 
 
 class Agent:
@@ -60,6 +62,8 @@ class Agent:
         self._measuring = threading.Lock()
         self._problems: dict[int, str] = {}  # as last sent
         self._last_consumed = time.monotonic()
+        self._restarts = int(os.environ.get(_RESTARTS, "0"))
+        self._started = time.monotonic()
         self.consumer_hung = False  # whether the agent stopped for that reason
         self.name = known.node
 
@@ -139,6 +143,16 @@ class Agent:
             except Exception:
                 log.exception("Garbage collection failed; the order will be repeated")
 
+    @property
+    def hung_s(self) -> float:
+        """Seconds after which orders that wait show a lost connection.
+
+        Doubles with each restart in a row: on a busy machine a consumer may need longer to start.
+        """
+        if self._orders.last_order > self._started:  # an order was consumed since the start
+            self._restarts = 0
+        return min(_LONGEST_HUNG_S, _HUNG_S * 2.0 ** min(self._restarts, 10))
+
     def _beat(self) -> None:
         try:
             self.attempts.watch()
@@ -159,10 +173,12 @@ class Agent:
                 self._inventory_due = time.monotonic() + _INVENTORY_EVERY_S
             if self._reports.orders_waiting() == 0:
                 self._last_consumed = time.monotonic()
-            elif time.monotonic() - max(self._last_consumed, self._orders.last_order) > _HUNG_S:
+            elif time.monotonic() - max(self._last_consumed, self._orders.last_order) > self.hung_s:
                 log.error(
-                    "Orders wait and none was consumed for %.0f s; restarting this agent", _HUNG_S
+                    "Orders wait and none was consumed for %.0f s; restarting this agent",
+                    self.hung_s,
                 )
+                os.environ[_RESTARTS] = str(self._restarts + 1)
                 self.consumer_hung = True
                 self.stop()
             if not self._orders.alive:

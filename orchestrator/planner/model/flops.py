@@ -68,10 +68,30 @@ def model_flops_per_token(
     return np.asarray(products + attention_flops_per_token + second_flops_per_token)
 
 
-@term("FLOP", "model_flops_per_token x step_tokens")
-def model_flops(model_flops_per_token: Column, step_tokens: Column) -> Column:
+@term(
+    "FLOP/token",
+    "head_flops x (1 - trained_share) on a CPU without tp, pp and compile, else 0",
+    "a CPU computes logits of tokens with loss alone",
+)
+def omitted_head_flops_per_token(
+    head_flops: Column,
+    trained_share: Column,
+    is_cpu: Column,
+    tp: Column,
+    pp: Column,
+    compiled: Column,
+) -> Column:
+    """FLOPs of the head per token that positions without logits omit, on average."""
+    selects = (is_cpu == 1) & (tp == 1) & (pp == 1) & (compiled == 0)
+    return np.asarray(np.where(selects, head_flops * (1 - trained_share), 0.0))
+
+
+@term("FLOP", "(model_flops_per_token - omitted_head_flops_per_token) x step_tokens")
+def model_flops(
+    model_flops_per_token: Column, omitted_head_flops_per_token: Column, step_tokens: Column
+) -> Column:
     """FLOPs of the model per step."""
-    return np.asarray(model_flops_per_token * step_tokens)
+    return np.asarray((model_flops_per_token - omitted_head_flops_per_token) * step_tokens)
 
 
 @term(
@@ -115,14 +135,15 @@ def selective_published_flops_per_token(attention_flops_per_token: Column) -> Co
 
 @term(
     "FLOP",
-    "(model_flops_per_token + what recomputation adds; selective as Megatron's publications count "
-    "it, or as executed if products are saved) x step_tokens",
+    "(model_flops_per_token - omitted_head_flops_per_token + what recomputation adds; selective as "
+    "Megatron's publications count it, or as executed if products are saved) x step_tokens",
     "arXiv 2205.05198; the attention kernel's own recomputation is not counted",
 )
 def hardware_flops(
     recompute: Column,
     recomputed_share: Column,
     model_flops_per_token: Column,
+    omitted_head_flops_per_token: Column,
     full_recompute_flops_per_token: Column,
     selective_published_flops_per_token: Column,
     selective_executed_flops_per_token: Column,
@@ -135,18 +156,20 @@ def hardware_flops(
     # with the published count HFU would exceed 100%
     selective = np.where(selective_products == 1, executed, published)
     again = np.where(recompute == RECOMPUTE["selective"], selective, again)
-    return np.asarray((model_flops_per_token + again) * step_tokens)
+    own = model_flops_per_token - omitted_head_flops_per_token
+    return np.asarray((own + again) * step_tokens)
 
 
 @term(
     "FLOP",
-    "(model_flops_per_token + recomputed FLOPs) x step_tokens",
+    "(model_flops_per_token - omitted_head_flops_per_token + recomputed FLOPs) x step_tokens",
     "counted as executed",
 )
 def executed_flops(
     recompute: Column,
     recomputed_share: Column,
     model_flops_per_token: Column,
+    omitted_head_flops_per_token: Column,
     full_recompute_flops_per_token: Column,
     selective_executed_flops_per_token: Column,
     step_tokens: Column,
@@ -154,7 +177,8 @@ def executed_flops(
     """FLOPs per step with recomputation as executed."""
     again = recomputed_share * full_recompute_flops_per_token
     again = np.where(recompute == RECOMPUTE["selective"], selective_executed_flops_per_token, again)
-    return np.asarray((model_flops_per_token + again) * step_tokens)
+    own = model_flops_per_token - omitted_head_flops_per_token
+    return np.asarray((own + again) * step_tokens)
 
 
 @term(

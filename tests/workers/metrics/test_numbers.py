@@ -75,6 +75,16 @@ def test_throughput_of_the_logged_window():
     assert speed.values()["tokens_per_s"] == 10, "a new window"
 
 
+def test_the_head_counts_for_positions_with_logits():
+    speed = Throughput(flops_per_token=6e6, peak_flops=1e10, devices=1, head_flops_per_token=2e6)
+    speed.step(seconds=1.0, tokens=1000, with_logits=250)
+    speed.step(seconds=1.0, tokens=1000)
+    assert speed.values()["mfu"] == pytest.approx((12e9 - 750 * 2e6) / 2e10)
+    # a rounded or padded sequence has more positions than tokens
+    speed.step(seconds=1.0, tokens=1000, with_logits=1008)
+    assert speed.values()["mfu"] == pytest.approx(0.6)
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_cpu_peak_is_measured(precision):
     peak = device_peak(CPU, precision, budget_s=0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import torch
 
 from tests.workers.training.row_ranks import as_json, train_rows
 from tests.workers.training.test_sft import LENGTH, spec
+from workers.contracts import RunSpec
+from workers.contracts.catalog.model_flops import head_flops_per_token, training_flops_per_token
 from workers.contracts.catalog.presets import preset
+from workers.contracts.specs.train import TrainBody
 from workers.models.decoder import Decoder
 from workers.training.data.rows import Row
 from workers.training.loop import step_context
@@ -55,3 +59,14 @@ def test_a_step_computes_the_logits_of_its_trained_tokens_alone(
     outcome = train_rows(run, str(tmp_path), rows)
     assert outcome["class"] == "ok", outcome
     assert computed == [6, 6]
+    # MFU counts the head for these tokens alone, all else for every position
+    shape = RunSpec.from_dict(run).shape
+    train = TrainBody.from_dict(run["train"])
+    assert shape is not None
+    whole, head = training_flops_per_token(shape, train), head_flops_per_token(shape, train)
+    assert head == 6 * shape.vocab * shape.hidden
+    points = (tmp_path / "rank-0" / "points.jsonl").read_text().splitlines()
+    values = json.loads(points[0])["values"]
+    flops = values["tflops_per_device"] * 1e12 * values["step_time_s"]
+    assert flops == pytest.approx(4 * LENGTH * whole - (4 * LENGTH - 12) * head, rel=1e-6)
+    assert values["tokens_per_s"] * values["step_time_s"] == pytest.approx(4 * LENGTH)

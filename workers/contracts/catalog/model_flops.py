@@ -121,6 +121,17 @@ def training_flops_per_token(
     return model_flops(model, train, second=second, seq_len=seq_len).total
 
 
+def head_flops_per_token(model: ModelSpec, train: TrainBody) -> float:
+    """The part of `training_flops_per_token` that only positions with logits need.
+
+    It is that of the trained model's head, and of a reference's.
+    """
+    name = "embed.weight" if model.tie_embeddings else "head.weight"
+    rows = 1 if model.scalar_head else model.vocab
+    reference = 2.0 * rows * model.hidden if second_module(train) == "reference" else 0.0
+    return model_flops(model, train).products[name] + reference
+
+
 def model_flops(
     model: ModelSpec,
     train: TrainBody,

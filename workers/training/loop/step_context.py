@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol, cast
 
@@ -69,6 +69,18 @@ class MicrobatchRunner(Protocol):
         ...
 
 
+@dataclass
+class LogitsCount:
+    """Positions of this rank whose logits were computed since the last `take`."""
+
+    positions: int = 0
+
+    def take(self) -> float:
+        """The number; resets it."""
+        taken, self.positions = float(self.positions), 0
+        return taken
+
+
 @dataclass(frozen=True)
 class StepContext:
     """What one attempt's steps need on this rank.
@@ -91,6 +103,7 @@ class StepContext:
     recorder: Recorder
     loss_from_hidden: bool
     frozen: FrozenModule | None = None
+    logits_count: LogitsCount = field(default_factory=LogitsCount)
 
     def microbatches(self, first: int, count: int) -> list[Microbatch]:
         """This rank's micro-batches of `count` samples from `first` on."""
@@ -128,9 +141,12 @@ class StepContext:
         return Unpadding(run.plan, run.model, compiled=run.train.compile)
 
     def tokens(self, first: int) -> int:
-        """Tokens of the step whose global batch begins with sample `first`, without padding."""
+        """Positions of the step whose global batch begins with sample `first`.
+
+        Padding counts where it is computed.
+        """
         samples, size = self.samples, self.run.plan.global_batch_size
-        if not isinstance(samples, MeasuredRows):
+        if not isinstance(samples, MeasuredRows) or not self.unpadding.works:
             return self.run.tokens_per_step
         return sum(samples.length(first + number) for number in range(size))
 
@@ -183,10 +199,14 @@ class StepContext:
         objective = self.objective
         if not (self.loss_from_hidden and isinstance(objective, TokenObjective)):
             if (at := self._trained_positions(module, batch)) is not None:
+                if training:
+                    self.logits_count.positions += int((batch.targets != IGNORED).sum())
                 logits = module(batch.inputs, batch.documents, None, False, at)
                 losses = token_losses_at(logits, batch.targets, at, fused=objective.fused)
                 weighted = cast(TokenObjective, objective).from_token_losses(losses, batch)
                 return self._sum(weighted, batch, training)
+            if training and self.selects_logits:  # all of them
+                self.logits_count.positions += batch.targets.numel()
             return self.loss(module(batch.inputs, batch.documents), batch, training=training)
         inputs = (batch.inputs, batch.documents, batch.targets)
         adds_to_sources = training and self.source_losses is not None
@@ -195,6 +215,18 @@ class StepContext:
         losses = objective.from_token_losses(module(*inputs, True), batch)
         return self._sum(losses, batch, training)
 
+    @property
+    def selects_logits(self) -> bool:
+        """Whether logits are computed for targets with loss alone."""
+        plan = self.run.plan
+        return (
+            self.world.device.type == "cpu"
+            and isinstance(self.objective, TokenObjective)
+            and not self.loss_from_hidden
+            and plan.tp == plan.pp == 1
+            and not self.run.train.compile
+        )
+
     def _trained_positions(self, module: nn.Module, batch: Batch) -> Tensor | None:
         """The positions of a batch `[R]` whose targets have loss, if only their logits are needed.
 
@@ -202,13 +234,7 @@ class StepContext:
         models.
         """
         targets = batch.targets
-        if (
-            targets.device.type != "cpu"
-            or not isinstance(self.objective, TokenObjective)
-            or not isinstance(module, Decoder)
-            or self.run.plan.tp > 1
-            or self.run.train.compile
-        ):
+        if not self.selects_logits or not isinstance(module, Decoder):
             return None
         at = (targets != IGNORED).flatten().nonzero().squeeze(1)
         if len(at) == targets.numel():

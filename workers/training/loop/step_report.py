@@ -95,6 +95,8 @@ class StepReport:
         sums, share = Sums(self.world), self.context.loss_share
         sums.put("loss", loss_sum)
         sums.put("objective", self.context.objective.take(self.world.device) * share)
+        if self.context.selects_logits:
+            sums.put("logits", [self.context.logits_count.take()])
         sums.put("norms", self.norms.squares(gradients))
         sums.put("requests", requests)
         if self.arrivals:
@@ -124,7 +126,9 @@ class StepReport:
             pending.step, sums.get("pipeline"), pending.pipeline_times
         )
         self.throughput.step(
-            seconds=sums["seconds"][0] / self.world.size, tokens=pending.step_tokens
+            seconds=sums["seconds"][0] / self.world.size,
+            tokens=pending.step_tokens,
+            with_logits=sums["logits"][0] if "logits" in sums else None,
         )
         values["loss"] = sums["loss"][0] / pending.count
         values |= self.context.objective.values(sums["objective"], count=pending.count)

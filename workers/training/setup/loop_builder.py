@@ -14,7 +14,11 @@ from typing import Any
 
 import torch
 
-from workers.contracts.catalog.model_flops import MFU_RULE, training_flops_per_token
+from workers.contracts.catalog.model_flops import (
+    MFU_RULE,
+    head_flops_per_token,
+    training_flops_per_token,
+)
 from workers.metrics.beacon import Beacon
 from workers.metrics.kernel_choices import clear_records
 from workers.metrics.peak import Peak, device_peak
@@ -259,6 +263,7 @@ class LoopBuilder:
             flops_per_token=flops_per_token,
             peak_flops=float(total) / world.size,
             devices=world.size,
+            head_flops_per_token=head_flops_per_token(run.model, run.train),
             hardware_factor=hardware_factor(
                 run.model,
                 run.plan,

@@ -19,7 +19,11 @@ from workers.contracts.catalog.adapter_shapes import (
     trained_shapes,
 )
 from workers.contracts.catalog.counts import attention_width, parameter_count
-from workers.contracts.catalog.model_flops import lookup_parameters, model_flops
+from workers.contracts.catalog.model_flops import (
+    head_flops_per_token,
+    lookup_parameters,
+    model_flops,
+)
 from workers.contracts.catalog.parameter_shapes import parameter_shapes
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.train import TrainBody
@@ -56,6 +60,7 @@ declare_inputs(
     "workers.contracts.catalog.model_flops",
     "spared_flops",
     "adapter_flops",
+    "head_flops",
     "second_products_flops",
     "second_attention_flops",
 )
@@ -113,6 +118,7 @@ def flops_columns(
 ) -> dict[str, float]:
     """What frozen weights spare, and what adapters and a second module add, per token.
 
+    `head_flops`: of the heads, which only positions with logits need.
     `attention_passes`: forward passes of attention that its FLOPs are worth, 3 per trained layer.
     `block_backward`: FLOPs of the blocks' backward products over those forward, 2 if all are
     trained; `head_backward` the same of the head. `adapter_traffic`: numbers per token and layer
@@ -122,8 +128,11 @@ def flops_columns(
     columns |= {"second_products_flops": 0.0, "second_attention_flops": 0.0}
     columns |= {"attention_passes": 3.0 * model.layers, "block_backward": 2.0}
     columns["head_backward"] = 2.0
+    rows = 1 if model.scalar_head else model.vocab
+    columns["head_flops"] = 6.0 * rows * model.hidden
     if train is None:
         return columns
+    columns["head_flops"] = head_flops_per_token(model, train)
     flops = model_flops(model, train, second=second, seq_len=seq_len)
     columns["second_products_flops"] = flops.second_products
     columns["second_attention_flops"] = flops.second_attention
@@ -144,7 +153,6 @@ def flops_columns(
     total = sum(value for name, value in own.items() if name.startswith("blocks."))
     columns["block_backward"] = total / forward - 1
     head = own["embed.weight" if model.tie_embeddings else "head.weight"]
-    rows = 1 if model.scalar_head else model.vocab
     columns["head_backward"] = head / (2 * rows * model.hidden) - 1
     if train.adapter is not None:
         for layer in range(model.layers):

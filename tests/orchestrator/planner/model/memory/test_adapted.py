@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.orchestrator.planner.model.memory.adapted_step import tracked_step
 from tests.orchestrator.planner.model.memory.live_bytes import LiveBytes
 from workers.contracts.catalog.adapter_shapes import trained_parameter_count
 from workers.contracts.catalog.counts import parameter_count
+from workers.contracts.catalog.model_flops import head_flops_per_token
 from workers.contracts.catalog.presets import preset
 from workers.contracts.specs.cluster import ClusterSpec
 from workers.contracts.specs.finetuning.objectives import DistillBody
@@ -40,6 +42,7 @@ def table(
     train: TrainBody,
     second: ModelSpec | None = None,
     trained_share: float = 1.0,
+    columns: Sequence[str] = (),
     **plan: Any,
 ) -> dict[str, float]:
     laid = ParallelPlan.from_dict({**BATCH, **plan})
@@ -56,6 +59,8 @@ def table(
         trained_share=trained_share,
     )
     result = table_of([made], columns_for([made]))
+    if columns:
+        return {name: float(result.column(name).max()) for name in columns}
     names = ("params", "grads", "optimizer", "reference", "activations", "buffers", "explained")
     return {name: float(result.column(f"{name}_bytes").max()) for name in names}
 
@@ -174,3 +179,21 @@ def test_a_reward_model_has_no_logits():
     assert sizes["params"] == 4 * (parameter_count(model.with_scalar_head()).total)
     assert sizes["reference"] == 0
     assert sizes["explained"] < table(model, body())["explained"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "second"), [({}, 0), ({"adapter": LORA}, 0), ({"objective": "dpo"}, 2)]
+)
+def test_mfu_counts_the_head_for_positions_with_logits(
+    objective: dict[str, Any], second: int
+) -> None:
+    """As the engine's metric; a tied head that is frozen and reached counts 4 instead of 6."""
+    model, train = preset("smollm2-135m"), body(**objective)
+    names = ("model_flops_per_token", "model_flops", "executed_flops", "step_tokens")
+    few = table(model, train, trained_share=0.25, columns=names)
+    head = ((4 if "adapter" in objective else 6) + second) * model.vocab * model.hidden
+    assert head_flops_per_token(model, train) == head
+    own = few["model_flops_per_token"] - 0.75 * head
+    assert few["model_flops"] == few["executed_flops"] == pytest.approx(own * few["step_tokens"])
+    split = table(model, train, trained_share=0.25, columns=names, tp=3)
+    assert split["model_flops"] == few["model_flops_per_token"] * few["step_tokens"]

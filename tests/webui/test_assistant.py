@@ -8,10 +8,12 @@ from urllib.parse import parse_qs, urlparse
 
 import pytest
 
+from orchestrator.runs import services
 from orchestrator.runs.models import Checkpoint, Experiment, Run
 from tests import factories
 from webui.views.assistant import stages_of
 from workers.contracts import RunSpec
+from workers.contracts.wire.serving_reports import EVALUATED
 
 pytestmark = pytest.mark.django_db
 
@@ -68,14 +70,48 @@ def test_each_step_starts_from_the_weights_of_the_one_before(people: factories.P
     [evaluation] = offered(stages[2])
     assert evaluation["model"] == {"path": newest}
     assert evaluation["evaluate"]["baseline"] == {"path": path}
-    [serving] = offered(stages[3])
-    assert serving == {"kind": "serve", "model": {"path": newest}, "serve": {}}
+    serving = [{"kind": "serve", "model": {"path": each}, "serve": {}} for each in (newest, path)]
+    assert offered(stages[3]) == serving
     page = client.get(f"/experiments/{item.pk}/assistant/").content.decode()
     assert "2 of 4 steps are done; next: Evaluation." in " ".join(page.split())
     assert f"/runs/{dpo.pk}/" in page
+    # two served models can be compared side by side
+    for _ in range(2):
+        served = factories.run(people.owner, kind="serve", train=None, plan={}, serve={})
+        Run.objects.filter(pk=served.pk).update(state="running", experiment=item)
+    served.refresh_from_db()
+    last = stages_of([*Run.objects.filter(kind="serve"), dpo, sft], item.name)[3]
+    assert last.done and last.offers[-1].url == "/data/comparisons/"
     # a second experiment has a name of its own
     client.post("/experiments/assistant/")
     assert Experiment.objects.filter(name="From base model to assistant 2").exists()
+
+
+def test_rewards_are_evaluated_on_their_prompts(people: factories.People) -> None:
+    item = Experiment.objects.create(name="x", owner=people.owner)
+    first = offered(stages_of([], item.name)[0])[0]
+    sft = trained(people.owner, item, first, state="finished")
+    before = stored(sft, 20)
+    _, spec = offered(stages_of([sft], item.name)[1])
+    grpo = trained(people.owner, item, spec, state="finished")
+    newest = stored(grpo, 20)
+    [evaluation] = offered(stages_of([grpo, sft], item.name)[2])
+    assert evaluation["data"]["path"] == "examples/reverse.jsonl"
+    assert evaluation["evaluate"] == {
+        "metrics": ["loss", "exact_match"],
+        "baseline": {"path": before},
+        "max_new_tokens": 32,
+    }
+    assert evaluation["model"] == {"path": newest}
+    RunSpec.from_dict(evaluation)
+    # the result is on the page
+    run = factories.run(people.owner, kind="evaluate", train=None, plan={}, evaluate={})
+    Run.objects.filter(pk=run.pk).update(state="finished", experiment=item)
+    compared = {"name": "exact_match", "before": 0.5, "after": 0.9, "p": 0.001, "verdict": "better"}
+    data = {"metrics": {"exact_match": 0.9}, "lines": 40, "model": "b", "baseline": "a"}
+    services.event_record(run=run, type=EVALUATED, data={**data, "compared": [compared]}, attempt=1)
+    page = factories.client_for(people.owner).get(f"/experiments/{item.pk}/assistant/")
+    assert "Better in" in page.content.decode()
 
 
 def test_a_stranger_neither_sees_nor_starts_it(people: factories.People) -> None:

@@ -20,14 +20,16 @@ from django.views.decorators.http import require_GET, require_POST
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
 from orchestrator.runs import selectors, services
-from orchestrator.runs.outputs import lineage
+from orchestrator.runs.outputs import evaluation_results, lineage
 from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
+from webui.tabs import before_after
 from webui.tabs.lineage import evaluation_spec
 from webui.views.access import PageRequest, has_role, page, redirect_with_message
 
 _RUNS = 200
 _NAMES = 100  # experiments of one name
 _ENDED = ("finished",)
+_SERVES = ("running", "finished")
 GRPO_SPEC: dict[str, Any] = {
     "kind": "train",
     "data": {"path": "examples/reverse.jsonl", "format": "prompt_completion"},
@@ -59,7 +61,10 @@ class FormOffer:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step: its newest run, if any, and what can be started now. `waits` says for what."""
+    """One step: its newest run, if any, and what can be started now.
+
+    `waits` says for what; `result` is what the run found.
+    """
 
     number: int
     title: str
@@ -67,11 +72,14 @@ class Stage:
     run: Any | None
     offers: list[FormOffer]
     waits: str = ""
+    result: str = ""
 
     @property
     def done(self) -> bool:
-        """Whether its newest run has what the next step needs."""
-        return self.run is not None and self.run.state in _ENDED
+        """Whether its newest run has what the next step needs, or serves."""
+        if self.run is None:
+            return False
+        return self.run.state in (_SERVES if self.run.kind == "serve" else _ENDED)
 
 
 @page
@@ -118,7 +126,10 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
     tuned_weights, aligned_weights = _weights(tuned), _weights(aligned)
     last, weights = (aligned, aligned_weights) if aligned_weights else (tuned, tuned_weights)
     evaluated = next((run for run in runs if run.kind == "evaluate"), None)
-    served = next((run for run in runs if run.kind == "serve"), None)
+    serving = [run for run in runs if run.kind == "serve"]
+    served = next((run for run in serving if run.state == "running"), None) or next(
+        iter(serving), None
+    )
 
     def offer(label: str, name: str, spec: dict[str, Any]) -> FormOffer:
         query = {"name": name, "experiment": experiment, "spec": json.dumps(spec)}
@@ -136,13 +147,16 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
             offer(_("GRPO on rewards"), "grpo", grpo),
         ]
     if weights and last is not None:
-        compared = evaluation_spec(sft if last is aligned else last.spec, weights)
-        compared["evaluate"]["baseline"] = (
-            {"path": tuned_weights} if last is aligned and tuned_weights else _base(last)
-        )
+        before = tuned_weights if last is aligned else ""
+        compared = _evaluation(last.spec if tuned is None else tuned.spec, weights, last)
+        compared["evaluate"]["baseline"] = {"path": before} if before else _base(last)
         third = [offer(_("Evaluate"), "evaluate", compared)]
-        serving = {"kind": "serve", "model": {"path": weights}, "serve": {}}
-        fourth = [offer(_("Serve"), "serve", serving)]
+        fourth = [offer(_("Serve"), "serve", _serve(weights))]
+        if before:
+            fourth.append(offer(_("Serve step 1"), "serve-sft", _serve(before)))
+        if sum(run.state == "running" for run in serving) > 1:
+            fourth.append(FormOffer(_("Chat side by side"), reverse("model-comparisons")))
+    results = None if evaluated is None else evaluation_results.evaluated(run=evaluated)
     waits = _("Starts from the weights of step 1, once they are stored.")
     return [
         Stage(
@@ -167,6 +181,7 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
             evaluated,
             third,
             "" if third else waits,
+            before_after.sentence(results) if results and results.baseline else "",
         ),
         Stage(
             4,
@@ -189,6 +204,26 @@ def _weights(run: Any | None) -> str:
     """The path of a run's newest checkpoint, "" without one."""
     newest = None if run is None else lineage.newest_checkpoint(run=run)
     return "" if newest is None else newest.path
+
+
+def _serve(path: str) -> dict[str, Any]:
+    return {"kind": "serve", "model": {"path": path}, "serve": {}}
+
+
+def _evaluation(tuned: dict[str, Any], weights: str, last: Any) -> dict[str, Any]:
+    """On the data of fine-tuning; after rewards on their prompts, with the share of right answers,
+    if a reward compares with those.
+    """
+    train = last.spec.get("train") or {}
+    policy = train.get("grpo") or train.get("ppo")
+    if not policy:
+        return evaluation_spec(tuned, weights)
+    compared = evaluation_spec(last.spec, weights)
+    kinds = {each.get("kind") for each in policy.get("rewards") or ()}
+    if "exact" in kinds:
+        tokens = (policy.get("rollout") or {}).get("max_new_tokens", 128)
+        compared["evaluate"] |= {"metrics": ["loss", "exact_match"], "max_new_tokens": tokens}
+    return compared
 
 
 def _from(spec: dict[str, Any], path: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 
 from orchestrator.runs.submission.prediction.training import choose_plan
@@ -106,8 +107,13 @@ def _data_parallel(spec: RunSpec, devices: int, reason: str) -> ResolvedPlan:
     return ResolvedPlan(plan, devices, True, f"{reason}: {ranks}, ZeRO 0, fp32, micro-batch 1.")
 
 
+# the folder of a run, or one of its checkpoints
+_OF_RUN = re.compile(r"(?:^|/)runs/(\d{1,18})(?:/checkpoints/step-(\d{1,18}))?/?$")
+
+
 def model_label(spec: RunSpec) -> str:
-    """The model's name in lists: the preset, the spec's name, or the last part of its path.
+    """The model's name in lists: the preset, the spec's name, the run that wrote it and its step,
+    or the last part of its path.
 
     Of a produce run the server's model, if it is named; empty for programs of users, unless their
     spec names a model.
@@ -120,5 +126,8 @@ def model_label(spec: RunSpec) -> str:
         return spec.model
     if isinstance(spec.model, ModelSource):
         path = spec.model.path or spec.model.package or ""
+        written = _OF_RUN.search(path)
+        if written is not None:
+            return f"run {written[1]}" + (f" step {int(written[2])}" if written[2] else "")
         return path.rstrip("/").rsplit("/", 1)[-1][:120]
     return spec.model.name[:120]

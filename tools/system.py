@@ -1,5 +1,5 @@
 """Installs the system packages that the tests use: Chromium, PostgreSQL, nginx, gettext,
-iproute2, redis-server, munge, Slurm, systemd-analyze and environment modules.
+iproute2, redis-server, munge, Slurm, docker-compose, systemd-analyze and environment modules.
 
 Requires root on Debian or Ubuntu. Elsewhere it prints one sentence that lists what the tests leave
 out.
@@ -37,6 +37,12 @@ NEEDS = {
         "runs on Slurm",
         lambda: Path("/usr/sbin/slurmctld").exists() and Path("/usr/sbin/slurmd").exists(),
     ),
+    "slurmrestd": ("jobs by slurmrestd", lambda: Path("/usr/sbin/slurmrestd").exists()),
+    "slurm-wlm-jwt-plugin": (
+        "logins at slurmrestd by token",
+        lambda: any(Path("/usr/lib").glob("*/slurm-wlm/auth_jwt.so")),
+    ),
+    "docker-compose": ("the check of deploy/compose.yaml", lambda: _available("docker-compose")),
     "slurmdbd": ("accounting of Slurm", lambda: Path("/usr/sbin/slurmdbd").exists()),
     "mariadb-server-core": ("accounting of Slurm", lambda: Path("/usr/sbin/mariadbd").exists()),
     "systemd": ("the check of deploy/systemd", lambda: _available("systemd-analyze")),

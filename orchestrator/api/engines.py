@@ -27,8 +27,8 @@ class NewEngine(Contract):
     credentials: Annotated[
         dict[str, Any],
         Field(
-            description="{redis_url?, kubeconfig?, token?, ca?}: how nodes reach the broker; how "
-            "to log in to Kubernetes. Stored encrypted"
+            description="{redis_url?, rest_token?, kubeconfig?, token?, ca?}: how nodes reach the "
+            "broker; how to log in to slurmrestd or Kubernetes. Stored encrypted"
         ),
     ] = {}
 
@@ -82,6 +82,7 @@ class EngineOut(Schema):
     created: Time
     ok: bool | None = Field(description="null: not contacted yet")
     message: str
+    problem: str = Field("", description="what to correct though the engine answers")
     version: str | None
     contacted: Time | None
     partitions: list[PartitionOut]

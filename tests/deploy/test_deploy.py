@@ -49,6 +49,46 @@ def test_compose_follows_its_published_schema() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_compose_resolves_with_the_settings_it_names(tmp_path: Path) -> None:
+    """By `config` of docker-compose, which needs no Docker engine."""
+    program = need("docker-compose")
+    deploy = tmp_path / "deploy"
+    deploy.mkdir()
+    text = (DEPLOY / "compose.yaml").read_text()
+    # docker-compose 1 does not know the name of a project; the schema of the test above does
+    text, named = re.subn(r"^name: orrery\n", "", text, flags=re.MULTILINE)
+    assert named == 1
+    (deploy / "compose.yaml").write_text(text)
+    required = set(re.findall(r"\$\{(\w+):\?", text))
+    example = (DEPLOY / "env.example").read_text()
+
+    def config(names: set[str]) -> subprocess.CompletedProcess[str]:
+        lines = [example, *(f"{name}=secret-{name}" for name in sorted(names)), ""]
+        (deploy / ".env").write_text("\n".join(lines))
+        command = [program, "-f", "compose.yaml", "--env-file", ".env", "--profile", "node"]
+        environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+        return subprocess.run(
+            [*command, "config"], cwd=deploy, env=environ, capture_output=True, text=True
+        )
+
+    done = config(required)
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert set(services) == set(yaml.safe_load(text)["services"])
+    for name, service in services.items():
+        assert "${" not in str(service), name
+        if "build" in service:
+            assert Path(service["build"]["context"]) == tmp_path, name
+    broker = "rediss://:secret-VALKEY_PASSWORD@broker:6379/0"
+    for name in ("migrate", "web", "scheduler", "ingest", "jobs"):
+        assert services[name]["environment"]["REDIS_URL"] == broker, name
+    assert "--port 0 --tls-port 6379" in services["broker"]["command"]
+    assert "ports" not in services["broker"] and "ports" not in services["database"]
+    for name in sorted(required):
+        done = config(required - {name})
+        assert done.returncode != 0 and name in done.stderr, f"{name} is not required"
+
+
 def test_compose_names_real_dockerfiles_and_commands() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     commands = {"migrate", "scheduler", "ingest", "jobs"}

@@ -22,6 +22,7 @@ from tests.flows.embedded import ROOT, free_port
 
 BUNDLE = ROOT / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
+_NOBODY = 65534
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
 ClusterName=t
@@ -62,6 +63,10 @@ AccountingStorageHost=127.0.0.1
 AccountingStoragePass={folder}/munge.socket
 AccountingStoragePort={ports[3]}
 """
+_TOKENS = """\
+AuthAltTypes=auth/jwt
+AuthAltParameters=jwt_key={folder}/jwt.key
+"""
 _DATABASE = """\
 AuthType=auth/munge
 AuthInfo=socket={folder}/munge.socket
@@ -83,9 +88,24 @@ def has_accounting() -> bool:
     return all(shutil.which(name, path=_PATH) for name in ("slurmdbd", "mariadbd", "sacctmgr"))
 
 
+def has_rest(*, tokens: bool = False) -> bool:
+    """Whether slurmrestd can be started; `tokens`: with logins by JSON Web Token."""
+    plugin = any(Path("/usr/lib").glob("*/slurm-wlm/auth_jwt.so"))
+    return shutil.which("slurmrestd", path=_PATH) is not None and (plugin or not tokens)
+
+
 def is_possible() -> bool:
     """Whether this machine has what the cluster needs."""
     return os.geteuid() == 0 and all(shutil.which(name, path=_PATH) for name in PROGRAMS)
+
+
+def _listens(path: Path, port: int, tokens: bool) -> bool:
+    """Whether slurmrestd accepts connections."""
+    kind, address = (socket.AF_INET, ("127.0.0.1", port)) if tokens else (socket.AF_UNIX, str(path))
+    with socket.socket(kind) as probe, contextlib.suppress(OSError):
+        probe.connect(address)
+        return True
+    return False
 
 
 class SlurmCluster:
@@ -94,6 +114,7 @@ class SlurmCluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.conf = folder, folder / "slurm.conf"
         self.database: subprocess.Popen[bytes] | None = None
+        self.rest: list[subprocess.Popen[bytes]] = []
         self.environ = {"PATH": _PATH, "SLURM_CONF": str(self.conf), "LANG": "C.UTF-8"}
 
     def start(self, *, accounting: bool = False) -> None:
@@ -106,6 +127,10 @@ class SlurmCluster:
         host = socket.gethostname().partition(".")[0]
         ports = [free_port() for _ in range(5)]
         conf = _CONF + _ACCOUNTING if accounting else _CONF
+        if has_rest(tokens=True):
+            conf += _TOKENS
+            (self.folder / "jwt.key").write_bytes(secrets.token_bytes(32))
+            (self.folder / "jwt.key").chmod(0o600)
         self.conf.write_text(conf.format(folder=self.folder, host=host, ports=ports))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
@@ -161,6 +186,32 @@ class SlurmCluster:
             return True
         return False
 
+    def start_rest(self, version: str = "v0.0.38", *, tokens: bool = False) -> str:
+        """Start slurmrestd as nobody, which must not be root; returns its URL.
+
+        `tokens`: over HTTP with JSON Web Tokens; otherwise a unix socket, where it knows its peer.
+        """
+        folder = self.folder / f"rest{len(self.rest)}"
+        folder.mkdir()
+        os.chown(folder, _NOBODY, _NOBODY)
+        for place in (*self.folder.parents, self.folder):
+            if place.stat().st_uid == os.geteuid() and place.is_relative_to("/tmp/"):
+                place.chmod(place.stat().st_mode | 0o011)
+        port = free_port()
+        address = f"127.0.0.1:{port}" if tokens else f"unix:{folder}/socket"
+        words = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+        words += ["slurmrestd", "-f", str(self.conf), "-s", f"openapi/{version}"]
+        words += ["-a", "rest_auth/jwt" if tokens else "rest_auth/local", address]
+        environ = {**self.environ, **({"SLURM_JWT": "daemon"} if tokens else {})}
+        with open(self.folder / f"rest{len(self.rest)}.log", "wb") as log:
+            self.rest.append(
+                subprocess.Popen(
+                    words, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                )
+            )
+        self.until(lambda: _listens(folder / "socket", port, tokens), "slurmrestd listens")
+        return f"http://{address}" if tokens else address
+
     def start_controller(self) -> None:
         self.run("slurmctld")
         self.until(self._answers, "slurmctld answers")
@@ -205,6 +256,9 @@ class SlurmCluster:
 
     def close(self) -> None:
         """End all jobs first: slurmd outlives a controller whose tasks ignore SIGTERM."""
+        for server in self.rest:
+            server.terminate()
+            server.wait(10)
         with contextlib.suppress(Exception):
             self.run("scancel", "--full", "--signal=KILL", "--user=root")
             self.run("scancel", "--user=root")

@@ -123,3 +123,40 @@ def test_the_command_reads_credentials_from_files(tmp_path: Path, capsys: Any) -
     assert "very-secret" not in capsys.readouterr().out
     access = engines.credentials_of(Engine.objects.get())
     assert access.kubeconfig == KUBECONFIG.strip()
+
+
+def test_an_administrator_lets_slurmrestd_report_jobs(page: Client, capsys: Any) -> None:
+    settings = {"rest": "https://slurm.example.com:6820", "rest_user": "orrery"}
+    added = {"kind": "slurm", "name": "hpc", **settings, "rest_token": "SLURM_JWT=a.very.secret"}
+    assert page.post("/engines/", added).status_code == 302
+    engine = Engine.objects.get()
+    assert engine.settings["rest"] == settings["rest"]
+    engine.status = {"ok": True, "problem": "Jobs are read by squeue, because of a reason."}
+    engine.save()
+    text = page.get("/engines/").content.decode()
+    assert "Jobs are read by squeue, because of a reason." in text and "a.very.secret" not in text
+
+    stored = {**engine.settings, **settings, "identity": "submitter", "change": "hpc"}
+    form = {name: value for name, value in stored.items() if value is not None}
+    wrong = page.post("/engines/", {**form, "rest": "http://slurm.example.com"})
+    assert wrong.status_code == 422 and "https://" in wrong.content.decode()
+    token = {"rest_token": "a.new.one"}
+    assert page.post("/engines/", {**form, "rest": "", **token}).status_code == 302
+    engine.refresh_from_db()
+    assert engine.settings.get("rest") is None and engine.settings.get("identity") == "submitter"
+    assert engines.credentials_of(engine).rest_token == "a.new.one"
+    page.post("/engines/", form)
+    engine.refresh_from_db()
+    assert engine.settings["rest"] and engines.credentials_of(engine).rest_token == "a.new.one"
+
+
+def test_the_command_sets_and_removes_slurmrestd(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "token").write_text("SLURM_JWT=a.very.secret\n")
+    words = ["rest=unix:/run/slurmrestd.socket", "--rest-token", str(tmp_path / "token")]
+    call_command("engine", "add", "hpc", *words)
+    assert "very" not in capsys.readouterr().out
+    engine = Engine.objects.get()
+    assert engines.credentials_of(engine).rest_token == "a.very.secret"
+    call_command("engine", "set", "hpc", "rest=null")
+    engine.refresh_from_db()
+    assert engine.settings.get("rest") is None

@@ -13,15 +13,28 @@ from django.views.decorators.http import require_http_methods, require_POST
 from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal
 from orchestrator.fleet.cluster_engines import services as engines
+from orchestrator.fleet.cluster_engines.kinds import KINDS
 from orchestrator.fleet.cluster_engines.kubernetes_settings import KubernetesSettings
 from orchestrator.fleet.cluster_engines.settings import SlurmSettings
 from webui.views.access import PageRequest, has_role, page, redirect_with_message, require_role
 
 _SETTINGS = {
-    "slurm": ("home", "python", "source", "config", "commands", "identity"),
+    "slurm": (
+        "home",
+        "python",
+        "source",
+        "config",
+        "commands",
+        "identity",
+        "rest",
+        "rest_user",
+    ),
     "kubernetes": ("server", "namespace", "image", "image_pull_secret", "claim", "home"),
 }
-_CREDENTIALS = {"slurm": ("redis_url",), "kubernetes": ("redis_url", "kubeconfig", "token", "ca")}
+_CREDENTIALS = {
+    "slurm": ("redis_url", "rest_token"),
+    "kubernetes": ("redis_url", "kubeconfig", "token", "ca"),
+}
 _POOL_SETTINGS = ("partition", "account", "qos", "queue", "priority_class", "device")
 _POOL_NUMBERS = ("devices_per_node", "cpus_per_device")
 
@@ -30,13 +43,14 @@ _POOL_NUMBERS = ("devices_per_node", "cpus_per_device")
 @never_cache
 @require_http_methods(["GET", "POST"])
 def listed(request: PageRequest) -> HttpResponse:
-    """Show all engines; a POST adds one, or sets a pool of one."""
+    """Show all engines; a POST adds one, changes one, or sets a pool of one."""
     context: dict[str, Any] = {"admin": has_role(request.user, Role.ADMIN), "typed": {}}
     status = 200
     if request.method == "POST":
         require_role(request.user, Role.ADMIN, _("Changing engines"))
         try:
-            message = _set_pool(request) if "pool" in request.POST else _add(request)
+            action = next((_FORMS[name] for name in _FORMS if name in request.POST), _add)
+            message = action(request)
             return redirect_with_message(request, message, "engines")
         except Refusal as refusal:
             context |= {"refusal": refusal, "typed": request.POST}
@@ -45,6 +59,11 @@ def listed(request: PageRequest) -> HttpResponse:
     for row in rows:
         kind = "Kubernetes" if row["kind"] == "kubernetes" else "Slurm"
         row["title"] = f"{kind} {row['version'] or ''}".strip()
+        row["fields"] = [
+            {"name": field, "value": row["settings"].get(field) or ""}
+            for field in _SETTINGS[row["kind"]]
+        ]
+        row["secrets"] = _CREDENTIALS[row["kind"]]
         for one in row["partitions"]:
             one["nodes_used"] = one["nodes"] - one["nodes_idle"]
             one["quota"] = [{**part, "text": _quota(part)} for part in one.get("quota") or []]
@@ -100,10 +119,30 @@ def _set_pool(request: PageRequest) -> str:
     }
 
 
+def _change(request: PageRequest) -> str:
+    """Change settings; an empty one gets its default, an empty credential stays as it is."""
+    engine = engines.engine_get(user=request.user, name=request.POST.get("change", ""))
+    fields = KINDS[engine.kind].settings.model_fields
+    typed = _typed(request, _SETTINGS[engine.kind])
+    settings = {
+        name: typed[name] if name in typed else fields[name].get_default()
+        for name in _SETTINGS[engine.kind]
+        if name in typed or not fields[name].is_required()
+    }
+    secrets = _typed(request, _CREDENTIALS[engine.kind])
+    engines.engine_update(
+        engine=engine, by=request.user, settings=settings, credentials=secrets or None
+    )
+    return _("Engine %(name)s is changed.") % {"name": engine.name}
+
+
 def _typed(request: PageRequest, names: tuple[str, ...]) -> dict[str, Any]:
     """What was typed into these fields."""
     values = {name: request.POST.get(name, "").strip() for name in names}
     return {name: text for name, text in values.items() if text}
+
+
+_FORMS = {"pool": _set_pool, "change": _change}  # by the field that only this form has
 
 
 def _quota(part: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from orchestrator.fleet.models import Engine, Pool
 from workers.contracts.catalog.devices import DEVICES
 
 _PURPOSE = "credentials of an engine"
+_PERMANENT = ("redis_url", "rest_token")  # a change of other credentials does not remove these
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,19}$")
 
 
@@ -131,7 +132,8 @@ def engine_update(
         merged = {**engine.settings, **settings}
         engine.settings = _checked(KINDS[engine.kind].settings, merged, "settings").to_dict()
     if credentials is not None:
-        unchanged = {"redis_url": credentials_of(engine).redis_url} if engine.credentials else {}
+        stored = credentials_of(engine).to_dict() if engine.credentials else {}
+        unchanged = {name: stored[name] for name in _PERMANENT if stored.get(name)}
         engine.credentials = _sealed(
             _checked(KINDS[engine.kind].credentials, {**unchanged, **credentials}, "credentials")
         )
@@ -247,6 +249,7 @@ def serialize_engine(engine: Engine) -> dict[str, Any]:
         "created": iso(engine.created),
         "ok": status.get("ok"),
         "message": status.get("message", "Not contacted yet."),
+        "problem": status.get("problem", ""),
         "version": status.get("version"),
         "contacted": status.get("time"),
         "partitions": status.get("partitions", []),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from workers.contracts.base import Contract
 
@@ -48,11 +48,30 @@ def absolute_path(text: str) -> str:
     return text
 
 
+def _rest_url(text: str) -> str:
+    """slurmrestd's address; a token must not cross a network without TLS."""
+    loopback = ("http://127.0.0.1", "http://localhost", "http://[::1]")
+    is_socket = text.startswith("unix:/") and not text.startswith("unix://")
+    if not (is_socket or text.startswith(("https://", *loopback))) or any(
+        c.isspace() for c in text
+    ):
+        raise ValueError(
+            f"{text!r} is not unix:/PATH, an https:// address, or http:// on this machine"
+        )
+    return text.rstrip("/")
+
+
+def _token(text: object) -> object:
+    """`scontrol token` prints SLURM_JWT=TOKEN."""
+    return text.strip().removeprefix("SLURM_JWT=") if isinstance(text, str) else text
+
+
 class SlurmSettings(Contract):
     """How to reach a Slurm cluster, and where Orrery is on its nodes.
 
     `home` is shared by all nodes; runs and checkpoints are in it. `identity`: jobs of all users run
     as the control plane's user, or as the Unix user with the submitter's name (`--uid`, root only).
+    `rest`: where slurmrestd reports jobs (commands do if it fails); `rest_user`: whose token it is.
     """
 
     home: Annotated[str, AfterValidator(absolute_path)] = "$HOME/orrery"
@@ -62,6 +81,8 @@ class SlurmSettings(Contract):
     identity: Literal["service", "submitter"] = "service"
     commands: Annotated[str, AfterValidator(absolute_path)] | None = None
     config: Annotated[str, AfterValidator(absolute_path)] | None = None
+    rest: Annotated[str, Field(max_length=500), AfterValidator(_rest_url)] | None = None
+    rest_user: Annotated[str, Field(pattern=_WORD, max_length=80)] | None = None
     poll_s: Annotated[float, Field(ge=0.5, le=60)] = 3.0
     timeout_s: Annotated[float, Field(ge=1, le=120)] = 15.0
     stop_grace_s: Annotated[float, Field(ge=1, le=3600)] = 20.0
@@ -87,6 +108,17 @@ class SlurmPool(Contract):
 
 
 class Credentials(Contract):
-    """Secrets of an engine. `redis_url`: how its nodes reach the broker; default REDIS_URL."""
+    """Secrets of a Slurm engine. `redis_url`: how its nodes reach the broker; default REDIS_URL.
+
+    `rest_token`: a JSON Web Token for slurmrestd, as `scontrol token` prints it.
+    """
 
     redis_url: Annotated[str, Field(pattern=r"^(redis|rediss|unix)://\S+$")] | None = None
+    rest_token: (
+        Annotated[
+            str,
+            BeforeValidator(_token),
+            Field(pattern=r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+$", max_length=8192),
+        ]
+        | None
+    ) = None

@@ -25,24 +25,26 @@ REFRESH_S = 60.0
 
 _addresses: dict[int, Mapping[str, str]] = {}
 _read_at: dict[int, float] = {}
-_connections: dict[int, tuple[tuple[str, str], Kubernetes]] = {}
+_connections: dict[int, tuple[tuple[str, str], Kubernetes | Slurm]] = {}
 
 
 def connect(row: EngineRow) -> ClusterEngine:
-    """The engine behind a row; a Kubernetes engine keeps its connection while it is unchanged.
+    """The engine behind a row; it keeps its connection while the row is unchanged.
 
     Raises ValueError for settings or credentials of another release, or EngineUnavailable.
     """
     settings = kinds.settings_of(row)
-    if isinstance(settings, SlurmSettings):
-        return Slurm(settings)
     state = (repr(row.settings), row.credentials)
     stored = _connections.get(row.pk)
     if stored is not None and stored[0] == state:
         return stored[1]
     disconnect(row.pk)
     access = engines.credentials_of(row)
-    made = Kubernetes(row.name, settings, access, broker_ca=_broker_ca(engines.redis_url(row)))
+    made: Kubernetes | Slurm
+    if isinstance(settings, SlurmSettings):
+        made = Slurm(settings, access.rest_token)
+    else:
+        made = Kubernetes(row.name, settings, access, broker_ca=_broker_ca(engines.redis_url(row)))
     _connections[row.pk] = state, made
     return made
 
@@ -81,6 +83,7 @@ def refresh(row: EngineRow, engine: ClusterEngine, *, force: bool = False) -> No
         row,
         ok=not missing,
         message=message,
+        problem=engine.problem,
         version=capacity.version,
         partitions=[asdict(one) for one in capacity.partitions],
     )
@@ -91,8 +94,12 @@ def addresses(row: EngineRow) -> Mapping[str, str]:
     return _addresses.get(row.pk, {})
 
 
-def answered(row: EngineRow) -> None:
-    """Record that the engine answers again after an outage."""
+def answered(row: EngineRow, engine: ClusterEngine) -> None:
+    """Record that the engine answers, perhaps again after an outage, and with which problem."""
+    if row.status.get("problem", "") != engine.problem:
+        if engine.problem:
+            log.warning("Engine %s: %s", row.name, engine.problem)
+        _store(row, problem=engine.problem)
     if row.status.get("down"):
         _read_at.pop(row.pk, None)  # its configuration may be new
         _store(row, ok=True, message="", down=False)

@@ -115,6 +115,10 @@ class Capacity:
 class ClusterEngine(Protocol):
     """A scheduler outside Orrery. Every method raises EngineUnavailable if it does not answer."""
 
+    @property
+    def problem(self) -> str:
+        """What an administrator should correct though the engine answers; empty: nothing."""
+
     def submit(self, order: Order) -> str:
         """The engine's number of the new job. Raises the Submission errors above."""
 

@@ -59,7 +59,7 @@ def sync(
         contact.failed(row, str(error))
         _explain_outage(_open_jobs(row), row)
         return False
-    contact.answered(row)
+    contact.answered(row, engine)
     jobs = _open_jobs(row, without=_unchanged(row, views))
     for job in jobs:
         try:

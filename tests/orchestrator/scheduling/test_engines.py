@@ -47,6 +47,8 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("broker")]
 class Recorded:
     """An engine that keeps a list of jobs; `failure` is raised by the next submissions."""
 
+    problem = ""
+
     def __init__(self) -> None:
         self.jobs: dict[str, JobView] = {}
         self.orders: list[Order] = []

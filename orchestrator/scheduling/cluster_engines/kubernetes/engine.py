@@ -48,6 +48,8 @@ _GPU = "nvidia.com/gpu"
 class Kubernetes:
     """One namespace of one cluster. `close` ends its threads."""
 
+    problem = ""
+
     def __init__(
         self,
         name: str,

@@ -1,4 +1,4 @@
-"""Slurm as an engine: one squeue per pass for all jobs, sbatch, scancel, sinfo.
+"""Slurm as an engine: sbatch, scancel, sinfo, and per pass one squeue or request to slurmrestd.
 
 Does not depend on the database. A job is identified by its name; Slurm may reuse its number.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import pwd
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from orchestrator.fleet.cluster_engines.settings import SlurmSettings
@@ -22,6 +22,7 @@ from orchestrator.scheduling.cluster_engines.interface import (
 )
 from orchestrator.scheduling.cluster_engines.slurm import parse, reasons, script
 from orchestrator.scheduling.cluster_engines.slurm.commands import CommandFailed, Commands, TimedOut
+from orchestrator.scheduling.cluster_engines.slurm.rest import RestFailed, SlurmRest
 
 _AT_ONCE = 200  # job numbers per scancel
 _FIRST_USER = 1000  # smaller numbers are root and the accounts of services
@@ -30,9 +31,29 @@ _FIRST_USER = 1000  # smaller numbers are root and the accounts of services
 class Slurm:
     """One Slurm cluster."""
 
-    def __init__(self, settings: SlurmSettings) -> None:
+    def __init__(self, settings: SlurmSettings, token: str | None = None) -> None:
         self.settings = settings
         self._commands = Commands(settings)
+        self._rest = None
+        if settings.rest:
+            self._rest = SlurmRest(
+                settings.rest,
+                user=settings.rest_user,
+                token=token,
+                timeout_s=settings.timeout_s,
+            )
+
+    @property
+    def problem(self) -> str:
+        """Why jobs are read by squeue though slurmrestd is set; else empty."""
+        if self._rest is None or not self._rest.problem:
+            return ""
+        return f"Jobs are read by squeue, because {self._rest.problem}"
+
+    def close(self) -> None:
+        """End the connection to slurmrestd."""
+        if self._rest is not None:
+            self._rest.close()
 
     def submit(self, order: Order) -> str:
         """The job's number. Raises the interface's Submission errors."""
@@ -68,21 +89,33 @@ class Slurm:
 
     def watch(self) -> dict[str, JobView]:
         """All of Orrery's jobs that slurmctld remembers, by name."""
+        by_name: dict[str, JobView] = {}
+        for job in self._jobs():
+            before = by_name.get(job.name)
+            if before is None or before.phase == "ended":
+                by_name[job.name] = job
+        return by_name
+
+    def _jobs(self) -> Iterable[JobView]:
+        """By slurmrestd if it is set and answers, else by squeue."""
+        if self._rest is not None:
+            with contextlib.suppress(RestFailed):
+                return self._rest.jobs()
         try:
             text = self._commands.run(
                 "squeue", "--noheader", "--all", "--states=all", f"--format={parse.SQUEUE_FORMAT}"
             )
         except CommandFailed as error:
             raise EngineUnavailable(error.text) from None
-        by_name: dict[str, JobView] = {}
-        for job in parse.jobs(text):
-            before = by_name.get(job.name)
-            if before is None or before.phase == "ended":
-                by_name[job.name] = job
-        return by_name
+        return parse.jobs(text)
 
     def lookup(self, *, number: str, name: str) -> JobView | None:
-        """By scontrol, else by sacct if accounting is configured."""
+        """By slurmrestd if it is set, scontrol, else by sacct if accounting is configured."""
+        if self._rest is not None:
+            with contextlib.suppress(RestFailed):
+                found = self._rest.job(number) if number else None
+                if found is not None and found.name == name:
+                    return found
         with contextlib.suppress(CommandFailed):
             fields = parse.job_fields(self._commands.run("scontrol", "show", "job", "-o", number))
             if fields.get("JobName") == name:

@@ -14,7 +14,12 @@ from orchestrator.fleet.models import Engine
 from orchestrator.scheduling.cluster_engines import contact
 from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
 
-_FILES = ("kubeconfig", "token", "ca")
+_FILES = {
+    "rest_token": "Slurm",
+    "kubeconfig": "Kubernetes",
+    "token": "Kubernetes",
+    "ca": "Kubernetes",
+}
 
 
 class Command(BaseCommand):
@@ -36,9 +41,10 @@ class Command(BaseCommand):
         for one in (add, change):
             one.add_argument("values", nargs="*", help="name=value, see docs/install.md")
             one.add_argument("--redis-url", help="how the engine's nodes reach the broker")
-            for name in _FILES:
-                text = f"Kubernetes: a file with the {name}; stored encrypted"
-                one.add_argument(f"--{name}", metavar="FILE", help=text)
+            for name, kind in _FILES.items():
+                option = name.replace("_", "-")
+                text = f"{kind}: a file with the {option}; stored encrypted"
+                one.add_argument(f"--{option}", metavar="FILE", help=text)
         pool = actions.add_parser("pool", help="let the engine schedule a pool")
         pool.add_argument("name")
         pool.add_argument("pool")
@@ -109,7 +115,8 @@ def _credentials(options: dict[str, Any]) -> dict[str, Any]:
         try:
             given[name] = Path(options[name]).read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise CommandError(f"--{name} {options[name]} cannot be read: {error}") from None
+            option = name.replace("_", "-")
+            raise CommandError(f"--{option} {options[name]} cannot be read: {error}") from None
     return given
 
 

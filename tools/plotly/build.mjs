@@ -9,14 +9,45 @@ import { build } from "esbuild";
 
 const HERE = dirname(fileURLToPath(import.meta.url)), TARGET = join(HERE, "../../webui/static/plotly");
 const NAME = "plotly-orrery.min.js";
-const TRACES = ["scatter", "bar", "box", "heatmap", "histogram"]; // as in entry.cjs
+const TRACES = ["scatter", "bar", "box", "heatmap"]; // as in entry.cjs
 
 /* Plotly's own style sheet is a script already; the one of maps is not needed. */
 const withoutStyles = { name: "without-styles", setup(bundler) { bundler.onLoad({ filter: /\.css$/ }, () => ({ contents: "", loader: "js" })); } };
 
+/* Every attribute of Plotly carries its documentation, which no page reads: a fifth of the bundle. Removes each
+   `description: …` that is a property on a line of its own, up to the comma or brace after its value. */
+function withoutDescriptions(text) {
+  const start = /^[ \t]*description:/gm;
+  let result = "", position = 0;
+  for (let match; (match = start.exec(text)); ) {
+    let depth = 0, quote = "", at = start.lastIndex;
+    for (; ; at++) {
+      const sign = text[at];
+      if (sign === undefined) throw new Error("a description without an end");
+      if (quote) {
+        if (sign === "\\") at += 1;
+        else if (sign === quote) quote = "";
+      } else if (text.startsWith("//", at)) at = text.indexOf("\n", at);
+      else if ("'\"`".includes(sign)) quote = sign;
+      else if ("([{".includes(sign)) depth += 1;
+      else if (depth && ")]}".includes(sign)) depth -= 1;
+      else if (!depth && (sign === "," || sign === "}")) break;
+    }
+    result += text.slice(position, match.index);
+    position = start.lastIndex = text[at] === "," ? at + 1 : at;
+  }
+  return result + text.slice(position);
+}
+const short = {
+  name: "without-descriptions",
+  setup(bundler) {
+    bundler.onLoad({ filter: /plotly\.js\/src\/.*\.js$/ }, async ({ path }) => ({ contents: withoutDescriptions(await readFile(path, "utf8")), loader: "js" }));
+  },
+};
+
 const built = await build({
   absWorkingDir: HERE, entryPoints: ["entry.cjs"], format: "iife", globalName: "Plotly", bundle: true, minify: true, write: false,
-  metafile: true, legalComments: "none", target: "es2022", plugins: [withoutStyles], logLevel: "warning",
+  metafile: true, legalComments: "none", target: "es2022", plugins: [withoutStyles, short], logLevel: "warning",
   alias: { stream: "stream-browserify" }, define: { global: "window", "define.amd": "false", "process.env.NODE_DEBUG": "false" },
 });
 const packages = new Map();

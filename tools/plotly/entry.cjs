@@ -22,13 +22,11 @@ register([
   require("plotly.js/lib/bar"),
   require("plotly.js/lib/box"),
   require("plotly.js/lib/heatmap"),
-  require("plotly.js/lib/histogram"),
 ]);
 register([
   require("plotly.js/src/components/annotations"),
   require("plotly.js/src/components/selections"),
   require("plotly.js/src/components/shapes"),
-  require("plotly.js/src/components/errorbars"),
   require("plotly.js/src/components/colorscale"),
   require("plotly.js/src/components/colorbar"),
   require("plotly.js/src/components/legend"), // after shapes: its defaults read theirs

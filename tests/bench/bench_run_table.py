@@ -159,8 +159,14 @@ def insert(model: Any, rows: list[tuple[Any, ...]]) -> None:
 
     columns = [field.column for field in model._meta.concrete_fields if not field.primary_key]
     names, marks = ", ".join(f'"{one}"' for one in columns), ", ".join(["%s"] * len(columns))
+    table = model._meta.db_table
     with connection.cursor() as cursor:
-        cursor.executemany(f'INSERT INTO "{model._meta.db_table}" ({names}) VALUES ({marks})', rows)
+        if connection.vendor != "postgresql":
+            cursor.executemany(f'INSERT INTO "{table}" ({names}) VALUES ({marks})', rows)
+            return
+        with cursor.copy(f'COPY "{table}" ({names}) FROM STDIN') as copy:
+            for row in rows:
+                copy.write_row(row)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from django.db.models import Avg, Count, F, FloatField, Max, Min, OuterRef, QuerySet, Subquery
-from django.db.models.functions import Cast
+from django.db.models import Avg, Count, F, FilteredRelation, Max, Min, Q, QuerySet
 
 from orchestrator.common.errors import invalid
 from orchestrator.run_table.columns import Column
 from orchestrator.run_table.conditions import FIELDS
-from orchestrator.runs.models import Run, RunParameter
-from orchestrator.telemetry.models import MetricSummary
+from orchestrator.runs.models import Run
 
 MOST: Final = 200  # groups; those with the most runs
 _GROUPABLE: Final = frozenset(
@@ -45,8 +43,7 @@ def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[R
     """
     rows: QuerySet[Any] = runs.order_by()
     if by.source == "config":
-        texts = RunParameter.objects.filter(run=OuterRef("pk"), name=by.name).values("text")[:1]
-        rows = rows.annotate(group_value=Subquery(texts))
+        rows = _with_row(rows, "group_row", by).annotate(group_value=F("group_row__text"))
     elif by.source == "run" and by.name in _GROUPABLE:
         rows = rows.annotate(group_value=F("tags__name" if by.name == "tag" else FIELDS[by.name]))
     else:
@@ -54,7 +51,9 @@ def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[R
         raise invalid("group", f"runs cannot be grouped by {by.key}", hint)
     numbers = [column for column in columns if column.source in ("metric", "config")]
     for place, column in enumerate(numbers):
-        rows = rows.annotate(**{f"number_{place}": _number(column)})
+        field = column.aggregate if column.source == "metric" else "number"
+        rows = _with_row(rows, f"row_{place}", column)
+        rows = rows.annotate(**{f"number_{place}": F(f"row_{place}__{field}")})
     aggregates: dict[str, Any] = {"group_runs": Count("pk")}
     for place, _ in enumerate(numbers):
         name = f"number_{place}"
@@ -77,9 +76,11 @@ def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[R
     ]
 
 
-def _number(column: Column) -> Any:
-    if column.source == "metric":
-        rows: QuerySet[Any] = MetricSummary.objects.filter(run=OuterRef("pk"), name=column.name)
-        return Subquery(rows.values(column.aggregate)[:1])
-    parameters = RunParameter.objects.filter(run=OuterRef("pk"), name=column.name)
-    return Cast(Subquery(parameters.values("number")[:1]), FloatField())
+def _with_row(rows: QuerySet[Any], alias: str, column: Column) -> QuerySet[Any]:
+    """Joins each run's row of a metric or spec value; a run has at most one of a name.
+
+    A join, since PostgreSQL hashes both sides of it, but runs a subquery once per run.
+    """
+    relation = "metric_summaries" if column.source == "metric" else "parameters"
+    condition = Q(**{f"{relation}__name": column.name})
+    return rows.annotate(**{alias: FilteredRelation(relation, condition=condition)})

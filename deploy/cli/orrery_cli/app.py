@@ -10,12 +10,14 @@ from orrery_cli import __version__, credentials
 from orrery_cli.commands import (
     actions,
     compare,
+    dashboard,
     download,
     fleet,
     import_runs,
     login,
     logs,
     plan,
+    report,
     runs,
     submit,
 )
@@ -78,3 +80,5 @@ for _name, _command in (
 ):
     app.command(_name)(_command)
 app.add_typer(sweeps.app, name="sweep")
+app.add_typer(report.app, name="report")
+app.add_typer(dashboard.app, name="dashboard")

@@ -67,6 +67,10 @@ class Client:
         headers = {"Idempotency-Key": key or uuid.uuid4().hex}
         return self._repeated("POST", path, json=body, headers=headers).json()
 
+    def change(self, path: str, body: Any) -> Any:
+        """The changed object. It is repeated only if the server did not execute it."""
+        return self._repeated("PATCH", path, only_unsent=True, json=body).json()
+
     def send(self, path: str, body: Any) -> Any:
         """The answer to data that the server recognizes when it is sent again; sent compressed."""
         content = gzip.compress(json.dumps(body).encode(), 1)

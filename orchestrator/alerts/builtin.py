@@ -29,7 +29,7 @@ BUILTINS: Final[Mapping[str, Builtin]] = {
         Builtin(
             "not-finite",
             "Loss or gradient is not finite",
-            "The newest loss, validation loss or gradient norm is NaN or infinite.",
+            "The latest loss, validation loss or gradient norm is NaN or infinite.",
             Condition("nan", kinds=_TRAINING),
         ),
         Builtin(

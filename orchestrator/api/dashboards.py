@@ -17,6 +17,7 @@ from orchestrator.api.http.pagination import paginated
 from orchestrator.api.schemas.base import Id, Time
 from orchestrator.dashboards import selectors, services
 from orchestrator.dashboards.spec import DashboardSpec
+from orchestrator.panels.spec import PanelSpec
 from workers.contracts.base import Contract
 
 router = Router(tags=["dashboards"])
@@ -112,6 +113,22 @@ def dashboard_update(request: HttpRequest, id: int, body: DashboardChange) -> Ht
         version=if_match_version(request),
     )
     return etag_response(request, selectors.serialize_dashboard(row), row.version)
+
+
+@router.post(
+    "/{int:id}/panels",
+    response={201: DashboardOut},
+    auth=require_scope("runs"),
+    summary="Add a panel",
+)
+@creates(DashboardOut)
+def panel_add(request: HttpRequest, id: int, body: PanelSpec) -> Any:
+    """Adds a panel at the end, a pinned one after the pinned ones. Its id gets a number if another
+    panel has it.
+    """
+    by = user(request)
+    row = services.panel_add(dashboard=selectors.dashboard_get(user=by, id=id), by=by, panel=body)
+    return selectors.serialize_dashboard(row)
 
 
 @router.delete(

@@ -15,7 +15,7 @@ from orchestrator.api.http.lookup import get_experiment, get_run
 from orchestrator.api.http.pagination import Page, encode_cursor, last_key, last_text
 from orchestrator.api.http.responses import json_response
 from orchestrator.api.schemas.base import PageOf
-from orchestrator.api.schemas.runs import CheckpointOut, RunOut
+from orchestrator.api.schemas.runs import CheckOut, CheckpointOut, RunOut
 from orchestrator.run_table import selectors as run_table
 from orchestrator.runs import bundles, selectors, services, storage
 from orchestrator.scheduling import selectors as scheduling
@@ -70,6 +70,12 @@ class RunChange(Contract):
     notes: Annotated[str, Field(max_length=20_000)] | None = None
 
 
+class SpecToCheck(Contract):
+    """A spec that may be wrong."""
+
+    spec: Annotated[dict[str, Any], Field(json_schema_extra={"x-contract": "RunSpec"})]
+
+
 class Clone(Contract):
     """Changes to a cloned run."""
 
@@ -121,6 +127,15 @@ def run_create(request: HttpRequest, body: Submission) -> Any:
         force=body.force,
     )
     return selectors.serialize_run(run)
+
+
+@router.post("/check", response=CheckOut, auth=require_scope("runs"), summary="Check a spec")
+def run_check(request: HttpRequest, body: SpecToCheck) -> Any:
+    """Resolves plan and sizes of a spec and predicts them, as a submission does; creates nothing.
+
+    Also answers 200 for a spec with `problems`.
+    """
+    return services.spec_preview(body.spec, by=user(request))
 
 
 class BundleSubmission(Contract):

@@ -71,6 +71,15 @@ def dashboards_for_run(*, user: User, run: Run) -> list[Dashboard]:
     return [row for row in near if distance(row) < 4]
 
 
+def dashboards_editable_by(*, user: User, run: Run | None = None) -> list[Dashboard]:
+    """Those that the user may change, at most 50: with `run`, the nearest to it first."""
+    if run is not None:
+        rows = dashboards_for_run(user=user, run=run)
+    else:
+        rows = list(dashboards_visible_to(user=user)[:200])
+    return [row for row in rows if may_edit(row, user)][:50]
+
+
 def dashboard_get(*, user: User, id: int | str) -> Dashboard:
     """A dashboard that the user sees. Raises 404."""
     if is_id(id):

@@ -105,6 +105,19 @@ def dashboard_update(
     return dashboard
 
 
+def panel_add(*, dashboard: Dashboard, by: User, panel: PanelSpec) -> Dashboard:
+    """Append a panel, or put a pinned one after the pinned ones.
+
+    Its id gets a number if another panel has it. Raises 403, 422, and 412 if it was edited
+    meanwhile.
+    """
+    spec = selectors.spec_of(dashboard)
+    added = panel.model_copy(update={"id": _free_id(panel.id, {each.id for each in spec.panels})})
+    panels = sorted([*spec.panels, added], key=lambda each: not each.pinned)
+    document = {**spec.to_document(), "panels": [each.to_document() for each in panels]}
+    return dashboard_update(dashboard=dashboard, by=by, spec=DashboardSpec.from_dict(document))
+
+
 def dashboard_delete(*, dashboard: Dashboard, by: User) -> None:
     """Delete it. Raises 403."""
     _require_editor(dashboard, by)
@@ -136,6 +149,13 @@ def suggested(names: Collection[str], *, several: bool) -> DashboardSpec:
         )
         panels.append(table)
     return DashboardSpec(panels=panels)
+
+
+def _free_id(wanted: str, used: Collection[str]) -> str:
+    if wanted not in used:
+        return wanted
+    numbers = range(2, len(used) + 3)
+    return next(id for n in numbers if (id := f"{wanted[:34]}-{n}") not in used)
 
 
 def _require_editor(dashboard: Dashboard, by: User) -> None:

@@ -25,6 +25,14 @@ print(json.dumps(services.token_create(user=owner, name="tests", by=owner)[1]))
 """
 
 
+_REFRESH = """
+import django
+django.setup()
+from orchestrator.telemetry import services
+services.summaries_refresh(limit=100, wait=False)
+"""
+
+
 class Site:
     """`url` answers between `start` and `kill`; `owner` logs in with `factories.PASSWORD`, and owns
     the REST client. `home` has a migrated database.
@@ -139,6 +147,11 @@ class Site:
             points.append({**point, "values": logged})
         answer = self.client.post(f"runs/{run}/points", json={"points": points})
         assert answer.status_code == 200 and answer.json()["accepted"] == count, answer.text
+
+    def refresh_summaries(self) -> None:
+        """Aggregates of metrics that the runs table and Compare read."""
+        command = [sys.executable, "-c", _REFRESH]
+        subprocess.run(command, env=self.environ, cwd=ROOT, check=True)
 
     def send_event(self, run: str, type: str, **data: Any) -> None:
         key = f"{run}/events"

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.browser.site import Site
-from tests.flows.embedded import ROOT
 
 pytestmark = pytest.mark.browser
 Visit = Callable[..., Page]
-_REFRESH = """
-import django
-django.setup()
-from orchestrator.telemetry import services
-services.summaries_refresh(limit=100, wait=False)
-"""
 
 
 def sweep(site: Site, count: int = 8) -> list[str]:
@@ -34,8 +25,7 @@ def sweep(site: Site, count: int = 8) -> list[str]:
         for step in (1, 40):
             site.log(run, step, 39 if step == 1 else 1, loss=2 + math.exp(-step * lr) + i / 100)
         ids.append(run)
-    command = [sys.executable, "-c", _REFRESH]
-    subprocess.run(command, env=site.environ, cwd=ROOT, check=True)
+    site.refresh_summaries()
     return ids
 
 

@@ -67,3 +67,47 @@ def test_a_dashboard_is_edited_by_keyboard(visit: Callable[..., Page], site: Sit
     assert [panel["id"] for panel in stored] == ["b", "c", "a", "p4"]
     assert stored[-1] == {"id": "p4", "kind": "line", "pattern": "loss"}
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_chart_of_a_run_and_of_compare_is_added_and_pinned(
+    visit: Callable[..., Page], site: Site
+) -> None:
+    run, other = site.external("first"), site.external("second")
+    for each in (run, other):
+        site.log(each, 1, 20, loss=2.0)
+    page = visit(f"/runs/{run}/")
+    chart = page.locator('[data-panel="loss"]')
+    expect(chart.locator(".js-line").first).to_be_visible()
+    chart.locator("summary").click()
+    chart.get_by_role("button", name="Add to dashboard").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Dashboard", exact=True).select_option(label="for this run")
+    dialog.get_by_label("Title").fill("Pinned loss")
+    dialog.get_by_label("Pin:").check()
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    toast = page.locator("#toasts")
+    expect(toast).to_contain_text("The chart is on the dashboard Charts of first.")
+    page.reload()
+    pinned = page.locator("section:has(#pinned-title) figure")
+    expect(pinned.locator("h2")).to_have_text("Pinned loss")
+    expect(pinned.locator(".js-line").first).to_be_visible()
+
+    page.goto(f"/runs/compare/?runs={run},{other}&x=tokens")
+    card = page.locator("#curves")
+    expect(card).to_have_attribute("data-drawn", "2")
+    card.locator("summary").click()
+    with page.expect_download() as download:
+        card.get_by_role("button", name="Download PNG").click()
+    assert download.value.suggested_filename == "compare.png"
+    card.locator("summary").click()
+    card.get_by_role("button", name="Add to dashboard").click()
+    dialog.get_by_label("Dashboard", exact=True).select_option(label="for yourself")
+    dialog.get_by_label("Name of the new dashboard").fill("")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("1 to 120 characters")
+    dialog.get_by_label("Name of the new dashboard").fill("Compared")
+    dialog.get_by_role("button", name="Add", exact=True).click()
+    expect(toast).to_contain_text("The chart is on the dashboard Compared.")
+    stored = site.client.get("dashboards", params={"q": "Compared"}).json()["items"][0]
+    panel = stored["document"]["panels"][0]
+    assert (panel["x"], panel["runs"]["runs"]) == ("tokens", [run, other])

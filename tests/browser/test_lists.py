@@ -48,6 +48,22 @@ def test_rows_follow_their_runs_without_a_reload(visit: Visit, site: Site) -> No
     assert page.evaluate("window.stayed")
 
 
+def test_cells_of_metrics_follow_their_runs(visit: Visit, site: Site) -> None:
+    run = site.external("with an MFU")
+    site.log(run, 1, 5, loss=2.0, mfu=0.25)
+    site.refresh_summaries()
+    page = visit("/runs/?columns=state,efficiency,max(loss)")
+    page.evaluate("window.stayed = true")
+    row = page.locator(f'tr[data-run="{run}"]')
+    expect(row.locator('td[data-label="MFU"]')).to_have_text("25%")
+    site.log(run, 6, 15, loss=3.0, mfu=0.5)
+    site.refresh_summaries()
+    site.log(run, 21, 1, loss=3.0, mfu=0.5)  # a frame after the refresh
+    expect(row.locator('td[data-label="MFU"]')).to_have_text("50%")
+    expect(row.locator("td", has_text="3.000")).to_have_count(1)
+    assert page.evaluate("window.stayed")
+
+
 def test_a_new_run_is_announced_and_shown_on_demand(visit: Visit, site: Site) -> None:
     site.external()
     page = visit("/runs/")

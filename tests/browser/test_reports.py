@@ -44,7 +44,7 @@ def test_a_report_is_written_by_buttons_frozen_and_saved(visit: Visit, site: Sit
     }""")
     page.get_by_role("button", name="Freeze").click()
     assert "```panel frozen 2" in source.input_value()
-    expect(preview).to_contain_text("Freezes when you save")
+    expect(preview).to_contain_text("Will be frozen when you save")
     source.press("Control+s")
     expect(page.get_by_text("Report created.")).to_be_visible()
     expect(page.get_by_text("Data of 2")).to_be_visible()

@@ -36,6 +36,52 @@ def run(owner: User) -> Run:
     return run
 
 
+def test_a_chart_is_added_to_a_new_and_to_an_existing_dashboard(owner: User, run: Run) -> None:
+    client = factories.client_for(owner)
+    form = client.get(f"/dashboards/add/?run={run.pk}").content.decode()
+    assert "for this run" in form and "for the experiment question" in form
+    panel = {
+        "id": "loss",
+        "kind": "line",
+        "metrics": ["loss"],
+        "x": "tokens",
+        "runs": {"runs": [str(run.pk)]},
+    }
+    typed = {"panel": json.dumps(panel), "title": "Loss", "runs": "chart", "pinned": "on"}
+    new = {"target": f"run:{run.pk}", "name": "Charts"}
+    answer = client.post("/dashboards/add/", {**typed, **new}).json()
+    row = Dashboard.objects.get()
+    assert (row.run, answer["url"]) == (run, f"/dashboards/{row.pk}/")
+    assert row.document["panels"] == [{**panel, "title": "Loss", "pinned": True}]
+    again = {**typed, "target": str(row.pk), "runs": "dashboard", "pinned": ""}
+    assert client.post("/dashboards/add/", again).status_code == 200
+    row.refresh_from_db()
+    _first, second = row.document["panels"]
+    assert (second["id"], "runs" in second, "pinned" in second) == ("loss-2", False, False)
+    page = client.get(f"/runs/{run.pk}/").content.decode()
+    assert "pinned-title" in page and [one["title"] for one in specs(page)] == ["Loss"]
+    assert 'data-act="dashboard"' in page
+    wrong = client.post("/dashboards/add/", {**again, "panel": "loss"})
+    assert wrong.status_code == 422 and "not a JSON object" in wrong.json()["detail"]
+
+
+def test_pinned_panels_of_a_team_are_on_its_page(owner: User, run: Run) -> None:
+    client = factories.client_for(owner)
+    team = Team.objects.get(memberships__user=owner)
+    panel = {"id": "loss", "kind": "line", "metrics": ["loss"], "pinned": True}
+    services.dashboard_create(
+        owner=owner, name="Team", spec=DashboardSpec.from_dict({"panels": [panel]}), team=team
+    )
+    page = client.get(f"/account/teams/{team.pk}/").content.decode()
+    assert [one["metrics"] for one in specs(page)] == [["loss"]]
+    assert "webui/css/panels.css" in page
+
+
+def test_viewers_add_no_panels(run: Run, stranger: User) -> None:
+    client = factories.client_for(stranger)
+    assert client.get("/dashboards/add/").status_code == 403
+
+
 def specs(page: str) -> list[dict[str, Any]]:
     """The panels of a page."""
     texts = re.findall(r'data-panel-spec="([^"]+)"', page)

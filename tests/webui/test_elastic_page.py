@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +50,32 @@ def test_the_run_page_shows_range_size_and_changes(people: People) -> None:
     assert "2 devices of 1–4" in page
     assert "attempt 1: 4 devices" in page and "attempt 2: 2 devices" in page
     assert page.count('class="step"') == 2
+
+
+def test_sizes_are_known_before_submission(people: People) -> None:
+    train = {"steps": 1000, "seq_len": 16, "checkpoint": {"every_steps": 5}}
+    plan = {"dp": 4, "micro_batch_size": 1, "global_batch_size": 4}
+    spec = factories.spec(plan=plan, train=train)
+    api, client = factories.api(people.owner), factories.client_for(people.owner)
+
+    def check(resources: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        body = {**spec, "resources": resources}
+        answer = api.post("/api/v1/runs/check", {"spec": body}, content_type="application/json")
+        assert answer.status_code == 200, answer.content
+        typed = {"spec": json.dumps(body), "from": "json"}
+        return answer.json(), client.post("/runs/check/", typed).content.decode()
+
+    open_, page = check({})
+    assert (open_["problems"], open_["sizes"], open_["possible_sizes"]) == ([], [], [1, 2, 4])
+    assert "Possible sizes: 1, 2 and 4 devices." in page
+    chosen, page = check({"min_devices": 2})
+    assert [size["devices"] for size in chosen["sizes"]] == [4, 2]
+    hint = re.search(r'data-hint-of="resources.min_devices">([^<]*)<', page)
+    assert hint and re.match(r"Sizes: 2 devices \(.* per step\); 4 devices", hint[1])
+    refused, page = check({"min_devices": 3})
+    assert refused["possible_sizes"] == [1, 2, 4]
+    assert "Use at most 2; possible sizes are 1, 2, 4." in page
+    assert not Run.objects.exists()
 
 
 def test_rest_gives_the_range_and_the_devices_of_attempts(people: People) -> None:

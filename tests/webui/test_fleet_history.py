@@ -64,7 +64,7 @@ def record(people: factories.People, *, power: float | None, minutes: int = 20) 
 def test_an_empty_fleet_has_designed_pages(owner: User) -> None:
     page = page_of(owner, "/fleet-over-time/")
     assert "No readings of the last 24 hours." in page
-    assert "No idle device" in page and "No run held a device" in page
+    assert "No idle devices" in page and "No run used a device" in page
     factories.node("orion")
     page = page_of(owner, "/fleet/orion/?window=90d")
     assert "No readings in this window" in page and "No power is measured" not in page
@@ -81,7 +81,7 @@ def test_the_fleet_page_shows_idle_devices_and_energy(people: factories.People) 
     assert "0.316 kWh" in page and "0.141 kg" in page
     stranger = page_of(people.stranger, "/fleet-over-time/?window=1h&by=person")
     assert "orion device 1" in stranger and "another user's run" in stranger
-    assert "secret plan" not in stranger and "No run held a device" in stranger
+    assert "secret plan" not in stranger and "No run used a device" in stranger
     measure.measure_due(now=datetime.now(UTC), dry_run=False, renew=lambda: None)
     usage = page_of(people.teammate, "/account/usage/?by=person")
     assert "it took 0.316 kWh, about 0.141 kg of CO2" in usage

@@ -30,8 +30,8 @@ from webui.presentation.run_headlines import RunFacts
                 starts_in_s=(720.0, 480.0, 1200.0),
                 sooner="With 6 devices: now.",
             ),
-            "Waiting for 8 devices. Estimated start in 12 min 00 s (80% likely between 8 min 00 s "
-            "and 20 min 00 s). With 6 devices: now.",
+            "Waiting for 8 devices. Estimated start in 10 min (80% likely between 8 min "
+            "and 20 min). With 6 devices: now.",
         ),
         (
             RunFacts("queued", wait_reason="waits", starts_in_s=(-3.0, None, None)),
@@ -62,7 +62,7 @@ from webui.presentation.run_headlines import RunFacts
             RunFacts(
                 "running", summary={"step": 90, "loss": "NaN", "step_time_s": 0.2}, last_step_s=240
             ),
-            "Step 90, the loss is not finite. No step for 4 min 00 s: the run may hang.",
+            "Step 90, the loss is not finite. No step for 4 min: the run may hang.",
         ),
         (
             RunFacts("running", summary={"step": 90, "step_time_s": 60.0}, last_step_s=240),
@@ -92,6 +92,14 @@ from webui.presentation.run_headlines import RunFacts
             ),
             "Failed at step 12 on rank 1: The loss is NaN. "
             "Lower the learning rate or use bf16; the events show the first bad step.",
+        ),
+        (
+            RunFacts("failed", kind="external", summary={"step": 200}),
+            "Failed at step 200: its program reported no reason. See its logs.",
+        ),
+        (
+            RunFacts("failed", kind="external", exit={"reason": "Out of disk."}),
+            "Failed: Out of disk.",
         ),
         (
             RunFacts("paused", summary={"step": 7, "steps": 9}),
@@ -154,6 +162,8 @@ def test_the_overview_is_one_line_and_names_problems() -> None:
         (formatting.estimate(40_000), "about 11 h"),
         (formatting.estimate(200_000), "about 2.5 d"),
         (formatting.estimate(None), "–"),
+        (formatting.remaining(1981), "35 min"),
+        (formatting.duration(2160), "36 min"),
         (formatting.percent(0.4312), "43.1%"),
         (formatting.age(1), "now"),
         (formatting.age(200), "3 min ago"),

@@ -170,7 +170,7 @@ def test_passwords_may_be_limited_to_administrators(
 def test_the_policy_of_pages_allows_the_provider(db: None) -> None:
     page = Client().get("/login/")
     assert "form-action 'self' http://127.0.0.1:9;" in page["Content-Security-Policy"]
-    assert "Log in by single sign-on" in page.content.decode()
+    assert "Log in with single sign-on" in page.content.decode()
 
 
 def test_mappings() -> None:

@@ -70,7 +70,7 @@ RATIOS = single(
 )
 STALENESS = Panel(
     "staleness",
-    _("Age of the weights that sampled"),
+    _("Age of the weights used for sampling"),
     "updates",
     (
         Line("staleness", _("mean over tokens"), "loss"),
@@ -88,7 +88,7 @@ INTERRUPTED = single(
 )
 VERSIONS = single(
     "staleness_versions",
-    _("Versions of the weights per answer"),
+    _("Weight versions per answer"),
     "versions",
     "staleness/versions",
     _("mean"),

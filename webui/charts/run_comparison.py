@@ -6,6 +6,7 @@ Titles are marked here and translated by `compare_metrics`.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -198,5 +199,7 @@ def _value(value: Any, name: str) -> str:
         # a spec has defaults; what a program did not record is unknown
         is_recorded = name.startswith(_RECORDED)
         return gettext("not recorded") if is_recorded else gettext("default")
+    if isinstance(value, float) and math.isfinite(value):
+        value = float(f"{value:.10g}")  # 0.000102 instead of 0.00010200000000000001
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _LONGEST else f"…{text[-_LONGEST:]}"

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
 
 from webui.forms import forecast_serving
 from webui.planner import phrases
@@ -88,6 +89,36 @@ def describe(spec: Mapping[str, Any], forecast: Mapping[str, Any]) -> dict[str, 
         "link": planner_query(spec, forecast),
         "calibration": predicted.get("calibration") or "",
         "notes": list(predicted.get("notes") or []),
+    }
+
+
+def sizes_hint(preview: Mapping[str, Any]) -> str:
+    """The devices that an elastic run may train on, for the field of its minimum; else empty.
+
+    With a minimum: the sizes with predicted step times. Without: which sizes are possible.
+    """
+    if sizes := preview.get("sizes"):
+        return _("Sizes: %(sizes)s.") % {
+            "sizes": "; ".join(_size(size) for size in reversed(sizes))
+        }
+    if possible := preview.get("possible_sizes"):
+        return _("Possible sizes: %(sizes)s devices.") % {
+            "sizes": formatting.listed([str(size) for size in possible])
+        }
+    return ""
+
+
+def _size(size: Mapping[str, Any]) -> str:
+    count = ngettext("%(count)s device", "%(count)s devices", size["devices"]) % {
+        "count": size["devices"]
+    }
+    if size["fits"] is False:
+        return _("%(devices)s (does not fit)") % {"devices": count}
+    if size["step_time_s"] is None:
+        return count
+    return _("%(devices)s (%(time)s per step)") % {
+        "devices": count,
+        "time": formatting.seconds(size["step_time_s"], 2),
     }
 
 

@@ -25,7 +25,7 @@ def produce_facts(estimate: Mapping[str, Any] | None) -> list[tuple[str, str]]:
         facts.append((_("Time"), str(estimate["reason"])))
     else:
         text = _("at most %(time)s at %(rate)s tokens/s") % {
-            "time": formatting.duration(estimate["time_s"]),
+            "time": formatting.remaining(estimate["time_s"]),
             "rate": formatting.quantity(estimate["tokens_per_s"]),
         }
         facts.append((_("Time"), text))

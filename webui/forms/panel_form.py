@@ -14,7 +14,7 @@ from orchestrator.runs import selectors as runs
 _KINDS: Final = (
     ("line", _("Lines"), _("a metric over steps, time, tokens or FLOPs")),
     ("bar", _("Bars"), _("one number per run")),
-    ("scatter", _("Scatter plot"), _("a metric over another one or over a parameter")),
+    ("scatter", _("Scatter plot"), _("a metric against another metric or a parameter")),
     (
         "histogram",
         _("Histogram"),

@@ -63,16 +63,22 @@ def duration(value: Any) -> str:
         return f"{days} d {hours:02} h"
     if hours:
         return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {seconds:02} s"
+    return f"{minutes} min {seconds:02} s" if seconds else f"{minutes} min"
 
 
 def estimate(value: Any) -> str:
     """Format a predicted duration with the precision that it has: about 35 min, about 2.5 h."""
+    text = remaining(value)
+    return DASH if text == DASH else _("about %(time)s") % {"time": text}
+
+
+def remaining(value: Any) -> str:
+    """Format a predicted duration like `estimate`, for a field that is labeled: 35 min, 2.5 h."""
     real = number(value)
     if real is None or real < 0:
         return DASH
     if real < 55:
-        return _("about %(time)s") % {"time": f"{max(5, 5 * round(real / 5))} s"}
+        return f"{max(5, 5 * round(real / 5))} s"
     for most, size, step, unit in (
         (570, 60, 1, "min"),
         (5400, 60, 5, "min"),
@@ -82,7 +88,7 @@ def estimate(value: Any) -> str:
     ):
         if real < most:
             amount = max(step, step * round(real / size / step))
-            return _("about %(time)s") % {"time": f"{amount:g} {unit}"}
+            return f"{amount:g} {unit}"
     return DASH
 
 

@@ -120,11 +120,11 @@ def _environment(data: Mapping[str, Any], rank: int | None) -> str:
         return _("Loaded modules %(modules)s in %(time)s") % values
     if data.get("built"):
         return _("Installed %(packages)d packages in %(time)s") % values
-    return _("Uses %(packages)d packages that this node had installed before") % values
+    return _("Uses %(packages)d packages that were already installed on this node") % values
 
 
 def _store_problem(data: Mapping[str, Any], rank: int | None) -> str:
-    text = _("Copies to the store wait, training continues: %(message)s %(hint)s")
+    text = _("Copies to the store are delayed; training continues: %(message)s %(hint)s")
     return text % {"message": data.get("message", "?"), "hint": data.get("hint", "")}
 
 

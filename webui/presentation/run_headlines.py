@@ -138,13 +138,13 @@ def _expected_start(facts: RunFacts) -> str:
     start, low, high = facts.starts_in_s
     if start < 1 and low is None:
         return _("Starts soon.")
-    time = formatting.duration(max(0.0, start))
+    time = formatting.remaining(max(0.0, start))
     if low is None or high is None:
         return _("Starts within %(time)s.") % {"time": time}
     values = {
         "time": time,
-        "low": formatting.duration(max(0.0, low)),
-        "high": formatting.duration(max(0.0, high)),
+        "low": formatting.remaining(max(0.0, low)),
+        "high": formatting.remaining(max(0.0, high)),
     }
     return _("Estimated start in %(time)s (80%% likely between %(low)s and %(high)s).") % values
 
@@ -248,6 +248,10 @@ def _failed(facts: RunFacts) -> str:
         text += _(" on rank %(rank)s") % {"rank": details["rank"]}
     reason = str(details.get("reason") or _("no reason was reported")).rstrip(".")
     reason = reason.removeprefix(f"Rank {details.get('rank')}: ")  # already part of the sentence
+    if facts.kind == "external":  # Orrery did not start it: it cannot be retried or cloned
+        known = details.get("reason")
+        reason = reason if known else _("its program reported no reason")
+        return f"{text}: {reason}." + ("" if known else " " + _("See its logs."))
     advice = {**_ADVICE, **inference_headlines.ADVICE} if inference else _ADVICE
     default = gettext_noop("See the logs, then retry.")
     return f"{text}: {reason}. {_(advice.get(str(details.get('class')), default))}"

@@ -9,6 +9,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 
 from webui.charts import run_charts
+from webui.panels.pinned_panels import pinned_panels
 from webui.presentation import formatting
 from webui.presentation.run_facts import Facts
 from webui.presentation.run_headlines import ENDED
@@ -78,6 +79,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
         "search": run_charts.custom_search(names, search),
         "samples": samples.expected(facts) and not rollouts.expected(facts),
         "rollouts": rollouts.expected(facts),
+        "pinned": pinned_panels(facts.user, run=facts.run),
         "source": {**facts.source(), "quiet": [*sorted(run_charts.ELSEWHERE), *run_charts.QUIET]},
     }
 

@@ -141,6 +141,12 @@ def lineage_url(node: Any) -> str:
 
 
 @register.filter
+def remaining(value: Any) -> str:
+    """Format a predicted duration for a labeled field: 35 min."""
+    return formatting.remaining(value)
+
+
+@register.filter
 def duration(value: Any) -> str:
     """Seconds → 2 h 05 min."""
     return formatting.duration(value)

@@ -36,7 +36,7 @@ def until(time: datetime) -> SafeString:
     seconds = (time - timezone.now()).total_seconds()
     text = _("now")
     if seconds >= 5:
-        text = _("in %(time)s") % {"time": formatting.duration(seconds)}
+        text = _("in %(time)s") % {"time": formatting.remaining(seconds)}
     return format_html(
         '<time datetime="{0}" title="{0}">{1}</time>', time.isoformat(timespec="seconds"), text
     )

@@ -37,7 +37,7 @@ _STATES: Final = {
 _BUILTIN_TEXTS: Final = {
     "not-finite": (
         gettext_noop("Loss or gradient is not finite"),
-        gettext_noop("The newest loss, validation loss or gradient norm is NaN or infinite."),
+        gettext_noop("The latest loss, validation loss or gradient norm is NaN or infinite."),
     ),
     "no-progress": (
         gettext_noop("No progress"),

@@ -177,7 +177,7 @@ def stages_of(runs: Sequence[Any], experiment: str) -> list[Stage]:
         Stage(
             3,
             _("Evaluation"),
-            _("Compares the newest weights with those before on the same examples."),
+            _("Compares the newest weights with the earlier ones on the same examples."),
             evaluated,
             third,
             "" if third else waits,

@@ -45,7 +45,7 @@ def log_in(request: HttpRequest) -> HttpResponse:
         else:
             user = form.get_user() if form.is_valid() else None
             if user is not None and not _may_use_password(user):
-                refusal_text = _("Passwords are for administrators only. Log in by %(name)s.")
+                refusal_text = _("Only administrators log in with passwords. Log in with %(name)s.")
                 detail = refusal_text % {"name": settings.ENV.oidc_name}
                 return login_refused(request, detail, status=403)
             if user is not None:

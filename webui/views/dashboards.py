@@ -67,7 +67,7 @@ def create(request: PageRequest) -> HttpResponse:
         return _form(request)
     typed = request.POST
     try:
-        subject = _subject(request, typed.get("subject", ""))
+        subject = subject_named(request, typed.get("subject", ""))
         spec = DashboardSpec()
         if typed.get("start") == "suggested":
             source = selectors.source_of_subject(**subject)
@@ -173,7 +173,7 @@ def _sentence(panels: int, viewer: PanelViewer) -> str:
     return _("%(panels)s; %(runs)s.") % {"panels": text, "runs": shown}
 
 
-def _subject(request: PageRequest, text: str) -> dict[str, Any]:
+def subject_named(request: PageRequest, text: str) -> dict[str, Any]:
     """What `run:12`, `experiment:3`, `team:2` or an empty text names."""
     kind, _colon, id = text.partition(":")
     if not text:
@@ -194,7 +194,7 @@ def _form(request: PageRequest, refusal: Refusal | None = None) -> HttpResponse:
     fixed: tuple[str, str] | None = None
     for kind in ("run", "experiment"):
         if is_id(id := request.GET.get(kind, "")):
-            item = _subject(request, f"{kind}:{id}")[kind]
+            item = subject_named(request, f"{kind}:{id}")[kind]
             title = _("The run %(name)s") if kind == "run" else _("The experiment %(name)s")
             fixed = (f"{kind}:{id}", title % {"name": item.name})
             chosen = chosen or fixed[0]

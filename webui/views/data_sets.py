@@ -139,7 +139,7 @@ def _sentence(rows: list[Any]) -> str:
 
 def _version_sentence(row: Any, users: int) -> str:
     if row.deleted is not None:
-        return _("This version was deleted; no run may use it.")
+        return _("This version was deleted; runs can no longer use it.")
     if row.state == "failed":
         return f"{row.problem} {row.hint}"
     if row.state == "waiting":
@@ -149,7 +149,7 @@ def _version_sentence(row: Any, users: int) -> str:
         text = ngettext("Used by %(count)s run.", "Used by %(count)s runs.", users)
         text %= {"count": users}
     if row.problem:
-        text += " " + _("Its copy in the store waits: %(problem)s") % {
+        text += " " + _("Its copy to the store is delayed: %(problem)s") % {
             "problem": f"{row.problem} {row.hint}"
         }
     return text

@@ -43,7 +43,7 @@ def close(request: PageRequest, id: int) -> HttpResponse:
     letter = selectors.dead_letter_get(by=request.user, id=id)
     if request.POST.get("action") == "retry":
         services.dead_letter_retry(letter=letter, by=request.user)
-        text = _("The message is back in its stream. If it fails again, it appears here again.")
+        text = _("The message is back in its stream. If it fails again, it returns here.")
     else:
         services.dead_letter_drop(letter=letter, by=request.user)
         text = _("The message is dropped.")
@@ -52,7 +52,7 @@ def close(request: PageRequest, id: int) -> HttpResponse:
 
 def _sentence(count: int) -> str:
     if not count:
-        return _("Every message of the nodes was processed.")
+        return _("All messages from nodes were processed.")
     return ngettext(
         "%(count)s message could not be processed. The others are not affected.",
         "%(count)s messages could not be processed. The others are not affected.",

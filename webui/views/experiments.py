@@ -16,10 +16,11 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal, forbidden
 from orchestrator.runs import selectors, services
 from orchestrator.telemetry import selectors as telemetry
-from webui.panels.experiment_dashboards import experiment_dashboards
+from webui.panels.pinned_panels import pinned_panels
 from webui.presentation import formatting
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
+from webui.views.compare import MOST as COMPARED
 from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
 from webui.views.runs import rows, sparklines
 
@@ -72,13 +73,14 @@ def experiment(request: PageRequest, id: int) -> HttpResponse:
         "item": item,
         "rows": shown,
         "best": best,
+        "compared": ",".join(str(run.pk) for run in runs[:COMPARED]) if len(runs) > 1 else "",
         "best_ids": [each.run.pk for each in best],
         "sentence": sentence(runs, next(iter(best), None)),
         "notes": render_markdown(item.notes),
         "may_edit": services.may_edit_experiment(item, request.user),
         "more": len(runs) == RUNS,
         "may_create": _may_create(request),
-        **experiment_dashboards(request.user, item),
+        **pinned_panels(request.user, experiment=item),
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
     }
     return render(request, "webui/experiment.html", context)

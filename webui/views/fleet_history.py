@@ -156,7 +156,7 @@ def sentence(history: dict[str, Any], idle_devices: int, span: str) -> str:
     """How much of the device time was allocated and used, and how many devices are idle now."""
     devices = float(np.nansum(history["devices"][MEAN]))
     if not devices:
-        return _("No readings of the last %(span)s.") % {"span": span}
+        return _("No readings in the last %(span)s.") % {"span": span}
     values = {
         "span": span,
         "allocated": formatting.percent(

@@ -21,7 +21,7 @@ _DESCRIPTIONS = {
     "secrets": gettext_noop("Encrypts stored secrets again after a change of the secret key."),
     "alerts": gettext_noop("Evaluates alert rules; opens and ends alerts."),
     "sweeps": gettext_noop("Starts, pauses and stops the runs of sweeps."),
-    "slow-devices": gettext_noop("Marks devices that the other ranks of a gang wait for."),
+    "slow-devices": gettext_noop("Marks devices that slow down the other ranks of a gang."),
     "idle-probes": gettext_noop("Probes nodes that have been idle, one per pool at a time."),
     "exports": gettext_noop("Builds requested exports and deletes expired ones."),
     "data-sets": gettext_noop(

@@ -240,6 +240,7 @@ def _verdict(
         "problems": spec_summary.with_field_ids(problems),
         **size,
         "forecast": forecast.describe(spec, forecasted),
+        "sizes_hint": forecast.sizes_hint(forecasted),
         "forced": bool(request.POST.get("force")),
         "curl": spec_summary.curl(url, name, experiment, spec),
         "recorder": spec_summary.recorder_lines(request.build_absolute_uri("/"), name, experiment),

@@ -87,6 +87,6 @@ def sentence(listed: Any, *, first: Any) -> str:
     ) % {"count": f"{listed.devices:,}"}
     if first is not None and first.may_start is not None:
         wait = (first.may_start - timezone.now()).total_seconds()
-        when = _("now") if wait < 5 else _("in %(time)s") % {"time": formatting.duration(wait)}
+        when = _("now") if wait < 5 else _("in %(time)s") % {"time": formatting.remaining(wait)}
         text += _("; the next may start %(when)s") % {"when": when}
     return text + "."

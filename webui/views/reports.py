@@ -121,7 +121,7 @@ def _comment(comment: Any, user: Any) -> dict[str, Any]:
 
 def _list_sentence(rows: list[Any]) -> str:
     if not rows:
-        return _("What you learned from runs, with charts that stay true.")
+        return _("Findings from runs, with charts that stay current.")
     number = min(len(rows), SHOWN)
     text = ngettext("%(count)s report", "%(count)s reports", number) % {"count": number}
     waiting = sum(row.open_comments for row in rows[:SHOWN])

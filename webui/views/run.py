@@ -13,6 +13,7 @@ from django.template.loader import render_to_string
 from django.templatetags.static import static
 from django.utils.translation import gettext as _
 
+from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import invalid
 from orchestrator.sweeps import selectors as sweeps
 from webui.presentation import run_facts
@@ -44,7 +45,7 @@ from webui.tabs import (
     system,
     training_data,
 )
-from webui.views.access import page
+from webui.views.access import has_role, page
 
 # tab -> function that returns its context; `Facts.tabs` omits tabs without content
 TABS: dict[str, Callable[[run_facts.Facts, HttpRequest], dict[str, Any]]] = {
@@ -89,6 +90,7 @@ def run(request: HttpRequest, id: int) -> HttpResponse:
         "tab": tab,
         "tabs": tabs,
         "failure": failure.failure(facts) if tab == first else None,
+        "addable": has_role(facts.user, Role.SUBMITTER),
         # one query more than the other tabs can afford
         "trial": sweeps.trial_of(facts.run) if tab == first else None,
         "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),

@@ -119,7 +119,7 @@ def _sentence(row: Any) -> str:
     if row.state == "failed":
         return _("The simulation failed.")
     if not row.result:
-        return _("The simulation runs in the background; this page shows the result by itself.")
+        return _("The simulation runs in the background; its result appears on this page.")
     policies = row.result["policies"]
     if {"fifo", "orrery"} <= policies.keys():
         fifo, own = policies["fifo"], policies["orrery"]

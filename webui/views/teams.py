@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import render
+from django.templatetags.static import static
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
@@ -15,7 +17,9 @@ from orchestrator.accounts import teams as services
 from orchestrator.accounts.roles import Role
 from orchestrator.background_jobs.usage import budgets, reports
 from orchestrator.common.errors import Refusal, invalid
+from orchestrator.dashboards import selectors as dashboards
 from orchestrator.scheduling.reserved import guarantees
+from webui.panels.pinned_panels import pinned_panels
 from webui.views.access import PageRequest, has_role, page, redirect_with_message, require_role
 from webui.views.list_with_form import list_with_form
 
@@ -77,6 +81,9 @@ def _team(request: PageRequest, id: int, refusal: Refusal | None = None) -> Http
     administers = services.may_administer(request.user, row)
     context = {
         "team": row,
+        **pinned_panels(request.user, team=row),
+        "may_create": dashboards.may_write_for(row, request.user),
+        "plotly": static(f"plotly/{settings.PLOTLY_BUNDLE}"),
         "use": use,
         "part": min(100.0, 100 * (use.share or 0.0)),
         "members": [

@@ -22,7 +22,7 @@ from webui.views.access import PageRequest, page, require_role
 @require_http_methods(["GET", "POST"])
 def what_if(request: PageRequest) -> HttpResponse:
     """Show the form; POST simulates the change and shows its result."""
-    require_role(request.user, Role.OPERATOR, _("Simulating changes of the queue"))
+    require_role(request.user, Role.OPERATOR, _("Simulating changes to the queue"))
     result, refusal = None, None
     if request.method == "POST":
         try:
@@ -67,7 +67,7 @@ def _change(request: PageRequest) -> Change:
 
 def _sentence(result: services.Result | None) -> str:
     if result is None:
-        return _("How would the waiting runs start if the fleet or the teams changed?")
+        return _("When would waiting runs start if the fleet or the teams changed?")
     if not result.waiting:
         return _("No runs are waiting.")
     if result.before_s is None or result.after_s is None:
@@ -82,12 +82,12 @@ def _sentence(result: services.Result | None) -> str:
     )
     return text % {
         "count": f"{result.compared:,}",
-        "before": formatting.duration(result.before_s),
-        "after": formatting.duration(result.after_s),
+        "before": formatting.remaining(result.before_s),
+        "after": formatting.remaining(result.after_s),
     }
 
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    return _("now") if seconds < 1 else formatting.duration(seconds)
+    return _("now") if seconds < 1 else formatting.remaining(seconds)

@@ -43,6 +43,23 @@ class ElasticOut(Schema):
     sizes: list[SizeOut] = Field(description="largest first")
 
 
+class CheckOut(Schema):
+    """What a submission of a spec would do; nothing is created."""
+
+    problems: list[dict[str, Any]] = Field(description="wrong fields, as in a refusal")
+    misfits: list[dict[str, Any]] = Field(description="what `force` overrides")
+    advice: list[str] = Field(description="single changes with which the plan would fit")
+    plan: dict[str, Any] | None = Field(description="resolved; null with problems")
+    automatic: bool | None = Field(description="whether the planner chose the plan")
+    how: str | None = Field(description="how the plan was chosen")
+    fits: bool | None
+    prediction: dict[str, Any] | None
+    sizes: list[SizeOut] = Field(description="of an elastic run, largest first")
+    possible_sizes: list[int] = Field(
+        description="numbers of devices that `resources.min_devices` could allow; empty if fixed"
+    )
+
+
 class RunOut(Schema):
     """A run: one program of a kind, with its spec, plan and state."""
 

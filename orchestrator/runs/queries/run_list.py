@@ -102,7 +102,9 @@ def _listed(
     runs = runs_visible_to(user=user) if within is None else within
     runs = filter_in(runs, "state", _split_list(state))
     runs = filter_in(runs, "kind", _split_list(kind))
-    if experiments := _split_list(experiment):
+    if isinstance(experiment, int):  # an id; a text may be a name that looks like one
+        runs = runs.filter(experiment_id=experiment)
+    elif experiments := _split_list(experiment):
         numbers = [int(text) for text in experiments if is_id(text)]
         which = Experiment.objects.filter(Q(name__in=experiments) | Q(pk__in=numbers))
         runs = filter_in(

@@ -9,9 +9,8 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.outputs import produce_servers
 from orchestrator.runs.outputs.produce_estimate import estimate_produce
 from orchestrator.runs.submission.check import check
-from orchestrator.runs.submission.weights import (
-    teacher_shape,
-)
+from orchestrator.runs.submission.device_numbers.elastic_sizes import allowed_sizes
+from orchestrator.runs.submission.weights import teacher_shape
 
 
 def spec_problem_list(spec: Any, *, by: User | None = None) -> list[dict[str, str]]:
@@ -30,7 +29,8 @@ def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
     produce, sizes}`: `model` and `teacher` are shapes, `plan` is resolved, `how` explains it;
     `force` overrides `misfits`; `advice` lists single changes that would fit; `trials`
     {plans, seconds, budget_s} are those of a run with autotune, `produce` is the estimate of a
-    produce run, `sizes` are those of an elastic run. Unknown parts are None.
+    produce run, `sizes` are those of an elastic run, `possible_sizes` the numbers of devices that
+    `min_devices` could allow. Unknown parts are None.
     """
     result = check(spec, by=by)
     body = result.spec.produce if result.spec is not None and not result.problems else None
@@ -65,4 +65,7 @@ def spec_preview(spec: Any, *, by: User | None = None) -> dict[str, Any]:
         if result.prediction is not None
         else [],
         "sizes": result.sizes,
+        "possible_sizes": allowed_sizes(result.spec.model_copy(update={"plan": plan}))
+        if result.spec is not None and result.spec.train is not None and plan is not None
+        else [],
     }

@@ -21,6 +21,7 @@ POST   v1/run-views                                   runs
 DELETE v1/run-views/{int:id}                          runs    private
 GET    v1/runs/{int:id}                               read    see
 PATCH  v1/runs/{int:id}                               runs    manage
+POST   v1/runs/check                                  runs
 POST   v1/runs/from-bundle                            runs
 GET    v1/runs/{int:id}/bundle                        read    see
 GET    v1/runs/{int:id}/code                          read    see

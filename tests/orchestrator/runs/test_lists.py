@@ -60,6 +60,16 @@ def test_filters_and_pages(owner: User, teammate: User) -> None:
     assert names(experiment="unheard of") == []
 
 
+def test_an_id_is_no_name_of_another_experiment(owner: User) -> None:
+    first = services.experiment_create(owner=owner, name="rates")
+    run = services.run_submit(
+        owner=owner, name="r", spec=factories.spec(), experiment=str(first.pk)
+    )  # an experiment whose name is a number
+    assert run.experiment is not None and run.experiment != first
+    assert list(selectors.run_list(user=owner, experiment=first.pk)) == []
+    assert list(selectors.run_list(user=owner, experiment=str(first.pk))) == [run]
+
+
 def test_a_list_needs_a_constant_number_of_queries(owner: User) -> None:
     def request() -> int:
         with CaptureQueriesContext(connection) as queries:

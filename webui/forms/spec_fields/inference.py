@@ -125,7 +125,7 @@ SERVE = Section(
             "serve.adapter_slots",
             _("Adapters in memory"),
             "int",
-            _("Others wait on disk. More can be loaded while the run serves."),
+            _("Others wait on disk. More can be loaded while the server runs."),
             default=_("8 if there are adapters"),
         ),
         F(

@@ -15,7 +15,11 @@ from orchestrator.runs.submission.target_hardware import TargetHardware
 from workers.contracts import ModelSpec, ParallelPlan, Problem, RunSpec
 from workers.contracts.base import problem
 from workers.contracts.catalog.units import GIB
-from workers.contracts.specs.training_rules.elastic import elastic_plans, elastic_problems
+from workers.contracts.specs.training_rules.elastic import (
+    elastic_plans,
+    elastic_problems,
+    possible_sizes,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,17 @@ def range_problems(spec: RunSpec) -> list[Problem]:
             problem(_FIELD, message, "Leave the field out, or choose a pool of Orrery's own nodes.")
         ]
     return elastic_problems(spec)
+
+
+def allowed_sizes(spec: RunSpec) -> list[int]:
+    """The numbers of devices that `min_devices` could allow, smallest first.
+
+    `spec` has the resolved plan. Empty if the run cannot be elastic or has one size only.
+    """
+    if spec.autotune is not None or fleet.engine_of_pool(spec.resources.pool or "default"):
+        return []
+    sizes = possible_sizes(spec)
+    return sizes if len(sizes) > 1 else []
 
 
 def elastic_sizes(

@@ -161,6 +161,7 @@ export class Chart {
     if (name === "logy") this.set.toggleLog(this.panel.id);
     else if (name === "full") document.fullscreenElement ? document.exitFullscreen() : this.element.requestFullscreen();
     else if (name === "png") this.downloadPng();
+    else if (name === "dashboard") this.addToDashboard();
     else if (name === "csv") this.set.downloadCsv(this.panel);
     else if (name === "table") this.toggleTable(button);
     this.element.querySelector("details.menu[open]")?.removeAttribute("open");
@@ -193,6 +194,16 @@ export class Chart {
         yaxis: { ...layout.yaxis, title: { text: plain(unit ? `${this.panel.title} (${unit})` : this.panel.title), font: { size: 13 } } },
       },
     };
+  }
+
+  /** The chart as a panel of a dashboard: metrics with data, axis, smoothing and scale as shown. */
+  async addToDashboard() {
+    const { view } = this.set, names = this.panel.series.map(({ name }) => name), drawn = names.filter((name) => this.curves().get(name)?.length && !view.hidden.has(name));
+    const panel = { id: this.panel.id.replace(/[^A-Za-z0-9_-]/g, "-").slice(0, 40), kind: "line", title: this.panel.title, metrics: drawn.length ? drawn : names, x: view.x, runs: { runs: [String(this.set.source.id)] } };
+    if (view.smooth) panel.smoothing = Math.min(view.smooth, 0.99);
+    if (this.set.isLog(this.panel)) panel.y_log = true;
+    const { addToDashboard } = await import("./dashboard_add.js");
+    await addToDashboard(panel, this.set.source.id);
   }
 
   toggleTable(button) {

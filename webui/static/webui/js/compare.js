@@ -5,6 +5,7 @@ import { format, gettext, ngettext } from "./i18n.js";
 import { parse, quantity } from "./format.js";
 import { faint, plotly, theme } from "./plot.js";
 import { ema } from "./store.js";
+import { startMenu } from "./compare_menu.js";
 
 const card = document.getElementById("curves");
 const runs = JSON.parse(document.getElementById("compared-runs")?.textContent ?? "[]");
@@ -111,6 +112,12 @@ function legend() {
   }));
 }
 
+/** The curves as a panel of a dashboard. */
+function panel() {
+  const smoothing = Number(find("smoothing").value), result = { id: "curves", kind: "line", title: find("name").value, metrics: [find("name").value], x: find("axis").value, size: "large" };
+  return { ...result, ...(smoothing ? { smoothing } : {}), runs: { runs: runs.map(({ id }) => String(id)).filter((id) => !hidden.has(Number(id))) } };
+}
+
 function remember() {
   const values = { name: find("name").value, x: find("axis").value, smooth: find("smoothing").value, group: find("group").value, base: find("baseline").value, hidden: [...hidden].join(",") };
   for (const [key, value] of Object.entries(values)) { if (value && value !== "0") state.set(key, value); else state.delete(key); }
@@ -125,6 +132,7 @@ if (card) {
   addEventListener("orrery:theme", () => { legend(); if (data) draw(); });
   legend();
   read();
+  startMenu(card, panel);
   startRelations({ runs, ids: card.dataset.runs, color, state }).then((read) => {
     values = read;
     find("group").append(...Object.keys(values?.config ?? {}).map((key) => new Option(key, key)));

@@ -1,5 +1,6 @@
 /* Compare page: relations between configuration and metrics of runs. Plotly draws scatter, box and bars; parallel
    coordinates are lines over scaled axes. */
+import { startMenu } from "./compare_menu.js";
 import { format, gettext } from "./i18n.js";
 import { quantity } from "./format.js";
 import { faint, plotly, theme } from "./plot.js";
@@ -24,6 +25,7 @@ export async function startRelations({ runs, ids, color, state }) {
   const find = (name) => card.querySelector(`[data-${name}]`), note = (text) => { find("note").textContent = text; };
   if (!values) { note(gettext("The server did not respond. Reload the page.")); return null; }
   fill(find, values, state);
+  startMenu(card, () => (find("kind").value === "scatter" && find("aggregate").value !== "median" ? scatterPanel(runs, find) : null));
 
   const column = (key) => {
     if (key in values.config) return values.config[key];
@@ -48,7 +50,7 @@ export async function startRelations({ runs, ids, color, state }) {
     const Plotly = await plotly();
     if (mine !== turn) return;
     note(answer.note ?? "");
-    const colors = theme(), { xaxis, yaxis, ...layout } = answer.layout, axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, automargin: true };
+    const colors = theme(), { xaxis, yaxis, ...layout } = answer.layout, axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, automargin: true, exponentformat: "e" };
     Plotly.react(card.querySelector(".compare-plot"), answer.traces, {
       height: 420, margin: { l: 56, r: 12, t: 12, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "closest", showlegend: false,
       font: { color: colors["text-2"], size: 12 }, ...layout, xaxis: { ...axis, ...xaxis }, yaxis: { ...axis, ...yaxis },
@@ -85,6 +87,12 @@ function fill(find, values, state) {
 const empty = (note) => ({ traces: [], layout: { xaxis: { visible: false }, yaxis: { visible: false } }, note });
 const titled = (runs, i, ...lines) => [`${runs[i].id} ${runs[i].name}`, ...lines].map(plain).join("<br>");
 const shown = (value) => (isNumber(value) ? quantity(value, 4) : String(value));
+
+/* The scatter plot as a panel of a dashboard: the metric over a column of the runs table. */
+function scatterPanel(runs, find) {
+  const metric = find("metric").value, x = find("against").value.replace(/^last\((.*)\)$/s, "$1");
+  return { id: "scatter", kind: "scatter", title: metric, metrics: [metric], x_metric: x, aggregate: find("aggregate").value, size: "medium", runs: { runs: runs.map(({ id }) => String(id)) } };
+}
 
 /* Logarithmic if the values are positive and span more than two powers of ten. */
 function scaleOf(column) {

@@ -41,7 +41,16 @@ export function duration(value) {
   const two = (n) => String(n).padStart(2, "0");
   if (days) return `${days} d ${two(hours % 24)} h`;
   if (hours) return `${hours} h ${two(minutes % 60)} min`;
-  return `${minutes} min ${two(seconds % 60)} s`;
+  return seconds % 60 ? `${minutes} min ${two(seconds % 60)} s` : `${minutes} min`;
+}
+
+/** A predicted duration with the precision that it has: 35 min, 2.5 h. */
+export function remaining(value) {
+  if (real(value) === null || value < 0) return DASH;
+  if (value < 55) return `${Math.max(5, 5 * Math.round(value / 5))} s`;
+  for (const [most, size, step, unit] of [[570, 60, 1, "min"], [5400, 60, 5, "min"], [36000, 3600, 0.5, "h"], [172800, 3600, 1, "h"], [Infinity, 86400, 0.5, "d"]])
+    if (value < most) return `${Math.max(step, step * Math.round(value / size / step))} ${unit}`;
+  return DASH;
 }
 
 export function ago(seconds) {

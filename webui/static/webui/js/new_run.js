@@ -132,6 +132,19 @@ function place() {
   announce(document.querySelector("#verdict .verdict")?.textContent.trim() ?? "");
 }
 
+/** Moves what the check says about a field to that field. */
+function placeHints() {
+  for (const old of form.querySelectorAll("[data-placed-hint]")) old.remove();
+  for (const hint of document.querySelectorAll("#verdict [data-hint-of]")) {
+    const field = fieldOf(hint.dataset.hintOf);
+    if (!field) continue;
+    const shown = Object.assign(document.createElement("span"), { className: "hint", textContent: hint.textContent });
+    shown.dataset.placedHint = "";
+    field.append(shown);
+    hint.hidden = true;
+  }
+}
+
 form.addEventListener("input", (event) => {
   if (event.target.matches("[data-tick]")) fromTick(event.target);
   if (event.target === json) fromJson();
@@ -142,7 +155,9 @@ document.addEventListener("htmx:afterSwap", (event) => {
   // errors of the refused submit are outdated once the form is checked again
   for (const old of form.querySelectorAll('.field > .error[role="alert"]:not(#json-error)')) old.remove();
   place();
+  placeHints();
 });
+placeHints();
 // a link of the problem list opens the field's section and focuses it
 document.getElementById("verdict").addEventListener("click", (event) => {
   const fix = event.target.closest("[data-fix]");

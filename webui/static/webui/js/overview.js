@@ -1,5 +1,5 @@
 /* Live overview: updates run cards and device rings from fleet frames, and refetches the rest on changes. */
-import { duration, inUnit, parse, percent, quantity } from "./format.js";
+import { inUnit, parse, percent, quantity, remaining } from "./format.js";
 import { Live, showStatus } from "./live.js";
 import { scheduler } from "./scheduler.js";
 import { spark, sparks } from "./spark.js";
@@ -9,7 +9,7 @@ const PULSE_MS = 2000;
 const RING = 2 * Math.PI * 20;
 const { epoch, after } = document.body.dataset;
 const FORMATS = {
-  loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: duration,
+  loss: (v) => quantity(v, 4), tokens_per_s: quantity, mfu: percent, eta_s: remaining,
   "inference/ttft_s": (v) => inUnit(v, "s"), "inference/tpot_s": (v) => inUnit(v, "s"),
   "inference/score_s": (v) => inUnit(v, "s"), "inference/scores_per_s": quantity,
   "inference/tokens_per_s": quantity, "inference/running": quantity,

@@ -136,5 +136,5 @@ function noticeNew(values) {
   const note = Object.assign(document.createElement("p"), { id: "new-series", className: "note" });
   const link = Object.assign(document.createElement("a"), { href: location.href, textContent: gettext("Reload to show them") });
   note.append(format(gettext("New metrics: %(names)s."), { names: unknown.slice(0, 4).join(", ") }), " ", link);
-  part("charts").before(note);
+  part("charts").parentElement.before(note);
 }

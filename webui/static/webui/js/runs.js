@@ -9,6 +9,7 @@ import "./runs_table.js";
 const table = document.getElementById("runs");
 const bulk = document.getElementById("bulk");
 const MOST_SPARK = 60;
+const REFRESH_MS = 10_000; // of the cells of metrics
 
 sparks();
 addEventListener("resize", () => sparks());
@@ -56,7 +57,10 @@ function onFrame(frame) {
     if (reason) reason.textContent = frame.state === "queued" ? (frame.wait_reason ?? "") : "";
     const hours = cell(row, "hours");
     if (hours) setGrowing(hours, ["starting", "running", "stopping"].includes(frame.state));
-  } else if (frame.type === "progress") setProgress(row, frame.summary ?? {});
+  } else if (frame.type === "progress") {
+    progressed = true;
+    setProgress(row, frame.summary ?? {});
+  }
 }
 
 const newest = () => Math.max(0, ...[...table.querySelectorAll("tr[data-run]")].map((row) => Number(row.dataset.run)));
@@ -93,12 +97,36 @@ function growHours() {
 }
 if (table) setInterval(growHours, 5000);
 
-/** Refetches the rows after a gap in the stream. */
-async function refill() {
+/** The rows as the server shows them now. */
+async function freshRows() {
   const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
   if (!answer.ok) throw new Error(`cannot refetch rows: ${answer.status}`);
-  const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-  for (const row of page.querySelectorAll("tr[data-run]")) {
+  return new DOMParser().parseFromString(await answer.text(), "text/html").querySelectorAll("tr[data-run]");
+}
+
+/* Medians, minima and other aggregates are not in the frames: while shown runs progress, they are read again. */
+let progressed = false, refreshAfter = REFRESH_MS;
+async function refreshMetrics() {
+  const started = performance.now();
+  if (progressed && !document.hidden) {
+    progressed = false;
+    for (const row of await freshRows().catch(() => [])) {
+      const cells = rowOf(row.dataset.run)?.cells ?? [];
+      [...row.cells].forEach((cell, i) => {
+        if (!("refresh" in cell.dataset) || !("refresh" in (cells[i]?.dataset ?? {})) || cells[i].textContent === cell.textContent) return;
+        cells[i].innerHTML = cell.innerHTML;
+        cells[i].classList.toggle("none", cell.classList.contains("none"));
+      });
+    }
+    refreshAfter = Math.max(REFRESH_MS, 30 * (performance.now() - started)); // at most a thirtieth of the time
+  }
+  setTimeout(refreshMetrics, refreshAfter);
+}
+if (table?.querySelector("[data-refresh]")) setTimeout(refreshMetrics, REFRESH_MS);
+
+/** Refetches the rows after a gap in the stream. */
+async function refill() {
+  for (const row of await freshRows()) {
     const old = rowOf(row.dataset.run);
     if (!old) continue;
     row.querySelector("input").checked = old.querySelector("input").checked;

@@ -64,6 +64,16 @@ def elastic_plans(spec: RunSpec) -> dict[int, ParallelPlan]:
     }
 
 
+def possible_sizes(spec: RunSpec) -> list[int]:
+    """The numbers of devices that `min_devices` could allow, smallest first; one if it is fixed.
+
+    Empty for runs that are not training runs, or whose plan is not resolved.
+    """
+    if spec.train is None or spec.rollout_devices or not isinstance(spec.plan, ParallelPlan):
+        return []
+    return sorted(_legal_sizes(spec, spec.plan))
+
+
 def elastic_problems(spec: RunSpec) -> list[Problem]:
     """Why the run cannot change its number of devices as requested; empty without `min_devices`."""
     least, plan = spec.resources.min_devices, spec.plan

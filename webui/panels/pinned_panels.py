@@ -1,0 +1,47 @@
+"""Dashboards of a run, an experiment or a team on its page: links, and the pinned panels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from orchestrator.accounts.models import Team
+from orchestrator.dashboards import selectors
+from orchestrator.panels.viewed_runs import PanelViewer
+from orchestrator.runs.models import Experiment, Run
+from webui.panels.panel_cards import panel_cards
+
+_DASHBOARDS: Final = 10  # newest, of one subject
+_PINNED: Final = 12
+
+
+def pinned_panels(
+    user: Any,
+    *,
+    run: Run | None = None,
+    experiment: Experiment | None = None,
+    team: Team | None = None,
+) -> dict[str, Any]:
+    """Context of the subject's page: `dashboards`, and `cards` of their pinned panels, at most 12.
+
+    One query without pinned panels.
+    """
+    subject = {
+        name: item.pk
+        for name, item in (("run", run), ("experiment", experiment), ("team", team))
+        if item is not None
+    }
+    shown = list(selectors.dashboards_visible_to(user=user, **subject)[:_DASHBOARDS])
+    source = selectors.source_of_subject(run=run, experiment=experiment, team=team)
+    pinned = [
+        panel.model_copy(update={"id": f"d{row.pk}-{panel.id}"[:40], "pinned": False})
+        for row in shown
+        for panel in selectors.spec_of(row).panels
+        if panel.pinned
+    ]
+    cards, left_out = panel_cards(pinned, PanelViewer(user, source)) if pinned else ([], 0)
+    return {
+        "dashboards": shown,
+        "cards": cards[:_PINNED],
+        "left_out": left_out + max(0, len(cards) - _PINNED),
+        "subject": source.model_dump(mode="json", exclude_defaults=True),
+    }

@@ -59,7 +59,7 @@ def rows(compared: Iterable[Mapping[str, Any]]) -> list[Comparison]:
         mood = (
             "" if share is None or abs(share) <= _FAR else "good" if (share < 0) == less else "warn"
         )
-        off = "" if share is None else f"{share:+.1%}".replace("-", "−")
+        off = "" if share is None else _off(share)
         result.append(
             Comparison(
                 metric,
@@ -121,6 +121,18 @@ def predicted_metrics(prediction: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _off(share: float) -> str:
+    """A relative error: +4.0%, and from twice on the ratio: ×11."""
+    if share >= 1:
+        return f"×{formatting.quantity(1 + share, 2)}"
+    return f"{share:+.1%}".replace("-", "−")
+
+
+def _in_sentence(title: str) -> str:
+    """A title within a sentence: "step time", but "MFU"."""
+    return title if title[1:2].isupper() else title[:1].lower() + title[1:]
+
+
 def summary(compared: Iterable[Comparison]) -> str:
     """Summarize the accuracy of the prediction in one sentence."""
     known = [row for row in compared if row.off]
@@ -133,7 +145,7 @@ def summary(compared: Iterable[Comparison]) -> str:
             "All %(count)s measured metrics are within 10%% of their prediction.",
             len(known),
         ) % {"count": len(known)}
-    misses = formatting.listed([f"{row.title.lower()} {row.off}" for row in far[:4]])
+    misses = formatting.listed([f"{_in_sentence(row.title)} {row.off}" for row in far[:4]])
     return _(
         "%(close)s of %(count)s measured metrics are within 10%% of their prediction. "
         "Outside: %(misses)s."
@@ -154,4 +166,4 @@ def format_value(metric: str, value: float | None) -> str:
 
 def title_of(metric: str) -> str:
     """Return a metric's readable name."""
-    return _(_TITLES[metric][0]).lower() if metric in _TITLES else metric
+    return _in_sentence(_(_TITLES[metric][0])) if metric in _TITLES else metric

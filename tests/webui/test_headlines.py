@@ -107,7 +107,7 @@ from webui.presentation.run_headlines import RunFacts
         ),
         (
             RunFacts("cancelled", exit={"reason": "Cancelled by ada."}),
-            "Cancelled: cancelled by ada.",
+            "Cancelled by ada.",
         ),
     ],
 )

@@ -42,6 +42,7 @@ _PLAIN: Final = frozenset(
         "frozen_weights_loaded",
         "value_weights_loaded",
         "benchmark_began",
+        "stopped",
         "benchmark_collectives",
         "benchmark_products",
         "draining",

@@ -30,6 +30,10 @@ def _state(data: Mapping[str, Any], rank: int | None) -> str:
         by_user = _(" by %(user)s") % {"user": by}
     if why == "submitted":
         return _("Run submitted%(by_user)s") % {"by_user": by_user}
+    if new == "stopping" and by_user:
+        return _("Stop requested%(by_user)s") % {"by_user": by_user}
+    if new == "cancelled" and str(why).lower().startswith("cancelled "):
+        by_user, why = f" {str(why)[len('cancelled ') :].rstrip('.')}", ""
     cause = f": {why}" if why and why not in (new, *_SELF_EVIDENT) else ""
     text = _("Attempt %(state)s") if data.get("of") == "attempt" else _("Run %(state)s")
     state = _(_ONGOING[str(new)]) if str(new) in _ONGOING else new
@@ -282,6 +286,10 @@ def _engine_job(data: Mapping[str, Any], rank: int | None) -> str:
     return text % {key: data.get(key, "?") for key in ("engine", "job", "partition")}
 
 
+def _stopped(data: Mapping[str, Any], rank: int | None) -> str:
+    return _("Stopped on request") + on_rank(rank) + at_step(data)
+
+
 def _engine_job_lost(data: Mapping[str, Any], rank: int | None) -> str:
     text = _("%(engine)s lost job %(job)s before it started; it is submitted again")
     return text % {key: data.get(key, "?") for key in ("engine", "job")}
@@ -321,6 +329,7 @@ DESCRIBERS: Final[dict[str, Describer]] = {
     "evaluation_refused": with_reason(gettext_noop("Evaluation not submitted")),
     "rewound": _rewound,
     "preempted": _preempted,
+    "stopped": _stopped,
     "resize_requested": with_reason(gettext_noop("Changes its number of devices")),
     "resized": _resized,
     "weights_loaded": _weights,

@@ -263,8 +263,10 @@ def _cancelled(facts: RunFacts) -> str:
         return inference_headlines.cancelled(facts, reason)
     progress = _progress(facts)
     text = _("Cancelled")
+    if reason.lower().startswith("cancelled "):  # by whom, or on request
+        text, reason = f"{text} {reason[len('cancelled ') :]}", ""
     if progress:
-        text = _("Cancelled at %(progress)s") % {"progress": progress}
+        text = _("%(cancelled)s at %(progress)s") % {"cancelled": text, "progress": progress}
     return text + (f": {_lower(reason)}." if reason else ".")
 
 

@@ -6,7 +6,7 @@ the catalogue's nominal one is assumed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.fleet import selectors as fleet
 from orchestrator.planner.model.calibration_result import Calibration
@@ -46,6 +46,8 @@ class TargetHardware:
     calibration: Calibration | None = None
     calibration_name: str | None = None
     notes: tuple[str, ...] = ()  # on probes and calibrations
+    # TFLOP/s by precision that recent runs of the pool measured, as they divide for their MFU
+    run_peaks: dict[str, float] = field(default_factory=dict)
 
     def device(self, devices: int) -> Device:
         """One of `devices` devices; ranks beyond a node's cores share them."""
@@ -54,6 +56,16 @@ class TargetHardware:
             return self.entry
         slower = {name: peak * self.cores / ranks for name, peak in self.entry.peak_tflops.items()}
         return self.entry.model_copy(update={"peak_tflops": slower})
+
+    def mfu_peak_tflops(self, precision: str, devices: int) -> float:
+        """TFLOP/s of one of `devices` devices that MFU divides by.
+
+        The datasheet's for GPUs; for CPUs the largest that a probe or a recent run measured, since
+        load lowers a measurement.
+        """
+        peak = self.device(devices).peak(precision)
+        measured = self.run_peaks.get(precision, 0.0)
+        return max(peak, measured * peak / self.entry.peak(precision))
 
     def cluster(self, devices: int) -> ClusterSpec:
         """A cluster with this many devices on as few nodes as equal shares allow."""
@@ -71,11 +83,13 @@ def target_hardware_for(spec: RunSpec) -> TargetHardware:
         offer.catalogue if offer and offer.catalogue in DEVICES else spec.resources.device or "cpu"
     )
     entry, per_node = DEVICES[name], 8
+    peaks: dict[str, float] = {}
     if offer is not None and offer.catalogue == name:
         per_node = offer.per_node
         changes: dict[str, object] = {"memory_bytes": offer.memory_bytes or entry.memory_bytes}
         if entry.kind == "cpu":
-            changes["peak_tflops"] = entry.peak_tflops | _measured_peaks(pool)
+            peaks = _measured_peaks(pool)
+            changes["peak_tflops"] = entry.peak_tflops | peaks
         entry = entry.model_copy(update=changes)
     cores = offer.cores if offer and entry.kind == "cpu" else None
     calibration, called, notes = usable_default(device=name)
@@ -89,7 +103,7 @@ def target_hardware_for(spec: RunSpec) -> TargetHardware:
             entry = entry.model_copy(update=probed.entry.model_dump(include=_PROBED))
             calibration, called = probed.calibration, probed.name
     return TargetHardware(
-        entry, per_node, offer is not None, cores, calibration, called, tuple(notes)
+        entry, per_node, offer is not None, cores, calibration, called, tuple(notes), peaks
     )
 
 

@@ -16,6 +16,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.packing import ranges
 from orchestrator.telemetry.writing.cursors import Writer, cursors_save, get_cursors, parse_ranges
+from orchestrator.telemetry.writing.measured_peaks import peak_apply
 from workers.contracts.wire.event_bodies import (
     INVALID,
     CheckpointSaved,
@@ -86,6 +87,8 @@ def _record(run: Run, writer: Writer, event: RunEvent) -> None:
         time=from_unix(event.time),
         origin=f"{writer.attempt}/{writer.rank}/{event.seq}",
     )
+    if recorded is not None and type_ == "peak_measured":
+        peak_apply(run=run, attempt=writer.attempt, data=data)
     if recorded is None or type_ != "checkpoint_saved":
         return
     saved = CheckpointSaved.from_dict(data)

@@ -145,6 +145,8 @@ def test_measured_peaks_and_calibrations_come_along(owner: User) -> None:
     peaks = second.prediction["cluster"]["device"]["peak_tflops"]
     assert peaks["fp32"] == peaks["fp16"] == 0.6 > peaks["bf16"]
     assert second.prediction["step_time_s"] < first.prediction["step_time_s"]
+    assert second.prediction["peak_tflops"] == 0.6
+    assert second.prediction["mfu"] == pytest.approx(second.prediction["tflops_per_device"] / 0.6)
     line = {
         "id": 1,
         "model": "llama-tiny",

@@ -13,8 +13,11 @@ from orchestrator.runs.models import Run
 from orchestrator.scheduling.reports import attempt_end
 from orchestrator.telemetry.outcome import comparisons, measured, measurement_line, misses_record
 from orchestrator.telemetry.services import points_store
+from orchestrator.telemetry.writing.cursors import Writer
+from orchestrator.telemetry.writing.events import events_write
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
+from workers.contracts.wire.points import RunEvent
 
 pytestmark = pytest.mark.django_db
 
@@ -134,3 +137,37 @@ def test_an_ended_run_is_a_measurement(run: Run) -> None:
         ),
         str,
     )
+
+
+def test_predicted_and_measured_mfu_have_one_peak(run: Run) -> None:
+    """As on a machine whose probe found less than half of what the run's ranks measure."""
+    first = dict(run.prediction)
+    peak = 2.1 * first["peak_tflops"]
+    writer = Writer(run.pk, 1, 0)
+
+    def measured_peak(seq: int, tflops: float, precision: str) -> None:
+        data = {"tflops": tflops, "precision": precision, "source": "matrix product"}
+        event = RunEvent(
+            run=str(run.pk), attempt=1, seq=seq, time=1e9, type="peak_measured", data=data
+        )
+        events_write({run.pk: run}, [(writer, [event])])
+        run.refresh_from_db()
+
+    measured_peak(1, 99.0, "fp16")  # not the run's precision
+    assert run.prediction == first
+    measured_peak(2, peak, "fp32")
+    assert run.prediction["peak_tflops"] == peak
+    assert run.prediction["mfu"] == pytest.approx(first["mfu"] / 2.1)
+    assert run.prediction["hfu"] == pytest.approx(first["hfu"] / 2.1)
+    assert run.prediction["step_time_s"] == first["step_time_s"]
+    per_token = first["tflops_per_device"] / first["tokens_per_s"]
+    points = batch_of(
+        run,
+        range(1, 31),
+        step_time_s=lambda step: first["step_time_s"] / 0.92,
+        tokens_per_s=lambda step: 0.92 * first["tokens_per_s"],
+        mfu=lambda step: 0.92 * first["tokens_per_s"] * per_token / peak,
+    )
+    points_store(run=run, attempt=1, batches=[points])
+    ratios = {each.metric: each.ratio for each in comparisons(run=run)}
+    assert ratios["tokens_per_s"] == pytest.approx(ratios["mfu"]) == pytest.approx(0.92)

@@ -249,19 +249,20 @@ class LoopBuilder:
         second = None if frozen is None else frozen.parts[0].spec
         flops_per_token = training_flops_per_token(run.model, run.train, second=second)
         peak = _peak(world.device, run.plan.precision, world.size)
+        # all ranks divide by the same peak, so that mfu is one number
+        total = world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))
+        flops = float(total) / world.size
         described = {
-            "tflops": peak.flops / 1e12,
+            "tflops": flops / 1e12,
             "source": peak.source,
             "precision": run.plan.precision,
             "mfu_rule": MFU_RULE,
         }
         if peak.measured:
             self.recorder.event("peak_measured", device=peak.device, **described)
-        # all ranks divide by the same peak, so that mfu is one number
-        total = world.sum_(torch.tensor(peak.flops, dtype=torch.float64, device=world.device))
         throughput = Throughput(
             flops_per_token=flops_per_token,
-            peak_flops=float(total) / world.size,
+            peak_flops=flops,
             devices=world.size,
             head_flops_per_token=head_flops_per_token(run.model, run.train),
             hardware_factor=hardware_factor(

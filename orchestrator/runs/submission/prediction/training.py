@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -167,6 +168,7 @@ def predict_training(
             if part != "reference" or spec.train.compares
         },
         **_rollouts(table, spec.train),
+        **peak_shares(answer, hardware.mfu_peak_tflops(plan.precision, plan.world_size)),
         "device": hardware.entry.name,
         "cluster": {**request.cluster.to_dict(), "device": _device(request.entry)},
         "framework": {"name": request.framework.name, "optimizer": request.framework.optimizer},
@@ -179,6 +181,19 @@ def predict_training(
         document["notes"] = [*document.get("notes", []), _UNKNOWN_TEACHER]
     fits = bool(answer["fits"])
     return Prediction(document, fits, [] if fits else _advice(spec, request, hardware))
+
+
+def peak_shares(rates: Mapping[str, Any], peak_tflops: float) -> dict[str, float]:
+    """`{mfu, hfu, peak_tflops}` of a prediction, by one peak in TFLOP/s per device."""
+    rate, mfu = rates.get("tflops_per_device"), rates.get("mfu")
+    if not rate or not mfu:
+        return {}
+    share = float(rate) / peak_tflops
+    return {
+        "mfu": share,
+        "hfu": float(rates.get("hfu") or mfu) / float(mfu) * share,
+        "peak_tflops": peak_tflops,
+    }
 
 
 def _rollouts(table: Table, train: TrainBody) -> dict[str, Any]:

@@ -83,4 +83,7 @@ def _with_row(rows: QuerySet[Any], alias: str, column: Column) -> QuerySet[Any]:
     """
     relation = "metric_summaries" if column.source == "metric" else "parameters"
     condition = Q(**{f"{relation}__name": column.name})
-    return rows.annotate(**{alias: FilteredRelation(relation, condition=condition)})
+    joined: QuerySet[Any] = rows.annotate(
+        **{alias: FilteredRelation(relation, condition=condition)}
+    )
+    return joined

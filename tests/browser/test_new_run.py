@@ -14,9 +14,9 @@ from tests import factories
 from tests.browser.logged_in_page import opened
 from tests.webui.test_fleet import hold
 from tests.webui.test_new_run import SPECS
+from webui.forms.form_sections import field_table
 from webui.forms.spec_fields import FIELDS
 from webui.forms.spec_form import parse, spec_of, values_of
-from webui.views.new_run import table
 
 pytestmark = [
     pytest.mark.browser,
@@ -83,7 +83,7 @@ def test_browser_and_server_read_fields_alike(
                 return cases.map(([spec, values]) => [
                     form.specOf(values, spec, table), form.valuesOf(spec, table)]);
             }""",
-            [cases, json.loads(json.dumps(table()))],
+            [cases, json.loads(json.dumps(field_table()))],
         )
         for (spec, values), (converted, shown) in zip(cases, result, strict=True):
             assert converted == json.loads(json.dumps(spec_of(values, spec))), values

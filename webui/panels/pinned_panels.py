@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from orchestrator.accounts.models import Team
 from orchestrator.dashboards import selectors
 from orchestrator.panels.viewed_runs import PanelViewer
-from orchestrator.runs.models import Experiment, Run
 from webui.panels.panel_cards import panel_cards
 
 _DASHBOARDS: Final = 10  # newest, of one subject
@@ -17,20 +15,21 @@ _PINNED: Final = 12
 def pinned_panels(
     user: Any,
     *,
-    run: Run | None = None,
-    experiment: Experiment | None = None,
-    team: Team | None = None,
+    run: Any = None,
+    experiment: Any = None,
+    team: Any = None,
 ) -> dict[str, Any]:
     """Context of the subject's page: `dashboards`, and `cards` of their pinned panels, at most 12.
 
     One query without pinned panels.
     """
-    subject = {
-        name: item.pk
-        for name, item in (("run", run), ("experiment", experiment), ("team", team))
-        if item is not None
-    }
-    shown = list(selectors.dashboards_visible_to(user=user, **subject)[:_DASHBOARDS])
+    visible = selectors.dashboards_visible_to(
+        user=user,
+        run=None if run is None else run.pk,
+        experiment=None if experiment is None else experiment.pk,
+        team=None if team is None else team.pk,
+    )
+    shown = list(visible[:_DASHBOARDS])
     source = selectors.source_of_subject(run=run, experiment=experiment, team=team)
     pinned = [
         panel.model_copy(update={"id": f"d{row.pk}-{panel.id}"[:40], "pinned": False})

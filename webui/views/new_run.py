@@ -22,7 +22,7 @@ from webui.forms import forecast, spec_summary
 from webui.forms.data_set_choices import input_choices, with_data_sets
 from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
 from webui.forms.forecast_produce import produce_facts
-from webui.forms.form_sections import form_section, field_table
+from webui.forms.form_sections import field_table, form_section
 from webui.forms.pool_choices import pool_choices
 from webui.forms.spec_fields import (
     KIND,

@@ -44,8 +44,9 @@ def named(spec: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(body := spec.get(kind), Mapping)
         for name in names
     }
-    train = spec.get("train")
-    for name in _POLICIES if isinstance(train, Mapping) else ():
+    given = spec.get("train")
+    train = given if isinstance(given, Mapping) else {}
+    for name in _POLICIES:
         policy = train.get(name)
         rewards = policy.get("rewards") if isinstance(policy, Mapping) else None
         for number, reward in enumerate(rewards if isinstance(rewards, Sequence) else ()):

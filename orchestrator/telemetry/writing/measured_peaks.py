@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.runs.models import Run
-from orchestrator.runs.submission.predict_training import peak_shares
+from orchestrator.runs.submission.prediction.training import peak_shares
 
 
 def peak_apply(*, run: Run, attempt: int, data: Mapping[str, Any]) -> bool:

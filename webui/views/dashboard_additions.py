@@ -15,11 +15,9 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common.errors import Refusal, invalid
 from orchestrator.common.units import is_id
 from orchestrator.dashboards import selectors, services
-from orchestrator.dashboards.models import Dashboard
 from orchestrator.dashboards.spec import DashboardSpec
 from orchestrator.panels.spec import PanelSpec
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.models import Run
 from webui.presentation.problems import problem_text
 from webui.views.access import PageRequest, page, require_role
 from webui.views.dashboards import subject_named
@@ -41,7 +39,7 @@ def add_panel(request: PageRequest) -> HttpResponse:
     return JsonResponse({"message": message, "url": reverse("dashboard", args=(row.pk,))})
 
 
-def _added(request: PageRequest) -> Dashboard:
+def _added(request: PageRequest) -> Any:
     typed = request.POST
     panel, target = _panel(request), typed.get("target", "")
     if is_id(target):
@@ -82,7 +80,7 @@ def _choices(request: PageRequest) -> dict[str, Any]:
     return {"options": options, "new": _new_for(request, run), "run": run}
 
 
-def _new_for(request: PageRequest, run: Run | None) -> list[tuple[str, str]]:
+def _new_for(request: PageRequest, run: Any) -> list[tuple[str, str]]:
     new = []
     if run is not None:
         new.append((f"run:{run.pk}", _("for this run")))
@@ -97,7 +95,7 @@ def _new_for(request: PageRequest, run: Run | None) -> list[tuple[str, str]]:
     return [*new, ("new", _("for yourself"))]
 
 
-def _of(row: Dashboard) -> str:
+def _of(row: Any) -> str:
     if row.run is not None:
         return _("run %(id)s") % {"id": row.run_id}
     if row.experiment is not None:

@@ -74,14 +74,14 @@ def test_a_chart_of_a_run_and_of_compare_is_added_and_pinned(
 ) -> None:
     run, other = site.external("first"), site.external("second")
     for each in (run, other):
-        site.log(each, 1, 20, loss=2.0)
+        site.log(each, 1, 20)
     page = visit(f"/runs/{run}/")
     chart = page.locator('[data-panel="loss"]')
     expect(chart.locator(".js-line").first).to_be_visible()
     chart.locator("summary").click()
     chart.get_by_role("button", name="Add to dashboard").click()
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Dashboard", exact=True).select_option(label="for this run")
+    dialog.locator("[name=target]").select_option(label="for this run")
     dialog.get_by_label("Title").fill("Pinned loss")
     dialog.get_by_label("Pin:").check()
     dialog.get_by_role("button", name="Add", exact=True).click()
@@ -101,7 +101,7 @@ def test_a_chart_of_a_run_and_of_compare_is_added_and_pinned(
     assert download.value.suggested_filename == "compare.png"
     card.locator("summary").click()
     card.get_by_role("button", name="Add to dashboard").click()
-    dialog.get_by_label("Dashboard", exact=True).select_option(label="for yourself")
+    dialog.locator("[name=target]").select_option(label="for yourself")
     dialog.get_by_label("Name of the new dashboard").fill("")
     dialog.get_by_role("button", name="Add", exact=True).click()
     expect(dialog.get_by_role("alert")).to_contain_text("1 to 120 characters")

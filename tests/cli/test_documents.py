@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from django.test import Client
-from orrery_cli.commands.report import first_heading
+from orrery_cli.commands.report import first_heading, split_title
 
 from orchestrator.accounts.models import User
 from orchestrator.dashboards.models import Dashboard
@@ -59,6 +59,8 @@ def test_reports_need_a_title_and_a_readable_file(
 def test_the_first_heading_is_outside_of_fenced_blocks() -> None:
     assert first_heading("```sh\n# a comment\n```\n\n## Losses ##\n") == "Losses"
     assert first_heading("#hashtag\ntext") == ""
+    assert split_title("\n# Losses\n\ntext\n") == ("Losses", "text\n")
+    assert split_title("text\n\n# Losses\n") == ("Losses", "text\n\n# Losses\n")
 
 
 def test_a_dashboard_is_exported_imported_and_replaced(

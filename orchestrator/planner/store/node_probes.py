@@ -85,8 +85,8 @@ def probed_device(*, catalogue: str, pool: str | None = None) -> ProbedDevice | 
         calibration = calibration and widened(calibration, spread)
     if report.load > 0.25:
         notes.append(
-            f"The probe of {row.node.name} counts less: programs used {report.load:.0%} of its "
-            "cores."
+            f"The probe of {row.node.name} has less weight: other programs used "
+            f"{report.load:.0%} of its cores."
         )
     name = f"probe of {row.node.name}, {row.day.day} {row.day:%B %Y}"
     return ProbedDevice(Device.from_dict(row.parameters["device"]), calibration, name, notes)

@@ -84,7 +84,7 @@ def create(
     from orrery_cli.client import Client
 
     text = read_markdown(file)
-    title = title or first_heading(text)
+    title, text = (title, text) if title else split_title(text)
     if not title:
         raise CliError(f"{file} has no heading", "Give the report a --title.", code=USAGE)
     with Client() as client:
@@ -112,11 +112,12 @@ def update(
 
     text = read_markdown(file)
     with Client() as client:
-        if version is None:
-            version = int(client.get(f"reports/{report}")["version"])
-        body: dict[str, Any] = {"version": version, "text": text, "note": note}
-        if title:
-            body["title"] = title
+        current = client.get(f"reports/{report}")
+        heading, rest = split_title(text)
+        if heading == (title or current["title"]):
+            text = rest
+        body: dict[str, Any] = {"version": version or current["version"], "text": text}
+        body |= {"note": note, **({"title": title} if title else {})}
         _print_saved(client.url, client.change(f"reports/{report}", body), as_json)
 
 
@@ -160,6 +161,14 @@ def first_heading(text: str) -> str:
         elif not fence and (heading := re.match(r" {0,3}#{1,6}\s+(.*?)(\s+#+)?\s*$", line)):
             return heading[1].strip()
     return ""
+
+
+def split_title(text: str) -> tuple[str, str]:
+    """The first heading, and the text: without it if it begins the text, since pages show both."""
+    title = first_heading(text)
+    first, _, rest = text.lstrip().partition("\n")
+    begins = title != "" and first.startswith("#") and first_heading(first) == title
+    return title, rest.lstrip("\n") if begins else text
 
 
 def _print_saved(url: str, report: dict[str, Any], as_json: bool) -> None:

@@ -79,7 +79,7 @@ def test_nodes_that_differ_are_named_and_not_averaged(owner: User) -> None:
 def test_a_busy_node_counts_less(owner: User) -> None:
     probe_record(node=factories.node("n1", devices=2), report=node_report(load=0.9))
     probed = probed_device(catalogue="cpu")
-    assert probed is not None and "counts less" in probed.notes[0]
+    assert probed is not None and "has less weight" in probed.notes[0]
     quiet = calibration_of(node_report(), name="x")
     assert probed.calibration is not None and quiet is not None
     assert probed.calibration.groups[0].scale > quiet.groups[0].scale

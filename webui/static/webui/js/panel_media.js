@@ -46,10 +46,14 @@ function itemElement(kind, item, title) {
 function runsTable(data) {
   const names = new Map(data.runs.map((run) => [run.id, run])), { columns, rows } = data.content;
   const isNumber = columns.map((_, place) => rows.some((row) => typeof row.cells[place] === "number"));
+  // a unit that is written the same in each row stands in the head
+  const scaled = (unit) => ["bytes", "fraction", "seconds", "s"].includes(unit), head = ({ title, unit }) => (unit && !scaled(unit) ? `${title} (${unit})` : title);
+  const plain = (value) => (Number.isFinite(value) && Math.abs(value) < 1e4 ? String(Number(value.toPrecision(4))) : quantity(value, 4)); // 0.0033, not 0.003300
+  const number = (value, unit) => (scaled(unit) ? inUnit(value, unit) : unit ? quantity(value, 4) : plain(value));
   const time = (value) => (/^\d{4}-\d\d-\d\dT\d\d:\d\d/.test(value) ? value.slice(0, 16).replace("T", " ") : value);
-  const cell = (value, place) => (value === null ? "–" : typeof value === "number" || /^(-?Infinity|NaN)$/.test(value) ? (columns[place].unit ? inUnit(parse(value), columns[place].unit) : quantity(parse(value), 4)) : time(value));
+  const cell = (value, place) => (value === null ? "–" : typeof value === "number" || /^(-?Infinity|NaN)$/.test(value) ? number(parse(value), columns[place].unit) : time(value));
   const body = rows.map((row) => [[runLink(names.get(row.run)), false], ...row.cells.map((value, place) => [cell(value, place), isNumber[place]])]);
-  return table([[gettext("run"), false], ...columns.map((column, place) => [column.title, isNumber[place]])], body, data.title);
+  return table([[gettext("run"), false], ...columns.map((column, place) => [head(column), isNumber[place]])], body, data.title);
 }
 
 function table(head, body, title) {

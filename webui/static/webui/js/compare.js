@@ -13,6 +13,7 @@ const find = (name) => card.querySelector(`[data-${name}]`);
 const state = new URLSearchParams(location.search);
 const hidden = new Set((state.get("hidden") ?? "").split(",").filter(Boolean).map(Number));
 const TITLES = { step: gettext("step"), time: gettext("seconds since the first point"), tokens: gettext("tokens"), flops: "FLOPs" };
+const LEGEND_ROW = 20; // px, of about four groups
 let data = null, newest = 0, values = null;
 
 /** Hues around the circle by the golden angle: neighbors differ, also with a hundred runs. */
@@ -70,7 +71,7 @@ function linesOf(items, smoothing) {
 function bandsOf(items, smoothing, key) {
   const column = values.config[key], groups = new Map();
   for (const item of items) {
-    const value = column[runs.findIndex((run) => run.id === item.run)], name = value === null ? gettext("not set") : String(value);
+    const value = column[runs.findIndex((run) => run.id === item.run)], name = value === null ? gettext("not set") : typeof value === "number" ? String(Number(value.toPrecision(8))) : String(value);
     groups.set(name, [...(groups.get(name) ?? []), item]);
   }
   const names = [...groups.keys()].sort((a, b) => (Number(a) - Number(b)) || a.localeCompare(b));
@@ -92,8 +93,8 @@ async function draw() {
   const base = find("baseline").value, title = base ? format(gettext("%(name)s, difference to run %(run)s"), { name: data.name, run: base }) : data.name;
   const axis = { gridcolor: colors.line, zerolinecolor: colors.line, linecolor: colors.line, automargin: true };
   Plotly.react(place, traces, {
-    height: 420, margin: { l: 56, r: 12, t: 8, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "closest",
-    font: { color: colors["text-2"], size: 12 }, uirevision: `${data.name}${data.axis}${base}`, legend: { orientation: "h", y: 1.02, yanchor: "bottom" },
+    height: 420 + LEGEND_ROW * Math.ceil(traces.filter((trace) => trace.showlegend).length / 4), margin: { l: 56, r: 12, t: 8, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "closest",
+    font: { color: colors["text-2"], size: 12 }, uirevision: `${data.name}${data.axis}${base}`, legend: { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" },
     xaxis: { ...axis, title: { text: TITLES[data.axis] } }, yaxis: { ...axis, title: { text: plain(title) } },
   }, { displayModeBar: false, responsive: true });
   card.dataset.drawn = String(traces.length);

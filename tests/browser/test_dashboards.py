@@ -75,6 +75,7 @@ def test_a_chart_of_a_run_and_of_compare_is_added_and_pinned(
     run, other = site.external("first"), site.external("second")
     for each in (run, other):
         site.log(each, 1, 20)
+    site.refresh_summaries()
     page = visit(f"/runs/{run}/")
     chart = page.locator('[data-panel="loss"]')
     expect(chart.locator(".js-line").first).to_be_visible()

@@ -94,10 +94,10 @@ function scatterPanel(runs, find) {
   return { id: "scatter", kind: "scatter", title: metric, metrics: [metric], x_metric: x, aggregate: find("aggregate").value, size: "medium", runs: { runs: runs.map(({ id }) => String(id)) } };
 }
 
-/* Logarithmic if the values are positive and span more than two powers of ten. */
+/* Logarithmic if the values are positive and span more than a factor of 20. */
 function scaleOf(column) {
   const numbers = column.filter(isNumber), low = Math.min(...numbers), high = Math.max(...numbers);
-  return numbers.length > 1 && low > 0 && high / low > 100 ? "log" : "linear";
+  return numbers.length > 1 && low > 0 && high / low > 20 ? "log" : "linear";
 }
 
 function scatter(runs, column, y, x, label, color) {

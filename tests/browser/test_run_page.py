@@ -290,9 +290,14 @@ def test_a_phone_shows_everything_without_sideways_scrolling(
             "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0] < 60"
         )
         assert dark is (scheme == "dark"), address
+    names = ("loss", "val_loss", "tokens_per_s", "mfu", "grad_norm", "step_time_s")
+    site.log(run, 21, 1, **dict.fromkeys(names, 0.5), **{"memory/allocated_bytes": 1e9})
     page.goto(f"/runs/{run}/")
     expect(page.get_by_role("button", name="Cancel")).to_be_visible()
-    until_step(page, 20)
+    until_step(page, 21)
+    expect(page.locator("#tiles .tile")).to_have_count(7)
+    top = "document.querySelector('[data-panel=\"loss\"] .chart-plot').getBoundingClientRect().top"
+    assert page.evaluate(f"{top} + scrollY") < 844, "the first chart is below the fold"
 
 
 def test_the_theme_can_be_chosen_and_stays(site: Site, visit: Visit) -> None:

@@ -43,9 +43,9 @@ for (const note of document.querySelectorAll("[data-passing]")) {
   setTimeout(leave, 8000);
 }
 
-/* ---- wide tables scroll: by keyboard too ---- */
+/* ---- wide tables and rows of tiles scroll: by keyboard too ---- */
 
-const WRAPS = ".table-wrap:not([tabindex])", resized = new ResizeObserver((entries) => {
+const WRAPS = ".table-wrap:not([tabindex]), #tiles:not([tabindex])", resized = new ResizeObserver((entries) => {
   for (const { target } of entries) if (target.scrollWidth > target.clientWidth) {
     target.tabIndex = 0;
     resized.unobserve(target);

@@ -22,6 +22,16 @@ def everything_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "_shared", SharedByKey())
 
 
+def test_without_active_runs_the_newest_ones_are_shown(owner: User) -> None:
+    run = factories.external_run(owner, name="over")
+    factories.node("n1")
+    type(run).objects.update(state="finished", ended=run.created, summary={"loss": 1.5})
+    page = factories.client_for(owner).get("/").text
+    assert "no active runs" in page
+    table = page[page.index("The newest ones") :]
+    assert f'href="/runs/{run.pk}/"' in table and "loss 1.500" in table
+
+
 def test_users_with_the_same_rights_share_what_they_see_and_others_see_nothing(
     owner: User, teammate: User, stranger: User
 ) -> None:

@@ -98,7 +98,7 @@ def overview(
     if runs:
         parts.append(ngettext("%(count)s run", "%(count)s runs", runs) % {"count": f"{runs:,}"})
     else:
-        parts.append(_("none of your runs") if busy else _("no runs"))
+        parts.append(_("none of your runs") if busy else _("no active runs"))
     if waiting and waiting_devices:
         parts.append(
             ngettext(

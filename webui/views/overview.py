@@ -30,6 +30,7 @@ from webui.views.access import has_role, page
 CARDS: Final = 12
 WAITING: Final = 8
 EVENTS: Final = 40
+RECENT: Final = 5  # ended runs, while none is active
 STREAMS: Final = {
     "": (gettext_noop("all"), None),
     "troubles": (
@@ -101,6 +102,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "queue": seen.queue.entries,
         "more_queue": seen.queue.more,
         "events": shared.events,
+        "ended": shared.ended,
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
             for key, (title, _types) in STREAMS.items()
@@ -122,6 +124,7 @@ class Shared:
     seen: scheduling.Overview
     cards: list[dict[str, Any]]
     events: list[event_messages.EventMessage]
+    ended: list[Any]  # the newest ended runs; empty while runs are active
 
 
 _shared: SharedByKey[Hashable, Shared] = SharedByKey()
@@ -133,7 +136,12 @@ def shared_parts(user: Any, stream: str) -> Shared:
 
     def read() -> Shared:
         seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
-        result = Shared(seen, cards(seen.running), list_events(user, stream))
+        ended = (
+            []
+            if seen.running
+            else list(runs.run_list(user=user, state=run_headlines.ENDED, limit=RECENT))
+        )
+        result = Shared(seen, cards(seen.running), list_events(user, stream), ended)
         if people.visible_owners(user) != rights:
             raise _RightsChanged
         return result

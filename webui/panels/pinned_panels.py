@@ -19,9 +19,9 @@ def pinned_panels(
     experiment: Any = None,
     team: Any = None,
 ) -> dict[str, Any]:
-    """Context of the page of a Run, an Experiment or a Team: `dashboards`, and `cards` of their pinned panels, at most 12.
+    """Context of the page of a Run, an Experiment or a Team.
 
-    One query without pinned panels.
+    `dashboards`, and `cards` of their pinned panels, at most 12. One query without pinned panels.
     """
     visible = selectors.dashboards_visible_to(
         user=user,

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
 
-from orchestrator.common.errors import invalid
+from orchestrator.common.errors import Refusal, invalid
 from orchestrator.runs.models import Run
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.packing.chunks import Curve, Floats
@@ -24,7 +24,14 @@ from orchestrator.telemetry.reading.index import (
     metric_names_of_runs,
     series_index,
 )
-from orchestrator.telemetry.reading.levels import Window, iterate, sources
+from orchestrator.telemetry.reading.levels import (
+    Source,
+    Window,
+    iterate,
+    sources,
+    sources_of_runs,
+    with_chunks,
+)
 from orchestrator.telemetry.reading.logs import LogLine, logs
 from orchestrator.telemetry.reading.merge import merge, rewound_steps
 from orchestrator.telemetry.reading.newest import (
@@ -67,12 +74,14 @@ __all__ = [
     "series",
     "series_index",
     "series_names",
+    "series_of_runs",
     "series_raw",
     "sparkline",
 ]
 
 Axis = Literal["step", "tokens", "time", "flops"]
 MAX_POINTS: Final = 5000
+_RUNS: Final = 25  # whose chunks are read at once
 _EXACT_CHUNKS = 128  # up to this many chunks (32,768 points) are read completely, 4 ms
 
 
@@ -132,12 +141,52 @@ def series(
     newest attempt wins, then the lowest rank. Without points the lists are empty. Raises Refusal
     for FLOPs of a run that names no model.
     """
-    points = min(max(points, 1), MAX_POINTS)
     per_token = run_flops_per_token(run) if x == "flops" else 1.0
     window = _window(x, from_, to, after_seq, per_token)
     ordered = sources(run.id, name, rank=rank, attempt=attempt)
     # a requested attempt is shown without later rewinds
     rewinds = run.rewinds if attempt is None else ()
+    return _answer(run, name, ordered, window, rewinds, x, points, per_token, rank)
+
+
+def series_of_runs(
+    *, runs: Sequence[Run], name: str, x: Axis = "step", points: int = 1500
+) -> dict[int, SeriesAnswer]:
+    """`series` of each run's metric by the run's id, in few queries for any number of runs.
+
+    For FLOPs, runs that name no model are left out.
+    """
+    ordered = sources_of_runs([run.id for run in runs], name)
+    answers = {}
+    for start in range(0, len(runs), _RUNS):  # so that few chunks are in memory at once
+        part = runs[start : start + _RUNS]
+        flat = [source for run in part for source in ordered[run.id]]
+        read = iter(with_chunks(flat, most=_EXACT_CHUNKS))
+        for run in part:
+            own = [next(read) for _ in ordered[run.id]]
+            try:
+                per_token = run_flops_per_token(run) if x == "flops" else 1.0
+            except Refusal:
+                continue
+            whole = _window(x, None, None, None, per_token)
+            answers[run.id] = _answer(
+                run, name, own, whole, run.rewinds, x, points, per_token, None
+            )
+    return answers
+
+
+def _answer(
+    run: Run,
+    name: str,
+    ordered: list[Source],
+    window: Window,
+    rewinds: Any,
+    x: Axis,
+    points: int,
+    per_token: float,
+    rank: int | None,
+) -> SeriesAnswer:
+    points = min(max(points, 1), MAX_POINTS)
     merged = merge(ordered, window, enough=max(_EXACT_CHUNKS, points // 2), rewinds=rewinds)
     places, y = _places(merged.points, x, per_token)
     reduced = reduce(places, y, points)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class Source:
     rank: int
     series: Series | None
     tail: Curve
+    # each chunk's points, their number and whether they are thinned, if read before (`with_chunks`)
+    chunks: tuple[tuple[Curve, int, bool], ...] | None = None
 
     @property
     def total(self) -> int:
@@ -132,36 +134,68 @@ def sources(
     run_id: int, name: str, *, rank: int | None = None, attempt: int | None = None
 ) -> list[Source]:
     """All writers of the metric, newest attempt first, then by rank; three queries."""
-    writers = Cursor.objects.filter(run_id=run_id, stream="points")
-    rows = Series.objects.filter(run_id=run_id, name=name)
+    return sources_of_runs([run_id], name, rank=rank, attempt=attempt)[run_id]
+
+
+def sources_of_runs(
+    run_ids: Collection[int], name: str, *, rank: int | None = None, attempt: int | None = None
+) -> dict[int, list[Source]]:
+    """`sources` of each run; three queries for any number of runs."""
+    writers = Cursor.objects.filter(run_id__in=run_ids, stream="points")
+    rows = Series.objects.filter(run_id__in=run_ids, name=name)
     if rank is not None:
         writers, rows = writers.filter(rank=rank), rows.filter(rank=rank)
     if attempt is not None:
         writers, rows = writers.filter(attempt=attempt), rows.filter(attempt=attempt)
     quoted = json.dumps(name)
     with_metric = {
-        cursor: (writer_attempt, writer_rank)
-        for cursor, writer_attempt, writer_rank, latest in writers.values_list(
-            "id", "attempt", "rank", "latest"
-        )
+        cursor: key
+        for cursor, latest, *key in writers.values_list("id", "latest", "run_id", "attempt", "rank")
         if quoted in latest
     }
     # reads tails before series: points that move to a chunk meanwhile appear twice, and `load`
     # drops the duplicates
-    tails: dict[tuple[int, int], list[Curve]] = {}
+    tails: dict[tuple[int, int, int], list[Curve]] = {}
     for cursor, data in (
         Tail.objects.filter(cursor_id__in=with_metric)
         .order_by("id")
         .values_list("cursor_id", "data")
     ):
-        tails.setdefault(with_metric[cursor], []).append(metric_curve(unpack_block(data), name))
-    by_writer = {(row.attempt, row.rank): row for row in rows}
-    result = []
-    for key in sorted({*by_writer, *tails}, key=lambda key: (-key[0], key[1])):
+        run, attempt_, rank_ = with_metric[cursor]
+        curve = metric_curve(unpack_block(data), name)
+        tails.setdefault((run, attempt_, rank_), []).append(curve)
+    by_writer = {(row.run_id, row.attempt, row.rank): row for row in rows}
+    result: dict[int, list[Source]] = {run_id: [] for run_id in run_ids}
+    for key in sorted({*by_writer, *tails}, key=lambda key: (key[0], -key[1], key[2])):
         series, tail = by_writer.get(key), join_curves(tails.get(key, []))
         if series is not None or len(tail):
-            result.append(Source(*key, series, tail))
+            result[key[0]].append(Source(key[1], key[2], series, tail))
     return result
+
+
+def with_chunks(found: Collection[Source], *, most: int) -> list[Source]:
+    """The sources, those of at most `most` chunks with their chunks; a query per 512 chunks."""
+    batches: list[list[int]] = [[]]
+    room = _FETCH
+    for source in found:
+        if source.series is None or not 0 < source.series.chunks <= most:
+            continue
+        if source.series.chunks > room and batches[-1]:
+            batches.append([])
+            room = _FETCH
+        batches[-1].append(source.series.id)
+        room -= source.series.chunks
+    read: dict[int, list[tuple[Curve, int, bool]]] = {}
+    for batch in filter(None, batches):
+        rows = Chunk.objects.filter(series_id__in=batch, level=0).order_by("series_id", "index")
+        for series_id, summary, data in rows.values_list("series_id", "summary", "data"):
+            read.setdefault(series_id, []).append(_chunk(data, summary))
+    return [
+        replace(source, chunks=tuple(read[source.series.id]))
+        if source.series is not None and source.series.id in read
+        else source
+        for source in found
+    ]
 
 
 @dataclass(slots=True)
@@ -180,7 +214,14 @@ def load(source: Source, window: Window, *, enough: int) -> ReadPoints:
     always exact.
     """
     read, marks, represented, exact = [window.points(source.tail)], [], 0, True
-    nodes = _top(source.series) if source.series and source.series.chunks else []
+    unread = source.series is not None and source.series.chunks and source.chunks is None
+    nodes = _top(source.series) if source.series is not None and unread else []
+    for curve, count, thinned in source.chunks or ():
+        points = window.points(curve)
+        if thinned:
+            exact = False
+            represented += count if len(points) == len(curve) else len(points)
+        (marks if thinned else read).append(points)
     while nodes:
         overlaps = []
         for node in nodes:
@@ -270,8 +311,11 @@ def _curves(source: Source, node: _Node, opened: Mask) -> Iterator[tuple[Curve, 
     for start in range(0, len(chosen), _FETCH):
         part = chosen[start : start + _FETCH]
         for _, summary, data in _rows(source, 0, part[0], part[-1], only=set(part)):
-            curve = _unpack_or_marks(data, summary)
-            yield curve, int(np.frombuffer(summary)[pyramid.COUNT]), not data
+            yield _chunk(data, summary)
+
+
+def _chunk(data: Bytes, summary: Bytes) -> tuple[Curve, int, bool]:
+    return _unpack_or_marks(data, summary), int(np.frombuffer(summary)[pyramid.COUNT]), not data
 
 
 def _rows(

@@ -47,6 +47,7 @@ async function read() {
 function note(text) { find("note").textContent = text; }
 
 const plain = (text) => String(text).replaceAll("<", "&lt;");
+const label = (run) => plain(`${run.id} ${run.name}`).replaceAll("%{", "% {"); // as it is, not a placeholder of Plotly
 const smoothed = (x, y, weight) => (!weight ? y : data.axis === "time" ? averageOver(x, y, weight) : ema(y, weight));
 
 /** The curves to draw: those in sight, as differences to the baseline if one is chosen. */
@@ -60,7 +61,7 @@ function linesOf(items, smoothing) {
   const order = new Map(runs.map((run, i) => [run.id, i])), traces = [];
   for (const item of items) {
     const at = order.get(item.run), own = color(at), run = runs[at];
-    const line = (y, shade, width, name) => ({ type: "scatter", mode: item.x.length < 3 ? "markers" : "lines", x: item.x, y, line: { color: shade, width }, marker: { color: shade }, name, hoverinfo: name ? "text" : "skip", text: name ? y.map((value) => plain(`${run.id} ${run.name}: ${quantity(value, 4)}`)) : undefined, showlegend: false });
+    const line = (y, shade, width, name) => ({ type: "scatter", mode: item.x.length < 3 ? "markers" : "lines", x: item.x, y, line: { color: shade, width }, marker: { color: shade }, name, showlegend: false, ...(name ? { hovertemplate: `${label(run)}: %{y:.4~g}<extra></extra>` } : { hoverinfo: "skip" }) });
     if (smoothing) traces.push(line(item.y, faint(own, 0.22), 1, ""));
     traces.push(line(smoothed(item.x, item.y, smoothing), own, 1.5, run.name || String(run.id)));
   }
@@ -134,6 +135,7 @@ if (card) {
   legend();
   read();
   startMenu(card, panel);
+  plotly().catch(() => {}); // loads while the server reads the curves; `draw` reports a failure
   startRelations({ runs, ids: card.dataset.runs, color, state }).then((read) => {
     values = read;
     find("group").append(...Object.keys(values?.config ?? {}).map((key) => new Option(key, key)));

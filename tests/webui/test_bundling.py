@@ -83,13 +83,31 @@ def test_scripts_and_styles_of_a_page_are_bundled_and_compressed() -> None:
     assert gzip.decompress(answer.getvalue()) == content["webui/js/page.js"]
 
 
+def test_brotli_is_preferred_to_gzip() -> None:
+    brotli = pytest.importorskip("brotli")
+    content = files()
+    for name in ("webui/js/page.js", "webui/css/site.css"):
+        path = Path(finders.find(name))
+        short = path.with_name(f"{path.name}.br").read_bytes()
+        assert brotli.decompress(short) == content[name]
+        assert len(short) < len(path.with_name(f"{path.name}.gz").read_bytes())
+        forms = {}
+        for accepted, encoding in (("gzip, deflate, br", "br"), ("gzip", "gzip"), ("", None)):
+            answer = Client().get(f"/static/{name}", headers={"Accept-Encoding": accepted})
+            assert answer.get("Content-Encoding") == encoding
+            assert answer["Vary"] == "Accept-Encoding"
+            forms[encoding] = answer.getvalue()
+        assert forms["br"] == short and forms[None] == content[name]
+
+
 def test_the_chart_bundle_has_its_forms_licenses_and_traces() -> None:
     known = json.loads((PLOTLY / "bundle.json").read_text())
     for name, digest in known["sha256"].items():
         assert hashlib.sha256((PLOTLY / name).read_bytes()).hexdigest() == digest, name
     script = (PLOTLY / settings.PLOTLY_BUNDLE).read_bytes()
     assert gzip.decompress((PLOTLY / f"{settings.PLOTLY_BUNDLE}.gz").read_bytes()) == script
-    assert len((PLOTLY / f"{settings.PLOTLY_BUNDLE}.gz").read_bytes()) < 420_000
+    assert len((PLOTLY / f"{settings.PLOTLY_BUNDLE}.gz").read_bytes()) < 370_000
+    assert b'description:["' not in script  # documentation of attributes, which no page reads
     package = json.loads((ROOT / "tools" / "plotly" / "package.json").read_text())
     assert package["devDependencies"]["plotly.js"] == known["version"]
     assert f"plotly.js {known['version']}" in (PLOTLY / "LICENSES.txt").read_text()

@@ -216,6 +216,7 @@ function layout({ panel, view, theme, range, y, width, empty }) {
   const [a, b] = range[0] === range[1] ? [range[0] - 1, range[1] + 1] : range;
   const common = {
     gridcolor: theme.grid, linecolor: theme.line, zeroline: false, color: theme["text-3"], tickfont: { size: 11 }, fixedrange: false,
+    ticklabeloverflow: "allow", // the margins have room; else every label is measured twice
   };
   return {
     uirevision: "still", datarevision: performance.now(), autosize: true, showlegend: false, hovermode: "closest", hoverdistance: 12,

@@ -37,6 +37,7 @@ RECHECK_S: Final = 30.0
 # the next value of a run follows soon
 RECENT_S: Final = 60.0
 RECENT_RUNS: Final = 200
+_DIGITS: Final = 20  # of a frame number
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
@@ -216,6 +217,6 @@ def _position(query: bytes) -> tuple[int | None, str]:
     if "after" not in params:
         return None, epoch
     text = params["after"][0]
-    if not text.isdecimal():
-        raise ValueError(f"after={text[:40]} is not a frame number")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise ValueError("after is not a frame number.")
     return int(text), epoch

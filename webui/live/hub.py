@@ -47,6 +47,8 @@ class Hub:
         if feed is not None:
             feed.clients.add(client)
             await feed.ready.wait()
+            if self._feeds.get(topic) is not feed:  # its first socket could not read the head
+                return await self.join(topic, client)
             return feed
         feed = self._feeds[topic] = Feed(topic)
         feed.clients.add(client)
@@ -66,6 +68,8 @@ class Hub:
             now = await head_of(topic)
         except BaseException:
             self._feeds.pop(topic, None)
+            self._rest()
+            feed.ready.set()  # other sockets that wait for it try themselves
             raise
         feed.epoch, feed.head = now.epoch, now.seq
         feed.ready.set()
@@ -84,13 +88,17 @@ class Hub:
         del self._feeds[topic]
         if feed.sync is not None:
             feed.sync.cancel()
+        if self._feeds and self._connected:
+            with contextlib.suppress(redis.RedisError, OSError):
+                await self._pubsub.unsubscribe(feed.channel)
+        self._rest()
+
+    def _rest(self) -> None:
+        """End the tasks while no socket listens."""
         if not self._feeds:
             tasks, self._tasks = self._tasks, []
             for task in tasks:
                 task.cancel()
-        elif self._connected:
-            with contextlib.suppress(redis.RedisError, OSError):
-                await self._pubsub.unsubscribe(feed.channel)
 
     async def _listen(self) -> None:
         """Forward frames from Redis to feeds; after a reconnect, read missed frames."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -9,12 +11,16 @@ from urllib.parse import SplitResult, urlsplit
 from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
 from django.conf import settings
+from django.db import DatabaseError, InterfaceError
 from django.http.request import split_domain_port, validate_host
 from django.urls import path, re_path
 
 from webui.live.consumers import NOT_FOUND, FleetConsumer, RunConsumer
 
+log = logging.getLogger(__name__)
+
 Asgi = Callable[[Any, Any, Any], Awaitable[None]]
+TRY_LATER = 1013
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
@@ -76,6 +82,22 @@ def _name(parts: SplitResult) -> str:
     return f"[{name}]" if ":" in name else name
 
 
+class DatabaseOutage:
+    """Closes a socket that cannot be served without the database; its client connects again."""
+
+    def __init__(self, inner: Asgi) -> None:
+        self.inner = inner
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass the socket on."""
+        try:
+            await self.inner(scope, receive, send)
+        except (DatabaseError, InterfaceError) as error:
+            log.warning("A live socket is closed: the database does not answer: %s", error)
+            with contextlib.suppress(RuntimeError):  # it is closed already
+                await send({"type": "websocket.close", "code": TRY_LATER})
+
+
 def application() -> Any:
     """Return the websocket application of the web process."""
-    return PageOriginCheck(AuthMiddlewareStack(URLRouter(urlpatterns)))
+    return PageOriginCheck(DatabaseOutage(AuthMiddlewareStack(URLRouter(urlpatterns))))

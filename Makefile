@@ -41,8 +41,8 @@ test-mutation: install-test ## mutation testing of five modules, within a time b
 chaos: install-test ## fault injection into a cluster of real processes: ARGS="--faults 10000 --seed 1"
 	@exec $(BIN)/python -m tests.chaos $(ARGS)
 
-fuzz: install-test ## 100,000 random mutations over all kinds of messages: ORRERY_FUZZ_MUTATIONS=5000 ORRERY_FUZZ_SEED=2
-	@ORRERY_FUZZ_MUTATIONS=$${ORRERY_FUZZ_MUTATIONS:-100000} $(BIN)/python -m pytest tests/orchestrator/fuzz/test_messages.py $(ARGS)
+fuzz: install-test ## 100,000 random mutations over all kinds of messages, 20,000 of sockets: ORRERY_FUZZ_MUTATIONS=5000 ORRERY_FUZZ_SEED=2
+	@ORRERY_FUZZ_MUTATIONS=$${ORRERY_FUZZ_MUTATIONS:-100000} $(BIN)/python -m pytest tests/orchestrator/fuzz/test_messages.py tests/orchestrator/fuzz/test_sockets.py tests/orchestrator/fuzz/test_socket_server.py $(ARGS)
 
 check: install-test ## ruff, djLint, mypy, import-linter, Django checks, missing migrations
 	@$(BIN)/ruff check .

@@ -19,4 +19,4 @@ VOLUME /var/lib/orrery
 EXPOSE 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=30s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health/', timeout=4)"]
-CMD ["sh", "-c", "exec uvicorn orchestrator.config.asgi:application --host 0.0.0.0 --port 8000 --no-access-log --proxy-headers --ws-per-message-deflate false --workers ${ORRERY_WEB_PROCESSES:-1}"]
+CMD ["sh", "-c", "exec uvicorn orchestrator.config.asgi:application --host 0.0.0.0 --port 8000 --no-access-log --proxy-headers --ws-max-size 65536 --ws-per-message-deflate false --workers ${ORRERY_WEB_PROCESSES:-1}"]

@@ -165,6 +165,21 @@ def test_nginx_accepts_the_configuration(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_web_process_limits_the_frames_of_sockets() -> None:
+    """The default is 16 MB for each frame of each socket, which sends nothing that is used."""
+    embedded = (ROOT / "orchestrator" / "config" / "embedded" / "up.py").read_text()
+    assert '"--ws-max-size",\n        "65536"' in embedded
+    starts = [
+        line
+        for path in DEPLOY.rglob("*")
+        if path.is_file() and path.suffix not in (".md", ".tgz", ".pyc")
+        for line in path.read_text(errors="replace").splitlines()
+        if "uvicorn orchestrator" in line
+    ]
+    assert len(starts) >= 2
+    assert all("--ws-max-size 65536 --ws-per-message-deflate false" in line for line in starts)
+
+
 def test_the_documented_memory_limits_are_enforced() -> None:
     limits = memory_limits.documented()
     assert {"web", "scheduler", "ingest", "jobs", "agent", "supervisor"} == set(limits)

@@ -13,19 +13,21 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.conf import settings
+from django.contrib.admin.models import LogEntry
 from django.contrib.sessions.models import Session
 from django.db.models import CharField, Exists, F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Cast, Concat
 
 from orchestrator.accounts.idempotency import RETENTION as IDEMPOTENCY_RETENTION
-from orchestrator.accounts.models import AuditEntry, IdempotencyKey
+from orchestrator.accounts.models import ApiToken, AuditEntry, IdempotencyKey
 from orchestrator.alerts.models import Alert, AlertMute
 from orchestrator.background_jobs.models import Delivery, JobRun, UsageDay
 from orchestrator.common.models import Frame, Topic
 from orchestrator.dead_letters.models import DeadLetter, DeadLetterState
 from orchestrator.device_history.models import AttemptHour, NodeReadings, PoolReadings
 from orchestrator.device_history.series import MINUTE_S, QUARTER_S, ROW_S
-from orchestrator.fleet.models import ProbeResult
+from orchestrator.fleet.models import Cordon, JoinToken, NodeProbe, ProbeResult
+from orchestrator.reports.models import ShareLink
 from orchestrator.runs.models import Deletion, ProgramSnapshot, Run, RunCode, RunEvent
 from orchestrator.telemetry.models import Chunk, LogChunk
 
@@ -230,6 +232,48 @@ def _probes(now: datetime) -> Rows | None:
     return None if before is None else ProbeResult.objects.filter(time__lt=before)
 
 
+def _node_probes(now: datetime) -> Rows | None:
+    """Probes of idle nodes, except the newest of each node, from which the planner predicts."""
+    before = _before(now, settings.ENV.retain_events_days)
+    if before is None:
+        return None
+    newer = NodeProbe.objects.filter(node=OuterRef("node"), day__gt=OuterRef("day"))
+    return NodeProbe.objects.filter(
+        Exists(newer.exclude(time=None)), day__lt=before.date()
+    ).exclude(state=NodeProbe.State.REQUESTED)
+
+
+def _cordons(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_events_days)
+    return None if before is None else Cordon.objects.filter(lifted__lt=before)
+
+
+def _tokens(now: datetime) -> Rows | None:
+    """API tokens that have been invalid for as long as audit entries are retained."""
+    before = _before(now, settings.ENV.retain_audit_days)
+    return None if before is None else ApiToken.objects.filter(_invalid_before(before))
+
+
+def _share_links(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_audit_days)
+    return None if before is None else ShareLink.objects.filter(_invalid_before(before))
+
+
+def _invalid_before(time: datetime) -> Q:
+    return Q(revoked__lt=time) | Q(expires__lt=time)
+
+
+def _join_tokens(now: datetime) -> Rows | None:
+    """Join tokens that expired unused; secrets of nodes derive from the used ones."""
+    before = _before(now, settings.ENV.retain_jobs_days)
+    return None if before is None else JoinToken.objects.filter(used=None, expires__lt=before)
+
+
+def _admin_log(now: datetime) -> Rows | None:
+    before = _before(now, settings.ENV.retain_audit_days)
+    return None if before is None else LogEntry.objects.filter(action_time__lt=before)
+
+
 def _idempotency(now: datetime) -> Rows:
     return IdempotencyKey.objects.filter(created__lt=now - IDEMPOTENCY_RETENTION)
 
@@ -250,6 +294,12 @@ POLICIES: Final = (
     Policy("alerts", "retain_jobs_days", _alerts),
     Policy("deletions", "retain_jobs_days", _deletions),
     Policy("probes", "retain_events_days", _probes),
+    Policy("node_probes", "retain_events_days", _node_probes),
+    Policy("cordons", "retain_events_days", _cordons),
+    Policy("api_tokens", "retain_audit_days", _tokens),
+    Policy("share_links", "retain_audit_days", _share_links),
+    Policy("join_tokens", "retain_jobs_days", _join_tokens),
+    Policy("admin_log", "retain_audit_days", _admin_log),
     Policy("deliveries", "retain_jobs_days", _deliveries),
     Policy("dead_letters", "retain_jobs_days", _dead_letters),
     Policy("usage", "retain_usage_days", _usage),

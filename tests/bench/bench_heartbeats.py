@@ -32,6 +32,7 @@ def measure(count: int) -> None:
     """Start one attempt per node and apply the heartbeats of `ROUNDS` intervals."""
     from django.db import connection
 
+    from orchestrator.scheduling.loop import Watched
     from orchestrator.scheduling.periodic_checks import reap
     from tests import factories
 
@@ -41,13 +42,14 @@ def measure(count: int) -> None:
     while placed < count:
         placed += one_pass()[1]
     beats = sealed(count)
+    watched = Watched()
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
         server = psutil.Process(cursor.fetchone()[0])
-    beat(beats)
+    beat(beats, watched)
     spent = 0.0
     for _ in range(ROUNDS):
-        spent += beat(beats, server)
+        spent += beat(beats, watched, server)
     more: dict[str, Any] = {"nodes": count, "devices": 8 * count, "database": "postgresql"}
     each = spent / ROUNDS / count * 1000
     record("heartbeats", what="CPU per heartbeat", value=each, unit="ms", figure="<= 0.3", **more)
@@ -98,16 +100,18 @@ def envelope_text(node: Any, secret: bytes, samples: list[Any], seen: list[Any])
     return envelope.seal(secret, names.KIND_HEARTBEAT, body, ttl_s=60, now=now, node=node.name)
 
 
-def beat(beats: list[tuple[str, Any]], server: psutil.Process | None = None) -> float:
-    """All nodes send once, evenly over the interval; CPU seconds of the scheduler's polls."""
+def beat(beats: list[tuple[str, Any]], watched: Any, server: psutil.Process | None = None) -> float:
+    """All nodes send once, evenly over the interval; CPU seconds of the scheduler's polls.
+
+    An interval is as long as what the scheduler watches may be old.
+    """
     from orchestrator.common.redis import client
-    from orchestrator.fleet.selectors import node_names
-    from orchestrator.scheduling.periodic_checks import open_fences
     from orchestrator.scheduling.reports import heartbeat_handler
     from orchestrator.scheduling.reports.silence import liveness
     from workers.contracts.wire import liveness as wire
 
     spent = 0.0
+    watched.changed()
     for second in range(EVERY_S):
         with client().pipeline(transaction=False) as pipe:
             for name, make in beats[second::EVERY_S]:
@@ -115,7 +119,8 @@ def beat(beats: list[tuple[str, Any]], server: psutil.Process | None = None) -> 
                 pipe.xadd(wire.heartbeat_key(name), fields, maxlen=1, approximate=False)
             pipe.execute()
         before = cpu_s(server)
-        new = liveness.poll(client(), node_names(), open_fences())
+        watched.refresh()
+        new = liveness.poll(client(), watched.nodes, watched.fences)
         assert len(new) == len(beats[second::EVERY_S])
         heartbeat_handler.apply(new, broker_ahead_s=liveness.broker_ahead_s)
         spent += cpu_s(server) - before

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
+from orchestrator.accounts.models import User
+from orchestrator.scheduling.loop import Watched
 from orchestrator.scheduling.reports import heartbeat_handler
 from orchestrator.scheduling.reports.silence import NewHeartbeat
 from tests import factories
@@ -69,3 +71,23 @@ def test_an_outage_of_the_database_is_not_a_bad_heartbeat(
     monkeypatch.setattr(heartbeat_handler.node_health, "heartbeats_record", down)
     with pytest.raises(OperationalError):
         heartbeat_handler.apply([beat("n1", time.time())])
+
+
+def test_nodes_and_fences_are_read_after_a_change_and_every_few_seconds(
+    owner: User, django_assert_num_queries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    watched.refresh()
+    node = factories.node("n1")
+    attempt = factories.running(factories.run(owner), node)
+    with django_assert_num_queries(0):
+        watched.refresh()
+    assert watched.nodes == []
+    watched.changed()
+    watched.refresh()
+    assert watched.nodes == ["n1"] and watched.fences == {"n1": [str(attempt.fence)]}
+    factories.node("n2")
+    later = time.monotonic() + Watched.MOST_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    watched.refresh()
+    assert watched.nodes == ["n1", "n2"]

@@ -1,6 +1,7 @@
 /* All charts of a page: data from REST and live frames, the shared view in the URL, cursor and zoom.
    Does not depend on runs, only on the URL of their series. */
 import { Chart } from "./chart.js";
+import { csvCell, saveLines } from "./csv.js";
 import { axisTitle } from "./figure.js";
 import { quantity } from "./format.js";
 import { gettext } from "./i18n.js";
@@ -310,13 +311,9 @@ export class ChartSet {
       if (!answer.ok) continue;
       const [head, ...rows] = (await answer.text()).trim().split(/\r?\n/);
       if (!parts.length) parts.push(`name,${head}`);
-      for (const row of rows) parts.push(`${name},${row}`);
+      for (const row of rows) parts.push(`${csvCell(name)},${row}`);
     }
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([parts.join("\n") + "\n"], { type: "text/csv" }));
-    link.download = `${this.fileName(panel)}.csv`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    saveLines(this.fileName(panel), parts);
   }
 
   /** Points that the browser holds, for tests and measurements. */

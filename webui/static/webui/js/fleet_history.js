@@ -1,5 +1,6 @@
 /* The fleet over time: charts whose curves are in the page; the address chooses the period. */
 import { ChartSet } from "./charts.js";
+import { saveCsv } from "./csv.js";
 import { toast } from "./page.js";
 import { plotly } from "./plot.js";
 import { scheduler } from "./scheduler.js";
@@ -17,16 +18,12 @@ class FleetCharts extends ChartSet {
   formatAxis(at) { return `${new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`; }
 
   async downloadCsv(panel) {
-    const rows = ["name,time,mean,min,max"];
+    const rows = [["name", "time", "mean", "min", "max"]];
     for (const { name } of panel.series) {
       const curve = this.source.curves[name];
-      curve?.x.forEach((time, i) => rows.push([name, new Date(time * 1000).toISOString(), curve.y[i], curve.low[i], curve.high[i]].join(",")));
+      curve?.x.forEach((time, i) => rows.push([name, new Date(time * 1000).toISOString(), curve.y[i], curve.low[i], curve.high[i]]));
     }
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([`${rows.join("\n")}\n`], { type: "text/csv" }));
-    link.download = `${this.fileName(panel)}.csv`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    saveCsv(this.fileName(panel), rows);
   }
 }
 

@@ -1,5 +1,6 @@
 /* What chart.js asks of the charts of a page, for one panel of lines whose data came in one answer. Panels with the same
    x axis share the cursor. */
+import { saveCsv } from "./csv.js";
 import { axisTitle } from "./figure.js";
 import { parse, quantity } from "./format.js";
 import { format, gettext, ngettext } from "./i18n.js";
@@ -113,19 +114,6 @@ export class PanelLines {
   }
 
   remove() { sets.delete(this); }
-}
-
-/** Saves rows as a CSV file; a text that a spreadsheet would run as a formula gets an apostrophe in front. */
-export function saveCsv(name, rows) {
-  const cell = (value) => {
-    const text = value === null || value === undefined ? "" : typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  };
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([`${rows.map((row) => row.map(cell).join(",")).join("\n")}\n`], { type: "text/csv" }));
-  link.download = `${name}.csv`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 /** Why a panel shows nothing: a sentence and what to do; `empty` is {code, subject, near, detail}. */

@@ -2,8 +2,9 @@
 
    A panel whose element has a script of class "panel-data" draws that data and reads nothing: a frozen panel. */
 import { Chart } from "./chart.js";
+import { saveCsv } from "./csv.js";
 import { format, gettext, ngettext } from "./i18n.js";
-import { PanelLines, emptyText, saveCsv } from "./panel_lines.js";
+import { PanelLines, emptyText } from "./panel_lines.js";
 import { mediaElements, stepControl, tableRows } from "./panel_media.js";
 import { plot, rows, summary } from "./panel_plots.js";
 import { plotly, theme } from "./plot.js";

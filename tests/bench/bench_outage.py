@@ -1,8 +1,9 @@
 """A node that is lost, then parts that are down for 10 minutes, under 8 attempts of real agents.
 
 Times are the product's defaults; only ranks are fake (`tests/chaos`). Needs PostgreSQL.
-`ARGS="outage"` stops the broker; `--parts broker database scheduler ingest agents all` selects what
-is stopped, one after another. `--short` shortens each outage to 60 s.
+`ARGS="outage"` stops the broker; `--parts broker database scheduler ingest web agents all` selects
+what is stopped, one after another. `web` has clients: the recorder, `orrery watch`, a page and a
+socket. `--short` shortens each outage to 60 s.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.bench.stack import PostgresServer
 NODES, DEVICES = 4, 2
 STEP_S = 0.5
 POINTS_BEFORE = 20  # per run, before a fault
-PARTS = ("broker", "database", "scheduler", "ingest", "agents", "all")
+PARTS = ("broker", "database", "scheduler", "ingest", "web", "agents", "all")
 
 
 def main() -> None:
@@ -121,7 +122,7 @@ def lose_node(cluster: Any, workload: Any) -> None:
     since(began, lambda: Run.objects.filter(pk=run.pk, state="finished").exists())
 
 
-def stopped_parts(cluster: Any, database: PostgresServer, part: str) -> list[Any]:
+def stopped_parts(cluster: Any, database: PostgresServer, web: Any, part: str) -> list[Any]:
     """What goes down: objects with `start`, and `kill` or `stop`."""
     agents = [node.agent for node in cluster.agents]
     every = {
@@ -129,6 +130,7 @@ def stopped_parts(cluster: Any, database: PostgresServer, part: str) -> list[Any
         "database": [database],
         "scheduler": [cluster.scheduler],
         "ingest": [cluster.ingest],
+        "web": [web],
         "agents": agents,
     }
     return every[part] if part in every else [one for some in every.values() for one in some]
@@ -141,6 +143,7 @@ def stop_part(
     from django.db import connections
 
     from orchestrator.runs.models import Attempt, Run
+    from tests.bench.web_clients import WebClients
     from tests.chaos.invariants import complete_series, every_point_once, read_journal, started_once
 
     ends_later = int(outage_s / STEP_S) + 120
@@ -149,8 +152,11 @@ def stop_part(
         running(run)
     keys = [run.pk for run in runs]
     before = Attempt.objects.filter(run__in=keys).count()
+    clients = WebClients(cluster)
+    if part in ("web", "all"):
+        clients.open(keys[-1], outage_s)
     connections.close_all()
-    started, down = time.monotonic(), stopped_parts(cluster, database, part)
+    started, down = time.monotonic(), stopped_parts(cluster, database, clients.web, part)
     for one in down:
         one.stop() if isinstance(one, PostgresServer) else one.kill()
     # ranks write on: those of the first four runs finish meanwhile
@@ -164,6 +170,10 @@ def stop_part(
     broken = tries.exclude(exit_class="ok")
     lost = [*complete_series(), *every_point_once(cluster.nodes_home)]
     lost += started_once(read_journal(cluster.journal))
+    failed = clients.check() if part in ("web", "all") else []
+    clients.close()
+    for problem in failed:
+        print(problem)
     for problem in lost:
         print(problem)
     for attempt in broken:
@@ -182,6 +192,9 @@ def stop_part(
         figure="== 0",
         **more,
     )
+    if part in ("web", "all"):
+        what = f"{name}: clients that did not continue (recorder, watch, page, socket)"
+        record("outage", what=what, value=len(failed), unit="", figure="== 0")
     record(
         "outage",
         what=f"{name}: ranks with lost or doubled points",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,3 +119,12 @@ def test_metrics_are_openmetrics(
         'orrery_devices{use="idle"} 3.0',
     ):
         assert line in lines
+
+
+@pytest.mark.django_db
+def test_every_metric_is_documented(client: Client) -> None:
+    text = client.get("/metrics").content.decode()
+    emitted = dict(re.findall(r"^# HELP (orrery_\w+) (.+)$", text, re.MULTILINE))
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    documented = dict(re.findall(r"^\| `(orrery_\w+)` \|[^|]*\| (.+) \|$", page, re.MULTILINE))
+    assert documented == emitted

@@ -98,7 +98,9 @@ class JoinTokenOut(Schema):
 )
 @paginated(
     name="nodes",
-    serialize=lambda node: selectors.serialize_node(node) | {"suspect": None},
+    serialize_page=lambda rows: [
+        node | {"suspect": None} for node in selectors.serialize_nodes(rows)
+    ],
     as_json=True,
 )
 def nodes(
@@ -107,7 +109,7 @@ def nodes(
     pool: str | None = None,
 ) -> Any:
     """Nodes with their devices, health and newest readings."""
-    rows = selectors.nodes_visible_to(user=user(request)).order_by("id")
+    rows = selectors.nodes_visible_to(user=user(request), devices=False).order_by("id")
     if state:
         rows = rows.filter(health=state)
     if pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,11 +24,11 @@ from workers.contracts.wire.cluster_engines.jobs import is_member_name
 from workers.contracts.wire.node_messages import supported
 
 
-def nodes_visible_to(*, user: User) -> QuerySet[Node]:
-    """Nodes by name; prefetches devices, open cordons, cluster and pool."""
-    nodes = (
-        Node.objects.order_by("name").select_related("cluster", "pool").prefetch_related("devices")
-    )
+def nodes_visible_to(*, user: User, devices: bool = True) -> QuerySet[Node]:
+    """Nodes by name; prefetches `devices`, open cordons, cluster and pool."""
+    nodes = Node.objects.order_by("name").select_related("cluster", "pool")
+    if devices:
+        nodes = nodes.prefetch_related("devices")
     return cordons.with_open_cordons(nodes) if user.is_active else nodes.none()
 
 
@@ -330,8 +330,18 @@ def dropped_orders_total() -> int:
     return sum(int(count or 0) for count in rows.values_list("sample__dropped_orders", flat=True))
 
 
-def serialize_node(node: Node) -> dict[str, Any]:
-    """The REST representation of a node with its devices."""
+def serialize_nodes(nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """Nodes as `serialize_node`, their devices in one query without objects."""
+    devices: dict[int, list[Any]] = {node.pk: [] for node in nodes}
+    rows = Device.objects.filter(node__in=devices).order_by("node_id", "index")
+    for row in rows.values_list(named=True):
+        devices[row.node_id].append(row)
+    return [serialize_node(node, devices[node.pk]) for node in nodes]
+
+
+def serialize_node(node: Node, devices: Iterable[Any] | None = None) -> dict[str, Any]:
+    """The REST representation of a node with its devices, read here unless they are given."""
+    devices = node.devices.all() if devices is None else devices
     held = cordons.open_of(node)
     return {
         "id": str(node.pk),
@@ -359,7 +369,7 @@ def serialize_node(node: Node) -> dict[str, Any]:
         "versions": node.inventory.get("versions", {}),
         "isolation": node.inventory.get("isolation"),
         "broker_user": node.inventory.get("broker_user"),
-        "devices": [serialize_device(device, node) for device in node.devices.all()],
+        "devices": [serialize_device(device, node) for device in devices],
     }
 
 
@@ -368,12 +378,12 @@ def serialize_judgment(judgment: versions.VersionCheck) -> dict[str, str]:
     return {"skew": str(judgment.skew), "message": judgment.message, "hint": judgment.hint}
 
 
-def serialize_device(device: Device, node: Node | None = None) -> dict[str, Any]:
+def serialize_device(device: Any, node: Node | None = None) -> dict[str, Any]:
     """The REST representation of a device with its newest reading, null before the first."""
     node = node or device.node
     readings = node.sample.get("devices", [])
     return {
-        "id": str(device.pk),
+        "id": str(device.id),
         "node": node.name,
         "index": device.index,
         "kind": device.kind,

@@ -55,6 +55,7 @@ class Slurm:
 
     def add_fake(self, folder: Path) -> None:
         """Engine `fake`: real supervisors with the ranks of the chaos tests."""
+        self.fake_home = folder / "home"
         self.journal = folder / "journal"
         self.journal.mkdir(parents=True)
         python = folder / "python"
@@ -240,6 +241,34 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
     assert slurm.starts() == expected
     for run in runs:
         assert len(cluster.jobs_of(run)) == (2 if run in (here, there, killed) else 1)
+
+
+def test_points_of_a_killed_supervisor_arrive_though_no_further_job_starts(
+    orrery: Orrery, slurm: Slurm
+) -> None:
+    """The control plane sees the home, and sends what is left there."""
+    (slurm.journal / "hurry").unlink(missing_ok=True)
+    run = slurm.submit(steps=2000, ranks=1, pool="fake", every=50)
+    orrery.until_step(run, 3)
+    slurm.command("set", "fake", "--disable")
+    try:
+        identities = slurm.fake_home / "engine"
+        name = attempt_of(orrery, run, 1)["placement"][0]["node"]
+        assert (identities / f"{name}.json").exists()
+        slurm.kill_supervisor(slurm.cluster.job_of(run))
+        orrery.until(
+            lambda: attempt_of(orrery, run, 1)["state"] == "exited", 120, "the attempt ends"
+        )
+        orrery.until(lambda: not (identities / f"{name}.json").exists(), 120, "everything is sent")
+        folder = slurm.fake_home / "runs" / run / "attempt-1" / "node-0"
+        assert json.loads((folder / "exit.json").read_text())["reported"] is True
+        orrery.until(lambda: _complete(orrery.steps(run)), 60, "every step has its point once")
+        assert len(slurm.cluster.jobs_of(run)) == 1
+    finally:
+        slurm.command("set", "fake", "--enable")
+    assert orrery.client is not None
+    orrery.client.post(f"runs/{run}/cancel")
+    orrery.until_state(run, "cancelled")
 
 
 def test_the_check_of_the_bundle_runs_on_every_node(slurm: Slurm) -> None:

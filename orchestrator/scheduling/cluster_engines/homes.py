@@ -22,7 +22,7 @@ from workers.contracts.wire.maintenance.storage import MOST_ITEMS, CollectOrder
 from workers.contracts.wire.node_messages import AttemptState, LeftSupervisor
 
 _MOST: Final = 50  # ended attempts of other runs
-_LATE: Final = members.LATE - timedelta(hours=1)  # their identities are valid for this long
+LATE: Final = members.LATE - timedelta(hours=1)  # their identities are valid for this long
 _SCAN_EVERY_S: Final = 86400
 _PREFIX: Final = "engine:"  # nodes have no such names
 
@@ -84,7 +84,7 @@ def _left(engine: Engine, attempt: Attempt, owner: int | None) -> list[LeftSuper
         engine=engine,
         state=EngineJob.State.ENDED,
         attempt__state=AttemptState.EXITED,
-        attempt__ended__gt=clock.now() - _LATE,
+        attempt__ended__gt=clock.now() - LATE,
     ).exclude(hosts=[])
     if owner is not None:
         jobs = jobs.filter(attempt__run__owner=owner)

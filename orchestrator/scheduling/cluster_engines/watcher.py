@@ -17,6 +17,7 @@ from orchestrator.fleet.models import Engine as EngineRow
 from orchestrator.scheduling.cluster_engines import contact
 from orchestrator.scheduling.cluster_engines.enqueue import engines_with_new_runs
 from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
+from orchestrator.scheduling.cluster_engines.late_points import LatePoints
 from orchestrator.scheduling.cluster_engines.sync import sync
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Watcher:
         self._last: dict[int, float] = {}
         self._passed: dict[int, datetime] = {}  # when, by the clock of `queued_at`
         self._expire_due = time.monotonic() + _EXPIRE_EVERY_S
+        self._late = LatePoints()
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
 
     def start(self) -> None:
@@ -64,6 +66,7 @@ class Watcher:
                 log.exception("A pass over the engines failed; it is repeated")
             self._woken.wait(_IDLE_S if not self._due else 0.25)
         contact.disconnect()
+        self._late.close()
         connection.close()
 
     def _pass(self) -> None:
@@ -90,6 +93,7 @@ class Watcher:
             try:
                 settings = kinds.settings_of(row)
                 sync(row, contact.connect(row), drained=self._drained)
+                self._late.poll(row)
             except EngineUnavailable as error:  # it has no usable login
                 contact.failed(row, str(error))
             except (ValueError, OSError) as error:  # settings of another release, no CA file

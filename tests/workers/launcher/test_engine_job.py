@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from tests.workers.launcher.test_environment import order_of, project
 from tests.workers.launcher.test_program import packed
 from tests.workers.launcher.test_store_link import SAVES
 from workers.contracts.wire import envelope, names
-from workers.contracts.wire.cluster_engines.jobs import JobMember, JobTicket
+from workers.contracts.wire.cluster_engines.jobs import LATE_PROGRAM, JobMember, JobTicket
 from workers.contracts.wire.programs.program_files import ProgramFile
 from workers.launcher.maintenance import engine_home
 from workers.launcher.rundir import RunDir, read_json
@@ -120,6 +121,35 @@ def test_the_next_job_sends_what_a_killed_supervisor_left_and_deletes_garbage(
                 collected.append(body)
     assert collected[0]["collected"][0]["path"] == "runs/5/attempt-1"
     assert [each["name"] for each in collected[1]["runs"]] == ["5", "7"]
+
+
+def test_the_control_plane_sends_what_a_killed_supervisor_left_without_a_job(
+    members: tuple[Member, Member],
+) -> None:
+    """Where it sees the home; the ranks wrote points after the supervisor had gone."""
+    member, _ = members
+    folder = "runs/7/attempt-1/node-0"
+    order = member.order(script(WRITES, points=True), ranks=1, run_dir=folder)
+    process = member.start(order, "1")
+    file = engine_home.node_file(member.home, member.name)
+    member.until(lambda: member.seqs("points", 0)[-1:] == [5] or None, 120, "all points were sent")
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+    member.batches.clear()
+    member.ingest = True
+    task = {"home": str(member.home), "left": [{"node": member.name, "run_dir": folder}]}
+    for _ in range(2):  # a repetition is harmless
+        done = subprocess.run(
+            [sys.executable, "-m", LATE_PROGRAM],
+            input=json.dumps(task),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+    assert member.seqs("points", 0) == [1, 2, 3, 4, 5]
+    assert member.exited(order)["class"] == "infrastructure" and not file.exists()
 
 
 @pytest.mark.parametrize("pod", [False, True], ids=["slurm", "kubernetes"])

@@ -10,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
+from workers.contracts.wire.cluster_engines.jobs import IDENTITIES
 from workers.contracts.wire.maintenance.storage import CollectOrder, StorageReport
 from workers.contracts.wire.node_messages import LaunchOrder, LeftSupervisor
 from workers.launcher.maintenance import garbage
 from workers.launcher.recovery import is_reported, recover
 from workers.launcher.rundir import RunDir
 
-FOLDER: Final = "engine"  # in the home, with a file per supervisor until it has reported everything
 _PATIENCE_S: Final = 120.0  # for one supervisor
 _TOTAL_S: Final = 600.0  # for all of an order
 _FORGOTTEN_S: Final = 2 * 86400.0  # an attempt that was not marked for this long is not active
@@ -29,7 +29,7 @@ MARK_EVERY_S: Final = 3600.0
 
 def node_file(home: Path, name: str) -> Path:
     """Where a supervisor's identity is; it removes the file when it has reported everything."""
-    return home / FOLDER / f"{name}.json"
+    return home / IDENTITIES / f"{name}.json"
 
 
 def maintain(home: Path, order: LaunchOrder, send: Callable[[StorageReport], bool]) -> None:
@@ -43,11 +43,16 @@ def maintain(home: Path, order: LaunchOrder, send: Callable[[StorageReport], boo
             _collect(home, order.collect, send)
         except Exception as error:
             print(f"Garbage collection failed: {error!r}", flush=True)
-    deadline = time.monotonic() + _TOTAL_S
-    for left in order.left:
+    ship(home, order.left)
+
+
+def ship(home: Path, supervisors: Iterable[LeftSupervisor], *, total_s: float = 0.0) -> None:
+    """Send what these supervisors left, for at most `total_s` seconds (0: `_TOTAL_S`)."""
+    deadline = time.monotonic() + (total_s or _TOTAL_S)
+    for left in supervisors:
         patience_s = min(_PATIENCE_S, deadline - time.monotonic())
         if patience_s <= 0:
-            print("A later job sends what other supervisors left.", flush=True)
+            print("What other supervisors left is sent later.", flush=True)
             return
         try:
             _ship(home, left, patience_s)

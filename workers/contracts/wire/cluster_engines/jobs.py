@@ -16,6 +16,9 @@ from workers.contracts.base import WireContract
 from workers.contracts.wire.node_messages import NodeName
 
 # names of supervisors in an engine's jobs; no agent may join under such a name
+IDENTITIES: Final = "engine"  # folder of a home, with a file per supervisor until its exit report
+LATE_PROGRAM: Final = "workers.launcher.cluster_engines.late"
+LATE_TOTAL_S: Final = 300.0  # how long that program tries to send
 _MEMBER: Final = re.compile(r"\.job\d+\.\d+$")
 
 

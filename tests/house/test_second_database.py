@@ -51,6 +51,7 @@ FILES = {
         "samples",
         "states",
         "store",
+        "store_races",
     ],
     "scheduling": [
         "delivery",

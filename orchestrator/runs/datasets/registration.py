@@ -95,6 +95,8 @@ def remove_copies(*, dry_run: bool, renew: Callable[[], None]) -> dict[str, int]
         renew()
         if not _is_shared(row):
             copies.remove_objects(row.key)
+            # a version of equal content that was registered meanwhile is copied again
+            not_copied(DataSetVersion.objects.filter(key=row.key, deleted=None))
         DataSetVersion.objects.filter(pk=row.pk).update(removed=clock.now())
     return counts
 
@@ -106,6 +108,20 @@ def removable() -> Iterator[tuple[DataSetVersion, int]]:
     for row in gone.exclude(key=""):
         yield row, 0 if row.key in seen or _is_shared(row) else row.bytes
         seen.add(row.key)
+
+
+def confirm_copy(version: int, key: str) -> None:
+    """Copy the version again later if its copy was deleted while the version was recorded.
+
+    The child may have found the copy of a deleted version of equal content.
+    """
+    if not copies.exists(key):
+        not_copied(DataSetVersion.objects.filter(pk=version, key=key, deleted=None))
+
+
+def not_copied(rows: QuerySet[DataSetVersion]) -> None:
+    """Record that these versions have no copy, which makes them due."""
+    rows.update(state=_State.FINGERPRINTED, key="", retry_at=None)
 
 
 def _is_shared(row: DataSetVersion) -> bool:
@@ -133,6 +149,7 @@ def _register(row: DataSetVersion, renew: Callable[[], None]) -> int:
             conditional.update(
                 known, state=_State.STORED, key=answer.stored, problem="", hint="", retry_at=None
             )
+            confirm_copy(row.pk, answer.stored)
         elif answer.problem is not None:
             _postpone(row, answer.problem)
     if not answered:

@@ -17,7 +17,7 @@ from orchestrator.accounts.roles import Role, at_least
 from orchestrator.common import clock, conditional
 from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
 from orchestrator.runs import selectors as runs
-from orchestrator.runs.datasets import selectors
+from orchestrator.runs.datasets import registration, selectors
 from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.models import Run
 from orchestrator.runs.submission.data_paths import file_problems, resolve_path
@@ -111,7 +111,9 @@ def data_set_import(
         created=clock.now(),
         ready=clock.now(),
     )
-    return _save(row, by)
+    saved = _save(row, by)
+    registration.confirm_copy(saved.pk, key)
+    return saved
 
 
 def data_set_delete(*, row: DataSetVersion, by: User) -> None:

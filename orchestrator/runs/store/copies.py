@@ -5,6 +5,8 @@ Does not decide what is deleted; `jobs.store_garbage` does.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from typing import Any, BinaryIO, Final
 
 from django.db import transaction
@@ -17,6 +19,8 @@ from orchestrator.common import clock, conditional
 from orchestrator.runs.models import Artifact, Checkpoint, NodeStore, Run, StoredCopy
 from orchestrator.runs.store import access
 from workers.contracts.wire.maintenance.store import INDEX, CopyStored, StoreProblem
+
+log = logging.getLogger(__name__)
 
 EVENTS: Final = frozenset({"checkpoint_stored", "artifact_stored", "store_problem"})
 
@@ -33,7 +37,12 @@ def apply_event(*, run: Run, attempt: int, node: str, type: str, data: dict[str,
 
 
 def copy_recorded(*, run: Run, attempt: int, node: str, stored: CopyStored) -> StoredCopy:
-    """Record a complete copy and connect it with its checkpoint or artifact."""
+    """Record a complete copy and connect it with its checkpoint or artifact.
+
+    A copy that garbage collection has marked before stays deleted if its objects are gone: the node
+    may have found them just before they were deleted.
+    """
+    before = StoredCopy.objects.filter(key=stored.key).exclude(deleted=None).exists()
     kind = "artifact" if stored.name is not None else "checkpoint"
     with transaction.atomic():
         values = {
@@ -52,6 +61,9 @@ def copy_recorded(*, run: Run, attempt: int, node: str, stored: CopyStored) -> S
             rows = Checkpoint.objects.filter(run=run, attempt=attempt, step=stored.step or 0)
             rows.update(copy=copy)
         NodeStore.objects.filter(node=node).delete()
+    if before and not exists(copy.key):
+        copy.deleted = clock.now()  # its removal is repeated
+        copy.save(update_fields=["deleted"])
     return copy
 
 
@@ -106,9 +118,17 @@ def copy_collect(copy: StoredCopy) -> bool:
 
 
 def remove(copy: StoredCopy) -> None:
-    """Delete the objects of a copy that is marked as deleted. Raises the store's errors."""
+    """Delete the objects of a copy that is marked as deleted. Raises the store's errors.
+
+    Nothing of a copy that was recorded again meanwhile. If it is recorded while its objects are
+    deleted, it is marked again, because it is incomplete.
+    """
+    marked = StoredCopy.objects.filter(pk=copy.pk, deleted=copy.deleted)
+    if copy.deleted is None or not marked.exists():
+        return
     remove_objects(copy.key)
-    StoredCopy.objects.filter(pk=copy.pk).update(removed=clock.now())
+    if not conditional.update(marked, removed=clock.now()):
+        StoredCopy.objects.filter(pk=copy.pk).update(deleted=clock.now())
 
 
 def remove_objects(key: str) -> None:
@@ -116,8 +136,20 @@ def remove_objects(key: str) -> None:
     fs, root = access.open_store()
     folder = f"{root}/{key}"
     for path, recursive in ((f"{folder}/{INDEX}", False), (folder, True)):  # then it is incomplete
-        if fs.exists(path):
-            fs.rm(path, recursive=recursive)
+        with contextlib.suppress(FileNotFoundError):  # another process deletes them too
+            if fs.exists(path):
+                fs.rm(path, recursive=recursive)
+
+
+def exists(key: str) -> bool:
+    """Whether the store has a complete copy; False also if it does not answer."""
+    try:
+        fs, root = access.open_store()
+        fs.invalidate_cache()
+        return bool(fs.exists(f"{root}/{key}/{INDEX}"))
+    except Exception:  # the libraries of stores have errors of their own
+        log.warning("The store does not say whether it has %s", key, exc_info=True)
+        return False
 
 
 def artifact_open(artifact: Artifact) -> tuple[BinaryIO, int] | None:

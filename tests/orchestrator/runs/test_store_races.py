@@ -1,0 +1,178 @@
+"""Sessions that record copies while others collect garbage: no row names objects that are gone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from orchestrator.background_jobs import store_garbage
+from orchestrator.common import clock
+from orchestrator.config.env_settings import Env
+from orchestrator.runs.datasets import registration, services
+from orchestrator.runs.datasets.models import DataSetVersion
+from orchestrator.runs.models import Run, StoredCopy
+from orchestrator.runs.store import copies
+from tests import factories
+from tests.orchestrator.runs.test_races import at_once
+from workers.contracts.wire.maintenance.data_sets import DataAnswer, data_key
+from workers.contracts.wire.maintenance.store import INDEX, CopyIndex, CopyStored
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def store(settings: Any, tmp_path: Path) -> Path:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    settings.ENV = Env(home=tmp_path / "home", store_url=str(folder))
+    return folder
+
+
+def collect() -> dict[str, int]:
+    return store_garbage.collect(dry_run=False, renew=lambda: None)
+
+
+def in_another_session(act: Callable[[], Any]) -> None:
+    """Do it in a thread with a connection of its own, to its end."""
+
+    def run() -> None:
+        try:
+            act()
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def meanwhile(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Any], None]]:
+    """Does something in another session once, just before or after objects are deleted."""
+    acts: list[Callable[[], Any]] = []
+    original = copies.remove_objects
+
+    def remove(key: str) -> None:
+        for after in (False, True):
+            if after:
+                original(key)
+            if after is (request.param == "after") and acts:
+                in_another_session(acts.pop())
+
+    monkeypatch.setattr(copies, "remove_objects", remove)
+    yield acts.append
+    assert not acts, "objects were deleted"
+
+
+def written(store: Path, key: str) -> None:
+    """What a node does: nothing for a copy that it finds complete."""
+    folder = store / key
+    if not (folder / INDEX).exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "weights").write_text("weights")
+        (folder / INDEX).write_text("{}")
+
+
+def recorded(store: Path, run: Run, step: int) -> StoredCopy:
+    key = f"runs/{run.pk}/checkpoints/step-{step:08d}-0123456789ab"
+    written(store, key)
+    stored = CopyStored(key=key, bytes=7, fingerprint="0" * 64, step=step, seconds=0.1)
+    return copies.copy_recorded(run=run, attempt=1, node="n1", stored=stored)
+
+
+def is_true(store: Path, row: StoredCopy) -> bool:
+    """Whether the row says what the store has: a copy that is not deleted is complete."""
+    row.refresh_from_db()
+    return row.deleted is not None or (store / row.key / INDEX).exists()
+
+
+@pytest.mark.parametrize("meanwhile", ["before", "after"], indirect=True)
+def test_a_copy_that_is_recorded_again_while_it_is_deleted(
+    store: Path, meanwhile: Callable[[Any], None]
+) -> None:
+    run = factories.run(factories.user("ada"))
+    copy = recorded(store, run, 10)  # of no checkpoint: garbage
+    meanwhile(lambda: recorded(store, run, 10))
+    collect()
+    assert is_true(store, copy) and copy.deleted is not None
+    collect()
+    assert not (store / copy.key).exists() and copy.removed is None
+    again = recorded(store, run, 10)  # a later upload is a copy like any other
+    assert again.deleted is None and is_true(store, again)
+
+
+def test_a_copy_that_is_recorded_again_before_its_removal_stays(store: Path) -> None:
+    run = factories.run(factories.user("ada"))
+    copy = recorded(store, run, 10)
+    assert copies.copy_collect(copy)
+    marked = StoredCopy.objects.get(pk=copy.pk)  # as another worker has read it
+    recorded(store, run, 10)
+    copies.remove(marked)
+    copy.refresh_from_db()
+    assert copy.deleted is None and (store / copy.key / INDEX).exists()
+
+
+def test_workers_that_collect_at_once_while_nodes_record(store: Path) -> None:
+    """As if a lease had ended while its job ran on."""
+    run = factories.run(factories.user("ada"))
+    rows = [recorded(store, run, step) for step in range(30)]
+    at_once(
+        collect,
+        collect,
+        lambda: [recorded(store, run, step) for step in range(0, 30, 3)],
+        lambda: [recorded(store, run, step) for step in range(30, 40)],
+        collect,
+    )
+    rows += StoredCopy.objects.exclude(pk__in=[row.pk for row in rows])
+    assert len(rows) == 40 and all(is_true(store, row) for row in rows)
+    collect()
+    collect()
+    for row in rows:
+        row.refresh_from_db()
+        assert row.deleted is not None and not (store / row.key).exists()
+
+
+@pytest.mark.parametrize("meanwhile", ["before", "after"], indirect=True)
+def test_a_data_set_that_is_registered_while_the_same_content_is_deleted(
+    store: Path,
+    settings: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    meanwhile: Callable[[Any], None],
+) -> None:
+    settings.DATA_ROOTS = [tmp_path]
+    (tmp_path / "a.txt").write_text("to be")
+    ada, fingerprint = factories.user("ada", role="submitter"), "f" * 64
+    key = data_key(fingerprint)
+    index = CopyIndex.model_construct(fingerprint=fingerprint, bytes=5, files={})
+
+    def answers(*_: Any) -> Iterator[DataAnswer]:
+        written(store, key)
+        yield DataAnswer.model_construct(index=index, unreadable="", stored=None, problem=None)
+        yield DataAnswer.model_construct(
+            index=None, unreadable="", stored=key, sent_bytes=0, problem=None
+        )
+
+    def read() -> None:
+        registration.register_waiting(dry_run=False, renew=lambda: None)
+
+    monkeypatch.setattr(registration, "_answers", answers)
+    old = services.data_set_register(by=ada, name="old", path="a.txt")
+    read()
+    DataSetVersion.objects.filter(pk=old.pk).update(deleted=clock.now())
+    new = services.data_set_register(by=ada, name="new", path="a.txt")
+    meanwhile(read)
+    collect()
+    new.refresh_from_db()
+    old.refresh_from_db()
+    assert (new.state, new.key) == ("fingerprinted", "") and old.removed is not None
+    read()
+    new.refresh_from_db()
+    assert new.state == "stored" and (store / new.key / INDEX).exists()
+    collect()
+    assert (store / new.key / INDEX).exists()

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.fleet.cluster_engines.settings import Credentials, SlurmSettings
-from orchestrator.scheduling.cluster_engines.interface import EngineUnavailable
+from orchestrator.scheduling.cluster_engines.interface import (
+    EngineUnavailable,
+    Order,
+    SubmissionRefused,
+)
 from orchestrator.scheduling.cluster_engines.slurm import rest
 from orchestrator.scheduling.cluster_engines.slurm.engine import Slurm
 from tests.flows.slurm_cluster import SlurmCluster, has_rest, is_possible
@@ -129,3 +133,26 @@ def test_a_token_needs_tls_or_this_machine(tmp_path: Path) -> None:
     for url in ("http://slurm.example.org:6820", "unix://x", "ftp://x", "https://a b"):
         with pytest.raises(ValueError, match="https://"):
             SlurmSettings(rest=url)
+
+
+def test_a_user_without_the_right_to_a_partition_is_refused_with_a_hint(
+    cluster: SlurmCluster,
+) -> None:
+    """By Slurm itself, which lets root use every partition: the job is one of user nobody."""
+    settings = SlurmSettings(config=str(cluster.conf), identity="submitter", home="/tmp/orrery")
+    order = Order(
+        name="orrery-7-1-refused",
+        run=7,
+        attempt=1,
+        owner="nobody",
+        nodes=1,
+        per_node=1,
+        gpu=False,
+        ticket="e30=",
+        pool={"partition": "secret"},
+    )
+    port = Slurm(settings)
+    with pytest.raises(SubmissionRefused) as refused:
+        port.submit(order)
+    assert "permi" in str(refused.value).lower() and "Choose another pool" in refused.value.hint
+    assert order.name not in port.watch()

@@ -114,7 +114,9 @@ def _serving(user: Any) -> list[dict[str, Any]]:
         if status.phase != "serving" or status.serving is None or not status.serving.chat:
             continue
         own, *adapters = comparisons.served_models(run=run, status=status)
-        models = [(str(run.pk), own), *((f"{run.pk}:{name}", name) for name in adapters)]
+        # weights of a run are served as "6" or "step-00000060", which does not identify a model
+        named = own if not own.rpartition("-")[2].isdecimal() else f"{run.name} ({own})"
+        models = [(str(run.pk), named), *((f"{run.pk}:{name}", name) for name in adapters)]
         groups.append({"run": run, "models": models})
     return groups
 

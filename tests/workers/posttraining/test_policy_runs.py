@@ -233,6 +233,36 @@ def test_an_adapter_is_trained_and_its_reference_is_the_model_without_it(
     assert max(result.values("mismatch/kl")) < 1e-9
 
 
+# widths that blocks of 64 divide
+WIDE = {**TINY, "hidden": 64, "heads": 4, "ffn": 64}
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize("method", ["dora", "qlora"])
+def test_merged_and_dequantized_weights_are_sampled_from(pools, prompts, tmp_path, method, zero):
+    """The sampler's log-probabilities are the trainer's after updates, on one rank and on two."""
+    base = run_policy(pools, {**spec(prompts, steps=1), "model": WIDE}, tmp_path / "base")
+    results = []
+    for number, plan in enumerate(({}, {"dp": 2, "zero": zero})):
+        made = spec(
+            prompts,
+            plan,
+            grpo={"kl": {"coef": 0.1}, "minibatches": 2},
+            steps=4,
+            init_from={"path": str(base.directory / "checkpoints" / "step-00000001")},
+            adapter={"method": method, "rank": 4},
+        )
+        result = run_policy(pools, {**made, "model": WIDE}, tmp_path / str(number))
+        assert result.outcomes[0]["class"] == "ok", result.outcomes
+        assert result.values("kl")[0] == pytest.approx(0, abs=1e-9)
+        assert result.values("kl")[-1] > 1e-8
+        assert max(result.values("mismatch/kl")) < 1e-9
+        results.append(result)
+    one, two = results
+    assert two.values("loss") == pytest.approx(one.values("loss"), rel=1e-5, abs=1e-7)
+    assert two.values("grad_norm") == pytest.approx(one.values("grad_norm"), rel=1e-5)
+
+
 def test_k1_reward_and_an_adaptive_coefficient(pools, prompts, tmp_path):
     options = {"kl": {"coef": 0.2, "estimator": "k1_reward", "target": 1e-4}}
     result = run_policy(pools, spec(prompts, grpo=options), tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.matrix import select
 from tests.workers.posttraining.policy_ranks import run_policy, run_training, scores_of
-from tests.workers.posttraining.test_policy_runs import TINY, prompts, restored
+from tests.workers.posttraining.test_policy_runs import TINY, WIDE, prompts, restored
 from tests.workers.training.conftest import final_weights, relative
 from workers.contracts.specs.run import RunSpec
 from workers.models.weights.open import open_weights
@@ -131,23 +131,27 @@ def test_a_run_resumed_on_two_ranks_has_the_same_value_model(pools, prompts, tmp
         )
 
 
-def test_adapters_of_policy_and_value_model_are_trained(pools, prompts, tmp_path):
-    base = run_policy(pools, spec(prompts, steps=1), tmp_path / "base")
+@pytest.mark.parametrize("method", ["lora", "dora", "qlora"])
+def test_adapters_of_policy_and_value_model_are_trained(pools, prompts, tmp_path, method):
+    def wide(*args, **options):
+        return {**spec(prompts, *args, **options), "model": WIDE}
+
+    base = run_policy(pools, wide(steps=1), tmp_path / "base")
     folder = base.directory / "checkpoints/step-00000001"
-    made = {"init_from": {"path": str(folder)}, "adapter": {"method": "lora", "rank": 4}}
+    made = {"init_from": {"path": str(folder)}, "adapter": {"method": method, "rank": 4}}
     made["checkpoint"] = {"every_steps": 1, "async": False, "keep": 2}
-    one = run_policy(pools, spec(prompts, **made), tmp_path / "one")
+    one = run_policy(pools, wide(**made), tmp_path / "one")
     assert one.outcomes[0]["class"] == "ok", one.outcomes
     assert one.values("kl")[0] == pytest.approx(0, abs=1e-9)
     assert all(norm > 0 for norm in one.values("value/grad_norm"))
     shutil.copytree(one.directory / "checkpoints/rollouts", tmp_path / "two/checkpoints/rollouts")
-    two = run_policy(pools, spec(prompts, {"dp": 2, "zero": 2}, **made), tmp_path / "two")
+    two = run_policy(pools, wide({"dp": 2, "zero": 2}, **made), tmp_path / "two")
     assert {each["class"] for each in two.outcomes} == {"ok"}, two.outcomes
     for name in COMPARED:
         assert two.values(name) == pytest.approx(one.values(name), rel=1e-5, abs=1e-6), name
     # the adapter's checkpoint holds the value model's adapter and head
     shutil.rmtree(tmp_path / "two/checkpoints/step-00000004")
-    again = run_policy(pools, spec(prompts, **made), tmp_path / "two")
+    again = run_policy(pools, wide(**made), tmp_path / "two")
     assert again.values("value_loss")[-1] == pytest.approx(one.values("value_loss")[3])
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from workers.contracts.base import Problem, problem
 from workers.contracts.specs.benchmarks.techniques import as_training, technique_problems
-from workers.contracts.specs.finetuning.reinforcement import PolicyBody
 from workers.contracts.specs.model import ModelSpec
 from workers.contracts.specs.plan import ParallelPlan
 from workers.contracts.specs.run import RunSpec
@@ -23,8 +22,8 @@ from workers.contracts.specs.weight_rounding import group_for, linear_widths, sh
 ENGINE_RUNS = (
     "dp, tp, pp, cp and ep with ZeRO 0 to 3, every schedule, offload, fp32 to fp8, every optimizer"
 )
-# adapters that the sampler of policy optimization adds to the weights
-MERGED_METHODS = ("lora", "rslora")
+# adapters that the sampler of policy optimization merges into the weights
+MERGED_METHODS = ("lora", "rslora", "dora", "qlora")
 # the values that each field of a plan may have; zero, dp and the batch are free
 ENGINE_VALUES: dict[str, tuple[Any, ...]] = {
     "offload": ("none", "optimizer", "all", "nvme"),
@@ -102,6 +101,8 @@ def _combined(spec: RunSpec) -> Refusals:
     yield from _training(train)
     if isinstance(plan, str):
         return
+    if train.policy is not None and train.adapter is not None and train.adapter.storage:
+        yield from _quantized_policy(plan)
     if train.ppo is not None:
         yield from _value_model(plan, model, train)
     yield from _plan_rules(plan)
@@ -253,7 +254,7 @@ def _degree_for_groups(model: ModelSpec, tp: int, group: int) -> int:
 
 def _training(train: TrainBody) -> Refusals:
     if train.policy is not None:
-        yield from _policy_optimization(train, train.policy)
+        yield from _policy_optimization(train)
 
 
 def _value_model(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) -> Refusals:
@@ -278,15 +279,23 @@ def _value_model(plan: ParallelPlan, model: ModelSpec | None, train: TrainBody) 
         yield "experts", problem("model.moe", message, "Use a dense model, or objective grpo.")
 
 
-def _policy_optimization(train: TrainBody, policy: PolicyBody) -> Refusals:
+def _quantized_policy(plan: ParallelPlan) -> Refusals:
+    """What weights in 4 bits exclude where answers are sampled with complete ones."""
+    if plan.tp > 1:
+        message = f"answers are sampled with complete weights, tp {plan.tp} splits those in 4 bits"
+        hint = "Use tp 1, or adapter method lora without quantize."
+        yield "nf4 with tp", problem("plan.tp", message, hint)
+
+
+def _policy_optimization(train: TrainBody) -> Refusals:
     if train.eval is not None:
         message = "held-out prompts are not evaluated during policy optimization"
         yield "eval", problem("train.eval", message, "Submit a run of kind evaluate afterwards.")
     adapter = train.adapter
-    if adapter is not None and (adapter.method not in MERGED_METHODS or adapter.storage):
+    if adapter is not None and adapter.method not in MERGED_METHODS:
         message = (
-            f"the sampler needs merged weights, which {adapter.method} does not have"
-            if not adapter.storage
-            else "the sampler does not compute with weights in 4 bits"
+            "answers are sampled with weights of the model's own layers, into which "
+            f"{adapter.method} is not merged"
         )
-        yield "adapter", problem("train.adapter", message, f"Use {' or '.join(MERGED_METHODS)}.")
+        hint = f"Use method {', '.join(MERGED_METHODS[:-1])} or {MERGED_METHODS[-1]}."
+        yield "adapter", problem("train.adapter.method", message, hint)

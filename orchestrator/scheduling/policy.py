@@ -67,15 +67,18 @@ def place(
     usage: DecayedUsage | None = None,
     order: Order = ORDERS["orrery"],
     estimated: int = ESTIMATE_LIMIT,
+    explained: bool = True,
 ) -> Decision:
     """Decide for every queued run; equal input gives an equal decision.
 
     `quotas` limits the devices that one owner may hold per pool, `team_quotas` those that a team
     may hold in all pools. `guarantees` are the devices that a team gets first, per pool. `usage` is
-    the past device time of the teams.
+    the past device time of the teams. Reasons are empty unless `explained`; placements are equal.
     """
     time = now.timestamp()
-    current = _Pass(sorted(nodes, key=lambda node: node.name), time, quotas or {}, estimated)
+    current = _Pass(
+        sorted(nodes, key=lambda node: node.name), time, quotas or {}, estimated, explained
+    )
     current.limit_teams(team_quotas or {})
     ordered = in_order(queue, order, usage or DecayedUsage(), pool_priority or {}, time)
     for run in (each for each in ordered if each.keeps_place):
@@ -136,11 +139,17 @@ class _Pass:
     """State of one pass, in memory."""
 
     def __init__(
-        self, nodes: list[NodeView], now: float, quotas: Mapping[str, int], estimated: int
+        self,
+        nodes: list[NodeView],
+        now: float,
+        quotas: Mapping[str, int],
+        estimated: int,
+        explained: bool,
     ) -> None:
         self.placements: list[Placement] = []
         self.waits: list[Wait] = []
         self._now, self._quotas, self._estimated = now, quotas, estimated
+        self._explained = explained
         self._gangs = Gangs(nodes, now)
         self._elastic: list[tuple[int, QueuedRun]] = []  # index of the placement, run
         self._waiting: dict[str, int] = {}  # pool → waiting runs so far
@@ -193,7 +202,7 @@ class _Pass:
             self._held.add(run.pool, run.owner, run.team, run.devices)
             return self._changed(run.pool)
         reservation = gangs.reservations.get(run.pool)
-        reason = self._explain(run, groups, reservation)
+        reason = self._explain(run, groups, reservation) if self._explained else ""
         possible = any(group.can_ever_fit(run.devices, run.together) for group in groups)
         return self._wait(run, reason, groups, lacks_devices=possible)
 

@@ -1,7 +1,8 @@
 """Estimates when waiting runs start, by simulating the queue as it is with the scheduler's policy.
 
 Each sample draws durations around the predicted ones and submits runs like those of the recent
-past; the interval covers 80% of the samples. Pure; does not depend on Django.
+past. The estimate is the median, the interval covers 80% of the samples. Pure; does not depend on
+Django.
 """
 
 from __future__ import annotations
@@ -17,11 +18,19 @@ from datetime import UTC, datetime
 from orchestrator.scheduling.ordering.decayed_usage import DecayedUsage
 from orchestrator.scheduling.ordering.guarantees import PerTeam, guaranteed_first, held_by_team
 from orchestrator.scheduling.ordering.orders import ORDERS, Order
-from orchestrator.scheduling.policy import Decision, NodeView, QueuedRun, Slot, in_order, place
+from orchestrator.scheduling.policy import (
+    Decision,
+    NodeView,
+    Placement,
+    QueuedRun,
+    Slot,
+    in_order,
+    place,
+)
 
 MOST_RUNS = 200  # first in the queue
 MOST_ARRIVALS = 200  # of one sample
-SAMPLES = 7
+SAMPLES = 32  # at most; fewer if their time is over
 SHORT_LIMIT_S = 600.0  # a time limit that `sooner` proposes
 ERROR = 0.2  # relative error of predicted durations that samples assume
 
@@ -66,6 +75,7 @@ class Policy:
             usage=self.usage,
             order=self.order,
             estimated=0,
+            explained=False,
         )
 
 
@@ -94,24 +104,49 @@ def estimate_starts(
         return clock() < deadline
 
     starts: dict[int, list[float]] = {run.run: [] for run in first}
-    rng = random.Random(0)
+    draws = _Draws(random.Random(0), samples)
     for number in range(samples):
         if number and not within():
             break
-        arrivals = _future(recent, now, rng)
-        sample = _sample(first, nodes, now, policy, ends, rng, arrivals, within)
+        draws.sample = number
+        arrivals = _future(recent, now, draws.rng)
+        sample = _sample(first, nodes, now, policy, ends, draws, arrivals, within)
         for run, start in sample.items():
             if run in starts:
                 starts[run].append(start)
     return {run: _estimate(values) for run, values in starts.items() if values}
 
 
+class _Draws:
+    """Uniform numbers in [0, 1) of each run: stratified, so that few samples cover the range.
+
+    The numbers of one run in all samples lie in as many equal parts of the range, in random order
+    (McKay, Beckman, Conover 1979, Latin hypercube sampling).
+    """
+
+    def __init__(self, rng: random.Random, samples: int) -> None:
+        self.rng, self.sample = rng, 0
+        self._samples = samples
+        self._parts: dict[int, list[int]] = {}
+
+    def of(self, run: int) -> float:
+        """The number of a run in this sample."""
+        if run not in self._parts:
+            self._parts[run] = self.rng.sample(range(self._samples), self._samples)
+        return (self._parts[run][self.sample] + self.rng.random()) / self._samples
+
+
 def _estimate(values: list[float]) -> Estimate:
     ordered = sorted(values)
-    last = len(ordered) - 1
-    return Estimate(
-        ordered[round(0.5 * last)], ordered[round(0.1 * last)], ordered[round(0.9 * last)]
-    )
+    return Estimate(_quantile(ordered, 0.5), _quantile(ordered, 0.1), _quantile(ordered, 0.9))
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    """Of a few samples: the k-th of n is the quantile k / (n + 1), bounded by first and last."""
+    place = min(max(share * (len(ordered) + 1) - 1, 0.0), len(ordered) - 1.0)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 def _future(recent: Sequence[QueuedRun], now: float, rng: random.Random) -> list[QueuedRun]:
@@ -137,19 +172,19 @@ def _sample(
     now: float,
     policy: Policy,
     between: Mapping[int, tuple[float, float]],
-    rng: random.Random,
+    draws: _Draws,
     arrivals: Sequence[QueuedRun],
     may_continue: Callable[[], bool],
 ) -> dict[int, float]:
     """The start of each run, of one draw; the first ones only if it may not continue."""
     cluster = _Cluster(nodes)
-    ends = [
-        (max(now, rng.uniform(*between[run])), run) for run in cluster.running if run in between
-    ]
+    ends = []
+    for run_id in cluster.running:
+        if run_id in between:
+            low, high = between[run_id]
+            ends.append((max(now, low + (high - low) * draws.of(run_id)), run_id))
     heapq.heapify(ends)
     left = {run.run: run for run in waiting}
-    known = [*waiting, *arrivals]
-    factors = {run.run: rng.uniform(1 - ERROR, 1 + ERROR) for run in known}
     undecided, submitted = {run.run for run in waiting}, 0
     starts: dict[int, float] = {}
     ready = sorted(
@@ -158,11 +193,14 @@ def _sample(
     )
     time = now
     while undecided and may_continue():
-        decision = policy.decide(list(left.values()), cluster.views(), time)
-        for placement in decision.placements:
+        decided: tuple[Placement, ...] = ()
+        if cluster.free:
+            decided = policy.decide(list(left.values()), cluster.views(), time).placements
+        for placement in decided:
             run = left.pop(placement.run).at(placement.devices)
             starts[run.run] = time
-            lasts = max(1.0, (run.expected_s or math.inf) * factors[run.run])
+            error = ERROR * (2 * (draws.of(run.run) if run.run >= 0 else draws.rng.random()) - 1)
+            lasts = max(1.0, (run.expected_s or math.inf) / (1 + error))
             undecided.discard(run.run)
             early = time + run.min_seconds
             until = time + run.max_seconds if run.max_seconds is not None else None
@@ -199,6 +237,7 @@ class _Cluster:
                 if slot.run is not None:
                     self._where.setdefault(slot.run, set()).add(node.name)
         self.running = list(self._where)
+        self.free = sum(slot.run is None for node in nodes if node.usable for slot in node.slots)
 
     def views(self) -> list[NodeView]:
         return list(self._nodes.values())
@@ -214,6 +253,8 @@ class _Cluster:
         self._where.setdefault(run.run, set()).add(node)
         taken = set(devices)
 
+        self._free_more(node, -len(taken))
+
         def given(slot: Slot) -> Slot:
             return replace(
                 slot, run=run.run, owner=run.owner, team=run.team, until=until, early=early
@@ -223,10 +264,15 @@ class _Cluster:
 
     def release(self, run: int) -> None:
         for node in self._where.pop(run, ()):
+            self._free_more(node, sum(slot.run == run for slot in self._nodes[node].slots))
             self._change(
                 node,
                 lambda slot: Slot(slot.index, slot.kind, slot.gpu) if slot.run == run else slot,
             )
+
+    def _free_more(self, node: str, devices: int) -> None:
+        if self._nodes[node].usable:
+            self.free += devices
 
     def _change(self, name: str, change: Callable[[Slot], Slot]) -> None:
         node = self._nodes[name]

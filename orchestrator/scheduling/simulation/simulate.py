@@ -66,6 +66,7 @@ class State:
     ends: dict[int, tuple[float, float]]
     usage: DecayedUsage
     recent: list[QueuedRun]  # submitted last
+    starts: dict[int, float]  # of the holders
 
 
 def together_for(devices: int, devices_per_node: int) -> int:
@@ -194,7 +195,8 @@ class _Simulation:
         nodes = [NodeView(name, POOL, tuple(each)) for name, each in slots.items()]
         recent = self._queued[max(0, self._submitted - RECENT_RUNS) : self._submitted]
         recent = [run for run in recent if run.queued_at > 0]  # not those in progress at first
-        return State(now, list(self._waiting), nodes, ends, self._usage, recent)
+        starts = {number: self._starts[number] for number in self._running}
+        return State(now, list(self._waiting), nodes, ends, self._usage, recent, starts)
 
     def _requests(self, devices_per_node: int) -> list[QueuedRun]:
         """The runs as the policy sees them; limits hold for every prediction error."""

@@ -31,6 +31,38 @@ def test_runs_start_one_after_the_other_with_an_interval() -> None:
     assert starts[2].low < starts[2].high
 
 
+def test_the_interval_holds_four_fifths_of_the_starts() -> None:
+    """One holder ends uniformly between two times, so the start's quantiles are known."""
+    ends = {99: (T + 1000.0, T + 2000.0)}
+    queue, nodes = [run(1, 4, 20, expected_s=100.0)], [node("a", 0, 4)]
+    for samples in (7, 32):
+        estimate = estimates.estimate_starts(
+            queue, nodes, T, policy=POLICY, ends=ends, samples=samples
+        )[1]
+        assert estimate.start == pytest.approx(T + 1500, abs=1500 / samples)
+        covered = (estimate.high - estimate.low) / 1000
+        assert covered == pytest.approx(0.8, abs=2 / samples)
+
+
+def test_samples_need_no_reasons_and_no_pass_without_free_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes: list[int] = []
+    decide = estimates.Policy.decide
+
+    def counted(self: Any, queue: Any, nodes: Any, now: float) -> Any:
+        passes.append(sum(slot.run is None for each in nodes for slot in each.slots))
+        decision = decide(self, queue, nodes, now)
+        assert not any(wait.reason for wait in decision.waits)
+        return decision
+
+    monkeypatch.setattr(estimates.Policy, "decide", counted)
+    queue = [run(1, 4, 20, expected_s=100.0), run(2, 4, 10, expected_s=100.0)]
+    ends = {99: (T + 80.0, T + 120.0)}
+    estimates.estimate_starts(queue, [node("a", 0, 4)], T, policy=POLICY, ends=ends, samples=1)
+    assert passes == [4, 4]  # when the holder ends, and when run 1 ends
+
+
 def test_a_start_is_unknown_while_a_holder_may_run_for_ever() -> None:
     assert not estimates.estimate_starts([run(1, 4)], [node("a", 0, 4)], T, policy=POLICY, ends={})
 

@@ -70,7 +70,11 @@ def predicted_values(prediction: dict[str, Any]) -> dict[str, float | None]:
         "step_time_s": prediction.get("step_time_s"),
         "allocated_bytes": memory.get("total_bytes") if counted else None,
         "total_s": whole.get("total_s"),
-        "beyond_steps_s": sum(parts.values()) - parts["steps_s"] if parts else None,
+        # measured on runs with one attempt, which did not restart
+        "beyond_steps_s": sum(parts.values())
+        - sum(parts.get(name, 0.0) for name in ("steps_s", "rollouts_s", "restarts_s"))
+        if parts
+        else None,
     }
 
 

@@ -13,7 +13,7 @@ from webui.charts.spread import spread
 from webui.planner.charts.pipeline import pipeline
 from webui.planner.pipeline_view import timeline_of_run
 from webui.presentation.run_facts import Facts
-from webui.tabs import heats, kernels, predicted
+from webui.tabs import heats, kernels, predicted, whole_run
 
 PER_RANK = ("step_time_s", "data_time_s", "comm/exposed_s", "tokens_per_s", "mfu")
 _SHOWN_STALLS: Final = 4  # listed above the charts
@@ -32,6 +32,7 @@ def content(facts: Facts, request: HttpRequest) -> dict[str, Any]:
             )
         ],
         "predicted": predicted.content(facts, memory=False),
+        "whole_run": whole_run.content(facts.run.prediction),
         **timeline(facts),
         "calls": measured_communication.calls(
             facts.latest, (facts.run.prediction or {}).get("collectives")

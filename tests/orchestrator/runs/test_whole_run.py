@@ -10,6 +10,12 @@ from django.test import Client
 
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
+from orchestrator.runs.submission.prediction.expected_restarts import (
+    PUBLISHED_RATE,
+    failure_rate,
+    rate_of,
+    restarts_s,
+)
 from orchestrator.runs.submission.prediction.whole_run import learned_starts, whole_run
 from orchestrator.scheduling import services
 from orchestrator.telemetry.outcome import comparisons
@@ -17,6 +23,7 @@ from orchestrator.telemetry.services import points_store
 from orchestrator.telemetry.whole_run import measurements_store
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
+from webui.tabs.whole_run import content
 from workers.contracts import RunSpec
 
 pytestmark = pytest.mark.django_db
@@ -62,10 +69,61 @@ def test_terms_add_up_and_intervals_hold_the_total(owner: User) -> None:
     # two rounds of six batches, each a forward pass: a third of the compute
     assert terms["evaluation_s"] == pytest.approx(4 * run.prediction["time"]["compute_s"])
     assert terms["checkpoints_s"] > 4 * 0.3 and whole["start_from"] == 0
+    # 1 failure of the published rate, 3.8 per 1,000 node-days, and none of the pool's own
+    expected = whole["restarts"]["expected"]
+    work = whole["total_s"] - terms["start_s"]
+    assert expected == pytest.approx(3.79e-3 / 86400 * work, rel=0.01)
+    lost = 30 + terms["start_s"] + work / 8  # half of a quarter of the run
+    assert terms["restarts_s"] == pytest.approx(expected * lost, rel=0.01)
     assert whole["low_s"] < whole["total_s"] < whole["high_s"]
     plain = submitted(owner).prediction["whole_run"]
     assert plain["terms"]["evaluation_s"] == plain["terms"]["checkpoints_s"] == 0
     assert 0 < plain["usd"] < whole["usd"]
+
+
+def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(owner: User) -> None:
+    assert rate_of([]).per_node_s == pytest.approx(PUBLISHED_RATE)
+    # ten failures in 10,000 node-hours outweigh the published rate
+    many = rate_of([(10, 360_000.0, True)] * 10)
+    assert many.failures == 10 and many.per_node_s == pytest.approx(10 / 3.6e7, rel=0.25)
+    saved = restarts_s(many, nodes=8, work_s=36_000.0, start_s=60.0, checkpoint_s=600.0)
+    assert saved == pytest.approx(many.restarts(nodes=8, seconds=36_000.0) * 390)
+    unsaved = restarts_s(many, nodes=8, work_s=36_000.0, start_s=60.0, checkpoint_s=None)
+    assert unsaved > 20 * saved
+    factories.node("n1", devices=2)
+    run = submitted(owner)
+    services.tick()
+    started = run.attempts.get().created
+    run.attempts.update(
+        state="exited", exit_class="lost", ended=started, created=started - timedelta(hours=2)
+    )
+    rate = failure_rate(pool="default")
+    assert (rate.failures, rate.node_s) == (1, 7200.0)
+    assert rate.per_node_s == pytest.approx(3 * PUBLISHED_RATE, rel=0.01)
+    assert failure_rate(pool="other").failures == 0
+
+
+def test_the_run_page_shows_the_whole_run_by_term(owner: User, client: Client) -> None:
+    client.force_login(owner)
+    factories.node("n1", devices=2)
+    run = submitted(owner)
+    page = client.get(f"/runs/{run.pk}/?tab=performance").content.decode()
+    assert "Predicted time of the whole run" in page and "Expected restarts" in page
+    assert "Start: a default, since no run of the pool has ended." in page
+    shown = content(run.prediction)
+    assert shown is not None
+    assert sum(term.width for term in shown["terms"]) == pytest.approx(100, abs=0.1)
+    assert content(None) is None and content({"kind": "serving"}) is None
+
+
+def test_rollouts_are_a_term_of_their_own(owner: User) -> None:
+    run = submitted(owner)
+    spec = RunSpec.from_dict(run.spec)
+    step = run.prediction["step_time_s"]
+    whole = whole_run({**run.prediction, "rollout_s": 0.6 * step}, spec, pool="default")
+    assert whole["terms"]["rollouts_s"] == pytest.approx(60 * step)
+    assert whole["terms"]["steps_s"] == pytest.approx(40 * step)
+    assert whole["total_s"] == pytest.approx(run.prediction["whole_run"]["total_s"])
 
 
 def test_the_start_is_learned_from_ended_runs(owner: User) -> None:

@@ -197,12 +197,18 @@ def peak_shares(rates: Mapping[str, Any], peak_tflops: float) -> dict[str, float
 
 
 def _rollouts(table: Table, train: TrainBody) -> dict[str, Any]:
-    """`rollouts` {generation_s, sync_s} of an iteration, as the run measures them."""
+    """`rollouts` {generation_s, sync_s} of an iteration, as the run measures them.
+
+    With `rollout_s`, the seconds of each step that rollouts and PPO's value model take.
+    """
     if rollouts_of(train) is None:
         return {}
     generation = float(table.column("prefill_s")[0] + table.column("decode_s")[0])
     sync = float(table.column("weight_sync_s")[0])
-    return {"rollouts": {"generation_s": generation, "sync_s": sync}}
+    return {
+        "rollouts": {"generation_s": generation, "sync_s": sync},
+        "rollout_s": float(table.column("rollout_s")[0]),
+    }
 
 
 def _scenario(

@@ -1,6 +1,7 @@
 """The time and cost of a whole training run: its steps, and what comes on top of them.
 
-The start is learned from ended runs of the pool. Does not count waiting for devices or retries.
+The start is learned from ended runs of the pool, restarts from its failures. Does not count
+waiting for devices.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from statistics import median
 from typing import Any, Final
 
 from orchestrator.runs.models import Run
+from orchestrator.runs.submission.prediction.expected_restarts import failure_rate, restarts_s
 from workers.contracts import RunSpec
 
 # seconds from an attempt's placement to its first step without ended runs: processes, imports,
@@ -29,11 +31,13 @@ _LEAST_START_S: Final = 0.5
 def whole_run(
     prediction: Mapping[str, Any], spec: RunSpec, *, pool: str, trials_s: float = 0.0
 ) -> dict[str, Any]:
-    """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, evaluation_s, checkpoints_s,
-    trials_s?}, start_from}` of a run without interruption.
+    """`{total_s, low_s, high_s, usd, terms {start_s, steps_s, rollouts_s?, evaluation_s,
+    checkpoints_s, restarts_s, trials_s?}, start_from, restarts}`.
 
-    `trials_s` are those of trials of plans before it. `usd` is at the price of the devices,
-    `start_from` the number of ended runs that the start is learned from.
+    `trials_s` are those of trials of plans before it; `rollouts_s` what steps spend on rollouts,
+    the rest of them is `steps_s`. `usd` is at the price of the devices, `start_from` the number of
+    ended runs that the start is learned from, `restarts` {expected, failures, node_hours} the
+    expected number, and what it is learned from.
     """
     train = spec.train
     assert train is not None
@@ -54,7 +58,13 @@ def whole_run(
         count = -(-train.steps // train.checkpoint.every_steps)
         # nothing overlaps with the last one
         checkpoints = count * (_SAVE_S + size / rate) + size / _SAVE_BYTES_PER_S
-    beyond = start + evaluation + checkpoints + trials_s
+    rollouts = train.steps * float(prediction.get("rollout_s") or 0.0)
+    rate = failure_rate(pool=pool)
+    nodes = int((prediction.get("cluster") or {}).get("nodes") or 1)
+    work = steps + evaluation + checkpoints
+    every = None if train.checkpoint is None else work * train.checkpoint.every_steps / train.steps
+    restarts = restarts_s(rate, nodes=nodes, work_s=work, start_s=start, checkpoint_s=every)
+    beyond = start + evaluation + checkpoints + trials_s + restarts
     total = steps + beyond
     low = train.steps * prediction["step_time_low_s"] + (1 - _START_ERROR) * beyond
     high = train.steps * prediction["step_time_high_s"] + (1 + _START_ERROR) * beyond
@@ -65,12 +75,19 @@ def whole_run(
         "usd": _usd(prediction, spec, steps_s=steps, total_s=total),
         "terms": {
             "start_s": start,
-            "steps_s": steps,
+            "steps_s": steps - rollouts,
+            **({"rollouts_s": rollouts} if rollouts else {}),
             "evaluation_s": evaluation,
             "checkpoints_s": checkpoints,
+            "restarts_s": restarts,
             **({"trials_s": trials_s} if trials_s else {}),
         },
         "start_from": len(starts),
+        "restarts": {
+            "expected": rate.restarts(nodes=nodes, seconds=work),
+            "failures": rate.failures,
+            "node_hours": rate.node_s / 3600,
+        },
     }
 
 
@@ -89,7 +106,9 @@ def learned_starts(*, pool: str, device: str) -> list[float]:
         beyond = document["measured"].get("beyond_steps_s")
         if beyond is not None and terms:
             own = beyond - sum(
-                terms.get(name, 0.0) for name in ("evaluation_s", "checkpoints_s", "trials_s")
+                # a run with a total had one attempt, so no restart
+                terms.get(name, 0.0)
+                for name in ("evaluation_s", "checkpoints_s", "trials_s")
             )
             starts.append(max(_LEAST_START_S, own))
     return starts

@@ -44,6 +44,9 @@ class PolicyFigures(Schema):
     fragmentation: float
     fairness: float
     starved: int
+    lost_device_h: float | None = Field(
+        None, description="of restarts for another size; null for policies without elastic runs"
+    )
 
 
 class SimulationOut(Schema):

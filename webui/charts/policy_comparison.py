@@ -19,6 +19,7 @@ HUES: Final = {
     "shortest_first": "other-series",
     "fair_share": "throughput",
     "orrery": "loss",
+    "orrery_elastic": "mfu",
 }
 _SHORTEST_S: Final = 1.0  # shorter waits are drawn here
 

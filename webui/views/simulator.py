@@ -152,6 +152,7 @@ def _figures(policies: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
             "fragmentation": f"{100 * values['fragmentation']:.2f} %",
             "fairness": f"{values['fairness']:.3f}",
             "starved": f"{values['starved']:,}",
+            "lost": f"{values.get('lost_device_h', 0):,.1f}",
         }
         for name, values in policies.items()
     ]
@@ -162,4 +163,5 @@ _WHAT = {
     "shortest_first": lambda: _("shortest true duration first; for comparison only"),
     "fair_share": lambda: _("the team that has used least first, with reservations"),
     "orrery": lambda: _("the scheduler's own order: waiting, duration, shares, reservations"),
+    "orrery_elastic": lambda: _("orrery, if all runs could shrink to a quarter of their devices"),
 }

@@ -39,6 +39,7 @@ class Order:
     by_priority: bool = True
     by_owner: bool = False
     true_durations: bool = False  # for comparison only: the true durations
+    elastic: bool = False  # in simulations: runs of 2 and more devices may shrink to a quarter
     rank: Callable[[DecayedUsage, str, str, float], Rank] = lambda usage, team, person, now: (
         0,
         0,
@@ -79,6 +80,14 @@ ORDERS: Final[Mapping[str, Order]] = {
         Order("shortest_first", _duration, by_priority=False, true_durations=True),
         Order("fair_share", _submitted, reserves=True, by_owner=True, rank=_level_fairness),
         Order("orrery", _later_by_duration, reserves=True, by_owner=True, rank=_excess),
+        Order(
+            "orrery_elastic",
+            _later_by_duration,
+            reserves=True,
+            by_owner=True,
+            rank=_excess,
+            elastic=True,
+        ),
     )
 }
 

@@ -32,6 +32,7 @@ from orchestrator.scheduling.policy import (
     Slot,
     place,
 )
+from orchestrator.scheduling.preemption.resizing import STARTUP_S
 from orchestrator.scheduling.reports import cordon_after_failures
 from orchestrator.scheduling.reserved import windows
 from workers.contracts.specs.run import needs_of
@@ -40,7 +41,6 @@ from workers.contracts.wire.node_messages import RunState, supported
 
 # a holder may end after this part of the remaining time that its measured progress predicts
 EARLY_SHARE = 0.5
-STARTUP_S = 20.0  # from the placement to the first step
 
 
 @dataclass(frozen=True)

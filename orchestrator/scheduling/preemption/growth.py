@@ -18,11 +18,11 @@ from orchestrator.scheduling.placement import elastic_runs, snapshot
 from orchestrator.scheduling.placement.capacity import NodeView
 from orchestrator.scheduling.placement.elastic_runs import ElasticRun
 from orchestrator.scheduling.preemption.requests import request
+from orchestrator.scheduling.preemption.resizing import saves_time
 from workers.contracts.wire.node_messages import AttemptState, RunState
 
 EVERY_S: Final = 5.0  # between two checks
 MOST_TRIED: Final = 8  # runs per check; each asks the policy about the whole queue
-RESTART_S: Final = 2 * snapshot.STARTUP_S  # training time that a larger size must save at least
 
 
 @dataclass
@@ -102,10 +102,8 @@ def size_now(current: snapshot.Snapshot, run: ElasticRun, now: datetime) -> int:
 
 def is_worth(run: ElasticRun, size: int) -> bool:
     """Whether the run saves more time on the larger size than its restart takes."""
-    if run.left_s is None:
-        return True
-    slowdown = next((each.slowdown for each in run.queued.smaller if each.devices == size), 1.0)
-    return run.left_s * (1.0 - slowdown / run.slowdown) > RESTART_S
+    larger = next((each.slowdown for each in run.queued.smaller if each.devices == size), 1.0)
+    return saves_time(run.left_s, slowdown=run.slowdown, larger=larger)
 
 
 def without(nodes: Sequence[NodeView], run: int) -> list[NodeView]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from orchestrator.scheduling.ordering.orders import ORDERS
 from orchestrator.scheduling.simulation import measures, synthetic
+from orchestrator.scheduling.simulation.elastic import simulate_elastic
 from orchestrator.scheduling.simulation.simulate import Outcome, simulate
 from orchestrator.scheduling.simulation.trace_statistics import STATISTICS
 from orchestrator.scheduling.simulation.traces import Trace, TraceError
@@ -110,7 +111,8 @@ def _compare(
 
     def run(name: str) -> Outcome:
         if name not in outcomes:
-            outcomes[name] = simulate(
+            one = simulate_elastic if ORDERS[name].elastic else simulate
+            outcomes[name] = one(
                 trace,
                 ORDERS[name],
                 nodes=setup.nodes,

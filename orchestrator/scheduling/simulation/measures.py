@@ -22,10 +22,14 @@ def waits(trace: Trace, outcome: Outcome) -> _Array:
 
 
 def measure(trace: Trace, outcome: Outcome, *, devices: int) -> dict[str, float | int]:
-    """The figures of one policy except `starved`; utilization until the last submission."""
+    """The figures of one policy except `starved`; utilization until the last submission.
+
+    With elastic runs also `lost_device_h`, the device-hours of restarts for another size.
+    """
     waited, window = waits(trace, outcome), float(trace.submit_s[-1])
     used = _used(trace, outcome, window)
     available = devices * window
+    changed = {} if outcome.changes is None else {"lost_device_h": outcome.lost_device_s / 3600}
     return {
         "mean_wait_s": float(waited.mean()),
         "p95_wait_s": float(np.percentile(waited, 95)),
@@ -33,6 +37,7 @@ def measure(trace: Trace, outcome: Outcome, *, devices: int) -> dict[str, float 
         "utilization": float(used.sum()) / available if available > 0 else 0.0,
         "fragmentation": outcome.blocked_idle_s / available if available > 0 else 0.0,
         "fairness": _fairness(trace, used, available),
+        **changed,
     }
 
 
@@ -56,22 +61,38 @@ def utilization_over_time(
         return np.array([]), np.array([])
     edges = np.linspace(0.0, window, bins + 1)
     # devices in use integrated up to each edge
-    passed = np.zeros(bins + 1)
-    for sign, times in ((1.0, outcome.start_s), (-1.0, outcome.end_s)):
-        order = np.argsort(times)
-        at, count = times[order], trace.devices[order].astype(np.float64)
-        weight = np.concatenate([[0.0], np.cumsum(count)])
-        moment = np.concatenate([[0.0], np.cumsum(count * at)])
-        place = np.searchsorted(at, edges, side="right")
-        passed += sign * (weight[place] * edges - moment[place])
+    times, _, devices_changed = _changes(trace, outcome)
+    order = np.argsort(times)
+    at, count = times[order], devices_changed[order]
+    weight = np.concatenate([[0.0], np.cumsum(count)])
+    moment = np.concatenate([[0.0], np.cumsum(count * at)])
+    place = np.searchsorted(at, edges, side="right")
+    passed = weight[place] * edges - moment[place]
     return edges[1:], np.diff(passed) / (devices * np.diff(edges))
 
 
 def _used(trace: Trace, outcome: Outcome, window: float) -> _Array:
     """Device-seconds of each run until the last submission."""
-    ends, starts = np.minimum(outcome.end_s, window), np.minimum(outcome.start_s, window)
-    used: _Array = (ends - starts) * trace.devices
+    times, runs, devices = _changes(trace, outcome)
+    # a run that gets d devices at t and gives them back at u has used d x u - d x t
+    used: _Array = np.bincount(
+        runs, weights=-devices * np.minimum(times, window), minlength=len(trace)
+    )
     return used
+
+
+def _changes(trace: Trace, outcome: Outcome) -> tuple[_Array, NDArray[np.int64], _Array]:
+    """Time, run and devices that it gets or, below 0, gives back."""
+    if outcome.changes is not None:
+        times, runs, devices = zip(*outcome.changes, strict=True)
+        return np.array(times), np.array(runs), np.array(devices, np.float64)
+    number = np.arange(len(trace))
+    held = trace.devices.astype(np.float64)
+    return (
+        np.concatenate([outcome.start_s, outcome.end_s]),
+        np.concatenate([number, number]),
+        np.concatenate([held, -held]),
+    )
 
 
 def _fairness(trace: Trace, used: _Array, available: float) -> float:

@@ -38,6 +38,10 @@ class Outcome:
     end_s: NDArray[np.float64]
     blocked_idle_s: float = 0.0
     passes: int = field(default=0)
+    lost_device_s: float = 0.0  # of restarts for another size
+    resizes: int = 0
+    # of elastic runs: time, run and devices that it gets or gives back
+    changes: list[tuple[float, int, int]] | None = None
 
 
 def simulate(
@@ -53,7 +57,7 @@ def simulate(
 
     `renew` is called every 1,000 passes, `observe` after each pass that leaves runs waiting.
     """
-    return _Simulation(trace, order, nodes, devices_per_node).run(renew, observe)
+    return Simulation(trace, order, nodes, devices_per_node).run(renew, observe)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,9 @@ def together_for(devices: int, devices_per_node: int) -> int:
     return next(count for count in range(most, 0, -1) if devices % count == 0)
 
 
-class _Simulation:
+class Simulation:
+    """One policy on a trace; `run` once."""
+
     def __init__(self, trace: Trace, order: Order, nodes: int, devices_per_node: int) -> None:
         slots = tuple(Slot(index, _KIND, gpu=True) for index in range(devices_per_node))
         digits = len(str(nodes))
@@ -118,6 +124,7 @@ class _Simulation:
                 self._waiting.add(self._queued[next_run])
                 next_run += 1
             self._submitted = next_run
+            self._resize(now)
             if self._waiting and self._free:
                 self._pass(now)
                 self._outcome.passes += 1
@@ -128,6 +135,9 @@ class _Simulation:
         self._outcome.start_s = np.array(self._starts)
         self._outcome.end_s = np.array(self._stops)
         return self._outcome
+
+    def _resize(self, now: float) -> None:
+        """Change sizes of running runs, if they can change."""
 
     def _pass(self, now: float) -> None:
         gangs, waiting, reserves = self._gangs, self._waiting, self._order.reserves
@@ -165,7 +175,7 @@ class _Simulation:
 
     def _count_blocked(self, now: float, until: float) -> None:
         first = self._waiting.first(now)
-        if first is not None and first.devices <= self._free and until > now:
+        if first is not None and first.least <= self._free and until > now:
             self._outcome.blocked_idle_s += self._free * (until - now)
 
     def _state(self, now: float) -> State:
@@ -177,6 +187,13 @@ class _Simulation:
             )
             for number, run in self._running.items()
         }
+        starts = {number: self._starts[number] for number in self._running}
+        recent = self._queued[max(0, self._submitted - RECENT_RUNS) : self._submitted]
+        recent = [run for run in recent if run.queued_at > 0]  # not those in progress at first
+        return State(now, list(self._waiting), self._views(), ends, self._usage, recent, starts)
+
+    def _views(self) -> list[NodeView]:
+        """The nodes with their holders."""
         slots = {view.name: list(view.slots) for view in self._gangs.nodes}
         for number, shares in self._gangs.held().items():
             run, started = self._running[number], self._starts[number]
@@ -192,11 +209,7 @@ class _Simulation:
                         started + run.min_seconds,
                         run.team,
                     )
-        nodes = [NodeView(name, POOL, tuple(each)) for name, each in slots.items()]
-        recent = self._queued[max(0, self._submitted - RECENT_RUNS) : self._submitted]
-        recent = [run for run in recent if run.queued_at > 0]  # not those in progress at first
-        starts = {number: self._starts[number] for number in self._running}
-        return State(now, list(self._waiting), nodes, ends, self._usage, recent, starts)
+        return [NodeView(name, POOL, tuple(each)) for name, each in slots.items()]
 
     def _requests(self, devices_per_node: int) -> list[QueuedRun]:
         """The runs as the policy sees them; limits hold for every prediction error."""

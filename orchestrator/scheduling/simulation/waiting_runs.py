@@ -93,17 +93,17 @@ class WaitingRuns:
 
     def failed(self, run: QueuedRun, *, backfill: bool) -> None:
         """The run fits nowhere in this pass, even on reserved devices with `backfill`."""
-        shape = run.devices, run.together
+        shape = run.least, run.together
         (self._unfit_reserved if backfill else self._unfit).add(shape)
 
     def hopeless(self, run: QueuedRun) -> bool:
         """Whether a run of its size has already failed on unreserved devices."""
-        return (run.devices, run.together) in self._unfit
+        return (run.least, run.together) in self._unfit
 
     def _group(self, run: QueuedRun) -> _Group:
         team, person = (run.team, run.owner) if self._order.by_owner else ("", "")
         priority = run.priority if self._order.by_priority else 0
-        return priority, team, person, (run.devices, run.together)
+        return priority, team, person, (run.least, run.together)
 
     def _entry(
         self, key: _Group, group: list[tuple[float, int, QueuedRun]], place: int, now: float

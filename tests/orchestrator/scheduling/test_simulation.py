@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from orchestrator.scheduling.ordering.orders import ORDERS
+from orchestrator.scheduling.preemption.resizing import RESTART_S
 from orchestrator.scheduling.simulation import compare, measures, simulate, synthetic, traces
+from orchestrator.scheduling.simulation.elastic import simulate_elastic, smaller_sizes
 from orchestrator.scheduling.simulation.traces import Trace
 
 
@@ -84,7 +86,7 @@ def test_gangs_use_whole_nodes_and_devices_are_held_once() -> None:
     assert starts("fifo", made, nodes=2) == [0, 0, 100, 110]
 
 
-@pytest.mark.parametrize("policy", list(ORDERS))
+@pytest.mark.parametrize("policy", [name for name, order in ORDERS.items() if not order.elastic])
 def test_no_device_is_held_twice(policy: str) -> None:
     made = synthetic.draw("philly", runs=400, seed=3, devices=64)
     outcome = simulate.simulate(made, ORDERS[policy], nodes=8, devices_per_node=8)
@@ -197,3 +199,48 @@ def test_predictions_are_within_the_stated_error() -> None:
     ratio = made.predicted_s() / made.duration_s
     assert 0.8 <= ratio.min() < 0.82 and 1.18 < ratio.max() <= 1.2
     assert traces.PREDICTION_ERROR == 0.2
+
+
+def test_elastic_runs_shrink_for_a_waiting_run_and_grow_back() -> None:
+    made = trace((0, 8, 1000.0), (100, 4, 400.0), (5000, 1, 1.0))
+    outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=1, devices_per_node=8)
+    # the first run shrinks from 8 to 4 devices, where both fit; the second one has its full size
+    assert outcome.start_s[1] == 100
+    assert outcome.end_s[1] == 500
+    # 900 s of work are left at 100 s; 360 s on half of the devices until 500 s; growth 120 s later
+    # if the size is 600 s old
+    assert outcome.resizes == 2
+    grown = [time for time, run, devices in outcome.changes or [] if (run, devices) == (0, 4)]
+    assert grown[-1] == 700  # 600 s after the last change
+    done = 100 + (700 - 140) / 2
+    assert outcome.end_s[0] == pytest.approx(700 + RESTART_S + 1000 - done)
+    assert outcome.lost_device_s == RESTART_S * (4 + 8)
+
+
+def test_elastic_runs_do_all_their_work_and_devices_are_held_once() -> None:
+    made = compare.synthetic_trace("philly:400:2", devices=40)
+    assert made is not None
+    outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=5, devices_per_node=8)
+    held, used, last = 0, 0.0, 0.0
+    for time, _, devices in outcome.changes or []:
+        used += held * (time - last)
+        held, last = held + devices, time
+        assert 0 <= held <= 40
+    assert held == 0 and outcome.resizes > 0
+    work = float((made.duration_s * made.devices).sum())
+    assert used == pytest.approx(work + outcome.lost_device_s, rel=1e-6)
+    fixed = simulate.simulate(made, ORDERS["orrery"], nodes=5, devices_per_node=8)
+    waits = [float((each.start_s - made.submit_s).mean()) for each in (outcome, fixed)]
+    assert waits[0] < waits[1]
+    figures = compare.compare(made, compare.Setup(5, 8, ("orrery", "orrery_elastic")))["policies"]
+    assert "lost_device_h" not in figures["orrery"]
+    assert figures["orrery_elastic"]["lost_device_h"] == pytest.approx(
+        outcome.lost_device_s / 3600, abs=1e-6
+    )
+
+
+def test_smaller_sizes_go_down_to_a_quarter() -> None:
+    assert [size.devices for size in smaller_sizes(8)] == [4, 2]
+    assert [size.slowdown for size in smaller_sizes(8)] == [2, 4]
+    assert [size.devices for size in smaller_sizes(6)] == [3]
+    assert smaller_sizes(1) == smaller_sizes(3) == ()

@@ -20,6 +20,7 @@ _FIGURES = (
     ("fragmentation", "fragmentation", "{:.2%}"),
     ("fairness", "fairness", "{:.4f}"),
     ("starved", "starved", "{:,}"),
+    ("lost", "lost_device_h", "{:,.1f} h"),
 )
 
 
@@ -66,7 +67,7 @@ class Command(BaseCommand):
         titles = "".join(f"{title:>17}" for title, _, _ in _FIGURES)
         self.stdout.write(f"{'policy':{width}}{titles}")
         for name, figures in result["policies"].items():
-            values = "".join(f"{form.format(figures[key]):>17}" for _, key, form in _FIGURES)
+            values = "".join(f"{form.format(figures.get(key, 0)):>17}" for _, key, form in _FIGURES)
             self.stdout.write(f"{name:{width}}{values}")
 
 

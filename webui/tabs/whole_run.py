@@ -30,7 +30,6 @@ class Term:
     label: str
     hue: str
     value: str
-    share: str
     left: float
     width: float
 
@@ -47,9 +46,8 @@ def content(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
         if seconds is None:
             continue
         width = 100 * seconds / total
-        text = formatting.seconds(seconds)
-        share = formatting.percent(seconds / total)
-        terms.append(Term(_(label), hue, text, share, round(left, 3), round(width, 3)))
+        text = formatting.seconds(seconds) if seconds >= 1 or not seconds else _("< 1 s")
+        terms.append(Term(_(label), hue, text, round(left, 3), round(width, 3)))
         left += width
     return {
         "terms": terms,
@@ -87,7 +85,7 @@ def _note(whole: Mapping[str, Any]) -> str:
         "pool, and published rates.",
         failures,
     ) % {
-        "number": f"{restarts['expected']:.2g}",
+        "number": f"{restarts['expected']:.2g}" if restarts["expected"] >= 0.01 else "< 0.01",
         "count": failures,
         "hours": formatting.quantity(restarts["node_hours"]),
     }

@@ -62,8 +62,8 @@ def utilization_over_time(
     edges = np.linspace(0.0, window, bins + 1)
     # devices in use integrated up to each edge
     times, _, devices_changed = _changes(trace, outcome)
-    order = np.argsort(times)
-    at, count = times[order], devices_changed[order]
+    by_time = np.argsort(times)
+    at, count = times[by_time], devices_changed[by_time]
     weight = np.concatenate([[0.0], np.cumsum(count)])
     moment = np.concatenate([[0.0], np.cumsum(count * at)])
     place = np.searchsorted(at, edges, side="right")

@@ -59,11 +59,11 @@ def whole_run(
         # nothing overlaps with the last one
         checkpoints = count * (_SAVE_S + size / rate) + size / _SAVE_BYTES_PER_S
     rollouts = train.steps * float(prediction.get("rollout_s") or 0.0)
-    rate = failure_rate(pool=pool)
+    failing = failure_rate(pool=pool)
     nodes = int((prediction.get("cluster") or {}).get("nodes") or 1)
     work = steps + evaluation + checkpoints
     every = None if train.checkpoint is None else work * train.checkpoint.every_steps / train.steps
-    restarts = restarts_s(rate, nodes=nodes, work_s=work, start_s=start, checkpoint_s=every)
+    restarts = restarts_s(failing, nodes=nodes, work_s=work, start_s=start, checkpoint_s=every)
     beyond = start + evaluation + checkpoints + trials_s + restarts
     total = steps + beyond
     low = train.steps * prediction["step_time_low_s"] + (1 - _START_ERROR) * beyond
@@ -84,9 +84,9 @@ def whole_run(
         },
         "start_from": len(starts),
         "restarts": {
-            "expected": rate.restarts(nodes=nodes, seconds=work),
-            "failures": rate.failures,
-            "node_hours": rate.node_s / 3600,
+            "expected": failing.restarts(nodes=nodes, seconds=work),
+            "failures": failing.failures,
+            "node_hours": failing.node_s / 3600,
         },
     }
 

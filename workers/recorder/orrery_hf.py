@@ -63,7 +63,7 @@ def _config(args: Any, model: Any) -> dict[str, Any]:
     return config
 
 
-class OrreryCallback(TrainerCallback):
+class OrreryCallback(TrainerCallback):  # type: ignore[misc]  # mypy does not read transformers
     """Records what the Trainer logs, on its first process only.
 
     Arguments are those of `orrery_recorder.init`.

@@ -11,7 +11,7 @@ from workers.training.parallel.pipeline.stage import unwrapped_errors
 from workers.training.setup.fake_ranks import describe_fake_ranks
 from workers.training.setup.spec_loading import accept
 
-STEPS = 20 if FULL else 6
+STEPS = 20 if FULL else 4
 
 
 def spec(plan, *, tied=True, batch=4, **train):
@@ -104,7 +104,7 @@ def test_dropout_masks_equal_those_of_one_process(train, tmp_path):
         **gpt,
     }
     one, two = (
-        make_spec(model, {"global_batch_size": 4, **plan}, steps=8) for plan in ({}, {"pp": 2})
+        make_spec(model, {"global_batch_size": 4, **plan}, steps=STEPS) for plan in ({}, {"pp": 2})
     )
     expected = train(one, tmp_path / "one").values("loss")
     assert train(two, tmp_path / "two").values("loss") == pytest.approx(expected, rel=1e-5)

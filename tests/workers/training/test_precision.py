@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from tests.matrix import FULL
 from tests.workers.training.conftest import make_spec
 
+STEPS = 5 if FULL else 3
 BATCH = {"global_batch_size": 4, "micro_batch_size": 2}
 
 
 @pytest.fixture(scope="module")
 def fp32(train, tmp_path_factory):
-    return train(make_spec(None, BATCH, steps=5), tmp_path_factory.mktemp("fp32"))
+    return train(make_spec(None, BATCH, steps=STEPS), tmp_path_factory.mktemp("fp32"))
 
 
 @pytest.fixture(scope="module")
 def halves(train, tmp_path_factory):
     return {
         precision: train(
-            make_spec(None, {**BATCH, "precision": precision}, steps=5),
+            make_spec(None, {**BATCH, "precision": precision}, steps=STEPS),
             tmp_path_factory.mktemp("half"),
         )
         for precision in ("bf16", "fp16")
@@ -44,7 +46,7 @@ def test_half_follows_fp32(precision, tolerance, fp32, halves):
 )
 def test_half_equals_one_process(precision, zero, halves, train, tmp_path):
     result = train(
-        make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=5),
+        make_spec(None, {**BATCH, "precision": precision, "dp": 2, "zero": zero}, steps=STEPS),
         tmp_path,
     )
     assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-4)
@@ -62,6 +64,6 @@ def test_reduction_in_16_bits_with_prefetch(precision, halves, train, tmp_path):
         "reduce_dtype": precision,
         "prefetch_layers": 1,
     }
-    result = train(make_spec(None, {**BATCH, **plan}, steps=5), tmp_path)
+    result = train(make_spec(None, {**BATCH, **plan}, steps=STEPS), tmp_path)
     assert result.values("loss") == pytest.approx(halves[precision].values("loss"), rel=2e-3)
     assert result.values("loss") != halves[precision].values("loss")

@@ -10,7 +10,7 @@ from tests.workers.training.conftest import TINY, final_weights, make_spec, rela
 from workers.contracts.catalog.counts import parameter_count
 from workers.contracts.specs.model import ModelSpec
 
-STEPS = 20 if FULL else 6
+STEPS, WARMUP = (20, 5) if FULL else (4, 2)
 BATCH = 8
 
 
@@ -57,7 +57,7 @@ def spec(plan, gpt=False):
         **tied,
     }
     settings = {
-        "lr_schedule": {"name": "cosine", "warmup_steps": 5},
+        "lr_schedule": {"name": "cosine", "warmup_steps": WARMUP},
         "eval": {"every_steps": STEPS // 2, "batches": 3},
     }
     settings |= {

@@ -1,4 +1,4 @@
-"""An SQLite database with all migrations, created once per session: they take four CPU seconds.
+"""An SQLite database with all migrations, created once per session: they take nine CPU seconds.
 
 Other test processes and installations that tests start copy it.
 """

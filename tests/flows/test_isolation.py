@@ -16,6 +16,7 @@ import pytest
 import redis
 
 from tests.flows.embedded import Orrery, train_spec
+from tests.migrated_database import install
 from tests.other_users import as_seen_by_others, open_home  # noqa: F401  (fixtures)
 from tests.workers.launcher.harness import script
 from tests.workers.launcher.test_environment import project
@@ -99,7 +100,7 @@ class Isolated(Orrery):
 @pytest.fixture(scope="module")
 def orrery(
     as_seen_by_others: list[str],  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
+    migrated_database: Path,
 ) -> Iterator[Orrery]:
     import shutil
     import tempfile
@@ -113,6 +114,7 @@ def orrery(
     server = Isolated(folder / "home", devices=2, environ=environ)
     server.prefix = as_seen_by_others
     try:
+        install(migrated_database, server.home)
         server.start()
         yield server
     finally:

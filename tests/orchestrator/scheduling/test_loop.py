@@ -22,6 +22,7 @@ from orchestrator.scheduling import lease, loop, selectors
 from orchestrator.scheduling.models import Lease
 from orchestrator.scheduling.reports.inbox import Entry, Inbox
 from tests.conftest import FakeClock
+from tests.migrated_database import install
 from tests.redis_server import RedisServer
 from workers.contracts.wire import names
 
@@ -175,7 +176,9 @@ def test_health_reports_a_stopped_scheduler(
 
 
 @pytest.mark.flow
-def test_the_command_stops_on_sigterm(server: RedisServer, tmp_path: Path) -> None:
+def test_the_command_stops_on_sigterm(
+    server: RedisServer, tmp_path: Path, migrated_database: Path
+) -> None:
     root = Path(__file__).resolve().parents[3]
     environ = {
         key: value
@@ -183,9 +186,9 @@ def test_the_command_stops_on_sigterm(server: RedisServer, tmp_path: Path) -> No
         if not key.startswith(("ORRERY_", "DJANGO_", "DATABASE_"))
     }
     environ |= {"ORRERY_HOME": str(tmp_path), "REDIS_URL": server.url}
-    manage = [sys.executable, str(root / "manage.py")]
-    subprocess.run([*manage, "migrate", "-v", "0"], env=environ, check=True)
-    process = subprocess.Popen([*manage, "scheduler"], env=environ, stderr=subprocess.PIPE)
+    install(migrated_database, tmp_path)
+    command = [sys.executable, str(root / "manage.py"), "scheduler"]
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.PIPE)
     assert process.stderr is not None
     assert b"Scheduling as" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)

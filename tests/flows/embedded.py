@@ -158,7 +158,7 @@ class Orrery:
             state = self.state(run)
             return state if state in states else None
 
-        return self.until(reached, seconds, f"run {run} is {' or '.join(states)}", every_s=0.25)
+        return self.until(reached, seconds, f"run {run} is {' or '.join(states)}")
 
     def until_step(self, run: str, step: int, seconds: float = 240) -> int:
         return self.until(
@@ -202,12 +202,15 @@ class Orrery:
         self.until(result, 120, f"all of run {run} is reported")
 
     def until(
-        self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.1
+        self, condition: Callable[[], T | None], seconds: float, what: str, *, every_s: float = 0.4
     ) -> T:
         """Polls until the condition holds; a timeout fails with the last log lines of every
         process.
+
+        Pauses grow to `every_s`: ten requests a second took a tenth of a core while a run starts.
         """
         deadline = time.monotonic() + seconds
+        pause_s = 0.05
         last: Exception | None = None
         while time.monotonic() < deadline:
             try:
@@ -219,7 +222,8 @@ class Orrery:
                 AssertionError,
             ) as error:  # a server that is just coming back
                 last = error
-            time.sleep(every_s)
+            time.sleep(pause_s)
+            pause_s = min(every_s, 1.4 * pause_s)
         raise AssertionError(f"{what}: not within {seconds} s ({last})\n{self.last_lines()}")
 
     def folder(self, run: str, attempt: int = 1) -> Path:

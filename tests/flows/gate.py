@@ -19,6 +19,8 @@ from tests.flows.embedded import Orrery
 from workers.contracts.wire.progress import read_progress
 
 T = TypeVar("T")
+# pauses between two looks at the gate: short between steps, longer while no rank comes for a second
+LEAST_S, MOST_S, GROWTH = 0.002, 0.02, 1.02
 
 
 class Gate:
@@ -45,6 +47,7 @@ class Gate:
         next one.
         """
         deadline = time.monotonic() + seconds
+        pause_s = LEAST_S
         while True:
             # first: ranks that wait cannot make the condition true later
             waiting = self._meet(self._folders)
@@ -53,8 +56,11 @@ class Gate:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what}: not within {seconds} s\n{self._orrery.last_lines()}")
             self._let_go(self._folders)
-            if not waiting:
-                time.sleep(0.002)
+            if waiting:
+                pause_s = LEAST_S
+            else:
+                time.sleep(pause_s)
+                pause_s = min(MOST_S, GROWTH * pause_s)
 
     def to(self, step: int, attempt: int = 1) -> int:
         """The last step of the attempt that is finished, when no other one will be."""
@@ -82,6 +88,7 @@ class Gate:
 
     def _attend(self) -> None:
         """Lets go who may go without the test: everybody, or those whom a request waits for."""
+        pause_s = LEAST_S
         while not self._closed.is_set():
             free = self._free.is_set()
             folders = (
@@ -89,8 +96,11 @@ class Gate:
             )
             passed = self._meet(folders)
             self._let_go(folders)
+            if passed or not free:
+                pause_s = LEAST_S
             if not passed:
-                self._closed.wait(0.002 if free else 0.05)
+                self._closed.wait(pause_s if free else 0.05)
+                pause_s = min(MOST_S, GROWTH * pause_s)
 
     def _meet(self, folders: list[Path]) -> bool:
         """Whether anybody waits."""

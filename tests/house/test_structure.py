@@ -97,7 +97,10 @@ def test_no_forward_method_is_replaced() -> None:
     matches = set()
     for name in PACKAGES:
         for path in (ROOT / name).rglob("*.py"):
-            if any(_replaces_forward(node) for node in ast.walk(ast.parse(path.read_text()))):
+            source = path.read_text()
+            if "forward" not in source and "__class__" not in source:
+                continue
+            if any(_replaces_forward(node) for node in ast.walk(ast.parse(source))):
                 matches.add(str(path.relative_to(ROOT)))
     assert matches == FORWARD_ASSIGNMENTS.keys()
 

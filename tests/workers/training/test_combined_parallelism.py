@@ -12,7 +12,7 @@ from tests.workers.training.conftest import final_weights, make_spec, relative
 
 STEPS = 20
 MOE_STEPS = 12  # few: one expert choice that flips by rounding breaks parity
-MAX_STEPS = STEPS if FULL else 5  # of the tests; benchmarks take all steps
+MAX_STEPS = STEPS if FULL else 3  # of the tests; benchmarks take all steps
 
 DENSE = {
     "name": "dense",

@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument("--settle", type=float, default=180.0, help="seconds until all runs end")
     parser.add_argument("--only", default="", help="only faults whose name contains this text")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all files")
+    parser.add_argument("--database", type=Path, help="a migrated SQLite file to begin with")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="orrery-chaos-"))
     print(f"chaos: seed {options.seed}, {options.faults} faults, files in {folder}", flush=True)
@@ -58,6 +59,10 @@ def inject(options: argparse.Namespace, folder: Path) -> list[str]:
     skews_s = [0.0, 75.0, -40.0]  # clocks of the nodes
     cluster = Cluster(folder, nodes=options.nodes, devices=options.devices, skews_s=skews_s)
     os.environ.update({**cluster.environ, "DJANGO_SETTINGS_MODULE": "orchestrator.config.settings"})
+    if options.database:
+        from tests.migrated_database import install
+
+        install(options.database, Path(os.environ["ORRERY_HOME"]))
     import django
 
     django.setup()

@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_no_invariant_is_violated_under_faults() -> None:
+def test_no_invariant_is_violated_under_faults(migrated_database: Path) -> None:
+    options = ["--faults=40", "--seed=7", "--nodes=2", f"--database={migrated_database}"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--faults", "40", "--seed", "7", "--nodes", "2"],
+        [sys.executable, "-m", "tests.chaos", *options],
         cwd=ROOT,
         env=clean_environ(),
         capture_output=True,

@@ -190,7 +190,7 @@ def _candidates(
     own_candidate = Candidate("own", autograd.why_not(q, v))
     reference_candidate = Candidate(
         "reference"
-    )  # holds every score at once; math, before it, takes every call
+    )  # holds every score at once; math, listed before it, runs every call
     if q.device.type != "cuda":
         return [
             own_candidate,

@@ -26,6 +26,7 @@ from workers.contracts.wire.node_messages import (
 from workers.launcher import command, processes
 from workers.launcher.checkpoint_pin import pin_checkpoint
 from workers.launcher.exit_classification import Verdict
+from workers.launcher.exits.own_verdicts import unwritable_verdict
 from workers.launcher.isolation.acting import acting_as, as_owner, prepare_folders
 from workers.launcher.isolation.run_user import NoRunUser, RunAs, RunUser, run_gid
 from workers.launcher.recovery import is_reported, recover, supervisor_alive
@@ -38,7 +39,6 @@ from workers.launcher.rundir import (
     write_json,
 )
 from workers.launcher.shipping.redis_link import Link
-from workers.launcher.supervisor import unwritable_verdict
 
 log = logging.getLogger(__name__)
 _START_S = 20.0  # how long a supervisor may take to write supervisor.json

@@ -13,14 +13,57 @@ from functools import partial
 
 from workers.contracts.wire.maintenance.preflight import Preflight, PreflightReport
 from workers.contracts.wire.node_messages import LaunchOrder
-from workers.launcher import command
+from workers.launcher import command, rendezvous
+from workers.launcher.exit_classification import Verdict
 from workers.launcher.isolation import wrap
 from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.rundir import RunDir, open_to_append, read_json
+from workers.launcher.shipping.redis_link import Link
 from workers.probe import judge, report
 
 _POLL_S = 0.05
+
+
+def check(
+    order: LaunchOrder,
+    run_dir: RunDir,
+    link: Link,
+    *,
+    keep_waiting: Callable[[], bool],
+    user: RunUser | None = None,
+) -> Verdict | None:
+    """Probe the devices if the order requests it, and report the result.
+
+    Returns a verdict if a device is below its record. Raises OSError for an unwritable folder, and
+    NoRendezvous.
+    """
+    if order.preflight is None:
+        return None
+    host, port = rendezvous.meet(order, link, keep_waiting=keep_waiting, purpose="preflight")
+    loopback = (order.rendezvous.host or "").startswith(command.LOOPBACK)
+    measured = run(
+        order,
+        order.preflight,
+        run_dir,
+        host=host,
+        port=port,
+        address="127.0.0.1" if loopback else link.node.address,
+        keep_waiting=keep_waiting,
+        user=user,
+    )
+    if measured is None:
+        return None
+    link.report("event", {"type": "preflight", "data": measured.to_dict()})
+    if not measured.shortfalls:
+        return None
+    reason = "; ".join(item.message for item in measured.shortfalls)
+    return Verdict(
+        "infrastructure",
+        f"The preflight probe failed: {reason}.",
+        time=time.time(),
+        cause="preflight",
+    )
 
 
 def run(

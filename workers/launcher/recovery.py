@@ -15,11 +15,12 @@ from workers.launcher import processes
 from workers.launcher.exit_classification import Verdict
 from workers.launcher.isolation import containers
 from workers.launcher.rundir import RunDir, read_json, write_json
+from workers.launcher.shipping.final_report import SETTLE_S
 from workers.launcher.shipping.rank_exits import read_rank_exits
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
 from workers.launcher.store_link import StoreLink
-from workers.launcher.supervisor import SETTLE_S, STORE_PATIENCE_S
+from workers.launcher.supervisor import STORE_PATIENCE_S
 
 _REQUESTED = {
     "cancel": ("cancelled", "Cancelled on request."),

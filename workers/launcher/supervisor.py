@@ -10,20 +10,24 @@ import contextlib
 import os
 import signal
 import subprocess
-import threading
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from workers.contracts.wire import encrypted_text
 from workers.contracts.wire.node_messages import LaunchOrder
-from workers.contracts.wire.serving_reports import EVALUATED, QUANTIZED, SERVED
 from workers.launcher import command, preflight, processes, rendezvous
 from workers.launcher.exit_classification import Verdict, judge, rank_verdict
+from workers.launcher.exits.own_verdicts import (
+    limit_verdict,
+    requested,
+    unwritable_verdict,
+    with_server_reason,
+)
 from workers.launcher.hangs import hang_events
-from workers.launcher.hangs.hang_detector import RankWatch, is_stopped
+from workers.launcher.hangs.hang_detector import RankWatch
+from workers.launcher.hangs.stack_dump import dump_stacks
 from workers.launcher.inputs.checkpoints import provide_checkpoint
 from workers.launcher.inputs.data_sets import DataSets
 from workers.launcher.isolation import containers, start
@@ -34,13 +38,13 @@ from workers.launcher.plan_trials.outcome import Chosen
 from workers.launcher.plan_trials.phase import TrialPhase
 from workers.launcher.programs import environment
 from workers.launcher.rundir import (
-    SHIPPING,
     RunDir,
-    open_to_append,
     read_json,
     write_json,
 )
+from workers.launcher.shipping import final_report
 from workers.launcher.shipping.disk_guard import DiskGuard
+from workers.launcher.shipping.file_reports import FileReports
 from workers.launcher.shipping.rank_exits import read_rank_exits, tail
 from workers.launcher.shipping.redis_link import Link
 from workers.launcher.shipping.telemetry_sender import TelemetrySender
@@ -49,12 +53,8 @@ from workers.launcher.store_link import StoreLink
 
 BUSY_POLL_S = 0.01  # while a program floods its log, so that its files stay small
 POLL_S = 0.15  # a poll costs 1.2 ms of a core: below 1%
-SETTLE_S = 5.0  # how long the exit report waits for telemetry to be acknowledged
-# how long the exit report waits for Redis; after that the agent reports it at its next start
-REDIS_PATIENCE_S = 3600.0
 # how long a supervisor remains after its attempt while the store does not take copies
 STORE_PATIENCE_S = 6 * 3600.0
-DUMP_S = 10.0  # how long hanging ranks may take to write their stacks
 
 
 class Supervisor:
@@ -78,7 +78,7 @@ class Supervisor:
         )
         self.store, self._store_patience_s = StoreLink(run_dir, order, link), store_patience_s
         self.data_sets = DataSets(order, run_dir, link, user)
-        self.sender = TelemetrySender(run_dir, order, link, on_event=self._on_event)
+        self.sender = TelemetrySender(run_dir, order, link, on_event=FileReports(link, self.store))
         self.disk_guard = DiskGuard(self.sender.log_collectors, self.sender.outboxes)
         self.watch = RankWatch(
             run_dir.rank,
@@ -120,14 +120,11 @@ class Supervisor:
         except start.NotSupported as error:
             verdict = Verdict("infrastructure", f"{error} (node {self.link.node.node})")
         except encrypted_text.Undecryptable:
-            message = (
-                "The node joined again after this attempt was sent; its secrets are unreadable."
-            )
+            message = "The node joined again after this order was sent; its secrets are unreadable."
             verdict = Verdict("infrastructure", message)
         except OSError as error:
             verdict = unwritable_verdict(self.run_dir, error, self.link.node.node)
-        processes.kill_all(self.order.fence, node=self.link.node.node, root=os.getpid())
-        containers.remove(self.order, before=partial(before_program, self._user))
+        self._kill_programs()
         self.disk_guard.close()
         try:
             write_json(self.run_dir.exit, {**verdict.to_dict(), "reported": False})
@@ -135,7 +132,16 @@ class Supervisor:
             # ranks could not write their status either, which explains their exit
             if verdict.signal == "vanished":
                 verdict = unwritable_verdict(self.run_dir, error, self.link.node.node)
-        self._finish(verdict)
+        final_report.send(
+            verdict,
+            self.run_dir,
+            self.link,
+            self.sender,
+            self.store,
+            urgent_s=self.stopping.settle_s,
+            store_patience_s=self._store_patience_s,
+        )
+        self.lease.close()
         return verdict
 
     def _attempt(self) -> Verdict:
@@ -176,33 +182,13 @@ class Supervisor:
 
     def _probe(self) -> None:
         """Measure the devices if the order requests it; a shortfall is the attempt's verdict."""
-        wanted = self.order.preflight
-        if wanted is None or self.stopping.action is not None or self._own_verdict is not None:
-            return
-        host, port = rendezvous.meet(
-            self.order, self.link, keep_waiting=self._no_stop_requested, purpose="preflight"
-        )
-        loopback = (self.order.rendezvous.host or "").startswith(command.LOOPBACK)
-        measured = preflight.run(
-            self.order,
-            wanted,
-            self.run_dir,
-            host=host,
-            port=port,
-            address="127.0.0.1" if loopback else self.link.node.address,
-            keep_waiting=self._no_stop_requested,
-            user=self._user,
-        )
-        if measured is None:
-            return
-        self.link.report("event", {"type": "preflight", "data": measured.to_dict()})
-        if measured.shortfalls:
-            reason = "; ".join(item.message for item in measured.shortfalls)
-            self._own_verdict = Verdict(
-                "infrastructure",
-                f"The preflight probe failed: {reason}.",
-                time=time.time(),
-                cause="preflight",
+        if self.stopping.action is None and self._own_verdict is None:
+            self._own_verdict = preflight.check(
+                self.order,
+                self.run_dir,
+                self.link,
+                keep_waiting=self._no_stop_requested,
+                user=self._user,
             )
 
     def _no_stop_requested(self) -> bool:
@@ -240,7 +226,7 @@ class Supervisor:
         limit = self.order.max_seconds
         if limit is None or time.monotonic() - since <= limit:
             return False
-        self._own_verdict = _limit_verdict(limit)
+        self._own_verdict = limit_verdict(limit)
         return True
 
     def _kill_programs(self) -> None:
@@ -270,22 +256,7 @@ class Supervisor:
             secrets=self._secrets(),
         )
         self._has_group = prepared.group
-        with open_to_append(run_dir.path / "torchrun.log") as log:
-            torchrun = subprocess.Popen(
-                prepared.arguments,
-                cwd=prepared.folder,
-                env=prepared.env,
-                stdin=subprocess.DEVNULL if prepared.stdin is None else subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=partial(before_program, self._user),
-            )
-        if prepared.stdin is not None and torchrun.stdin is not None:
-            # a container's client reads it when it has fetched the image
-            arguments = (torchrun.stdin, prepared.stdin)
-            threading.Thread(target=_write, args=arguments, name="input", daemon=True).start()
-        return torchrun
+        return start.spawn(prepared, run_dir, self._user)
 
     def _count_oom_kills(self) -> None:
         """Read the counter of the program's own control group, which ends with the program."""
@@ -355,7 +326,7 @@ class Supervisor:
                     {"action": "cancel", "grace_s": self.order.grace_s, "reason": message}
                 )
                 return
-            self._own_verdict = _limit_verdict(limit)
+            self._own_verdict = limit_verdict(limit)
             self.stopping.take({"action": "cancel", "grace_s": self.order.grace_s})
             return
         if self.order.kind not in command.OWN_PROGRAMS:
@@ -383,28 +354,8 @@ class Supervisor:
                     "event",
                     hang_events.hang(self.watch.rank_progress(), quiet_s, nodes=self.order.nodes),
                 )
-            self._dump_stacks()
+            dump_stacks(self.run_dir, self.ranks, self.order.fence, node=self.link.node.node)
             self.stopping.take({"action": "kill"})
-
-    def _dump_stacks(self) -> None:
-        """Send SIGABRT: PYTHONFAULTHANDLER makes every rank write its threads' stacks and exit.
-
-        Waits up to DUMP_S for all but stopped ranks, which do neither.
-        """
-        pending = []
-        living = processes.members(self.order.fence, node=self.link.node.node, root=os.getpid())
-        members = {process.pid for process in living}
-        for rank in self.ranks:
-            folder = self.run_dir.rank(rank)
-            if pid := read_json(folder / "process.json").get("pid"):
-                if pid not in members:  # the file is the run's own
-                    continue
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGABRT)
-                    pending += [] if is_stopped(pid) else [folder / "status.json"]
-        deadline = time.monotonic() + DUMP_S
-        while time.monotonic() < deadline and not all(status.exists() for status in pending):
-            time.sleep(0.05)
 
     def _verdict(self) -> Verdict:
         ends = read_rank_exits(self.run_dir, self.ranks, self.sender.collectors)
@@ -417,15 +368,8 @@ class Supervisor:
             or environment.failure(self.run_dir, self.order)
             or judge(ends, torchrun_code=code, torchrun_output=output, oom_killed=oom_killed)
         )
-        # why a server stopped, and after how many requests
         if self.order.kind == "serve" and verdict.exit_class == "ok":
-            reason = next(
-                (str(end.record["reason"]) for end in ends if end.record.get("reason")),
-                verdict.reason,
-            )
-            verdict = replace(
-                verdict, reason=" ".join(filter(None, (self.stopping.reason, f"Rank 0 {reason}.")))
-            )
+            verdict = with_server_reason(verdict, ends, self.stopping)
         requested_at = self.stopping.requested_at
         on_request = verdict.exit_class != "ok" and (
             verdict.time is None or requested_at is None or verdict.time >= requested_at
@@ -448,115 +392,6 @@ class Supervisor:
                         "event", {"type": "rank_exited", "rank": end.rank, "data": data}
                     )
         return verdict
-
-    def _on_event(self, row: dict[str, Any]) -> None:
-        data = row.get("data")
-        if not isinstance(data, dict):
-            return
-        for file in (
-            data.get("files") or () if row.get("type") in (EVALUATED, QUANTIZED, SERVED) else ()
-        ):
-            self._report_artifact({key: file[key] for key in ("name", "path", "bytes")})
-        if not data.get("path"):
-            return
-        if row.get("type") in ("profile_saved", "memory_profile"):
-            name = f"{Path(str(data['path'])).parent.name}-{data.get('name') or row['type']}"
-            self._report_artifact(
-                {"name": name, "path": data["path"], "bytes": data.get("bytes") or 0}
-            )
-        if row.get("type") == "checkpoint_saved":
-            self.link.report(
-                "checkpoint",
-                {key: data.get(key) or 0 for key in ("step", "tokens", "bytes", "path")},
-            )
-            if data.get("step") is not None:
-                self.store.checkpoint(data)
-
-    def _report_artifact(self, data: dict[str, Any]) -> None:
-        self.link.report("artifact", data)
-        self.store.artifact(data)
-
-    def _finish(self, verdict: Verdict) -> None:
-        """Ship telemetry, then report `exited`, then ship the rest until all is committed."""
-        report = verdict.to_dict()
-        for message in self.sender.skipped():
-            print(message, flush=True)
-        deadline = time.monotonic() + REDIS_PATIENCE_S
-        urgent_s = self.stopping.settle_s
-        self.sender.settle(SETTLE_S if urgent_s is None else urgent_s, deadline=deadline)
-        self.link.report("exited", report)
-        while not self.link.flush() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        settled = self.sender.settled()
-        if not settled and urgent_s is None:
-            # the run has ended, but ingest may be down: points must not be lost
-            with contextlib.suppress(OSError):
-                state = {**read_json(self.run_dir.supervisor), "state": SHIPPING}
-                write_json(self.run_dir.supervisor, state)
-            settled = self.sender.settle(REDIS_PATIENCE_S, deadline=deadline)
-        copied = self._settle_store(urgent_s)
-        with contextlib.suppress(OSError):
-            self.sender.save()
-            # otherwise the agent finishes the work at its next start
-            complete = self.link.flush() and copied and (settled or time.monotonic() >= deadline)
-            write_json(self.run_dir.exit, {**report, "reported": complete})
-        self.lease.close()
-
-    def _settle_store(self, urgent_s: float | None) -> bool:
-        """Wait for copies to the store; False if the agent must continue them at its next start."""
-        if not self.store.pending:
-            self.store.close()
-            return True
-        if urgent_s is not None:
-            self.store.close()
-            return False
-        with contextlib.suppress(OSError):
-            state = {**read_json(self.run_dir.supervisor), "state": SHIPPING}
-            write_json(self.run_dir.supervisor, state)
-        self.store.settle(self._store_patience_s, flush=self.link.flush)
-        return True
-
-
-def _limit_verdict(limit_s: float) -> Verdict:
-    message = (
-        f"Reached its limit of {limit_s:g} s (resources.max_seconds); allow more time, "
-        "or request fewer steps."
-    )
-    return Verdict("user_error", message, time=time.time())
-
-
-def _write(pipe: IO[bytes], data: bytes) -> None:
-    with contextlib.suppress(OSError), pipe:
-        pipe.write(data)
-
-
-def requested(stopping: StopSequence, verdict: Verdict) -> Verdict:
-    """The verdict on ranks that exited because a stop was requested."""
-    reasons = {
-        "cancel": ("cancelled", "Cancelled on request."),
-        "kill": ("cancelled", "Killed by the control plane."),
-        "pause": ("preempted", "Paused on request."),
-        "preempt": ("preempted", "Preempted on request; exited after its last step."),
-    }
-    exit_class, reason = reasons[stopping.action or "cancel"]
-    return Verdict(
-        exit_class,
-        stopping.reason or reason,
-        step=verdict.step,
-        code=verdict.code,
-        time=verdict.time,
-    )
-
-
-def unwritable_verdict(run_dir: RunDir, error: OSError, node: str) -> Verdict:
-    """The verdict if the run directory or the rendezvous failed on this node."""
-    if isinstance(error, rendezvous.NoRendezvous):
-        return Verdict("infrastructure", str(error), time=time.time())
-    message = (
-        f"Run directory {run_dir} on node {node} cannot be used: {error.strerror or error}. Check "
-        "free space and permissions there."
-    )
-    return Verdict("infrastructure", message, time=time.time())
 
 
 def _resolved_spec(order: LaunchOrder) -> dict[str, Any]:

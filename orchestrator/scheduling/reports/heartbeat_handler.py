@@ -100,7 +100,7 @@ def _apply(beats: Sequence[NewHeartbeat], broker_ahead_s: float) -> bool:
 
 
 def _read(beat: NewHeartbeat, body: dict[str, Any]) -> Heartbeat:
-    """The heartbeat; of a version that is refused only that the node lives, so nothing is lost."""
+    """The heartbeat; of a refused version only the fact that the node is alive."""
     peer = versions.parse_peer(body.get("release"), body.get("wire"))
     if not _is_refused(peer):
         return Heartbeat.from_dict(body)

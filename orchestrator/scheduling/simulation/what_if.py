@@ -1,4 +1,4 @@
-"""Changes the live queue or fleet in thought: added nodes, a paused team. Pure.
+"""Applies hypothetical changes to the live queue or fleet: added nodes, a paused team. Pure.
 
 Does not estimate starts (`estimates`) and does not depend on a database.
 """

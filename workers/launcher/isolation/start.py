@@ -5,16 +5,21 @@ Looks at files of this node, and unpacks a script's program. Starts nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from workers.contracts.wire.node_messages import LaunchOrder
 from workers.launcher import command
 from workers.launcher.isolation import containers, wrap
+from workers.launcher.isolation.acting import before_program
 from workers.launcher.isolation.limits import Limits, in_scope
 from workers.launcher.isolation.run_user import RunUser
 from workers.launcher.programs.environment import (
@@ -24,7 +29,7 @@ from workers.launcher.programs.environment import (
     plan_environment,
 )
 from workers.launcher.programs.unpack import unpack_program
-from workers.launcher.rundir import RunDir
+from workers.launcher.rundir import RunDir, open_to_append
 
 LIMITS_VARIABLE: Final = "ORRERY_NODE_LIMITS"  # set by the agent: systemd, or empty
 
@@ -129,6 +134,31 @@ def prepare(
         return start
     scoped = in_scope(start.arguments, limits, name=containers.container_name(order))
     return Start(scoped, start.env, start.folder, start.stdin, group=True)
+
+
+def spawn(prepared: Start, run_dir: RunDir, user: RunUser | None) -> subprocess.Popen[bytes]:
+    """Start torchrun in its own session; its output goes to `torchrun.log`. Raises OSError."""
+    with open_to_append(run_dir.path / "torchrun.log") as log:
+        torchrun = subprocess.Popen(
+            prepared.arguments,
+            cwd=prepared.folder,
+            env=prepared.env,
+            stdin=subprocess.DEVNULL if prepared.stdin is None else subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(before_program, user),
+        )
+    if prepared.stdin is not None and torchrun.stdin is not None:
+        # a container's client reads it when it has fetched the image
+        arguments = (torchrun.stdin, prepared.stdin)
+        threading.Thread(target=_write, args=arguments, name="input", daemon=True).start()
+    return torchrun
+
+
+def _write(pipe: IO[bytes], data: bytes) -> None:
+    with contextlib.suppress(OSError), pipe:
+        pipe.write(data)
 
 
 def _environment(

@@ -1,4 +1,4 @@
-"""By how much a step's summed losses are divided: known from the data, on every rank.
+"""The number that a step's summed losses are divided by: known from the data, on every rank.
 
 Does not communicate: every rank reads the counts of all rows of a step.
 """

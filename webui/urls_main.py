@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from django.urls import URLPattern, path
 
-from webui.views import fork, gallery, outages, overview, run, run_actions, serve_parts
+from webui.views import outages
+from webui.views.gallery import gallery
+from webui.views.overview import overview
+from webui.views.runs import fork, run, run_actions, serve_parts
 
 urlpatterns: list[URLPattern] = [
     path("", overview.overview, name="overview"),

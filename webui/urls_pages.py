@@ -8,47 +8,21 @@ from django.views.i18n import JavaScriptCatalog
 
 from webui.planner import explain, export, page, run_accuracy, saved_plans
 from webui.planner.calculators import examples, scaling, serving, serving_load
-from webui.views import (
-    account,
-    alerts,
-    assistant,
-    auth,
-    compare,
-    compare_values,
+from webui.views.accounts import account, auth, teams, usage
+from webui.views.data import data, data_sets, model_comparisons, reviews
+from webui.views.experiments import assistant, experiments, solved_problems, sweeps
+from webui.views.fleet import engines, fleet, fleet_history, node_actions, node_history
+from webui.views.operations import alerts, dead_letters, exports, jobs, notifications, storage
+from webui.views.queue import queue, simulator, what_if, windows
+from webui.views.reports import (
     dashboard_additions,
     dashboards,
-    data,
-    data_sets,
-    dead_letters,
-    engines,
-    experiments,
-    exports,
-    fleet,
-    fleet_history,
-    jobs,
-    model_comparisons,
-    new_run,
-    node_actions,
-    node_history,
-    notifications,
-    queue,
     report_editing,
     report_history,
     report_sharing,
     reports,
-    reviews,
-    run_bundles,
-    run_code,
-    runs,
-    simulator,
-    solved_problems,
-    storage,
-    sweeps,
-    teams,
-    usage,
-    what_if,
-    windows,
 )
+from webui.views.runs import compare, compare_values, new_run, run_bundles, run_code, runs
 
 # texts of JavaScript; pages in English do not load it
 cached_catalog = cache_control(max_age=3600)(JavaScriptCatalog.as_view(packages=["webui"]))

@@ -6,7 +6,7 @@ from django.contrib import admin
 from django.urls import include, path
 
 from orchestrator.api.root import api
-from webui.views import auth
+from webui.views.accounts import auth
 
 urlpatterns = [
     path("api/", api.urls),

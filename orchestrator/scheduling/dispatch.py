@@ -112,7 +112,7 @@ def launch_many(attempts: Sequence[Attempt], *, nodes: Iterable[str] | None = No
 def variables_of(
     attempt: Attempt, secrets: Mapping[str, str] | secret_text.Unreadable
 ) -> Mapping[str, str] | None:
-    """Secret variables of the attempt's programs; None if one was missing, which ends the attempt."""
+    """Secret variables of the attempt's programs; None if one was missing (the attempt ends)."""
     if isinstance(secrets, secret_text.Unreadable):
         _end_unreadable(attempt, secrets)
         return None

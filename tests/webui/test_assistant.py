@@ -11,7 +11,7 @@ import pytest
 from orchestrator.runs import services
 from orchestrator.runs.models import Checkpoint, Experiment, Run
 from tests import factories
-from webui.views.assistant import stages_of
+from webui.views.experiments.assistant import stages_of
 from workers.contracts import RunSpec
 from workers.contracts.wire.serving_reports import EVALUATED
 

@@ -12,7 +12,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from webui.views import gallery_bad_input
+from webui.views.gallery import gallery_bad_input
 from workers.contracts.wire.points import PointBatch
 
 pytestmark = pytest.mark.django_db

@@ -176,8 +176,8 @@ def test_bars_of_a_gang_on_neighboring_devices_are_joined() -> None:
 def test_a_large_fleet_has_pages_and_filters(
     people: factories.People, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webui.views.fleet_list.NODES", 2)
-    monkeypatch.setattr("webui.views.allocation_chart.DEVICE_ROWS", 4)
+    monkeypatch.setattr("webui.views.fleet.fleet_list.NODES", 2)
+    monkeypatch.setattr("webui.views.fleet.allocation_chart.DEVICE_ROWS", 4)
     nodes = [factories.node(name, devices=4) for name in ("a1", "a2", "b1")]
     hold(factories.run(people.owner, name="wide", devices=4), nodes[0])
     Node.objects.filter(name="b1").update(health="lost", drained=True)
@@ -214,7 +214,7 @@ def test_many_troubled_nodes_are_counted(owner: User) -> None:
 def test_the_overview_of_a_large_fleet_is_a_map_of_nodes(
     people: factories.People, live_redis: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("webui.views.overview_devices.MARKS", 3)
+    monkeypatch.setattr("webui.views.overview.overview_devices.MARKS", 3)
     run = factories.run(people.owner, name="secret plan", devices=2)
     hold(run, factories.node("orion", devices=4))
     factories.node("lost1", devices=4)

@@ -20,7 +20,7 @@ from webui.forms.finetuning_examples import FINETUNING_EXAMPLES
 from webui.forms.spec_fields import FIELDS, exists
 from webui.forms.spec_form import parse, spec_of, values_of
 from webui.forms.spec_summary import summarize_spec
-from webui.views.new_run import START
+from webui.views.runs.new_run import START
 from workers.contracts import RunSpec
 from workers.contracts.catalog.presets import preset
 

@@ -10,7 +10,7 @@ from orchestrator.accounts.models import Team, User
 from tests import factories
 from webui import shared_parts
 from webui.shared_parts import SharedByKey
-from webui.views import overview
+from webui.views.overview import overview
 
 pytestmark = pytest.mark.django_db
 

@@ -71,7 +71,7 @@ def test_a_live_page_fetches_only_its_rows(people: factories.People) -> None:
 
 
 def test_a_long_queue_has_pages(owner: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("webui.views.queue.SHOWN", 2)
+    monkeypatch.setattr("webui.views.queue.queue.SHOWN", 2)
     for number in range(3):
         factories.run(owner, name=f"waits {number}")
     client = factories.client_for(owner)

@@ -15,7 +15,7 @@ from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.webui.pages import compact
 from webui.forms.run_filters import RunFilters
-from webui.views.runs import sentence
+from webui.views.runs.runs import sentence
 from workers.contracts.wire.points import PointBatch
 
 pytestmark = pytest.mark.django_db

@@ -10,7 +10,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.runs.models import Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
-from webui.views.solved_problems import SPEC
+from webui.views.experiments.solved_problems import SPEC
 from workers.contracts import RunSpec
 from workers.contracts.wire.points import PointBatch
 

@@ -16,7 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
 from orchestrator.accounts import oidc_groups, services
-from webui.views.auth import client_address, login_refused
+from webui.views.accounts.auth import client_address, login_refused
 
 log = logging.getLogger("orrery.login")
 PROVIDER: Final = "sso"  # in the URLs of login and callback

@@ -15,7 +15,7 @@ from django.views.decorators.http import require_POST
 from requests import RequestException
 
 from webui.oidc.adapters import PROVIDER
-from webui.views.auth import login_refused
+from webui.views.accounts.auth import login_refused
 
 log = logging.getLogger("orrery.login")
 

@@ -1,1 +1,1 @@
-"""Views: one module per page."""
+"""Views: one module per page, grouped by topic; `access` is shared by all."""

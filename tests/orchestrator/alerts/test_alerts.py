@@ -25,7 +25,7 @@ from orchestrator.runs.models import Attempt, Run
 from orchestrator.telemetry import services as telemetry
 from tests import factories
 from tests.conftest import FakeClock
-from webui.views.alerts import _BUILTIN_TEXTS, KINDS, rule_text
+from webui.views.operations.alerts import _BUILTIN_TEXTS, KINDS, rule_text
 from workers.contracts.wire.points import Point, PointBatch
 
 NAN = math.nan

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from django.apps import apps
 from django.contrib.admin.models import CHANGE, LogEntry
-from orchestrator.config.env_settings import Env
 
 from orchestrator.accounts.models import ApiToken, User
 from orchestrator.accounts.roles import Role
 from orchestrator.background_jobs import retention
 from orchestrator.common import clock
+from orchestrator.config.env.variables import Env
 from orchestrator.fleet.models import Cordon, JoinToken, NodeProbe
 from orchestrator.fleet.services import join_token_create
 from orchestrator.reports.models import Report, ShareLink

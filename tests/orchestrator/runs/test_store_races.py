@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from orchestrator.config.env_settings import Env
 
 from orchestrator.background_jobs import store_garbage
 from orchestrator.common import clock
+from orchestrator.config.env.variables import Env
 from orchestrator.runs.datasets import registration, services
 from orchestrator.runs.datasets.models import DataSetVersion
 from orchestrator.runs.models import Run, StoredCopy

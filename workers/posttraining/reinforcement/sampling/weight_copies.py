@@ -81,9 +81,7 @@ def _full_weight(
     return full if layer.lora_A is None else _merged(full, layer, trained, path)
 
 
-def _merged(
-    full: Tensor, layer: AdaptedLinear, trained: Mapping[str, Tensor], path: str
-) -> Tensor:
+def _merged(full: Tensor, layer: AdaptedLinear, trained: Mapping[str, Tensor], path: str) -> Tensor:
     """W + scale · B A, of DoRA with each output's norm replaced by its magnitude. Collective."""
     low, high = (_full(trained[f"{path}.{part}"]) for part in ("lora_A", "lora_B"))
     update = layer.scale * (high.float() @ low.float())

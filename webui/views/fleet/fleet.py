@@ -12,14 +12,14 @@ from orchestrator.dead_letters import selectors as dead_letters
 from orchestrator.fleet import cordons, selectors, suspect_links
 from orchestrator.runs.store import access, copies
 from webui.charts.gantt import WINDOWS
-from webui.views import node_history
 from webui.views.access import PageRequest, has_role, page
-from webui.views.allocation_chart import allocation_chart, allocations_in
-from webui.views.fleet_list import NodeFilters, select
-from webui.views.fleet_rows import holders, node_named, node_row, probe_rows
-from webui.views.fleet_state import fleet_state
-from webui.views.fleet_texts import node_sentence, sentence
-from webui.views.node_probe_rows import node_probe_card
+from webui.views.fleet import node_history
+from webui.views.fleet.allocation_chart import allocation_chart, allocations_in
+from webui.views.fleet.fleet_list import NodeFilters, select
+from webui.views.fleet.fleet_rows import holders, node_named, node_row, probe_rows
+from webui.views.fleet.fleet_state import fleet_state
+from webui.views.fleet.fleet_texts import node_sentence, sentence
+from webui.views.fleet.node_probe_rows import node_probe_card
 
 CORDONS = 20  # newest ones shown
 

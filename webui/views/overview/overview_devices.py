@@ -12,8 +12,8 @@ from orchestrator.fleet import selectors as fleet
 from orchestrator.scheduling import selectors as scheduling
 from webui.charts import devices, node_map
 from webui.shared_parts import SharedPart
-from webui.views.fleet_rows import with_visibility
-from webui.views.fleet_state import fleet_state
+from webui.views.fleet.fleet_rows import with_visibility
+from webui.views.fleet.fleet_state import fleet_state
 
 MARKS: Final = 128  # devices; a mark takes 0.3 ms of CPU time, a cell of a node 10 µs
 

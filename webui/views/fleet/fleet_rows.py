@@ -13,8 +13,8 @@ from django.utils.translation import gettext_noop
 from orchestrator.common.errors import missing_object
 from orchestrator.fleet import cordons, probe_history, selectors
 from orchestrator.runs import selectors as runs
-from webui.views import fleet_texts
 from webui.views.access import PageRequest
+from webui.views.fleet import fleet_texts
 
 PROBES = 1000
 _MEASURES = {

@@ -16,7 +16,7 @@ from webui.charts.device_history import (
     heat_track,
 )
 from webui.presentation import formatting
-from webui.views.node_history import Mark
+from webui.views.fleet.node_history import Mark
 
 _COLUMNS: Final = Columns(
     start=int(datetime(2026, 1, 14, 15, tzinfo=UTC).timestamp()), step_s=900, count=96

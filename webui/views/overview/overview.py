@@ -24,8 +24,9 @@ from webui.charts import week
 from webui.presentation import device_time, event_messages, formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING
 from webui.shared_parts import SharedByKey, SharedPart
-from webui.views import outages, overview_devices
+from webui.views import outages
 from webui.views.access import has_role, page
+from webui.views.overview import overview_devices
 
 CARDS: Final = 12
 WAITING: Final = 8

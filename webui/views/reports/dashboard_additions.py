@@ -20,7 +20,7 @@ from orchestrator.panels.spec import PanelSpec
 from orchestrator.runs import selectors as runs
 from webui.presentation.problems import problem_text
 from webui.views.access import PageRequest, page, require_role
-from webui.views.dashboards import subject_named
+from webui.views.reports.dashboards import subject_named
 
 
 @page

@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from orchestrator.scheduling import selectors as scheduling
 from webui.charts.gantt import LONG_WINDOWS, Bar, DeviceAllocation, Lane, gantt, lanes
 from webui.presentation import formatting
-from webui.views.fleet_rows import OTHERS, with_visibility
+from webui.views.fleet.fleet_rows import OTHERS, with_visibility
 
 DEVICE_ROWS: Final = 32  # of more devices, each node is one row
 

@@ -17,7 +17,7 @@ from orchestrator.tracking import selectors as tracking
 from webui.charts.parameter_importance import importances
 from webui.charts.run_comparison import flat_spec
 from webui.views.access import PageRequest, page
-from webui.views.compare import chosen_runs, recorded_spec
+from webui.views.runs.compare import chosen_runs, recorded_spec
 
 _AGGREGATES: Final = ("last", "min", "max", "mean", "median")
 _MOST: Final = 300  # metrics, and configuration values that differ

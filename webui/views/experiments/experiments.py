@@ -20,9 +20,9 @@ from webui.panels.pinned_panels import pinned_panels
 from webui.presentation import formatting
 from webui.presentation.markdown import render_markdown
 from webui.views.access import PageRequest, field_errors, has_role, page, redirect_with_message
-from webui.views.compare import MOST as COMPARED
-from webui.views.experiment_ranking import Best, best_runs, best_values, metric_title
-from webui.views.runs import rows, sparklines
+from webui.views.experiments.experiment_ranking import Best, best_runs, best_values, metric_title
+from webui.views.runs.compare import MOST as COMPARED
+from webui.views.runs.runs import rows, sparklines
 
 SHOWN = 100
 RUNS = 200  # of an experiment, newest first

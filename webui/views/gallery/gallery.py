@@ -16,14 +16,14 @@ from webui.charts.panel import Line, Panel
 from webui.charts.spread import spread
 from webui.planner import gallery_sample
 from webui.presentation import run_headlines
-from webui.views import (
+from webui.views.access import page
+from webui.views.gallery import (
     gallery_bad_input,
     gallery_engine_sample,
     gallery_history_sample,
     gallery_panel_samples,
     gallery_report_sample,
 )
-from webui.views.access import page
 from workers.contracts.wire.node_messages import RunState
 
 POINTS = 400

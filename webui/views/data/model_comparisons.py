@@ -16,8 +16,8 @@ from orchestrator.runs import selectors as runs
 from orchestrator.runs.outputs import endpoint
 from webui.presentation import formatting
 from webui.views.access import PageRequest, has_role, page, redirect_with_message
+from webui.views.data.reviews import written
 from webui.views.list_with_form import list_with_form
-from webui.views.reviews import written
 
 SHOWN = 100
 TURNS = 50

@@ -13,7 +13,7 @@ from orchestrator.common.errors import invalid
 from orchestrator.common.units import is_id
 from orchestrator.reports import differences, selectors, services
 from webui.views.access import PageRequest, page, redirect_with_message
-from webui.views.reports import shown
+from webui.views.reports.reports import shown
 
 _SHOWN: Final = 200
 

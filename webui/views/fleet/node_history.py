@@ -30,8 +30,8 @@ from webui.charts.device_history import (
 from webui.charts.gantt import LONG_WINDOWS
 from webui.presentation import event_messages, formatting
 from webui.views.access import PageRequest, page
-from webui.views.allocation_chart import allocation_chart, allocations_in
-from webui.views.fleet_rows import OTHERS, node_named
+from webui.views.fleet.allocation_chart import allocation_chart, allocations_in
+from webui.views.fleet.fleet_rows import OTHERS, node_named
 
 COLUMNS: Final = 96
 EVENTS: Final = 60  # newest ones shown

@@ -11,7 +11,7 @@ from orchestrator.reports.block_data import BlockData
 from orchestrator.reports.blocks import blocks_in
 from orchestrator.reports.differences import difference
 from webui.reports.parts import block_part
-from webui.views.report_sharing import ENDED
+from webui.views.reports.report_sharing import ENDED
 
 _TABLE: Final = {
     "title": "Best runs",

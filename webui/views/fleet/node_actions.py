@@ -18,7 +18,7 @@ from orchestrator.runs import selectors as runs
 from orchestrator.scheduling import selectors as scheduling
 from orchestrator.scheduling import services as scheduling_services
 from webui.views.access import PageRequest, page, redirect_with_message, require_role
-from webui.views.fleet_rows import holders, node_named, node_row, with_visibility
+from webui.views.fleet.fleet_rows import holders, node_named, node_row, with_visibility
 
 
 @page

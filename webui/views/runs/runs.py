@@ -25,7 +25,7 @@ from webui.forms.run_filters import LIVE_STATES, RunFilters
 from webui.presentation import formatting, run_headlines
 from webui.presentation.run_facts import ANSWERING, TYPICAL
 from webui.views.access import PageRequest, next_url, page
-from webui.views.compare import MOST as COMPARED
+from webui.views.runs.compare import MOST as COMPARED
 from workers.contracts.specs.run import KINDS
 
 PAGE = 50

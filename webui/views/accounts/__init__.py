@@ -1,0 +1,1 @@
+"""Pages of login, the account, teams and usage."""

@@ -1,0 +1,1 @@
+"""Pages of data: files, data sets, reviews, comparisons of models."""

@@ -1,0 +1,1 @@
+"""Pages of experiments and sweeps, and guided series of runs."""

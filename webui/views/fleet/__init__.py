@@ -1,0 +1,1 @@
+"""Pages of the fleet and its nodes, and of cluster engines."""

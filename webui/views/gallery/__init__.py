@@ -1,0 +1,1 @@
+"""The gallery of charts and components, and its sample data."""

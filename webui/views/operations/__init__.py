@@ -1,0 +1,1 @@
+"""Pages for operators: alerts, notifications, exports, jobs, dead letters, storage."""

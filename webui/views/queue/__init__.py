@@ -1,0 +1,1 @@
+"""Pages of the queue: waiting runs, what-if, simulator, windows."""

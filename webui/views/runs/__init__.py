@@ -1,0 +1,1 @@
+"""Pages of runs: list, new run, run page, fork, comparison."""

@@ -112,7 +112,7 @@ def launch_many(attempts: Sequence[Attempt], *, nodes: Iterable[str] | None = No
 def variables_of(
     attempt: Attempt, secrets: Mapping[str, str] | secret_text.Unreadable
 ) -> Mapping[str, str] | None:
-    """Secret variables of the attempt's programs; None if one was missing (the attempt ends)."""
+    """Secret variables of the programs; None if one was missing, which ends the attempt."""
     if isinstance(secrets, secret_text.Unreadable):
         _end_unreadable(attempt, secrets)
         return None
@@ -121,7 +121,7 @@ def variables_of(
         if isinstance(addresses, str):
             _end_without_server(attempt, addresses)
             return None
-        return {**secrets, **addresses}
+        return addresses
     return secrets
 
 

@@ -140,7 +140,7 @@ def test_an_ended_run_is_a_measurement(run: Run) -> None:
 
 
 def test_predicted_and_measured_mfu_have_one_peak(run: Run) -> None:
-    """As on a machine whose probe found less than half of what the run's ranks measure."""
+    """As on a machine whose probe measured less than half of the peak of the run's ranks."""
     first = dict(run.prediction)
     peak = 2.1 * first["peak_tflops"]
     writer = Writer(run.pk, 1, 0)

@@ -44,10 +44,10 @@ def named(spec: Mapping[str, Any]) -> dict[str, int]:
         if isinstance(body := spec.get(kind), Mapping)
         for name in names
     }
-    given = spec.get("train")
-    train = given if isinstance(given, Mapping) else {}
+    train = spec.get("train")
+    bodies: Mapping[str, Any] = train if isinstance(train, Mapping) else {}
     for name in _POLICIES:
-        policy = train.get(name)
+        policy = bodies.get(name)
         rewards = policy.get("rewards") if isinstance(policy, Mapping) else None
         for number, reward in enumerate(rewards if isinstance(rewards, Sequence) else ()):
             servers[f"train.{name}.rewards.{number}"] = reward
@@ -61,7 +61,7 @@ def named(spec: Mapping[str, Any]) -> dict[str, int]:
 def server_problems(spec: RunSpec, *, by: User | None) -> list[Problem]:
     """Servers that the submitter may not use, and those that will not serve.
 
-    One that is not serving yet is not a problem: the run waits for it.
+    One that is not serving yet is no problem: the run waits for it.
     """
     problems = []
     for place, id in named(spec.model_dump(mode="json", exclude_none=True)).items():

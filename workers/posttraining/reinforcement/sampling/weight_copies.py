@@ -90,7 +90,8 @@ def _merged(full: Tensor, layer: AdaptedLinear, trained: Mapping[str, Tensor], p
     merged = full.float() + update
     norms = merged.norm(dim=1).clamp_min(torch.finfo(torch.float32).tiny)
     magnitude = _full(trained[f"{path}.lora_magnitude"]).float()
-    return (merged * (magnitude / norms).unsqueeze(1)).to(full.dtype)
+    scaled: Tensor = merged * (magnitude / norms).unsqueeze(1)
+    return scaled.to(full.dtype)
 
 
 def _adapted(context: StepContext) -> dict[str, AdaptedLinear]:

@@ -150,7 +150,7 @@ def test_credentials_cordons_and_probes_of_long_ago_are_deleted(owner: User, set
         "valid": {"expires": now + timedelta(days=9)},
     }.items():
         ShareLink.objects.create(report=report, author=owner, nonce=nonce, **values)
-    unused = join_token_create(by=factories.user("keeper", Role.ADMIN)).partition(".")[0]
+    unused = join_token_create(by=factories.user("boss", Role.ADMIN)).partition(".")[0]
     JoinToken.objects.update(expires=long_ago)  # the node's is used
     for reason, lifted in {"old": long_ago, "lately": lately, "open": None}.items():
         Cordon.objects.create(node=node, cause="failures", reason=reason, lifted=lifted)

@@ -54,7 +54,10 @@ NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
 Prolog={folder}/prolog.sh
 Epilog={folder}/epilog.sh
-PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 State=UP
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=low Nodes=n1,n2 Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=30
+PartitionName=high Nodes=n1,n2 MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=secret Nodes=n1,n2 AllowGroups=daemon State=UP
 """
 _ACCOUNTING = """\

@@ -243,6 +243,31 @@ def test_eight_runs_survive_a_restart_requeues_a_drain_and_a_killed_supervisor(
         assert len(cluster.jobs_of(run)) == (2 if run in (here, there, killed) else 1)
 
 
+def test_a_run_that_slurm_preempts_saves_and_continues_after_the_other_job(
+    orrery: Orrery, slurm: Slurm
+) -> None:
+    """Slurm sends SIGTERM to a job of a lower partition and grants it some time."""
+    cluster, steps = slurm.cluster, 400
+    (slurm.journal / "hurry").unlink(missing_ok=True)
+    run = slurm.submit(steps=steps, ranks=1, pool="fake", every=50)
+    orrery.until_step(run, 3)
+    foreign = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null")
+    other = cluster.run("sbatch", "--parsable", *foreign, "--wrap=sleep 3600")
+    orrery.until(lambda: attempt_of(orrery, run, 2), 120, "a second attempt")
+    first = attempt_of(orrery, run, 1)
+    assert first["exit"]["class"] == "preempted", first["exit"]
+    cluster.until(lambda: cluster.state_of(other) == "RUNNING", "the other job runs", seconds=60)
+    orrery.until(lambda: _waits(orrery, run), 60, "it waits for a stated reason")
+    (slurm.journal / "hurry").touch()
+    cluster.run("scancel", other)
+    orrery.until_state(run, "finished")
+    orrery.until(
+        lambda: orrery.steps(run) == list(range(1, steps + 1)), 60, "each step has its point once"
+    )
+    starts = {key: count for key, count in slurm.starts().items() if key[0] == run}
+    assert starts == {(run, 1): 1, (run, 2): 1}
+
+
 def test_points_of_a_killed_supervisor_arrive_though_no_further_job_starts(
     orrery: Orrery, slurm: Slurm
 ) -> None:

@@ -134,7 +134,8 @@ def test_an_administrator_lets_slurmrestd_report_jobs(page: Client, capsys: Any)
     engine.status = {"ok": True, "problem": "Jobs are read by squeue, because of a reason."}
     engine.save()
     text = page.get("/engines/").content.decode()
-    assert "Jobs are read by squeue, because of a reason." in text and "a.very.secret" not in text
+    assert "Jobs are read by squeue, because of a reason." in text and "Problems with hpc" in text
+    assert "a.very.secret" not in text
 
     stored = {**engine.settings, **settings, "identity": "submitter", "change": "hpc"}
     form = {name: value for name, value in stored.items() if value is not None}

@@ -159,7 +159,7 @@ def _sentence(rows: list[dict[str, Any]]) -> str:
     """Whether all engines answer, in one line."""
     if not rows:
         return _("No other engine: Orrery's own scheduler places all runs.")
-    failing = [row["name"] for row in rows if row["ok"] is False]
+    failing = [row["name"] for row in rows if row["ok"] is False or row["problem"]]
     if failing:
         return _("Problems with %(names)s.") % {"names": ", ".join(failing)}
     if any(row["ok"] is None for row in rows):

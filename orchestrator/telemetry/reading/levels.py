@@ -173,11 +173,11 @@ def sources_of_runs(
     return result
 
 
-def with_chunks(found: Collection[Source], *, most: int) -> list[Source]:
+def with_chunks(sources: Collection[Source], *, most: int) -> list[Source]:
     """The sources, those of at most `most` chunks with their chunks; a query per 512 chunks."""
     batches: list[list[int]] = [[]]
     room = _FETCH
-    for source in found:
+    for source in sources:
         if source.series is None or not 0 < source.series.chunks <= most:
             continue
         if source.series.chunks > room and batches[-1]:
@@ -194,7 +194,7 @@ def with_chunks(found: Collection[Source], *, most: int) -> list[Source]:
         replace(source, chunks=tuple(read[source.series.id]))
         if source.series is not None and source.series.id in read
         else source
-        for source in found
+        for source in sources
     ]
 
 

@@ -106,7 +106,6 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
             ],
-            "libraries": {"i18n": "webui.templatetags.cached_i18n"},
         },
     }
 ]

@@ -20,7 +20,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_texts_are_as_django_renders_them(text: str) -> None:
-    ours = engines["django"].from_string("{% load i18n %}" + text)
+    ours = engines["django"].from_string("{% load cached_i18n %}" + text)
     plain = Engine(libraries={"i18n": "django.templatetags.i18n"})
     theirs = plain.from_string("{% load i18n %}" + text)
     for language in ("en", "de", "en"):
@@ -31,7 +31,7 @@ def test_texts_are_as_django_renders_them(text: str) -> None:
 
 
 def test_a_constant_text_is_looked_up_once_per_language(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = engines["django"].from_string('{% load i18n %}{% translate "Runs" %}')
+    page = engines["django"].from_string('{% load cached_i18n %}{% translate "Runs" %}')
     with translation.override("en"):
         assert page.render({}) == "Runs"
         monkeypatch.setattr(translation, "gettext", None)

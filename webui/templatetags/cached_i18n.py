@@ -1,7 +1,7 @@
 """Django's `i18n` tags; constant texts are looked up once per language, not at each place.
 
-A page of 50 rows has about 500 of them, a fifth of its CPU time. `settings.TEMPLATES` replaces the
-library `i18n` by this one, so templates load it under Django's name.
+A page of 50 rows has about 500 of them, a fifth of its CPU time. Templates load it instead of
+`i18n`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BlockText(i18n.BlockTranslateNode):
             node.message_context,
             node.trimmed,
             node.asvar,
-            node.tag_name,
+            getattr(node, "tag_name", "blocktranslate"),
         )
         # of singular and plural, the only lists of tokens that a node has
         self._read: dict[int, tuple[str, list[str]]] = {}

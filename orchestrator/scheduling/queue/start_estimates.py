@@ -14,6 +14,7 @@ from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling.models import QueueEstimate
 from orchestrator.scheduling.placement import snapshot
 from orchestrator.scheduling.policy import QueuedRun
+from orchestrator.scheduling.preemption.resizing import STARTUP_S
 from orchestrator.scheduling.simulation import estimates
 from workers.contracts.wire.node_messages import AttemptState
 
@@ -116,7 +117,7 @@ def ends(now: float) -> dict[int, tuple[float, float]]:
         if eta_s is not None and seen is not None:
             left, origin = float(eta_s), seen.timestamp()
         elif step_time_s and steps:
-            left, origin = snapshot.STARTUP_S + float(step_time_s) * int(steps), begun
+            left, origin = STARTUP_S + float(step_time_s) * int(steps), begun
         elif limit:
             left, origin = float(limit), begun
         else:

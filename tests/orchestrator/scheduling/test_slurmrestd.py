@@ -43,10 +43,10 @@ def server(answers: Mapping[str, Any], sent: list[httpx.Request] | None = None) 
     def answer(request: httpx.Request) -> httpx.Response:
         if sent is not None:
             sent.append(request)
-        found = answers.get(request.url.path, (404, "Unable find requested URL."))
-        if isinstance(found, tuple):
-            return httpx.Response(found[0], text=found[1])
-        return httpx.Response(200, text=json.dumps(found))
+        answer = answers.get(request.url.path, (404, "Unable find requested URL."))
+        if isinstance(answer, tuple):
+            return httpx.Response(answer[0], text=answer[1])
+        return httpx.Response(200, text=json.dumps(answer))
 
     made = SlurmRest("https://slurm", user="ada", token=TOKEN, timeout_s=1)
     made._client = httpx.Client(
@@ -98,7 +98,7 @@ def test_states_are_those_of_squeue(state: Any, phase: str, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ({"/openapi/v3": openapi("v0.0.99")}, "offers v0.0.99; this release reads v0.0.36 to"),
         ({"/openapi/v3": {"paths": {}}}, "offers no version of its jobs"),
@@ -124,14 +124,14 @@ def test_states_are_those_of_squeue(state: Any, phase: str, word: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_used_is_said_and_tried_again_later(
-    answers: Mapping[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+def test_what_cannot_be_used_is_reported_and_tried_again_later(
+    answers: Mapping[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[httpx.Request] = []
     made = server(answers, sent)
-    with pytest.raises(RestFailed, match=said):
+    with pytest.raises(RestFailed, match=message):
         made.jobs()
-    assert said in made.problem
+    assert message in made.problem
     count = len(sent)
     with pytest.raises(RestFailed):
         made.jobs()

@@ -113,9 +113,9 @@ class Slurm:
         """By slurmrestd if it is set, scontrol, else by sacct if accounting is configured."""
         if self._rest is not None:
             with contextlib.suppress(RestFailed):
-                found = self._rest.job(number) if number else None
-                if found is not None and found.name == name:
-                    return found
+                job = self._rest.job(number) if number else None
+                if job is not None and job.name == name:
+                    return job
         with contextlib.suppress(CommandFailed):
             fields = parse.job_fields(self._commands.run("scontrol", "show", "job", "-o", number))
             if fields.get("JobName") == name:

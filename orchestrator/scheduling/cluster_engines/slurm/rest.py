@@ -71,25 +71,25 @@ class SlurmRest:
             if self._version is None:
                 self._version = self._discover()
             slash = "/" if self._version >= (0, 0, 39) and path == "jobs" else ""
-            found = list(views(self._get(f"/slurm/{_text(self._version)}/{path}{slash}")))
+            listed = list(views(self._get(f"/slurm/{_text(self._version)}/{path}{slash}")))
         except RestFailed as failure:
             self._version, self.problem = None, str(failure)
             self._retry_at = time.monotonic() + _RETRY_S
             raise
         self.problem, self._retry_at = "", 0.0
-        return found
+        return listed
 
     def _discover(self) -> tuple[int, ...]:
         """The newest version that both sides know. Raises RestFailed."""
         self._require_socket()
         paths = self._get("/openapi/v3").get("paths")
-        found = re.findall(r"/slurm/v(\d+)\.(\d+)\.(\d+)/jobs", " ".join(paths or ()))
-        offered = sorted({tuple(int(part) for part in version) for version in found})
+        listed = re.findall(r"/slurm/v(\d+)\.(\d+)\.(\d+)/jobs", " ".join(paths or ()))
+        offered = sorted({tuple(int(part) for part in version) for version in listed})
         known = [version for version in offered if _OLDEST <= version <= _NEWEST]
         if not known:
-            said = ", ".join(_text(version) for version in offered) or "no version of its jobs"
+            versions = ", ".join(_text(version) for version in offered) or "no version of its jobs"
             raise RestFailed(
-                f"slurmrestd at {self.url} offers {said}; this release reads {_text(_OLDEST)} to "
+                f"slurmrestd at {self.url} offers {versions}; this release reads {_text(_OLDEST)} to "
                 f"{_text(_NEWEST)}. Start slurmrestd with one of them (-s openapi/… or -d …), or "
                 "remove `rest` from the engine's settings."
             )
@@ -129,10 +129,10 @@ class SlurmRest:
         if _UNKNOWN_JOB in numbers or any("unknown job" in text.lower() for text in words):
             return {"jobs": []}
         if errors or response.is_error:
-            said = "; ".join(words)[:300] or f"HTTP {response.status_code}"
+            message = "; ".join(words)[:300] or f"HTTP {response.status_code}"
             if ended := _expired(self._token):  # slurmctld's answer does not say so
                 raise RestFailed(f"{_refused(where)}: the token expired at {ended}. {_SET_LOGIN}")
-            raise RestFailed(f"{where} answered: {said}")
+            raise RestFailed(f"{where} answered: {message}")
         return answer
 
 

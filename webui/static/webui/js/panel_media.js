@@ -46,7 +46,7 @@ function itemElement(kind, item, title) {
 function runsTable(data) {
   const names = new Map(data.runs.map((run) => [run.id, run])), { columns, rows } = data.content;
   const isNumber = columns.map((_, place) => rows.some((row) => typeof row.cells[place] === "number"));
-  // a unit that is written the same in each row stands in the head
+  // a unit that all rows share is shown in the head
   const scaled = (unit) => ["bytes", "fraction", "seconds", "s"].includes(unit), head = ({ title, unit }) => (unit && !scaled(unit) ? `${title} (${unit})` : title);
   const plain = (value) => (Number.isFinite(value) && Math.abs(value) < 1e4 ? String(Number(value.toPrecision(4))) : quantity(value, 4)); // 0.0033, not 0.003300
   const number = (value, unit) => (scaled(unit) ? inUnit(value, unit) : unit ? quantity(value, 4) : plain(value));

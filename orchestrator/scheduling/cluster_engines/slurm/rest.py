@@ -89,9 +89,9 @@ class SlurmRest:
         if not known:
             versions = ", ".join(_text(version) for version in offered) or "no version of its jobs"
             raise RestFailed(
-                f"slurmrestd at {self.url} offers {versions}; this release reads {_text(_OLDEST)} to "
-                f"{_text(_NEWEST)}. Start slurmrestd with one of them (-s openapi/… or -d …), or "
-                "remove `rest` from the engine's settings."
+                f"slurmrestd at {self.url} offers {versions}; this release reads "
+                f"{_text(_OLDEST)} to {_text(_NEWEST)}. Start slurmrestd with one of them "
+                "(-s openapi/… or -d …), or remove `rest` from the engine's settings."
             )
         return known[-1]
 

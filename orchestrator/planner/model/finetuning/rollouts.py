@@ -104,7 +104,8 @@ def rollout_bytes(
 
 @term(
     "s",
-    "copies read and write compute_bytes per parameter; weights of shards and stages cross links",
+    "parameters x (read param_bytes + write compute_bytes) / memory; shards of a stage gather "
+    "param_bytes, and stages send compute_bytes, over the links",
 )
 def weight_sync_s(
     rollout_prompts: Column,
@@ -130,9 +131,10 @@ def weight_sync_s(
         inter_bandwidth * inter_efficiency,
         intra_bandwidth * intra_efficiency,
     )
-    gathers = (params_sharded == 1) | (tp > 1) | (pp > 1)
-    gathered = gathers * params_total * param_bytes * (1 - 1 / devices) / links
-    return np.asarray((rollout_prompts > 0) * (copies + gathered))
+    # a stage's ranks gather its weights, then each stage sends them to the ranks of the others
+    shards = np.where(params_sharded == 1, devices / pp, tp)
+    received = param_bytes / pp * (1 - 1 / shards) + compute_bytes * (1 - 1 / pp)
+    return np.asarray((rollout_prompts > 0) * (copies + params_total * received / links))
 
 
 @term("s", "2 x parameters x prompt tokens / (peak x gemm_efficiency); once per group", POPE)

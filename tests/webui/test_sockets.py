@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from channels.db import database_sync_to_async
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import connections, transaction
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
@@ -26,7 +26,6 @@ from tests.redis_server import RedisServer
 from tests.webui.socket_client import PATIENCE_S, Headers, SocketClient
 from webui.live import consumers, topic_feeds
 from webui.live import hub as hubs
-from webui.live.routing import TRY_LATER
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -355,55 +354,3 @@ def _unpublished(topic: str) -> list[tuple[int, str]]:
         patched.setattr(live, "_publish", lambda frames: None)
         live.append_many([live.NewFrame(topic, "event", {}) for _ in range(2)])
     return live.frames_after(topic, before)
-
-
-def test_a_failed_join_lets_others_that_wait_for_it_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise their sockets stayed open without frames for ever."""
-
-    async def join_twice() -> None:
-        entered, fail = asyncio.Event(), asyncio.Event()
-
-        async def unreadable(topic: str) -> None:
-            entered.set()
-            await fail.wait()
-            raise DatabaseError("the database is down")
-
-        async def nowhere(message: dict[str, Any]) -> None:
-            raise AssertionError(message)
-
-        monkeypatch.setattr(hubs, "head_of", unreadable)
-        hub = hubs.Hub()
-        clients = [topic_feeds.Client(nowhere) for _ in range(2)]
-        first = asyncio.create_task(hub.join("fleet", clients[0]))
-        await entered.wait()
-        second = asyncio.create_task(hub.join("fleet", clients[1]))
-        await asyncio.sleep(0)
-        fail.set()
-        async with asyncio.timeout(PATIENCE_S):
-            results = await asyncio.gather(first, second, return_exceptions=True)
-        assert [type(result) for result in results] == [DatabaseError] * 2
-        assert hub._feeds == {} and hub._tasks == []
-
-    asyncio.run(join_twice())
-
-
-def test_a_database_outage_closes_a_new_socket_for_later(
-    owner: User, live_redis: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    headers = bearer(owner)
-
-    def down(*_: Any) -> None:
-        raise OperationalError("the database is down")
-
-    monkeypatch.setattr(
-        consumers, "owners_visible_to", database_sync_to_async(down, thread_sensitive=False)
-    )
-
-    async def connect() -> None:
-        socket = SocketClient(application, "/ws/fleet/", headers)
-        assert await socket.connect()
-        answer = await socket.receive_output(PATIENCE_S)
-        assert (answer["type"], answer["code"]) == ("websocket.close", TRY_LATER)
-        await socket.wait(PATIENCE_S)
-
-    asyncio.run(connect())

@@ -74,7 +74,11 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
             return
         self.topic = topic
         feed = await hub().join(topic, self._client)
-        await self._replay(feed, after, epoch)
+        try:
+            await self._replay(feed, after, epoch)
+        except BaseException:  # `disconnect` is not called after a failed `connect`
+            await hub().leave(topic, self._client)
+            raise
         self._tasks = [
             asyncio.create_task(self._client.pump(feed)),
             asyncio.create_task(self._watch()),

@@ -1,0 +1,112 @@
+"""Live sockets that fail: lost pages, outages of the database, topics without frames."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from channels.db import database_sync_to_async
+from django.db import DatabaseError, OperationalError, connections
+
+from orchestrator.accounts import services as accounts
+from orchestrator.accounts.models import User
+from orchestrator.common import live
+from orchestrator.config.asgi import application
+from tests import factories
+from tests.webui.socket_client import PATIENCE_S, Headers, SocketClient
+from webui.live import consumers, topic_feeds
+from webui.live import hub as hubs
+from webui.live.routing import TRY_LATER
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def no_cached_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that read for sockets end with the test."""
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
+
+
+def bearer(user: User) -> Headers:
+    _, text = accounts.token_create(user=user, name="socket", by=user)
+    return [(b"authorization", f"Bearer {text}".encode())]
+
+
+def test_a_socket_that_is_lost_during_the_replay_leaves_the_hub(
+    owner: User, live_redis: str
+) -> None:
+    run, headers = factories.external_run(owner), bearer(owner)
+    live.append_many([live.NewFrame(f"run:{run.pk}", "event", {"n": n}) for n in range(3)])
+    scope = SocketClient(application, f"/ws/runs/{run.pk}/?after=0", headers).scope
+
+    async def connect() -> None:
+        incoming = asyncio.Queue[dict[str, Any]]()
+        incoming.put_nowait({"type": "websocket.connect"})
+        tasks = list[asyncio.Task[None]]()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "websocket.send":
+                tasks.extend(hubs.hub()._tasks)
+                assert hubs.hub()._feeds
+                raise OSError("the page was closed")
+
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(OSError, match="the page was closed"):
+                await application(scope, incoming.get, send)
+        assert hubs.hub()._feeds == {} and hubs.hub()._tasks == []
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(connect())
+
+
+def test_a_failed_join_lets_others_that_wait_for_it_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise their sockets stayed open without frames for ever."""
+
+    async def join_twice() -> None:
+        entered, fail = asyncio.Event(), asyncio.Event()
+
+        async def unreadable(topic: str) -> None:
+            entered.set()
+            await fail.wait()
+            raise DatabaseError("the database is down")
+
+        async def nowhere(message: dict[str, Any]) -> None:
+            raise AssertionError(message)
+
+        monkeypatch.setattr(hubs, "head_of", unreadable)
+        hub = hubs.Hub()
+        clients = [topic_feeds.Client(nowhere) for _ in range(2)]
+        first = asyncio.create_task(hub.join("fleet", clients[0]))
+        await entered.wait()
+        second = asyncio.create_task(hub.join("fleet", clients[1]))
+        await asyncio.sleep(0)
+        fail.set()
+        async with asyncio.timeout(PATIENCE_S):
+            results = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(result) for result in results] == [DatabaseError] * 2
+        assert hub._feeds == {} and hub._tasks == []
+
+    asyncio.run(join_twice())
+
+
+def test_a_database_outage_closes_a_new_socket_for_later(
+    owner: User, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headers = bearer(owner)
+
+    def down(*_: Any) -> None:
+        raise OperationalError("the database is down")
+
+    monkeypatch.setattr(
+        consumers, "owners_visible_to", database_sync_to_async(down, thread_sensitive=False)
+    )
+
+    async def connect() -> None:
+        socket = SocketClient(application, "/ws/fleet/", headers)
+        assert await socket.connect()
+        answer = await socket.receive_output(PATIENCE_S)
+        assert (answer["type"], answer["code"]) == ("websocket.close", TRY_LATER)
+        await socket.wait(PATIENCE_S)
+
+    asyncio.run(connect())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -12,6 +14,8 @@ from workers.contracts.base import Contract
 
 _ROOT = str(Path(__file__).resolve().parents[3])
 _WORD = r"^[A-Za-z0-9][A-Za-z0-9_.@-]*$"
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]+)?")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # options that Orrery sets itself, or that let a job run elsewhere than recorded
 _RESERVED = (
     "--job-name",
@@ -50,15 +54,27 @@ def absolute_path(text: str) -> str:
 
 def _rest_url(text: str) -> str:
     """slurmrestd's address; a token must not cross a network without TLS."""
-    loopback = ("http://127.0.0.1", "http://localhost", "http://[::1]")
-    is_socket = text.startswith("unix:/") and not text.startswith("unix://")
-    if not (is_socket or text.startswith(("https://", *loopback))) or any(
-        c.isspace() for c in text
-    ):
+    if any(c.isspace() for c in text) or not (_is_socket(text) or _is_safe_url(text)):
         raise ValueError(
             f"{text!r} is not unix:/PATH, an https:// address, or http:// on this machine"
         )
     return text.rstrip("/")
+
+
+def _is_socket(text: str) -> bool:
+    return text.startswith("unix:/") and not text.startswith("unix://")
+
+
+def _is_safe_url(text: str) -> bool:
+    """Whether the URL names a host, no login, and uses TLS unless the host is this machine."""
+    try:
+        parts = urlsplit(text)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        return False
+    if not host or not _HOST_AND_PORT.fullmatch(parts.netloc):
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK)
 
 
 def _token(text: object) -> object:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from orchestrator.fleet.cluster_engines import services as engines
-from orchestrator.fleet.cluster_engines.settings import Credentials
+from orchestrator.fleet.cluster_engines.settings import Credentials, SlurmSettings
 from orchestrator.fleet.models import Engine
 from orchestrator.scheduling.cluster_engines import contact
 from orchestrator.scheduling.cluster_engines.interface import Capacity
@@ -178,3 +178,41 @@ def test_a_new_token_leaves_the_brokers_url_and_the_other_way_round() -> None:
     assert (stored.redis_url, stored.rest_token) == ("rediss://b:6379/0", TOKEN)
     with pytest.raises(ValueError):
         Credentials.from_dict({"rest_token": "no token\r\nX-Evil: 1"})
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "unix:/run/slurmrestd.sock",
+        "https://slurm.example.com:6820",
+        "http://127.0.0.1:6820/",
+        "http://localhost",
+        "http://[::1]:6820",
+    ],
+)
+def test_a_token_is_sent_with_tls_or_to_this_machine(address: str) -> None:
+    assert SlurmSettings.from_dict({"rest": address}).rest == address.rstrip("/")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://slurm.example.com:6820",
+        "http://localhost.evil.example:6820",
+        "http://127.0.0.1@evil.example:6820",
+        "http://127.0.0.1.evil.example",
+        "http://localhost:6820@evil.example",
+        "http://evil.example\\@127.0.0.1",
+        "http://[::1].evil.example",
+        "https://ada:secret@slurm.example.com",
+        "https://",
+        "https://:6820",
+        "https://slurm.example.com:port",
+        "https://slurm .example.com",
+        "unix://evil.example/socket",
+        "ftp://localhost",
+    ],
+)
+def test_other_addresses_of_slurmrestd_are_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="is not unix:/PATH"):
+        SlurmSettings.from_dict({"rest": address})

@@ -142,9 +142,11 @@ class Loop:
             log.info("Scheduling as %s", self.holder)
             control_versions.publish()
             self._keep_users(time.monotonic())
-            self._inbox = Inbox(_connect, consumer=self.holder)
-            self._inbox.start(fleet.node_names())
+            nodes = fleet.node_names()  # fails without the database, so before anything starts
+            inbox = Inbox(_connect, consumer=self.holder)
             self._services = _Services(self.holder, self._drained)
+            inbox.start(nodes)
+            self._inbox = inbox
             self._watched.changed()
         if self._services is not None:
             self._services.renewal.alive()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from django.db import OperationalError
 
 from orchestrator.common import clock
 from orchestrator.common.stream_groups import StreamEntry
@@ -194,6 +195,48 @@ def test_the_command_stops_on_sigterm(
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 0
     process.stderr.close()
+
+
+@pytest.mark.django_db
+def test_a_database_failure_at_the_start_is_repaired_by_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[str] = []
+
+    class FakeInbox(QueuedInbox):
+        def __init__(self, connect: object, consumer: str) -> None:
+            super().__init__([])
+
+        def start(self, nodes: list[str]) -> None:
+            started.append("inbox")
+
+        def get(self, timeout_s: float) -> Entry | None:
+            raise KeyboardInterrupt  # the start is complete
+
+    class FakeServices:
+        def __init__(self, holder: str, drained: Callable[[], bool]) -> None:
+            started.append("services")
+            self.renewal = self
+
+        def alive(self) -> None: ...
+
+    def node_names() -> list[str]:
+        monkeypatch.setattr(loop.fleet, "node_names", list)
+        raise OperationalError("the database is down")
+
+    monkeypatch.setattr(loop, "Inbox", FakeInbox)
+    monkeypatch.setattr(loop, "_Services", FakeServices)
+    monkeypatch.setattr(loop.control_versions, "publish", lambda: None)
+    monkeypatch.setattr(loop.broker_users, "broker_start", lambda: None)
+    monkeypatch.setattr(loop, "close_old_connections", lambda: None)
+    monkeypatch.setattr(loop.fleet, "node_names", node_names)
+    scheduler = loop.Loop()
+    with pytest.raises(OperationalError):
+        scheduler._iterate()
+    assert started == [] and scheduler._inbox is None
+    with pytest.raises(KeyboardInterrupt):
+        scheduler._iterate()
+    assert sorted(started) == ["inbox", "services"] and scheduler._services is not None
 
 
 class QueuedInbox:

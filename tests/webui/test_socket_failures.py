@@ -60,34 +60,70 @@ def test_a_socket_that_is_lost_during_the_replay_leaves_the_hub(
     asyncio.run(connect())
 
 
-def test_a_failed_join_lets_others_that_wait_for_it_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise their sockets stayed open without frames for ever."""
+async def nowhere(message: dict[str, Any]) -> None:
+    raise AssertionError(message)
 
-    async def join_twice() -> None:
-        entered, fail = asyncio.Event(), asyncio.Event()
+
+def test_a_failed_join_fails_for_all_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise their sockets stayed open without frames, or each tried the database in turn."""
+
+    async def join_all() -> None:
+        entered, fail, reads = asyncio.Event(), asyncio.Event(), list[str]()
 
         async def unreadable(topic: str) -> None:
+            reads.append(topic)
             entered.set()
             await fail.wait()
             raise DatabaseError("the database is down")
 
-        async def nowhere(message: dict[str, Any]) -> None:
-            raise AssertionError(message)
-
         monkeypatch.setattr(hubs, "head_of", unreadable)
         hub = hubs.Hub()
-        clients = [topic_feeds.Client(nowhere) for _ in range(2)]
-        first = asyncio.create_task(hub.join("fleet", clients[0]))
+        clients = [topic_feeds.Client(nowhere) for _ in range(300)]
+        joins = [asyncio.create_task(hub.join("fleet", client)) for client in clients]
         await entered.wait()
-        second = asyncio.create_task(hub.join("fleet", clients[1]))
         await asyncio.sleep(0)
         fail.set()
         async with asyncio.timeout(PATIENCE_S):
-            results = await asyncio.gather(first, second, return_exceptions=True)
-        assert [type(result) for result in results] == [DatabaseError] * 2
+            results = await asyncio.gather(*joins, return_exceptions=True)
+        assert [type(result) for result in results] == [DatabaseError] * len(clients)
+        assert reads == ["fleet"]
         assert hub._feeds == {} and hub._tasks == []
 
-    asyncio.run(join_twice())
+    asyncio.run(join_all())
+
+
+def test_a_cancelled_join_lets_another_that_waits_for_it_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def join_three() -> None:
+        entered, answer = asyncio.Event(), asyncio.Event()
+
+        async def head(topic: str) -> live.TopicHead:
+            entered.set()
+            await answer.wait()
+            return live.TopicHead("e1", 7, 1)
+
+        monkeypatch.setattr(hubs, "head_of", head)
+        hub = hubs.Hub()
+        clients = [topic_feeds.Client(nowhere) for _ in range(4)]
+        joins = [asyncio.create_task(hub.join("fleet", client)) for client in clients]
+        await entered.wait()
+        await asyncio.sleep(0)
+        joins[0].cancel()
+        joins[1].cancel()
+        await asyncio.sleep(0)
+        answer.set()
+        async with asyncio.timeout(PATIENCE_S):
+            results = await asyncio.gather(*joins, return_exceptions=True)
+        assert [type(result) for result in results[:2]] == [asyncio.CancelledError] * 2
+        feed = hub._feeds["fleet"]
+        assert results[2] is results[3] is feed
+        assert feed.head == 7 and feed.clients == {*clients[2:]}
+        for client in clients[2:]:
+            await hub.leave("fleet", client)
+        assert hub._feeds == {} and hub._tasks == []
+
+    asyncio.run(join_three())
 
 
 def test_a_database_outage_closes_a_new_socket_for_later(

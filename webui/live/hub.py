@@ -42,16 +42,35 @@ class Hub:
         self._connected = False
 
     async def join(self, topic: str, client: Client) -> Feed:
-        """Add a socket; it is offered every frame above the feed's `head` from now on."""
-        feed = self._feeds.get(topic)
-        if feed is not None:
+        """Add a socket; it is offered every frame above the feed's `head` from now on.
+
+        Raises the error of reading the head, for all sockets that wait for it.
+        """
+        while (feed := self._feeds.get(topic)) is not None:
             feed.clients.add(client)
-            await feed.ready.wait()
-            if self._feeds.get(topic) is not feed:  # its first socket could not read the head
-                return await self.join(topic, client)
-            return feed
+            try:
+                await feed.ready.wait()
+            except BaseException:
+                await self.leave(topic, client)
+                raise
+            if feed.error is not None:
+                raise feed.error.with_traceback(None)
+            if self._feeds.get(topic) is feed:
+                return feed
+            # the socket that read the head was cancelled
         feed = self._feeds[topic] = Feed(topic)
         feed.clients.add(client)
+        try:
+            await self._open(feed)
+        except BaseException as error:
+            feed.error = error if isinstance(error, Exception) else None
+            feed.ready.set()
+            await self._close(feed)
+            raise
+        return feed
+
+    async def _open(self, feed: Feed) -> None:
+        """Subscribe the feed's channel and read its head."""
         if not self._tasks:
             self._connected = False
             self._tasks = [
@@ -64,18 +83,11 @@ class Hub:
                 # if it fails, polling delivers the frames
                 async with asyncio.timeout(1.0):
                     await feed.subscribed.wait()
-        try:
-            now = await head_of(topic)
-        except BaseException:
-            self._feeds.pop(topic, None)
-            self._rest()
-            feed.ready.set()  # other sockets that wait for it try themselves
-            raise
+        now = await head_of(feed.topic)
         feed.epoch, feed.head = now.epoch, now.seq
         feed.ready.set()
         if feed.announced > feed.head:
             feed.catch_up()
-        return feed
 
     async def leave(self, topic: str, client: Client) -> None:
         """Remove a socket; the last one unsubscribes the topic."""
@@ -83,9 +95,12 @@ class Hub:
         if feed is None:
             return
         feed.clients.discard(client)
-        if feed.clients:
-            return
-        del self._feeds[topic]
+        if not feed.clients:
+            await self._close(feed)
+
+    async def _close(self, feed: Feed) -> None:
+        """Forget the feed and unsubscribe its channel."""
+        del self._feeds[feed.topic]
         if feed.sync is not None:
             feed.sync.cancel()
         if self._feeds and self._connected:

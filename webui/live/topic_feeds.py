@@ -103,7 +103,8 @@ class Feed:
         self.epoch = ""
         self.head = 0
         self.announced = 0  # highest number seen
-        self.ready = asyncio.Event()
+        self.ready = asyncio.Event()  # the head is known, or `error`
+        self.error: Exception | None = None
         self.subscribed = asyncio.Event()
         self.sync: asyncio.Task[None] | None = None
 

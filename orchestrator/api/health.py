@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_safe
@@ -29,7 +29,7 @@ def health(request: HttpRequest) -> HttpResponse:
     try:
         detailed = _may_read(request)
         facts: dict[str, Any] = selectors.health()
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         log.error("the database does not answer: %s", error)
         facts = {"ok": False, "troubles": ["the database does not answer"]}
         return json_response(facts, status=503, headers={"Cache-Control": "no-store"})

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any, Final
 
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections
 from kombu import transport
 from kombu.transport import redis
 
@@ -72,7 +72,7 @@ def _drop(error: Exception) -> None:
     close_old_connections()
     try:
         dead_letter_add(source=SOURCE, node="", code="malformed", reason=reason, message=message)
-    except DatabaseError as failure:
+    except (DatabaseError, InterfaceError) as failure:
         log.error("The dropped message was not recorded: %s", failure)
     finally:
         close_old_connections()

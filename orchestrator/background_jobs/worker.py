@@ -19,7 +19,7 @@ from celery import Celery
 from celery.beat import EmbeddedService, Scheduler
 from celery.worker import state
 from django.conf import settings
-from django.db import DatabaseError, close_old_connections
+from django.db import DatabaseError, InterfaceError, close_old_connections
 from kombu.entity import Queue
 
 from orchestrator.background_jobs import message_transport, running
@@ -134,7 +134,7 @@ def _guarded(work: Any, *arguments: Any) -> Any:
     close_old_connections()
     try:
         return work(*arguments)
-    except DatabaseError as error:
+    except (DatabaseError, InterfaceError) as error:
         log.warning("The database is not available; the next tick tries again: %s", error)
         return None
     finally:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import redis
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, InterfaceError, connection
 
 from orchestrator.common import clock, streams
 from orchestrator.common.redis import client
@@ -91,13 +91,13 @@ class Ingest:
             try:
                 self.tick()
                 failures = 0
-            except (redis.RedisError, OSError, DatabaseError) as error:
+            except (redis.RedisError, OSError, DatabaseError, InterfaceError) as error:
                 log.warning(
                     "Ingest backing off; pending entries will be read again: %s: %s",
                     type(error).__name__,
                     error,
                 )
-                if isinstance(error, DatabaseError):
+                if isinstance(error, DatabaseError | InterfaceError):
                     connection.close()
                 self._claimed_at, self._left_from = 0.0, {}
                 self.stop.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from channels.db import database_sync_to_async
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import User
@@ -146,3 +146,26 @@ def test_a_database_outage_closes_a_new_socket_for_later(
         await socket.wait(PATIENCE_S)
 
     asyncio.run(connect())
+
+
+@pytest.mark.parametrize("error", [OperationalError, InterfaceError])
+def test_a_recheck_survives_an_outage(
+    error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """psycopg reports a lost connection as either error."""
+    closed: list[int] = []
+    answers = iter([error("the connection is closed"), None])
+
+    async def user(*, recheck: bool) -> None:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+
+    async def close(code: int, reason: str) -> None:
+        closed.append(code)
+
+    monkeypatch.setattr(consumers, "RECHECK_S", 0.001)
+    consumer = consumers.FleetConsumer()
+    monkeypatch.setattr(consumer, "_user", user)
+    monkeypatch.setattr(consumer, "close", close)
+    asyncio.run(asyncio.wait_for(consumer._watch(), PATIENCE_S))
+    assert closed == [consumers.NOT_LOGGED_IN]

@@ -18,7 +18,7 @@ from channels.db import database_sync_to_async
 from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.contrib.auth.base_user import AbstractBaseUser
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from orchestrator.accounts.selectors import token_scopes, token_user, visible_owners
 from orchestrator.common import clock, live
@@ -105,7 +105,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
         """Close the socket when its user loses access."""
         while True:
             await asyncio.sleep(RECHECK_S)
-            with contextlib.suppress(DatabaseError):  # database unavailable: checked next time
+            # database unavailable: checked next time
+            with contextlib.suppress(DatabaseError, InterfaceError):
                 user = await self._user(recheck=True)
                 if user is None:
                     await self.close(NOT_LOGGED_IN, "Session or token ended. Log in again.")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import redis
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from orchestrator.common import stream_groups
 from orchestrator.telemetry import ingest as loop
@@ -114,7 +114,7 @@ def test_the_loop_backs_off_longer_with_each_failure(
     closed: list[bool] = []
     monkeypatch.setattr(loop.connection, "close", lambda: closed.append(True))
     errors: list[Any] = [redis.ConnectionError(), OSError(), DatabaseError(), None]
-    errors += [DatabaseError()] * 6
+    errors += [InterfaceError(), *[DatabaseError()] * 5]
 
     def tick(self: Ingest) -> int:
         self._claimed_at = 50.0

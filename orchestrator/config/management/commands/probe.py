@@ -11,7 +11,7 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError
+from django.db import DatabaseError, InterfaceError
 
 from orchestrator.fleet.models import Node
 from orchestrator.planner.store import node_probes
@@ -129,7 +129,7 @@ def _node(name: str | None) -> Node | None:
     """This machine's node. Raises CommandError for an unknown name; None without a database."""
     try:
         row = Node.objects.filter(name=name or socket.gethostname().split(".")[0]).first()
-    except DatabaseError:
+    except (DatabaseError, InterfaceError):
         row = None
     if name and row is None:
         raise CommandError(f"No node is named {name!r}; the page Fleet lists them.")

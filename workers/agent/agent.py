@@ -171,7 +171,7 @@ class Agent:
                     log.error("Device %d cannot be used: %s", index, problems[index])
                 self._problems = problems
                 self._inventory_due = time.monotonic() + _INVENTORY_EVERY_S
-            if self._reports.orders_waiting() == 0:
+            if self._orders.busy or self._reports.orders_waiting() == 0:
                 self._last_consumed = time.monotonic()
             elif time.monotonic() - max(self._last_consumed, self._orders.last_order) > self.hung_s:
                 log.error(

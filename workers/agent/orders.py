@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
@@ -37,9 +38,10 @@ class OrderConsumer:
             (names.TASK_KEEP, self._keep),
             (names.TASK_COLLECT, self._collect),
         ):
-            self.app.task(name=name, ignore_result=True)(_task(act))
+            self.app.task(name=name, ignore_result=True, shared=False)(self._task(act))
         self._thread: threading.Thread | None = None
         self.last_order = time.monotonic()
+        self.busy = False  # an order is being carried out; a pin may copy a large checkpoint
 
     def start(self) -> None:
         """Start the consumer thread."""
@@ -71,6 +73,18 @@ class OrderConsumer:
             queues=[names.node_queue(self._node)],
         )
         worker.start()
+
+    def _task(self, act: Callable[[str], None]) -> Callable[..., None]:
+        def run(envelope_text: str, *_: object, **__: object) -> None:  # newer senders may add more
+            self.busy = True
+            try:
+                act(envelope_text)
+            except Exception:
+                log.exception("An order failed")
+            finally:
+                self.busy = False
+
+        return run
 
     def _open(self, kind: str, text: str) -> dict[str, Any] | None:
         self.last_order = time.monotonic()
@@ -113,16 +127,6 @@ class OrderConsumer:
     def _collect(self, text: str) -> None:
         if body := self._open(names.KIND_COLLECT, text):
             self._agent.collect_garbage(CollectOrder.from_dict(body))
-
-
-def _task(act: Any) -> Any:
-    def run(envelope_text: str, *_: object, **__: object) -> None:  # a newer sender may add more
-        try:
-            act(envelope_text)
-        except Exception:
-            log.exception("An order failed")
-
-    return run
 
 
 def _celery(node: str, redis_url: str) -> Celery:

@@ -16,6 +16,7 @@ from orchestrator.runs.models import Run, RunEvent
 from workers.contracts import ClusterSpec, RunSpec
 from workers.contracts.base import Problem, problem
 from workers.contracts.catalog.devices import DEVICES, Device
+from workers.contracts.wire.event_bodies import body_problem
 
 _RECENT_RUNS = 20  # of the pool, searched for measured peaks
 _VERBS = {
@@ -120,8 +121,10 @@ def _measured_peaks(pool: str) -> dict[str, float]:
     )
     peaks: dict[str, float] = {}
     for data in rows[: 4 * _RECENT_RUNS]:
-        precision, peak = data.get("precision"), data.get("tflops")
-        if precision in ("fp32", "bf16", "fp16") and isinstance(peak, int | float) and peak > 0:
+        if body_problem("peak_measured", data) is not None:
+            continue  # of a release that did not validate it
+        precision, peak = data.get("precision"), data["tflops"]
+        if precision in ("fp32", "bf16", "fp16"):
             # a CPU multiplies fp16 in fp32: one peak, whichever was measured
             for name in ("fp32", "fp16") if precision != "bf16" else ("bf16",):
                 peaks[name] = max(float(peak), peaks.get(name, 0.0))

@@ -11,21 +11,22 @@ from typing import Any
 
 from orchestrator.runs.models import Run
 from orchestrator.runs.submission.prediction.training import peak_shares
+from workers.contracts.wire.event_bodies import PeakMeasured
 
 
 def peak_apply(*, run: Run, attempt: int, data: Mapping[str, Any]) -> bool:
     """Restate `mfu` and `hfu` of the prediction by the measured peak; False if nothing changes.
 
-    Call it with the run locked. `data` is the body of the event `peak_measured`.
+    Call it with the run locked. `data` is the valid body of the event `peak_measured`.
     """
+    peak = PeakMeasured.from_dict(data)
     row = Run.objects.values_list("prediction", "plan", "attempt_number").get(pk=run.pk)
     prediction, plan, newest = row
-    peak = data.get("tflops")
-    if not prediction or attempt < newest or not isinstance(peak, int | float) or not peak > 0:
+    if not prediction or attempt < newest:
         return False
-    if data.get("precision") != (plan or {}).get("precision"):
+    if peak.precision != (plan or {}).get("precision"):
         return False
-    restated = {**prediction, **peak_shares(prediction, float(peak))}
+    restated = {**prediction, **peak_shares(prediction, peak.tflops)}
     if restated == prediction:
         return False
     run.prediction = restated

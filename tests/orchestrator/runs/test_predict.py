@@ -138,9 +138,9 @@ def test_an_open_plan_takes_the_half_precision_that_its_devices_have(owner: User
 def test_measured_peaks_and_calibrations_come_along(owner: User) -> None:
     factories.node("n1", devices=4)
     first = submit(owner, factories.spec())
-    services.event_record(
-        run=first, type="peak_measured", data={"tflops": 0.6, "precision": "fp32"}, attempt=1
-    )
+    for tflops in (0.6, 1e9):  # the second is not valid
+        data = {"tflops": tflops, "precision": "fp32"}
+        services.event_record(run=first, type="peak_measured", data=data, attempt=1)
     second = submit(owner, factories.spec())
     peaks = second.prediction["cluster"]["device"]["peak_tflops"]
     assert peaks["fp32"] == peaks["fp16"] == 0.6 > peaks["bf16"]

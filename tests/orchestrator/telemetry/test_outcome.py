@@ -171,3 +171,15 @@ def test_predicted_and_measured_mfu_have_one_peak(run: Run) -> None:
     points_store(run=run, attempt=1, batches=[points])
     ratios = {each.metric: each.ratio for each in comparisons(run=run)}
     assert ratios["tokens_per_s"] == pytest.approx(ratios["mfu"]) == pytest.approx(0.92)
+
+
+@pytest.mark.parametrize("tflops", [10**400, float("inf"), float("nan"), True, "9", -1, 1e7, None])
+def test_an_invalid_peak_changes_no_prediction(run: Run, tflops: Any) -> None:
+    first = dict(run.prediction)
+    data = {"tflops": tflops, "precision": "fp32"}
+    event = RunEvent(run=str(run.pk), attempt=1, seq=1, time=1e9, type="peak_measured", data=data)
+    events_write({run.pk: run}, [(Writer(run.pk, 1, 0), [event])])
+    run.refresh_from_db()
+    assert run.prediction == first
+    stored = run.events.get(type="invalid_event").data
+    assert stored["type"] == "peak_measured" and stored["problem"].startswith("tflops: ")

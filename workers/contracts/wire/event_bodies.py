@@ -27,7 +27,17 @@ class CheckpointSaved(WireContract):
     bytes: Count | None = None
 
 
-_BODIES: Final[Mapping[str, type[WireContract]]] = {"checkpoint_saved": CheckpointSaved}
+class PeakMeasured(WireContract):
+    """The peak of one device that a run measured; its MFU divides by it."""
+
+    tflops: Annotated[float, Field(strict=True, gt=1e-6, lt=1e6)]
+    precision: Annotated[str, Field(max_length=40)] | None = None
+
+
+_BODIES: Final[Mapping[str, type[WireContract]]] = {
+    "checkpoint_saved": CheckpointSaved,
+    "peak_measured": PeakMeasured,
+}
 
 
 def size_problem(data: Mapping[str, Any]) -> str | None:

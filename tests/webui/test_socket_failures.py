@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -169,3 +170,27 @@ def test_a_recheck_survives_an_outage(
     monkeypatch.setattr(consumer, "close", close)
     asyncio.run(asyncio.wait_for(consumer._watch(), PATIENCE_S))
     assert closed == [consumers.NOT_LOGGED_IN]
+
+
+def test_a_topic_without_frames_has_heartbeats(
+    owner: User, live_redis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them a page of a new installation took its connection for dead."""
+    monkeypatch.setattr(hubs, "HEARTBEAT_S", 0.01)
+    headers = bearer(owner)
+
+    async def connect() -> list[dict[str, Any]]:
+        socket = SocketClient(application, "/ws/fleet/?after=0", headers)
+        assert await socket.connect()
+        beats = [json.loads(await socket.text()) for _ in range(3)]
+        await database_sync_to_async(live.append)("fleet", "event", {"n": 1})
+        while (frame := json.loads(await socket.text()))["type"] == "heartbeat":
+            pass
+        await socket.disconnect()
+        return [*beats, frame]
+
+    *beats, first = asyncio.run(connect())
+    assert [(beat["type"], beat["epoch"], beat["seq"]) for beat in beats] == [
+        ("heartbeat", "", 0)
+    ] * 3
+    assert (first["type"], first["seq"]) == ("event", 1)

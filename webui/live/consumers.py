@@ -164,8 +164,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc]
                 seen = client.may_see(live.owner_of(text))
                 await client.send(text if seen else hidden_frame(now.epoch, seq))
                 client.sent = seq
-        if feed.epoch:
-            await client.send(live.frame_text(now.epoch, client.sent, "heartbeat", "{}"))
+        await client.send(live.frame_text(now.epoch, client.sent, "heartbeat", "{}"))
         for text in await self.current_readings():
             await client.send(text)
 

@@ -183,11 +183,14 @@ class Hub:
                     feed.catch_up()
 
     async def _send_heartbeats(self) -> None:
-        """Send each topic's head, so pages detect missing frames and dead connections."""
+        """Send each topic's head, so pages detect missing frames and dead connections.
+
+        A topic without frames has no epoch yet and the head 0.
+        """
         while True:
             await asyncio.sleep(HEARTBEAT_S)
             for feed in self._feeds.values():
-                if feed.epoch:
+                if feed.ready.is_set():
                     text = heartbeat(feed)
                     for client in feed.clients:
                         # a negative number marks a frame outside the sequence

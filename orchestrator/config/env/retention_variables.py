@@ -21,10 +21,14 @@ class RetentionVariables(BaseSettings):
         90.0, description="log lines of ended runs older than this are deleted; 0 keeps all"
     )
     retain_events_days: float = Field(
-        0.0, description="events of ended runs older than this are deleted; 0 keeps all"
+        0.0,
+        description="events of ended runs, lifted cordons, preflight results and probes of idle "
+        "nodes older than this are deleted, except each node's newest probes; 0 keeps all",
     )
     retain_audit_days: float = Field(
-        0.0, description="audit entries older than this are deleted; 0 keeps all"
+        0.0,
+        description="audit entries, the log of the admin site, and API tokens and share links that "
+        "expired or were revoked before this are deleted; 0 keeps all",
     )
     retain_topics_days: float = Field(
         30.0, description="live topics of runs that ended before this are deleted; 0 keeps all"
@@ -82,8 +86,9 @@ class RetentionVariables(BaseSettings):
     export_mb: float = Field(2000.0, gt=0, description="largest archive of an export, in MB")
     retain_jobs_days: float = Field(
         30.0,
-        description="records of jobs, notifications, ended alerts and closed dead letters older "
-        "than this are deleted; 0 keeps all",
+        description="records of jobs and of deleted checkpoints, notifications, ended alerts, "
+        "closed dead letters and unused expired join tokens older than this are deleted; 0 keeps "
+        "all",
     )
     retain_usage_days: float = Field(
         0.0,

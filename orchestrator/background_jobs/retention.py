@@ -233,10 +233,14 @@ def _probes(now: datetime) -> Rows | None:
 
 
 def _node_probes(now: datetime) -> Rows | None:
-    """Probes of idle nodes, except the newest of each node, from which the planner predicts."""
+    """Probes of idle nodes, except the newest of each node, from which the planner predicts.
+
+    Those that delay the next probe of an idle node stay too: the newest may be a short one.
+    """
     before = _before(now, settings.ENV.retain_events_days)
     if before is None:
         return None
+    before = min(before, now - timedelta(days=settings.ENV.idle_probe_days))
     newer = NodeProbe.objects.filter(node=OuterRef("node"), day__gt=OuterRef("day"))
     return NodeProbe.objects.filter(
         Exists(newer.exclude(time=None)), day__lt=before.date()

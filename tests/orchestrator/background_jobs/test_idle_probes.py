@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.accounts.models import User
-from orchestrator.background_jobs import idle_probes
+from orchestrator.background_jobs import idle_probes, retention
 from orchestrator.fleet import cordoning, node_probes
 from orchestrator.fleet.models import Node, NodeProbe
 from orchestrator.scheduling import dispatch, services
@@ -60,6 +60,29 @@ def test_a_short_probe_is_followed_by_a_full_one(clock: Any, ordered: list[str])
     report = node_report(short=True, time=clock.now().timestamp())
     node_probes.result_record(node=node, report=report, parameters={})
     clock.advance(IDLE_S)
+    assert idle_probes.probe_idle() == {"requested": 1}
+
+
+def test_retention_leaves_the_full_probe_that_delays_the_next(
+    clock: Any, ordered: list[str], settings: Any
+) -> None:
+    settings.ENV = settings.ENV.model_copy(update={"retain_events_days": 1.0})
+    node = idle_node("n1")
+    for short in (False, True):
+        report = node_report(short=short, time=clock.now().timestamp())
+        node_probes.result_record(node=node, report=report, parameters={})
+        clock.advance(3 * 86400)
+
+    def retain() -> dict[str, int]:
+        policies = tuple(each for each in retention.POLICIES if each.name == "node_probes")
+        return retention.retain(
+            policies=policies, now=clock.now(), dry_run=False, renew=lambda: None
+        )
+
+    assert retain() == {"node_probes": 0}
+    assert idle_probes.probe_idle() == {}
+    clock.advance(2 * 86400)
+    assert retain() == {"node_probes": 1}
     assert idle_probes.probe_idle() == {"requested": 1}
 
 

@@ -124,7 +124,12 @@ def test_metrics_are_openmetrics(
 @pytest.mark.django_db
 def test_every_metric_is_documented(client: Client) -> None:
     text = client.get("/metrics").content.decode()
-    emitted = dict(re.findall(r"^# HELP (orrery_\w+) (.+)$", text, re.MULTILINE))
+    kinds = dict(re.findall(r"^# TYPE (orrery_\w+) (\w+)$", text, re.MULTILINE))
+    emitted = {
+        f"{name}_total" if kinds[name] == "counter" else name: meaning  # as samples are named
+        for name, meaning in re.findall(r"^# HELP (orrery_\w+) (.+)$", text, re.MULTILINE)
+    }
+    assert {*re.findall(r"^(orrery_\w+)[{ ]", text, re.MULTILINE)} <= emitted.keys()
     page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
     documented = dict(re.findall(r"^\| `(orrery_\w+)` \|[^|]*\| (.+) \|$", page, re.MULTILINE))
     assert documented == emitted

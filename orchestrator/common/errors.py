@@ -5,8 +5,10 @@ Its fields are those of RFC 9457 problem details. Does not depend on the API or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from workers.contracts.base import Problem, as_sentences
 
 PROBLEMS_URL = "https://orrery.dev/problems/"
 
@@ -86,6 +88,11 @@ def invalid(field: str, message: str, hint: str = "", *, type: str = "invalid") 
         f"{field}: {message}",
         [{"field": field, "message": message, "hint": hint}],
     )
+
+
+def invalid_document(problems: Sequence[Problem]) -> Refusal:
+    """422 about the problems of a contract, as `validation_problems` returns them."""
+    return Refusal("invalid", "The request is not valid", 422, as_sentences(problems), problems)
 
 
 def _error_dict(item: Any) -> dict[str, str]:

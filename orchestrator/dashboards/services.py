@@ -6,17 +6,19 @@ from collections.abc import Collection
 from typing import Final
 
 from django.db import transaction
+from pydantic import ValidationError
 
 from orchestrator.accounts import services as accounts
 from orchestrator.accounts.models import Team, User
 from orchestrator.accounts.roles import Role
 from orchestrator.common import clock
-from orchestrator.common.errors import Refusal, conflict, forbidden, invalid
+from orchestrator.common.errors import Refusal, conflict, forbidden, invalid, invalid_document
 from orchestrator.dashboards import selectors
 from orchestrator.dashboards.models import Dashboard
 from orchestrator.dashboards.spec import DashboardSpec
 from orchestrator.panels.spec import PanelSpec
 from orchestrator.runs.models import Experiment, Run
+from workers.contracts.base import validation_problems
 
 MOST: Final = 200  # dashboards of a person
 # metrics that a suggested dashboard shows if the runs log them, and whether logarithmic
@@ -115,7 +117,11 @@ def panel_add(*, dashboard: Dashboard, by: User, panel: PanelSpec) -> Dashboard:
     added = panel.model_copy(update={"id": _free_id(panel.id, {each.id for each in spec.panels})})
     panels = sorted([*spec.panels, added], key=lambda each: not each.pinned)
     document = {**spec.to_document(), "panels": [each.to_document() for each in panels]}
-    return dashboard_update(dashboard=dashboard, by=by, spec=DashboardSpec.from_dict(document))
+    try:
+        changed = DashboardSpec.from_dict(document)
+    except ValidationError as error:
+        raise invalid_document(validation_problems(error)) from None
+    return dashboard_update(dashboard=dashboard, by=by, spec=changed)
 
 
 def dashboard_delete(*, dashboard: Dashboard, by: User) -> None:

@@ -65,6 +65,27 @@ def test_a_chart_is_added_to_a_new_and_to_an_existing_dashboard(owner: User, run
     assert wrong.status_code == 422 and "not a JSON object" in wrong.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": {"runs": []}}, "exactly one of runs"),
+        ({"metrics": [f"layer/{n}" for n in range(51)]}, "more than 50"),
+        ({}, "at most 100 panels"),
+    ],
+)
+def test_a_panel_that_fits_no_dashboard_is_refused(
+    owner: User, change: dict[str, Any], message: str
+) -> None:
+    panel = {"id": "loss", "kind": "line", "metrics": ["loss"]}
+    full = DashboardSpec.from_dict({"panels": [{**panel, "id": f"p{n}"} for n in range(100)]})
+    row = services.dashboard_create(owner=owner, name="Full", spec=full)
+    typed = {"panel": json.dumps({**panel, **change}), "runs": "chart", "target": str(row.pk)}
+    answer = factories.client_for(owner).post("/dashboards/add/", typed)
+    assert answer.status_code == 422 and message in answer.json()["detail"]
+    row.refresh_from_db()
+    assert len(row.document["panels"]) == 100
+
+
 def test_pinned_panels_of_a_team_are_on_its_page(owner: User, run: Run) -> None:
     client = factories.client_for(owner)
     team = Team.objects.get(memberships__user=owner)

@@ -10,9 +10,10 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods
+from pydantic import ValidationError
 
 from orchestrator.accounts.roles import Role
-from orchestrator.common.errors import Refusal, invalid
+from orchestrator.common.errors import Refusal, invalid, invalid_document
 from orchestrator.common.units import is_id
 from orchestrator.dashboards import selectors, services
 from orchestrator.dashboards.spec import DashboardSpec
@@ -21,6 +22,7 @@ from orchestrator.runs import selectors as runs
 from webui.presentation.problems import problem_text
 from webui.views.access import PageRequest, page, require_role
 from webui.views.reports.dashboards import subject_named
+from workers.contracts.base import validation_problems
 
 
 @page
@@ -66,7 +68,10 @@ def _panel(request: PageRequest) -> PanelSpec:
     if typed.get("runs") != "chart":
         document.pop("runs", None)
     document["pinned"] = typed.get("pinned") == "on"
-    return PanelSpec.from_dict(document)
+    try:
+        return PanelSpec.from_dict(document)
+    except ValidationError as error:
+        raise invalid_document(validation_problems(error)) from None
 
 
 def _choices(request: PageRequest) -> dict[str, Any]:

@@ -88,6 +88,25 @@ def test_wrong_input_is_refused_and_nothing_is_added(
     assert not Engine.objects.exists()
 
 
+def test_only_another_way_to_log_in_replaces_the_stored_one(page: Client) -> None:
+    page.post("/engines/", ADDED)
+    settings = {"change": "k8s", "image": "i", "claim": "c"}
+    certificate = "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----"
+
+    def stored(**typed: str) -> dict[str, Any]:
+        assert page.post("/engines/", {**settings, **typed}).status_code == 302
+        known: dict[str, Any] = engines.credentials_of(Engine.objects.get()).to_dict()
+        return {name: value for name, value in known.items() if value is not None}
+
+    kubeconfig = {"kubeconfig": KUBECONFIG.strip()}
+    broker = {"redis_url": "rediss://broker:6379/0"}
+    assert stored(**broker) == {**broker, **kubeconfig}
+    assert stored(ca=certificate) == {**broker, "ca": certificate}
+    assert stored(token="first") == {**broker, "ca": certificate, "token": "first"}
+    assert stored(token="second")["ca"] == certificate
+    assert stored(**kubeconfig) == {**broker, **kubeconfig}
+
+
 def test_queues_are_shown_with_their_quota(page: Client) -> None:
     _cluster()
     shown = page.get("/engines/").content.decode()

@@ -24,7 +24,8 @@ from orchestrator.fleet.models import Engine, Pool
 from workers.contracts.catalog.devices import DEVICES
 
 _PURPOSE = "credentials of an engine"
-_PERMANENT = ("redis_url", "rest_token")  # a change of other credentials does not remove these
+_WITH_TOKEN = frozenset(("token", "ca"))  # a login to Kubernetes
+_LOGINS = _WITH_TOKEN | {"kubeconfig"}
 _NAME = re.compile(r"^[a-z][a-z0-9-]{0,19}$")
 
 
@@ -121,7 +122,10 @@ def engine_update(
     credentials: Mapping[str, Any] | None = None,
     enabled: bool | None = None,
 ) -> Engine:
-    """Change settings (merged with the stored ones), credentials, or stop new submissions."""
+    """Change settings (merged with the stored ones), credentials, or stop new submissions.
+
+    Credentials that are not given stay; a kubeconfig replaces token and ca, and these a kubeconfig.
+    """
     _require_admin(by, "change engines")
     changed = [
         name
@@ -133,9 +137,9 @@ def engine_update(
         engine.settings = _checked(KINDS[engine.kind].settings, merged, "settings").to_dict()
     if credentials is not None:
         stored = credentials_of(engine).to_dict() if engine.credentials else {}
-        unchanged = {name: stored[name] for name in _PERMANENT if stored.get(name)}
+        merged = {**_unchanged(stored, credentials), **credentials}
         engine.credentials = _sealed(
-            _checked(KINDS[engine.kind].credentials, {**unchanged, **credentials}, "credentials")
+            _checked(KINDS[engine.kind].credentials, merged, "credentials")
         )
     if enabled is not None:
         engine.enabled = enabled
@@ -264,6 +268,16 @@ def _require_admin(by: User | None, action: str) -> None:
     """None: a command on the control plane's machine."""
     if by is not None:
         accounts.require_role(by, Role.ADMIN, action)
+
+
+def _unchanged(stored: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored credentials that stay after a change to the given ones."""
+    removed: frozenset[str] = frozenset()
+    if "kubeconfig" in given:
+        removed = _LOGINS
+    elif _LOGINS & given.keys():
+        removed = _LOGINS - _WITH_TOKEN
+    return {name: value for name, value in stored.items() if name not in removed}
 
 
 def _sealed(credentials: Any) -> str:

@@ -305,6 +305,8 @@ def test_credentials_are_encrypted_and_never_shown(row: EngineRow, cluster: Clus
     assert cluster.api.token not in row.credentials
     assert cluster.api.token not in str(engines.serialize_engine(row))
     engines.engine_update(engine=row, by=None, credentials={"redis_url": "redis://other:1"})
+    assert contact.connect(EngineRow.objects.get(pk=row.pk)) is not None
+    engines.engine_update(engine=row, by=None, credentials={"kubeconfig": None})
     with pytest.raises(EngineUnavailable):
         contact.connect(EngineRow.objects.get(pk=row.pk))
 

@@ -107,6 +107,20 @@ def test_only_another_way_to_log_in_replaces_the_stored_one(page: Client) -> Non
     assert stored(**kubeconfig) == {**broker, **kubeconfig}
 
 
+def test_what_was_typed_stays_in_its_form_after_a_refusal(page: Client) -> None:
+    _cluster()
+    typed = {"change": "k8s", "image": "typed-image", "claim": "../etc", "kubeconfig": KUBECONFIG}
+    shown = page.post("/engines/", typed).content.decode()
+    assert shown.count("<details open>") == 1 and "very-secret" not in shown
+    assert shown.count('value="typed-image"') == 1 and 'value="../etc"' in shown
+    changed = shown[: shown.index("Add a Kubernetes cluster")]
+    assert 'name="ca"' in changed and changed.count("<textarea") == 2  # they have line breaks
+    shown = page.post("/engines/", {"engine": "k8s", "pool": "../p", "queue": "q"}).content.decode()
+    assert shown.count("<details open>") == 1 and shown.count('value="../p"') == 1
+    shown = page.post("/engines/", {**ADDED, "name": "Wrong"}).content.decode()
+    assert "<details open>" not in shown and shown.count('value="Wrong"') == 1
+
+
 def test_queues_are_shown_with_their_quota(page: Client) -> None:
     _cluster()
     shown = page.get("/engines/").content.decode()

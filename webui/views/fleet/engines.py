@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.http import HttpResponse
+from django.http import HttpResponse, QueryDict
 from django.shortcuts import render
 from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
@@ -35,6 +35,7 @@ _CREDENTIALS = {
     "slurm": ("redis_url", "rest_token"),
     "kubernetes": ("redis_url", "kubeconfig", "token", "ca"),
 }
+_LINES = ("kubeconfig", "ca")  # credentials of several lines
 _POOL_SETTINGS = ("partition", "account", "qos", "queue", "priority_class", "device")
 _POOL_NUMBERS = ("devices_per_node", "cpus_per_device")
 
@@ -44,7 +45,10 @@ _POOL_NUMBERS = ("devices_per_node", "cpus_per_device")
 @require_http_methods(["GET", "POST"])
 def listed(request: PageRequest) -> HttpResponse:
     """Show all engines; a POST adds one, changes one, or sets a pool of one."""
-    context: dict[str, Any] = {"admin": has_role(request.user, Role.ADMIN), "typed": {}}
+    context: dict[str, Any] = {
+        "admin": has_role(request.user, Role.ADMIN),
+        "typed": _typed_by_form(None),
+    }
     status = 200
     if request.method == "POST":
         require_role(request.user, Role.ADMIN, _("Changing engines"))
@@ -53,17 +57,22 @@ def listed(request: PageRequest) -> HttpResponse:
             message = action(request)
             return redirect_with_message(request, message, "engines")
         except Refusal as refusal:
-            context |= {"refusal": refusal, "typed": request.POST}
+            context |= {"refusal": refusal, "typed": _typed_by_form(request.POST)}
             status = refusal.status
+    typed = context["typed"]
     rows = [engines.serialize_engine(row) for row in engines.engines_visible_to(user=request.user)]
     for row in rows:
         kind = "Kubernetes" if row["kind"] == "kubernetes" else "Slurm"
         row["title"] = f"{kind} {row['version'] or ''}".strip()
+        row["changing"] = typed["change"].get("change") == row["name"]
+        values = typed["change"] if row["changing"] else row["settings"]
         row["fields"] = [
-            {"name": field, "value": row["settings"].get(field) or ""}
-            for field in _SETTINGS[row["kind"]]
+            {"name": field, "value": values.get(field) or ""} for field in _SETTINGS[row["kind"]]
         ]
-        row["secrets"] = _CREDENTIALS[row["kind"]]
+        row["secrets"] = [
+            {"name": name, "lines": name in _LINES} for name in _CREDENTIALS[row["kind"]]
+        ]
+        row["typed_pool"] = typed["pool"] if typed["pool"].get("engine") == row["name"] else {}
         for one in row["partitions"]:
             one["nodes_used"] = one["nodes"] - one["nodes_idle"]
             one["quota"] = [{**part, "text": _quota(part)} for part in one.get("quota") or []]
@@ -143,6 +152,15 @@ def _typed(request: PageRequest, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 _FORMS = {"pool": _set_pool, "change": _change}  # by the field that only this form has
+
+
+def _typed_by_form(values: QueryDict | None) -> dict[str, Any]:
+    """What was typed, by the form that shows it again: change, pool, slurm, kubernetes."""
+    by_form: dict[str, Any] = {form: {} for form in ("change", "pool", "slurm", "kubernetes")}
+    if values is not None:
+        form = next((name for name in _FORMS if name in values), values.get("kind", "slurm"))
+        by_form[form] = values
+    return by_form
 
 
 def _quota(part: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from orchestrator.run_table.conditions import FIELDS
 from orchestrator.runs.models import Run
 
 MOST: Final = 200  # groups; those with the most runs
+MOST_NUMBERS: Final = 40  # of a group; each may be a join, of which SQLite has 64
 _GROUPABLE: Final = frozenset(
     ("state", "kind", "model", "owner", "experiment", "tag", "pool", "devices", "priority", "exit")
 )
@@ -39,7 +40,7 @@ class RunGroup:
 def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[RunGroup]:
     """The groups of `runs`, largest first; `columns` are those to aggregate.
 
-    Raises Refusal for a column that has no groups: a metric, a time.
+    Raises 422 for a column that has no groups (a metric, a time), and for too many `columns`.
     """
     rows: QuerySet[Any] = runs.order_by()
     if by.source == "config":
@@ -50,10 +51,16 @@ def run_groups(runs: QuerySet[Run], by: Column, columns: list[Column]) -> list[R
         hint = "Use for example model, state, tag or a value of the spec."
         raise invalid("group", f"runs cannot be grouped by {by.key}", hint)
     numbers = [column for column in columns if column.source in ("metric", "config")]
+    if len(numbers) > MOST_NUMBERS:
+        message = f"{len(numbers)} metrics and values of the spec, more than {MOST_NUMBERS}"
+        raise invalid("columns", message, f"Use at most {MOST_NUMBERS}.")
+    joined = dict[tuple[str, str], str]()  # the alias of each joined row
     for place, column in enumerate(numbers):
+        if (key := (column.source, column.name)) not in joined:
+            joined[key] = f"row_{place}"
+            rows = _with_row(rows, joined[key], column)
         field = column.aggregate if column.source == "metric" else "number"
-        rows = _with_row(rows, f"row_{place}", column)
-        rows = rows.annotate(**{f"number_{place}": F(f"row_{place}__{field}")})
+        rows = rows.annotate(**{f"number_{place}": F(f"{joined[key]}__{field}")})
     aggregates: dict[str, Any] = {"group_runs": Count("pk")}
     for place, _ in enumerate(numbers):
         name = f"number_{place}"

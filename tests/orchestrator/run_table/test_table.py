@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import User
 from orchestrator.runs.models import Run
@@ -123,6 +125,23 @@ def test_names_and_runs_of_others_stay_hidden(owner: User, stranger: User, runs:
     mine = factories.api(owner).get("/api/v1/runs/columns").json()["items"]
     assert {"name": "loss", "source": "metric", "type": "number"} in mine
     assert numbers(factories.api(owner), runs, sort="loss", query="owner = other") == []
+
+
+def test_a_group_has_at_most_40_numbers_and_joins_each_metric_once(owner: User) -> None:
+    client = factories.client_for(owner)
+    run = factories.external_run(owner)
+    values: dict[str, Any] = {f"m{n}": lambda step: float(step) for n in range(41)}
+    telemetry.points_store(run=run, attempt=1, batches=[batch_of(run, [1, 2], **values)])
+    telemetry.summaries_refresh(limit=10, wait=False)
+    columns = [f"{kind}(m0)" for kind in ("min", "max", "mean")] + [f"m{n}" for n in range(1, 38)]
+    with CaptureQueriesContext(connection) as queries:
+        answer = client.get("/api/v1/runs/groups", {"by": "state", "columns": ",".join(columns)})
+    [group] = answer.json()["items"]
+    assert [group["spreads"][key]["mean"] for key in columns[:4]] == [1.0, 2.0, 1.5, 2.0]
+    joins = [query["sql"].count(" JOIN ") for query in queries if "group_runs" in query["sql"]]
+    assert joins == [38]
+    more = client.get("/api/v1/runs/groups", {"by": "state", "columns": ",".join(values)})
+    assert more.status_code == 422 and more.json()["errors"][0]["field"] == "columns"
 
 
 def test_groups_have_aggregates(owner: User, runs: list[Run]) -> None:

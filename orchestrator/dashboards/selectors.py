@@ -77,7 +77,8 @@ def dashboards_editable_by(*, user: User, run: Run | None = None) -> list[Dashbo
         rows = dashboards_for_run(user=user, run=run)
     else:
         rows = list(dashboards_visible_to(user=user)[:200])
-    return [row for row in rows if may_edit(row, user)][:50]
+    written = {team.pk for team in teams_written_by(user=user)}
+    return [row for row in rows if teams.manages(user, row.owner_id) or row.team_id in written][:50]
 
 
 def dashboard_get(*, user: User, id: int | str) -> Dashboard:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from orchestrator.accounts.models import Team, TeamMembership, User
 from orchestrator.accounts.roles import Role
+from orchestrator.dashboards import selectors, services
+from orchestrator.dashboards.models import Dashboard
+from orchestrator.dashboards.spec import DashboardSpec
 from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from tests import factories
@@ -131,6 +136,31 @@ def test_who_sees_and_edits(people: factories.People, run: Run) -> None:
     assert create(factories.api(teammate), LINE, team=team.pk).status_code == 403
     TeamMembership.objects.filter(user=teammate).update(role=Role.OPERATOR)
     assert change(factories.api(teammate), of_run, name="z").status_code == 200
+
+
+def test_dashboards_to_edit_are_listed_with_a_fixed_number_of_queries(
+    people: factories.People,
+) -> None:
+    team = Team.objects.get(members=people.owner)
+
+    def listed() -> tuple[list[Dashboard], int]:
+        user = User.objects.get(pk=people.teammate.pk)
+        with CaptureQueriesContext(connection) as queries:
+            rows = selectors.dashboards_editable_by(user=user)
+        return rows, len(queries)
+
+    def add(name: str) -> Dashboard:
+        return services.dashboard_create(
+            owner=people.owner, name=name, spec=DashboardSpec(), team=team
+        )
+
+    first = add("first")
+    rows, queries = listed()
+    assert rows == [first]
+    added = [add(f"more {n}") for n in range(5)]
+    assert listed() == ([*reversed(added), first], queries)
+    TeamMembership.objects.filter(user=people.teammate).update(role=Role.VIEWER)
+    assert listed()[0] == []
 
 
 def test_subjects_that_the_caller_does_not_see(owner: User, run: Run) -> None:

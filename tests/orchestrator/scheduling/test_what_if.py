@@ -10,11 +10,13 @@ from orchestrator.accounts.models import User
 from orchestrator.runs.models import Attempt, Run
 from orchestrator.scheduling import services
 from orchestrator.scheduling.placement.capacity import Window
+from orchestrator.scheduling.queue.what_if import Result
 from orchestrator.scheduling.simulation.what_if import Change, applied
 from tests import factories
 from tests.orchestrator.scheduling.conftest import Broker, FakeNode
 from tests.orchestrator.scheduling.test_policy import node, run
 from tests.orchestrator.scheduling.test_preemption import running
+from webui.views.queue.what_if import _sentence
 
 JSON = "application/json"
 
@@ -47,6 +49,11 @@ def test_a_paused_team_neither_waits_nor_holds_devices() -> None:
     runs, [view] = applied(Change(pause_team="vision"), queue, nodes)
     assert [each.run for each in runs] == [2, 3]
     assert [slot.run for slot in view.slots] == [8, None, None]
+
+
+def test_starts_within_the_same_five_minutes_differ_on_the_page() -> None:
+    result = Result(Change("default", 1), [], 2, 2, 1870.0, 1750.0, 0)
+    assert "29 min 10 s instead of 31 min 10 s" in _sentence(result)
 
 
 @pytest.mark.django_db

@@ -82,12 +82,12 @@ def _sentence(result: services.Result | None) -> str:
     )
     return text % {
         "count": f"{result.compared:,}",
-        "before": formatting.remaining(result.before_s),
-        "after": formatting.remaining(result.after_s),
+        "before": formatting.duration(result.before_s),
+        "after": formatting.duration(result.after_s),
     }
 
 
 def _time(seconds: float | None) -> str:
     if seconds is None:
         return ""
-    return _("now") if seconds < 1 else formatting.remaining(seconds)
+    return _("now") if seconds < 1 else formatting.duration(seconds)

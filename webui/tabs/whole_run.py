@@ -54,8 +54,8 @@ def content(prediction: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "total": formatting.estimate(total),
         "interval": _("%(low)s to %(high)s")
         % {
-            "low": formatting.estimate(whole["low_s"]),
-            "high": formatting.estimate(whole["high_s"]),
+            "low": formatting.remaining(whole["low_s"]),
+            "high": formatting.remaining(whole["high_s"]),
         },
         "note": _note(whole),
     }
@@ -85,7 +85,9 @@ def _note(whole: Mapping[str, Any]) -> str:
         "pool, and published rates.",
         failures,
     ) % {
-        "number": f"{restarts['expected']:.2g}" if restarts["expected"] >= 0.01 else "< 0.01",
+        "number": formatting.quantity(restarts["expected"], 2)
+        if restarts["expected"] >= 0.01
+        else "< 0.01",
         "count": failures,
         "hours": formatting.quantity(restarts["node_hours"]),
     }

@@ -116,6 +116,15 @@ def test_the_run_page_shows_the_whole_run_by_term(owner: User, client: Client) -
     assert content(None) is None and content({"kind": "serving"}) is None
 
 
+def test_many_restarts_and_the_interval_are_written_as_a_reader_expects() -> None:
+    restarts = {"expected": 413.7, "failures": 3, "node_hours": 20_000.0}
+    times = {"total_s": 9000.0, "low_s": 7200.0, "high_s": 10_800.0}
+    shown = content({"whole_run": {**times, "terms": {"steps_s": 9000.0}, "restarts": restarts}})
+    assert shown is not None
+    assert (shown["total"], shown["interval"]) == ("about 2.5 h", "2 h to 3 h")
+    assert "414 restarts expected" in shown["note"]
+
+
 def test_rollouts_are_a_term_of_their_own(owner: User) -> None:
     run = submitted(owner)
     spec = RunSpec.from_dict(run.spec)

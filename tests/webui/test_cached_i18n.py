@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from django.template import Context, Engine, engines
+from django.templatetags import i18n
 from django.utils import translation
 
 TEXTS = [
@@ -34,5 +35,7 @@ def test_a_constant_text_is_looked_up_once_per_language(monkeypatch: pytest.Monk
     page = engines["django"].from_string('{% load cached_i18n %}{% translate "Runs" %}')
     with translation.override("en"):
         assert page.render({}) == "Runs"
-        monkeypatch.setattr(translation, "gettext", None)
+        monkeypatch.setattr(i18n.TranslateNode, "render", None)
         assert page.render({}) == "Runs"
+    with translation.override("de"), pytest.raises(TypeError):  # a text of its own
+        page.render({})

@@ -80,7 +80,7 @@ def test_page_and_rest_compare_starts(
         refused = rest.post(url, body, content_type=JSON)
         assert refused.status_code == 422 and refused.json()["errors"][0]["field"] == field
     page = factories.client_for(operator)
-    assert "How would the waiting runs start" in page.get("/simulator/what-if/").content.decode()
+    assert "When would waiting runs start" in page.get("/simulator/what-if/").content.decode()
     text = page.post("/simulator/what-if/", {"pool": "default", "add_nodes": "1"}).content.decode()
     assert "2 waiting runs would start in" in text and "sooner" in text
     refused_page = page.post("/simulator/what-if/", {"pool": "default", "add_nodes": "many"})

@@ -32,6 +32,23 @@ def test_without_active_runs_the_newest_ones_are_shown(owner: User) -> None:
     assert f'href="/runs/{run.pk}/"' in table and "loss 1.500" in table
 
 
+def test_my_runs_are_those_that_i_submitted_also_when_they_ended(
+    owner: User, teammate: User
+) -> None:
+    factories.node("n1")
+    for user, name in ((owner, "my-run"), (teammate, "run-of-another")):
+        run = factories.external_run(user, name=name)
+        type(run).objects.filter(pk=run.pk).update(state="finished", ended=run.created)
+    client = factories.client_for(owner)
+    everyone, mine = (client.get(f"/?runs={which}").text for which in ("all", "mine"))
+    assert "my-run" in everyone and "run-of-another" in everyone
+
+    def active(page: str) -> str:
+        return page[page.index('data-part="active"') : page.index('data-part="devices"')]
+
+    assert "my-run" in active(mine) and "run-of-another" not in active(mine)
+
+
 def test_users_with_the_same_rights_share_what_they_see_and_others_see_nothing(
     owner: User, teammate: User, stranger: User
 ) -> None:

@@ -103,7 +103,7 @@ def content(request: HttpRequest) -> dict[str, Any]:
         "queue": seen.queue.entries,
         "more_queue": seen.queue.more,
         "events": shared.events,
-        "ended": shared.ended,
+        "ended": (shared.ended if not mine else [] if own else _ended(user, owner="me")),
         "streams": [
             {"key": key, "title": _(title), "on": key == stream}
             for key, (title, _types) in STREAMS.items()
@@ -137,11 +137,7 @@ def shared_parts(user: Any, stream: str) -> Shared:
 
     def read() -> Shared:
         seen = scheduling.overview(user=user, runs_shown=CARDS, waiting_shown=WAITING)
-        ended = (
-            []
-            if seen.running
-            else list(runs.run_list(user=user, state=run_headlines.ENDED, limit=RECENT))
-        )
+        ended = [] if seen.running else _ended(user)
         result = Shared(seen, cards(seen.running), list_events(user, stream), ended)
         if people.visible_owners(user) != rights:
             raise _RightsChanged
@@ -152,6 +148,10 @@ def shared_parts(user: Any, stream: str) -> Shared:
         return _shared.get(key, read)
     except _RightsChanged:
         return shared_parts(user, stream)
+
+
+def _ended(user: Any, **filters: Any) -> list[Any]:
+    return runs.run_list(user=user, state=run_headlines.ENDED, limit=RECENT, **filters)
 
 
 class _RightsChanged(Exception):

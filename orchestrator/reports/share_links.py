@@ -22,6 +22,7 @@ from orchestrator.reports import selectors, services
 from orchestrator.reports.models import Report, ShareLink
 
 MOST_DAYS: Final = 365
+_CLOCKS_DIFFER: Final = timedelta(hours=1)  # a client computes the end by its own clock
 USUAL_DAYS: Final = 30
 MOST: Final = 50  # active links of a report
 _NOTE: Final = 120
@@ -35,7 +36,7 @@ def link_create(
     services.require_edit(report, by)
     now, note = clock.now(), " ".join(note.replace("\x00", "").split())
     expires = expires or now + timedelta(days=USUAL_DAYS)
-    if not now < expires <= now + timedelta(days=MOST_DAYS):
+    if not now < expires <= now + timedelta(days=MOST_DAYS) + _CLOCKS_DIFFER:
         message = "the end is in the past or more than a year away"
         raise invalid("expires", message, f"Use a time within {MOST_DAYS} days.")
     if len(note) > _NOTE:

@@ -41,6 +41,15 @@ def test_a_report_is_created_updated_shown_and_shared(
     assert "3e-3" in client.get(link["path"], HTTP_HOST="orrery.test").content.decode()
 
 
+def test_a_title_that_is_the_first_heading_is_shown_once(orrery: Orrery, tmp_path: Path) -> None:
+    path = tmp_path / "report.md"
+    path.write_text("# Results\n\ntext\n")
+    assert orrery("report", "create", path, "--title", "Results").code == 0
+    assert orrery("report", "create", path, "--title", "June").code == 0
+    texts = dict(Report.objects.values_list("title", "versions__text"))
+    assert texts["Results"].strip() == "text" and texts["June"].startswith("# Results")
+
+
 def test_reports_need_a_title_and_a_readable_file(
     orrery: Orrery, tmp_path: Path, monkeypatch: Any
 ) -> None:

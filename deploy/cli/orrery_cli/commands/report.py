@@ -84,7 +84,9 @@ def create(
     from orrery_cli.client import Client
 
     text = read_markdown(file)
-    title, text = (title, text) if title else split_title(text)
+    heading, rest = split_title(text)
+    title = title or heading
+    text = rest if heading == title else text
     if not title:
         raise CliError(f"{file} has no heading", "Give the report a --title.", code=USAGE)
     with Client() as client:

@@ -19,7 +19,7 @@ def sweep(site: Site, count: int = 8) -> list[str]:
     ids = []
     for i in range(count):
         run, lr = site.external(f"sweep {i}"), 10.0 ** (-4 + i / 3)
-        config = {"lr": lr, "width": (128, 256)[i % 2], "seed": i // 2 % 2}
+        config = {"lr": lr, "width": (128, 256)[i % 2], "seed": 1_234_567_891 + 2 * (i // 2 % 2)}
         answer = site.client.patch(f"runs/{run}/details", json={"config": config})
         assert answer.status_code == 200, answer.text
         for step in (1, 40):
@@ -35,6 +35,9 @@ def test_compare_groups_subtracts_and_relates(visit: Visit, site: Site) -> None:
     card, relations = page.locator("#curves"), page.locator("#relations")
     expect(card).to_have_attribute("data-drawn", "6")  # per width two edges and a mean
     expect(card.locator(".legend")).to_contain_text("config.width = 256")
+    page.select_option("[data-group]", "config.seed")
+    expect(card.locator(".legend")).to_contain_text("config.seed = 1234567893")
+    expect(card).to_have_attribute("data-drawn", "6")
     page.select_option("[data-group]", "")
     page.select_option("[data-baseline]", ids[0])
     expect(card).to_have_attribute("data-drawn", "8")

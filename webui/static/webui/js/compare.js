@@ -1,5 +1,5 @@
 // Comparison of runs: one metric of all runs in one chart, with smoothing and a color per run.
-import { averageOver, band, valueAt } from "./compare_math.js";
+import { averageOver, band, groupName, valueAt } from "./compare_math.js";
 import { startRelations } from "./compare_relations.js";
 import { format, gettext, ngettext } from "./i18n.js";
 import { parse, quantity } from "./format.js";
@@ -72,7 +72,7 @@ function linesOf(items, smoothing) {
 function bandsOf(items, smoothing, key) {
   const column = values.config[key], groups = new Map();
   for (const item of items) {
-    const value = column[runs.findIndex((run) => run.id === item.run)], name = value === null ? gettext("not set") : typeof value === "number" ? String(Number(value.toPrecision(8))) : String(value);
+    const value = column[runs.findIndex((run) => run.id === item.run)], name = value === null ? gettext("not set") : groupName(value);
     groups.set(name, [...(groups.get(name) ?? []), item]);
   }
   const names = [...groups.keys()].sort((a, b) => (Number(a) - Number(b)) || a.localeCompare(b));

@@ -11,6 +11,9 @@ export function valueAt(x, y, at) {
   return y[before] + part * (y[after] - y[before]);
 }
 
+/** The name of the group of a value: integers such as seeds are exact, other numbers have 8 digits. */
+export const groupName = (value) => (typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(8))) : String(value));
+
 /** Mean, minimum and maximum of several curves at up to `most` places; a place has at least one of them. */
 export function band(items, most = 300) {
   const all = [...new Set(items.flatMap(({ x }) => x))].sort((a, b) => a - b), step = Math.max(1, all.length / most);

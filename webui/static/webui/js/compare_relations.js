@@ -1,5 +1,6 @@
 /* Compare page: relations between configuration and metrics of runs. Plotly draws scatter, box and bars; parallel
    coordinates are lines over scaled axes. */
+import { groupName } from "./compare_math.js";
 import { startMenu } from "./compare_menu.js";
 import { format, gettext } from "./i18n.js";
 import { quantity } from "./format.js";
@@ -170,7 +171,7 @@ function importance(list, metric, count) {
 /** A box per value of a configuration, over its runs (for example seeds), with each run as a point. */
 function boxes(runs, column, metric, key, label) {
   const [by, up] = [column(key), column(metric)], groups = new Map();
-  runs.forEach((_, i) => { if (up[i] !== null) { const name = by[i] === null ? gettext("not set") : shown(by[i]); groups.set(name, [...(groups.get(name) ?? []), i]); } });
+  runs.forEach((_, i) => { if (up[i] !== null) { const name = by[i] === null ? gettext("not set") : groupName(by[i]); groups.set(name, [...(groups.get(name) ?? []), i]); } });
   if (!groups.size) return empty(gettext("No run has this metric."));
   const names = [...groups.keys()].sort((a, b) => Number(a) - Number(b) || a.localeCompare(b)), colors = theme();
   return {

@@ -58,6 +58,28 @@ def test_compare_groups_subtracts_and_relates(visit: Visit, site: Site) -> None:
     expect(relations.locator("[data-note]")).to_contain_text("None of these runs has a prediction")
 
 
+def test_an_expired_login_is_reported(visit: Visit, site: Site) -> None:
+    ids = sweep(site, 2)
+    page = visit(f"/runs/compare/?runs={','.join(ids)}")
+    relations, text = page.locator("#relations"), "Your login has expired. Reload the page."
+    expect(relations).to_have_attribute("data-drawn", "scatter")
+    page.locator("#curves details.menu > summary").click()
+    page.locator('#curves [data-do="dashboard"]').click()
+    expect(page.locator("dialog[open]")).to_be_visible()
+    page.context.clear_cookies(name="sessionid")
+    page.locator("dialog [name=name]").fill("Curves")
+    page.locator("dialog button[type=submit], dialog .primary").first.click()
+    expect(page.locator("dialog [data-error]")).to_have_text(text)
+    page.locator("dialog [data-cancel]").click()
+    page.locator("#curves details.menu > summary").click()
+    page.locator('#curves [data-do="dashboard"]').click()
+    expect(page.locator(".toast")).to_contain_text(text)
+    page.select_option("[data-axis]", "time")
+    expect(page.locator("#curves [data-note]")).to_have_text(text)
+    page.select_option("[data-kind]", "importance")
+    expect(relations.locator("[data-note]")).to_have_text(text)
+
+
 def test_columns_are_resized_by_the_keyboard(visit: Visit, site: Site) -> None:
     site.external("resized")
     page = visit("/runs/?columns=model,age")

@@ -4,6 +4,7 @@ import { groupName } from "./compare_math.js";
 import { startMenu } from "./compare_menu.js";
 import { format, gettext } from "./i18n.js";
 import { quantity } from "./format.js";
+import { loginExpired } from "./page.js";
 import { faint, plotly, theme } from "./plot.js";
 
 const RETRY_MS = 2000;
@@ -14,17 +15,19 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 /** Reads the values of the runs and draws the card; returns the values, null if the server did not respond. */
 export async function startRelations({ runs, ids, color, state }) {
   const card = document.getElementById("relations"), query = new URLSearchParams({ runs: ids });
+  let problem = "";
   const read = async (more = {}, tries = 3) => {
     const answer = await fetch(`/runs/compare/values/?${new URLSearchParams({ ...Object.fromEntries(query), ...more })}`, { headers: { Accept: "application/json" } }).catch(() => null);
-    if (answer?.ok) return answer.json();
-    if (tries === 1) return null;
+    problem = loginExpired(answer);
+    const body = answer?.ok && !problem ? await answer.json().catch(() => null) : null;
+    if (body || problem || tries === 1) return body;
     await new Promise((done) => setTimeout(done, RETRY_MS));
     return read(more, tries - 1);
   };
   const values = await read();
   if (!card) return values;
   const find = (name) => card.querySelector(`[data-${name}]`), note = (text) => { find("note").textContent = text; };
-  if (!values) { note(gettext("The server did not respond. Reload the page.")); return null; }
+  if (!values) { note(problem || gettext("The server did not respond. Reload the page.")); return null; }
   fill(find, values, state);
   startMenu(card, () => (find("kind").value === "scatter" && find("aggregate").value !== "median" ? scatterPanel(runs, find) : null));
 
@@ -43,7 +46,7 @@ export async function startRelations({ runs, ids, color, state }) {
     let answer;
     if (kind === "importance") {
       const more = await read({ metric: find("metric").value, aggregate: find("aggregate").value });
-      answer = more ? importance(more.importances, label(metric()), runs.length) : empty(gettext("The server did not respond. Choose the metric again."));
+      answer = more ? importance(more.importances, label(metric()), runs.length) : empty(problem || gettext("The server did not respond. Choose the metric again."));
     } else if (kind === "parallel") answer = parallel(runs, values, column, metric(), label);
     else if (kind === "box") answer = boxes(runs, column, metric(), find("against").value, label);
     else if (kind === "error") answer = errors(runs, values.errors[find("error").value] ?? [], find("error").value, color);

@@ -18,6 +18,9 @@ function showTheme() {
     button.setAttribute("aria-pressed", String(button.dataset.themeChoice === theme()));
 }
 
+/** What to show if the server answered with the login page, which fetch follows to; else "". */
+export const loginExpired = (answer) => (answer?.redirected ? gettext("Your login has expired. Reload the page.") : "");
+
 /** Announces a text to screen readers. */
 export function announce(text) {
   const region = document.getElementById("announce");

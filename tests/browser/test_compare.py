@@ -80,6 +80,19 @@ def test_an_expired_login_is_reported(visit: Visit, site: Site) -> None:
     expect(relations.locator("[data-note]")).to_have_text(text)
 
 
+def test_the_menus_work_before_the_charts_are_drawn(visit: Visit, site: Site) -> None:
+    ids = sweep(site, 2)
+    page = visit("/runs/")
+    page.route("**/runs/compare/curves/*", lambda route: route.abort())
+    page.route("**/runs/compare/values/*", lambda route: None)  # never answered
+    page.goto(f"/runs/compare/?runs={','.join(ids)}")
+    for count, card in enumerate(("#curves", "#relations"), 1):
+        page.locator(f"{card} details.menu > summary").click()
+        page.locator(f'{card} [data-do="png"]').click()
+        expect(page.locator(".toast")).to_have_count(count)
+        expect(page.locator(".toast").last).to_contain_text("The chart is not drawn.")
+
+
 def test_columns_are_resized_by_the_keyboard(visit: Visit, site: Site) -> None:
     site.external("resized")
     page = visit("/runs/?columns=model,age")

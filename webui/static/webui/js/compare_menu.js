@@ -1,4 +1,6 @@
 /* The menu of a chart of Compare: its picture, and the chart as a panel of a dashboard. */
+import { gettext } from "./i18n.js";
+import { toast } from "./page.js";
 import { plotly, theme } from "./plot.js";
 
 const PICTURE = { width: 1200, height: 620 };
@@ -14,7 +16,9 @@ export function startMenu(card, panel) {
   });
   menu.querySelector('[data-do="png"]').addEventListener("click", async () => {
     menu.open = false;
-    const Plotly = await plotly(), { data, layout } = picture(card.querySelector(".compare-plot"));
+    const place = card.querySelector(".compare-plot");
+    if (!place.data) return toast(gettext("The chart is not drawn. Wait until it is, or reload the page."), "bad");
+    const Plotly = await plotly(), { data, layout } = picture(place);
     await Plotly.downloadImage({ data, layout }, { format: "png", scale: 2, filename: "compare", ...PICTURE });
   });
 }

@@ -24,12 +24,13 @@ export async function startRelations({ runs, ids, color, state }) {
     await new Promise((done) => setTimeout(done, RETRY_MS));
     return read(more, tries - 1);
   };
-  const values = await read();
-  if (!card) return values;
+  let values = null;
   const find = (name) => card.querySelector(`[data-${name}]`), note = (text) => { find("note").textContent = text; };
+  if (card) startMenu(card, () => (values && find("kind").value === "scatter" && find("aggregate").value !== "median" ? scatterPanel(runs, find) : null));
+  values = await read();
+  if (!card) return values;
   if (!values) { note(problem || gettext("The server did not respond. Reload the page.")); return null; }
   fill(find, values, state);
-  startMenu(card, () => (find("kind").value === "scatter" && find("aggregate").value !== "median" ? scatterPanel(runs, find) : null));
 
   const column = (key) => {
     if (key in values.config) return values.config[key];

@@ -39,7 +39,14 @@ def test_compare_groups_subtracts_and_relates(visit: Visit, site: Site) -> None:
     expect(card.locator(".legend")).to_contain_text("config.seed = 1234567893")
     expect(card).to_have_attribute("data-drawn", "6")
     page.select_option("[data-group]", "")
+    menu, add = card.locator("details.menu > summary"), card.locator('[data-do="dashboard"]')
+    menu.click()
+    expect(add).to_be_visible()
+    menu.click()
     page.select_option("[data-baseline]", ids[0])
+    menu.click()
+    expect(add).to_be_hidden()  # no panel draws differences
+    menu.click()
     expect(card).to_have_attribute("data-drawn", "8")
     expect(card.locator(".ytitle")).to_have_text(f"loss, difference to run {ids[0]}")
     for kind, marks in (

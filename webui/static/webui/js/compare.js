@@ -116,10 +116,12 @@ function legend() {
   }));
 }
 
-/** The curves as a panel of a dashboard. */
+/** The curves as a panel of a dashboard; null if no panel draws what the card does. */
 function panel() {
+  const shown = runs.map(({ id }) => id).filter((id) => !hidden.has(id));
+  if (!shown.length || find("baseline").value || find("group").value) return null;
   const smoothing = Number(find("smoothing").value), result = { id: "curves", kind: "line", title: find("name").value, metrics: [find("name").value], x: find("axis").value, size: "large" };
-  return { ...result, ...(smoothing ? { smoothing } : {}), runs: { runs: runs.map(({ id }) => String(id)).filter((id) => !hidden.has(Number(id))) } };
+  return { ...result, ...(smoothing ? { smoothing } : {}), runs: { runs: shown.map(String) } };
 }
 
 function remember() {

@@ -56,7 +56,7 @@ class ElasticSimulation(Simulation):
         super().__init__(trace, order, nodes, devices_per_node)
         self._queued = [replace(run, smaller=smaller_sizes(run.devices)) for run in self._queued]
         self._progress: dict[int, _Progress] = {}
-        self._could_grow: dict[int, float] = {}  # run → since when
+        self._could_grow: dict[int, float] = {}  # run → when it may
         self._placed: list[QueuedRun] = []  # at their smallest size, at this time
         self._outcome.changes = []
 
@@ -125,6 +125,8 @@ class ElasticSimulation(Simulation):
                 self._enlarge_placed(now)  # else after the pass
         elif self._free:
             self._grow(now)
+        else:
+            self._could_grow.clear()
 
     def _shrink(self, now: float) -> None:
         """Shrink runs for those that wait first, as the scheduler chooses them."""
@@ -157,18 +159,16 @@ class ElasticSimulation(Simulation):
             free = [size for size in sizes if size - progress.devices <= self._free]
             if free and self._is_worth(run, free[0]):
                 able[number] = free[0]
-        for number in able:
-            if number not in self._could_grow:
-                again = self._progress[number].changed + GROW_EVERY_S
-                heapq.heappush(self._ends, (max(now + GROW_AFTER_S, again), _WAKE))
-        self._could_grow = {number: self._could_grow.get(number, now) for number in able}
-        due = [
-            number
-            for number, since in self._could_grow.items()
-            if now - since >= GROW_AFTER_S and now - self._progress[number].changed >= GROW_EVERY_S
-        ]
+        for number in able.keys() - self._could_grow.keys():
+            may = max(now + GROW_AFTER_S, self._progress[number].changed + GROW_EVERY_S)
+            self._could_grow[number] = may
+            heapq.heappush(self._ends, (may, _WAKE))
+        self._could_grow = {number: self._could_grow[number] for number in able}
+        due = [number for number, may in self._could_grow.items() if now >= may]
         if not due:
             return
+        if len(due) > 1:
+            heapq.heappush(self._ends, (now, _WAKE))
         part = {run: self._progress[run].devices / self._running[run].devices for run in due}
         run = self._running[min(due, key=lambda number: (part[number], number))]
         progress = self._progress[run.run]

@@ -239,6 +239,30 @@ def test_elastic_runs_do_all_their_work_and_devices_are_held_once() -> None:
     )
 
 
+def grown(outcome: simulate.Outcome) -> list[tuple[float, int]]:
+    """Time and run of each growth after the start."""
+    return [
+        (time, run)
+        for time, run, devices in outcome.changes or []
+        if devices > 0 and time > outcome.start_s[run]
+    ]
+
+
+def test_all_elastic_runs_that_could_grow_for_long_enough_grow_at_once() -> None:
+    made = trace((0, 8, 3000.0), (0, 4, 100_000.0), (0, 4, 100_000.0))
+    outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=1, devices_per_node=8)
+    assert outcome.end_s[0] == 6000  # on 4 devices, the others on 2
+    assert grown(outcome) == [(6120, 1), (6120, 2)]
+
+
+def test_growth_does_not_depend_on_rounding_of_times() -> None:
+    # 0.1 + 5000.1 + 120 - (0.1 + 5000.1) is less than 120
+    for offset in (0.1, 0.3, 0.7, 1 / 3):
+        made = trace((0.0, 1, 0.1), (offset, 8, 2500.1), (offset, 8, 100_000.0))
+        outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=1, devices_per_node=8)
+        assert grown(outcome) == [(outcome.end_s[1] + 120, 2)]
+
+
 def test_smaller_sizes_go_down_to_a_quarter() -> None:
     assert [size.devices for size in smaller_sizes(8)] == [4, 2]
     assert [size.slowdown for size in smaller_sizes(8)] == [2, 4]

@@ -157,7 +157,7 @@ class ElasticSimulation(Simulation):
             run = self._running[number]
             sizes = [size for size in run.sizes if size > progress.devices]
             free = [size for size in sizes if size - progress.devices <= self._free]
-            if free and self._is_worth(run, free[0]):
+            if free and self._is_worth(run, free[0], now):
                 able[number] = free[0]
         for number in able.keys() - self._could_grow.keys():
             may = max(now + GROW_AFTER_S, self._progress[number].changed + GROW_EVERY_S)
@@ -199,10 +199,14 @@ class ElasticSimulation(Simulation):
     def _advance(self, run: QueuedRun, now: float) -> None:
         """Count the work that is done so far."""
         progress = self._progress[run.run]
+        progress.left, progress.since = self._left(run, now), now
+
+    def _left(self, run: QueuedRun, now: float) -> float:
+        """The part of the run's work that is left now."""
+        progress = self._progress[run.run]
         worked = max(0.0, now - max(progress.since, progress.begins))
         slowdown = run.devices / progress.devices
-        progress.left -= worked / (self._durations[run.run] * slowdown)
-        progress.since = now
+        return progress.left - worked / (self._durations[run.run] * slowdown)
 
     def _schedule(self, run: QueuedRun, now: float) -> None:
         """Set the time at which the run ends at its size."""
@@ -241,11 +245,11 @@ class ElasticSimulation(Simulation):
             if now - progress.changed >= YOUNG_S
         )
 
-    def _is_worth(self, run: QueuedRun, size: int) -> bool:
+    def _is_worth(self, run: QueuedRun, size: int, now: float) -> bool:
         """By the predicted time that is left, as the scheduler measures it from progress."""
         progress = self._progress[run.run]
         slowdown, larger = run.devices / progress.devices, run.devices / size
-        left = (run.expected_s or 0.0) * progress.left * slowdown
+        left = (run.expected_s or 0.0) * self._left(run, now) * slowdown
         return saves_time(left, slowdown=slowdown, larger=larger)
 
     def _at(self, run: QueuedRun, devices: int, left: float) -> QueuedRun:

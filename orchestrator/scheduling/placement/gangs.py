@@ -143,6 +143,16 @@ class Gangs:
         self, run: QueuedRun, groups: Sequence[DeviceGroup], *, backfill: bool
     ) -> tuple[Share, ...] | None:
         """Give the run its devices now; None if no group fits it."""
+        nodes = self._fit(run, groups, backfill=backfill)
+        return self._take(run, nodes) if nodes else None
+
+    def fits(self, run: QueuedRun, groups: Sequence[DeviceGroup], *, backfill: bool) -> bool:
+        """Whether `start` would give the run its devices now."""
+        return bool(self._fit(run, groups, backfill=backfill))
+
+    def _fit(
+        self, run: QueuedRun, groups: Sequence[DeviceGroup], *, backfill: bool
+    ) -> list[NodeDevices]:
         for group in groups:
             nodes = group.fit(
                 run.devices,
@@ -153,8 +163,8 @@ class Gangs:
                 pipeline_close=run.pipeline_close,
             )
             if nodes:
-                return self._take(run, nodes)
-        return None
+                return nodes
+        return []
 
     def held(self) -> dict[int, tuple[Share, ...]]:
         """What the runs that this object started hold."""

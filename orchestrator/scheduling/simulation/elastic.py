@@ -57,6 +57,7 @@ class ElasticSimulation(Simulation):
         self._queued = [replace(run, smaller=smaller_sizes(run.devices)) for run in self._queued]
         self._progress: dict[int, _Progress] = {}
         self._could_grow: dict[int, float] = {}  # run → when it may
+        self._stuck: set[int] = set()  # fit nowhere at a larger size until other devices are free
         self._placed: list[QueuedRun] = []  # at their smallest size, at this time
         self._outcome.changes = []
 
@@ -96,6 +97,7 @@ class ElasticSimulation(Simulation):
         self._gangs.release(run)
         self._take(run, -self._progress.pop(number).devices, now)
         self._could_grow.pop(number, None)
+        self._stuck.clear()
 
     def _enlarge_placed(self, now: float) -> None:
         """Divide what is free after all runs have been tried."""
@@ -135,6 +137,8 @@ class ElasticSimulation(Simulation):
             if run is None or self._free + self._spare(now) < run.least:
                 return
             least = self._at(run, run.least, 1.0)
+            if self._gangs.fits(least, self._gangs.groups[POOL], backfill=True):
+                return  # the pass starts it
             victims = choose(least, self._views(), self._holders(now), now)
             if not victims.shrunk:
                 return
@@ -155,6 +159,8 @@ class ElasticSimulation(Simulation):
         able = {}
         for number, progress in self._progress.items():
             run = self._running[number]
+            if progress.devices == run.devices or number in self._stuck:
+                continue
             sizes = [size for size in run.sizes if size > progress.devices]
             free = [size for size in sizes if size - progress.devices <= self._free]
             if free and self._is_worth(run, free[0], now):
@@ -176,6 +182,8 @@ class ElasticSimulation(Simulation):
         if self._gangs.enlarge(self._at(run, able[run.run], progress.left)):
             self._take(run, able[run.run] - progress.devices, now)
             self._changed(run, able[run.run], now)
+        else:
+            self._stuck.add(run.run)
         del self._could_grow[run.run]
 
     def _restart(self, run: QueuedRun, devices: int, now: float) -> None:
@@ -194,6 +202,7 @@ class ElasticSimulation(Simulation):
         progress.devices, progress.changed, progress.begins = devices, now, now + RESTART_S
         self._outcome.lost_device_s += RESTART_S * devices
         self._outcome.resizes += 1
+        self._stuck.clear()
         self._schedule(run, now)
 
     def _advance(self, run: QueuedRun, now: float) -> None:

@@ -55,7 +55,7 @@ def simulate(
 ) -> Outcome:
     """Run the policy until the last run has ended.
 
-    `renew` is called every 1,000 passes, `observe` after each pass that leaves runs waiting.
+    `renew` is called at every event, `observe` after each pass that leaves runs waiting.
     """
     return Simulation(trace, order, nodes, devices_per_node).run(renew, observe)
 
@@ -124,12 +124,12 @@ class Simulation:
                 self._waiting.add(self._queued[next_run])
                 next_run += 1
             self._submitted = next_run
+            if renew is not None:
+                renew()
             self._resize(now)
             if self._waiting and self._free:
                 self._pass(now)
                 self._outcome.passes += 1
-                if renew is not None and self._outcome.passes % 1000 == 0:
-                    renew()
                 if observe is not None and self._waiting:
                     observe(self._state(now))
         self._outcome.start_s = np.array(self._starts)

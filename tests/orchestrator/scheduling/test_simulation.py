@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 
 from orchestrator.scheduling.ordering.orders import ORDERS
+from orchestrator.scheduling.placement.gangs import Gangs
+from orchestrator.scheduling.preemption import victims
 from orchestrator.scheduling.preemption.resizing import RESTART_S
-from orchestrator.scheduling.simulation import compare, measures, simulate, synthetic, traces
+from orchestrator.scheduling.simulation import (
+    compare,
+    elastic,
+    measures,
+    simulate,
+    synthetic,
+    traces,
+)
 from orchestrator.scheduling.simulation.elastic import simulate_elastic, smaller_sizes
 from orchestrator.scheduling.simulation.traces import Trace
 
@@ -268,6 +277,45 @@ def test_a_run_that_is_nearly_done_does_not_grow() -> None:
     outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=1, devices_per_node=8)
     assert outcome.end_s.tolist() == [5010, 5140]  # 10 s were left when it could have grown
     assert outcome.resizes == 0
+
+
+def test_victims_are_chosen_only_for_a_run_that_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    renewals, chosen = list[int](), list[int]()
+
+    def choose(run: Any, *rest: Any) -> victims.Victims:
+        chosen.append(run.run)
+        return victims.choose(run, *rest)
+
+    monkeypatch.setattr(elastic, "choose", choose)
+    made = trace((0, 4, 1000.0), (10, 4, 1000.0), (100, 4, 100.0))
+    outcome = simulate_elastic(
+        made,
+        ORDERS["orrery_elastic"],
+        nodes=1,
+        devices_per_node=8,
+        renew=lambda: renewals.append(1),
+    )
+    assert chosen == [2] and outcome.start_s[2] == 100
+    assert len(renewals) >= 6  # one for each submission and end
+
+
+def test_growth_that_fits_nowhere_is_not_tried_again_until_devices_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried = list[float]()
+    enlarge = Gangs.enlarge
+
+    def count(self: Gangs, run: Any) -> bool:
+        tried.append(self.now)
+        return enlarge(self, run)
+
+    made = compare.synthetic_trace("philly:300:1", devices=40)
+    assert made is not None
+    monkeypatch.setattr(Gangs, "enlarge", count)
+    simulate_elastic(made, ORDERS["orrery_elastic"], nodes=5, devices_per_node=8)
+    assert len(tried) < 3 * len(made)
 
 
 def test_smaller_sizes_go_down_to_a_quarter() -> None:

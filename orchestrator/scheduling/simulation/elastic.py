@@ -140,18 +140,18 @@ class ElasticSimulation(Simulation):
             if self._gangs.fits(least, self._gangs.groups[POOL], backfill=True):
                 return  # the pass starts it
             victims = choose(least, self._views(), self._holders(now), now)
-            if not victims.shrunk:
-                return
+            if victims.stopped or not victims.shrunk:
+                return  # a simulated run does not stop before its end
             shrunk = [self._running[number] for number in victims.shrunk]
             for each in shrunk:
                 self._gangs.release(each)
             self._gangs.next_pass(now)
             for each in shrunk:
                 self._restart(each, each.least, now)
+            self._placed += shrunk
             groups = self._gangs.groups[POOL]
             if self._gangs.start(least, groups, backfill=True) is None:
                 return
-            self._placed += shrunk
             self._started(run, now)
 
     def _grow(self, now: float) -> None:

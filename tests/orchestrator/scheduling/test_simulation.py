@@ -318,6 +318,16 @@ def test_growth_that_fits_nowhere_is_not_tried_again_until_devices_are_free(
     assert len(tried) < 3 * len(made)
 
 
+def test_no_simulated_run_shrinks_for_one_that_also_needs_others_to_stop() -> None:
+    # 21 devices need 3 nodes without other runs: one could shrink to the fourth, two would stop
+    rows = [(0.0, 8, 1000.0)] * 3 + [(0.0, 5, 1000.0), (100.0, 21, 10.0)]
+    made = trace(*rows, priority=np.array([0, 0, 0, 0, 200]))
+    outcome = simulate_elastic(made, ORDERS["orrery_elastic"], nodes=4, devices_per_node=8)
+    assert outcome.start_s[4] == 1000
+    assert outcome.resizes == 0
+    assert outcome.end_s[:4].tolist() == [1000] * 4
+
+
 def test_smaller_sizes_go_down_to_a_quarter() -> None:
     assert [size.devices for size in smaller_sizes(8)] == [4, 2]
     assert [size.slowdown for size in smaller_sizes(8)] == [2, 4]

@@ -16,6 +16,7 @@ from orchestrator.runs import services as runs
 from orchestrator.runs.models import Run
 from orchestrator.runs.outputs.benchmark_table import benchmark_lines
 from orchestrator.runs.plan_trials.table import trial_lines
+from orchestrator.runs.submission.prediction.whole_run import without_restarts
 from orchestrator.telemetry.models import Cursor
 from orchestrator.telemetry.selectors import series
 from workers.contracts import RunSpec
@@ -247,7 +248,9 @@ def _compare(prediction: dict[str, Any], actual: Measured) -> Iterator[Compariso
     if prediction.get("device") != "cpu" or memory.get("unattributed_bytes"):
         allocated = "memory/allocated_bytes"
         pairs.append((allocated, memory.get("total_bytes"), actual.memory.get(allocated)))
-    whole, ended = prediction.get("whole_run") or {}, prediction.get("measured") or {}
+    # only runs of one attempt have a measured total
+    whole = without_restarts(prediction.get("whole_run") or {})
+    ended = prediction.get("measured") or {}
     pairs.append(("wall_clock_s", whole.get("total_s"), ended.get("total_s")))
     for metric, predicted, value in pairs:
         if predicted and value:

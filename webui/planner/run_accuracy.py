@@ -13,6 +13,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.http import require_GET
 
 from orchestrator.runs import selectors
+from orchestrator.runs.submission.prediction.whole_run import without_restarts
 from webui.presentation import formatting
 from webui.views.access import PageRequest, page
 
@@ -69,8 +70,8 @@ def predicted_values(prediction: dict[str, Any]) -> dict[str, float | None]:
     return {
         "step_time_s": prediction.get("step_time_s"),
         "allocated_bytes": memory.get("total_bytes") if counted else None,
-        "total_s": whole.get("total_s"),
-        # measured on runs with one attempt, which did not restart
+        # both are measured on runs with one attempt, which did not restart
+        "total_s": without_restarts(whole).get("total_s"),
         "beyond_steps_s": sum(parts.values())
         - sum(parts.get(name, 0.0) for name in ("steps_s", "rollouts_s", "restarts_s"))
         if parts
@@ -137,7 +138,7 @@ def _ratio(prediction: dict[str, Any], key: str) -> float | None:
 def _bounds(prediction: dict[str, Any], key: str) -> tuple[float | None, float | None]:
     if key == "step_time_s":
         return prediction.get("step_time_low_s"), prediction.get("step_time_high_s")
-    whole = prediction.get("whole_run") or {}
+    whole = without_restarts(prediction.get("whole_run") or {})
     return (whole.get("low_s"), whole.get("high_s")) if key == "total_s" else (None, None)
 
 

@@ -23,6 +23,8 @@ from orchestrator.telemetry.services import points_store
 from orchestrator.telemetry.whole_run import measurements_store
 from tests import factories
 from tests.orchestrator.telemetry.conftest import batch_of
+from webui.planner import run_accuracy
+from webui.planner.run_accuracy import terms
 from webui.tabs.whole_run import content
 from workers.contracts import RunSpec
 
@@ -101,6 +103,29 @@ def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(owner: User)
     assert (rate.failures, rate.node_s) == (1, 7200.0)
     assert rate.per_node_s == pytest.approx(3 * PUBLISHED_RATE, rel=0.01)
     assert failure_rate(pool="other").failures == 0
+
+
+def test_expected_restarts_are_not_compared_with_a_run_of_one_attempt(owner: User) -> None:
+    factories.node("n1", devices=2)
+    run = submitted(owner)
+    whole = run.prediction["whole_run"]
+    without, low, high = whole["total_s"], whole["low_s"], whole["high_s"]
+    assert whole["terms"]["restarts_s"] < 0.01 * without
+    # a pool on which nodes often fail: half as long again
+    whole["terms"]["restarts_s"] += 0.5 * without
+    whole.update(total_s=1.5 * without, low_s=low + 0.3 * without, high_s=high + 0.7 * without)
+    run.save(update_fields=["prediction"])
+    step_s = run.prediction["step_time_s"]
+    run = ended(run, step_s=step_s, beyond_s=without - 100 * step_s)
+    compared = {item.metric: item for item in comparisons(run=run)}
+    assert compared["wall_clock_s"].ratio == pytest.approx(1, abs=0.02)
+    assert not compared["wall_clock_s"].missed
+    term = next(term for term in terms([run]) if term.label == "Whole run")
+    assert term.bias in ("+0.0%", "−0.0%", "+0.1%") and term.inside == "100%"
+    assert run_accuracy._bounds(run.prediction, "total_s") == (
+        pytest.approx(low, rel=0.01),
+        pytest.approx(high, rel=0.01),
+    )
 
 
 def test_the_run_page_shows_the_whole_run_by_term(owner: User, client: Client) -> None:

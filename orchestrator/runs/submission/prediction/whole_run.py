@@ -91,6 +91,21 @@ def whole_run(
     }
 
 
+def without_restarts(whole: Mapping[str, Any]) -> dict[str, float]:
+    """`{total_s, low_s, high_s}` of a result of `whole_run` without the expected restarts.
+
+    Comparable with the measured total, which only runs of one attempt have. Empty for `{}`.
+    """
+    if not whole:
+        return {}
+    restarts = (whole.get("terms") or {}).get("restarts_s", 0.0)
+    return {
+        "total_s": whole["total_s"] - restarts,
+        "low_s": whole["low_s"] - (1 - _START_ERROR) * restarts,
+        "high_s": whole["high_s"] - (1 + _START_ERROR) * restarts,
+    }
+
+
 def learned_starts(*, pool: str, device: str) -> list[float]:
     """Seconds that recent ended runs of the pool took beyond steps, evaluation, checkpoints."""
     rows = (

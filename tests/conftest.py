@@ -74,6 +74,14 @@ def new_parts_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_parts, "FREE_S", float("inf"))
 
 
+@pytest.fixture(autouse=True)
+def new_failure_rates() -> None:
+    """Predictions count the failures of this test, not those that a test before has cached."""
+    name = "orchestrator.runs.submission.prediction.expected_restarts"
+    if module := sys.modules.get(name):
+        module.forget_rates()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     seed_torch()

@@ -219,7 +219,10 @@ class Attempt(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["run", "number"], name="attempt_run_number")]
-        indexes = [models.Index(fields=["state"], name="attempt_state")]
+        indexes = [
+            models.Index(fields=["state"], name="attempt_state"),
+            models.Index(fields=["ended"], name="attempt_ended"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.run_id}.{self.number}"

@@ -13,6 +13,7 @@ from orchestrator.runs.models import Run
 from orchestrator.runs.submission.prediction.expected_restarts import (
     PUBLISHED_RATE,
     failure_rate,
+    forget_rates,
     rate_of,
     restarts_s,
 )
@@ -83,7 +84,9 @@ def test_terms_add_up_and_intervals_hold_the_total(owner: User) -> None:
     assert 0 < plain["usd"] < whole["usd"]
 
 
-def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(owner: User) -> None:
+def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(
+    owner: User, django_assert_num_queries: Any
+) -> None:
     assert rate_of([]).per_node_s == pytest.approx(PUBLISHED_RATE)
     # ten failures in 10,000 node-hours outweigh the published rate
     many = rate_of([(10, 360_000.0, True)] * 10)
@@ -99,10 +102,31 @@ def test_restarts_are_expected_as_often_as_nodes_of_the_pool_failed(owner: User)
     run.attempts.update(
         state="exited", exit_class="lost", ended=started, created=started - timedelta(hours=2)
     )
-    rate = failure_rate(pool="default")
+    assert failure_rate(pool="default").failures == 0  # of the submission, less than a minute ago
+    forget_rates()
+    with django_assert_num_queries(1):
+        for _ in range(3):
+            rate = failure_rate(pool="default")
     assert (rate.failures, rate.node_s) == (1, 7200.0)
     assert rate.per_node_s == pytest.approx(3 * PUBLISHED_RATE, rel=0.01)
     assert failure_rate(pool="other").failures == 0
+
+
+def test_time_in_the_queue_of_an_engine_is_not_time_of_nodes(owner: User) -> None:
+    factories.node("n1", devices=2)
+    run = submitted(owner)
+    services.tick()
+    attempt = run.attempts.get()
+    ended = attempt.created + timedelta(hours=10)
+    placement = [{**share, "engine": "slurm"} for share in attempt.placement]
+    run.attempts.update(state="exited", exit_class="lost", ended=ended, placement=placement)
+    forget_rates()
+    rate = failure_rate(pool="default")  # the job has not started
+    assert (rate.failures, rate.node_s) == (0, 0.0)
+    run.attempts.update(launched=ended - timedelta(hours=2))
+    forget_rates()
+    rate = failure_rate(pool="default")
+    assert (rate.failures, rate.node_s) == (1, 7200.0)
 
 
 def test_expected_restarts_are_not_compared_with_a_run_of_one_attempt(owner: User) -> None:

@@ -5,10 +5,12 @@ The rate is that of the pool's own attempts, pulled toward a published one while
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from orchestrator.common import clock
 from orchestrator.runs.models import Attempt
@@ -23,6 +25,8 @@ _SINCE: Final = timedelta(days=90)
 _MOST_ATTEMPTS: Final = 5000
 # a class counts if the cause is the node or its network and not the program
 _FAILURES: Final = frozenset({ExitClass.INFRASTRUCTURE, ExitClass.LOST})
+_LIFE_S: Final = 60.0  # forms and sweeps predict many runs within a minute
+_MOST_POOLS: Final = 200
 _DETECT_S: Final = 30.0  # until a silent node is declared lost, and the back-off
 
 
@@ -39,18 +43,45 @@ class FailureRate:
         return self.per_node_s * nodes * seconds
 
 
+_rates: dict[str, tuple[float, FailureRate]] = {}  # pool → when it was read, and the rate
+
+
 def failure_rate(*, pool: str) -> FailureRate:
-    """The rate of the pool's attempts that ended in the last 90 days."""
+    """The rate of the pool's attempts that ended in the last 90 days; at most a minute old."""
+    read, rate = _rates.get(pool, (-math.inf, None))
+    if rate is None or time.monotonic() - read >= _LIFE_S:
+        rate = _read_rate(pool)
+        if len(_rates) >= _MOST_POOLS:
+            _rates.clear()
+        _rates[pool] = time.monotonic(), rate
+    return rate
+
+
+def forget_rates() -> None:
+    """Read the rates of all pools again at their next use."""
+    _rates.clear()
+
+
+def _read_rate(pool: str) -> FailureRate:
     rows = (
         Attempt.objects.filter(run__pool_name=pool, ended__gte=clock.now() - _SINCE)
-        .order_by("-id")
-        .values_list("placement", "created", "ended", "exit_class")[:_MOST_ATTEMPTS]
+        .order_by("-ended")
+        .values_list("placement", "created", "launched", "ended", "exit_class")[:_MOST_ATTEMPTS]
     )
-    return rate_of(
-        (len(placement), (ended - created).total_seconds(), exit_class in _FAILURES)
-        for placement, created, ended, exit_class in rows
-        if ended is not None
-    )
+    return rate_of(_node_times(rows))
+
+
+def _node_times(rows: Iterable[Any]) -> Iterator[tuple[int, float, bool]]:
+    """`(nodes, seconds, failed)` of attempts; in an engine from the start of its job.
+
+    Without those whose job has not started: they wait for nodes.
+    """
+    for placement, created, launched, ended, exit_class in rows:
+        waits = any("engine" in share for share in placement)
+        held_from = launched if waits else created
+        if held_from is not None:
+            seconds = (ended - held_from).total_seconds()
+            yield len(placement), seconds, exit_class in _FAILURES
 
 
 def rate_of(attempts: Iterable[tuple[int, float, bool]]) -> FailureRate:

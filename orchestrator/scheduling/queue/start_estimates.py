@@ -20,7 +20,6 @@ from workers.contracts.wire.node_messages import AttemptState
 
 NAME = "starts"
 FRESH = timedelta(seconds=120)  # older estimates are not shown
-BUDGET_S = 2.0  # of the samples
 RECENT = timedelta(days=1)  # runs submitted since then may be submitted again
 LEAST_HISTORY_S = 3600.0  # a shorter one says little about the runs to come
 _RECENT_RUNS = 300
@@ -51,7 +50,7 @@ def compute() -> dict[str, int]:
         policy=policy,
         ends=ends(time),
         recent=recent(now),
-        budget_s=BUDGET_S,
+        budget_s=estimates.BUDGET_S,
     )
     hints = estimates.sooner(
         current.queue, current.nodes, time, policy=policy, sizes=_sizes(current.queue)

@@ -31,6 +31,7 @@ from orchestrator.scheduling.policy import (
 MOST_RUNS = 200  # first in the queue
 MOST_ARRIVALS = 200  # of one sample
 SAMPLES = 32  # at most; fewer if their time is over
+BUDGET_S = 2.0  # time of the samples in the job that estimates the queue
 SHORT_LIMIT_S = 600.0  # a time limit that `sooner` proposes
 ERROR = 0.2  # relative error of predicted durations that samples assume
 
@@ -42,6 +43,7 @@ class Estimate:
     start: float
     low: float
     high: float
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class _Draws:
 
 def _estimate(values: list[float]) -> Estimate:
     ordered = sorted(values)
-    return Estimate(_quantile(ordered, 0.5), _quantile(ordered, 0.1), _quantile(ordered, 0.9))
+    median, low, high = (_quantile(ordered, share) for share in (0.5, 0.1, 0.9))
+    return Estimate(median, low, high, len(values))
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

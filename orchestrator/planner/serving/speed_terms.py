@@ -92,7 +92,7 @@ def ttft_s(
 # --- decode ---
 
 
-@term("sequences", "batch / replicas", "")
+@term("sequences", "ceil(batch / replicas)", "")
 def replica_batch(batch: Any, replicas: Any) -> Any:
     """Sequences per replica."""
     return np.ceil(batch / replicas)

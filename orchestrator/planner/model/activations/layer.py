@@ -196,8 +196,8 @@ def layer_activation_dense_bytes(
 
 @term(
     "B",
-    "by recompute: none full_moe; selective full_moe - attention_core, or products_moe; full "
-    "and auto (its minimum) block_input",
+    "by recompute: none full_moe; selective full_moe - attention_core, products_moe, or half of "
+    "full_moe and block_input; full and auto (its minimum) block_input",
     KORTHIKANTI,
 )
 def layer_activation_moe_bytes(

@@ -237,7 +237,7 @@ def device_params(stage_params: Any) -> Any:
 
 @term(
     "B",
-    "tensor parallel: micro-batches · layers · 4 · b · s/c · h",
+    "tensor parallel: micro-batches · ceil(layers / pp) · 4 · b · s/c · h · compute_bytes",
     "two in the forward, two in the backward pass",
 )
 def tp_call_bytes(

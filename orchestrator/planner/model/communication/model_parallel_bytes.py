@@ -36,7 +36,8 @@ def tp_reduces(recompute: Column) -> Column:
 
 @term(
     "B",
-    "2 x tp_reduces x state_bytes x layers x micro-batches, plus one for table and head each",
+    "(2 x tp_reduces + 2 x sequence_parallel) x state_bytes x layers x micro-batches, plus one "
+    "all-reduce per micro-batch for table and head each",
     "Megatron-LM, arXiv 1909.08053; sequence parallel gathers a column's input again in the "
     "backward (2205.05198)",
 )

@@ -297,8 +297,8 @@ def head_products_s(
 
 @term(
     "s",
-    "logits' traffic of the loss: 10 bytes per logit if fused or without stored logits, else 24 "
-    "(fp32 copies)",
+    "logits' traffic of the loss: rank_tokens x head_rows x bytes x head_traffic / memory_rate; "
+    "10 bytes per logit if fused or without stored logits, else 24 (fp32 copies)",
 )
 def loss_s(
     rank_tokens: Column,

@@ -21,7 +21,7 @@ def sampling_devices(rollout_devices: Column, devices: Column) -> Column:
     return np.asarray(np.where(rollout_devices > 0, rollout_devices, devices))
 
 
-@term("sequences", f"min(ceil(prompts / sampling devices) x group, {MAX_SEQUENCES})")
+@term("sequences", f"min(ceil(prompts / sampling devices) x group, max({MAX_SEQUENCES}, group))")
 def rollout_sequences(
     rollout_prompts: Column, rollout_group: Column, sampling_devices: Column
 ) -> Column:
@@ -30,7 +30,11 @@ def rollout_sequences(
     return np.asarray(np.minimum(answers, np.maximum(MAX_SEQUENCES, rollout_group)))
 
 
-@term("", "ceil(prompts / sampling devices) x group / sequences", "answers beyond the limit wait")
+@term(
+    "",
+    "ceil(ceil(prompts / sampling devices) x group / sequences)",
+    "answers beyond the limit wait",
+)
 def rollout_rounds(
     rollout_prompts: Column,
     rollout_group: Column,

@@ -107,7 +107,7 @@ def resident_params(
 @term(
     "B",
     "full copies of sharded weights and casts of wider ones, held from forward to backward x "
-    "compute_bytes",
+    "gathered_weight_bytes; those of token table and head x compute_bytes",
 )
 def gathered_bytes(
     stage_params: Column,
@@ -170,7 +170,11 @@ def unsharded_grads_bytes(
     return np.asarray(held * trained_stage_params * sharded_reduce_bytes)
 
 
-@term("B", "layers gathered or cast temporarily: (1 + prefetch_layers) x layer x compute_bytes")
+@term(
+    "B",
+    "layers gathered temporarily: (1 + prefetch_layers) x layer x gathered_weight_bytes; offloaded "
+    "ones x compute_bytes; a layer that is cast: layer x compute_bytes",
+)
 def gathered_layers_bytes(
     layer_params: Column,
     prefetch_layers: Column,

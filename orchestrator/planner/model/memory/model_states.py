@@ -58,7 +58,7 @@ def attention_params(
     return np.asarray(params_norms + params_attention_split / tp + kv + params_attention_whole)
 
 
-@term("parameters", "attention + dense MLP / tp", "arXiv 1909.08053")
+@term("parameters", "attention + sharded part of the MLP / tp + the rest of it", "arXiv 1909.08053")
 def dense_layer_params(
     attention_params: Column, params_dense_split: Column, params_dense_whole: Column, tp: Column
 ) -> Column:
@@ -68,7 +68,7 @@ def dense_layer_params(
 
 @term(
     "parameters",
-    "attention + router + shared experts / tp",
+    "attention + router + sharded part of shared experts / tp + the rest of them",
     "an MoE layer without its routed experts",
 )
 def routing_layer_params(
@@ -82,7 +82,11 @@ def routing_layer_params(
     return attention_params + params_router + params_shared_split / tp + params_shared_whole
 
 
-@term("parameters", "experts / ep x expert / tp", "routed experts of one layer on one device")
+@term(
+    "parameters",
+    "experts / ep x (sharded part of an expert / tp + the rest of it)",
+    "routed experts of one layer on one device",
+)
 def layer_expert_params(
     experts: Column,
     params_expert_split: Column,

@@ -71,8 +71,8 @@ def update_bytes(
 
 @term(
     "s",
-    "correction x updated_params x update_bytes / (memory_bandwidth x optimizer_efficiency); "
-    "offloaded: by the host",
+    "correction x updated_params x (1 + value_parameters_share) x update_bytes / "
+    "(memory_bandwidth x optimizer_efficiency); offloaded: by the host",
     "offloaded states: gradients and parameters cross the host link, Adam runs at a CPU's memory "
     "bandwidth",
 )

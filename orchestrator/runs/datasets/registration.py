@@ -113,9 +113,10 @@ def removable() -> Iterator[tuple[DataSetVersion, int]]:
 def confirm_copy(version: int, key: str) -> None:
     """Copy the version again later if its copy was deleted while the version was recorded.
 
-    The child may have found the copy of a deleted version of equal content.
+    The child may have found the copy of a deleted version of equal content. Nothing changes if the
+    store does not answer: an imported version has no files to copy again.
     """
-    if not copies.exists(key):
+    if copies.exists(key) is False:
         not_copied(DataSetVersion.objects.filter(pk=version, key=key, deleted=None))
 
 

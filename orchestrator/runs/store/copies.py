@@ -61,7 +61,7 @@ def copy_recorded(*, run: Run, attempt: int, node: str, stored: CopyStored) -> S
             rows = Checkpoint.objects.filter(run=run, attempt=attempt, step=stored.step or 0)
             rows.update(copy=copy)
         NodeStore.objects.filter(node=node).delete()
-    if before and not exists(copy.key):
+    if before and exists(copy.key) is False:
         copy.deleted = clock.now()  # its removal is repeated
         copy.save(update_fields=["deleted"])
     return copy
@@ -141,15 +141,15 @@ def remove_objects(key: str) -> None:
                 fs.rm(path, recursive=recursive)
 
 
-def exists(key: str) -> bool:
-    """Whether the store has a complete copy; False also if it does not answer."""
+def exists(key: str) -> bool | None:
+    """Whether the store has a complete copy; None if it does not answer."""
     try:
         fs, root = access.open_store()
         fs.invalidate_cache()
         return bool(fs.exists(f"{root}/{key}/{INDEX}"))
     except Exception:  # the libraries of stores have errors of their own
         log.warning("The store does not say whether it has %s", key, exc_info=True)
-        return False
+        return None
 
 
 def artifact_open(artifact: Artifact) -> tuple[BinaryIO, int] | None:

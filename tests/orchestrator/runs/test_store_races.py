@@ -117,6 +117,30 @@ def test_a_copy_that_is_recorded_again_before_its_removal_stays(store: Path) -> 
     assert copy.deleted is None and (store / copy.key / INDEX).exists()
 
 
+def test_a_store_that_does_not_answer_leaves_what_was_recorded(
+    store: Path, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = factories.run(factories.user("ada"))
+    copy = recorded(store, run, 10)
+    assert copies.copy_collect(copy)
+    settings.DATA_ROOTS = [tmp_path]
+    key = data_key("f" * 64)
+    with monkeypatch.context() as patch:
+        patch.setattr(copies.access, "open_store", lambda: 1 / 0)
+        assert recorded(store, run, 10).deleted is None
+        imported = services.data_set_import(
+            by=factories.user("bob", role="submitter"),
+            name="other",
+            files={"a.txt": {"bytes": 5, "sha256": "0" * 64}},
+            folder=False,
+            format="text",
+            notes="",
+            key=key,
+        )
+    imported.refresh_from_db()
+    assert (imported.state, imported.key) == ("stored", key)
+
+
 def test_workers_that_collect_at_once_while_nodes_record(store: Path) -> None:
     """As if a lease had ended while its job ran on."""
     run = factories.run(factories.user("ada"))

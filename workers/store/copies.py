@@ -77,13 +77,15 @@ def put(store: Store, source: Path, key: str, index: CopyIndex) -> int:
         return 0
     if store.scheme == "file":
         _create_shared_folders(Path(store.root), Path(store.path(key)).parent)
-    existing = _sizes(store, key)
+    names = sorted(index.files, key=lambda name: (name == MANIFEST, name))
     sent = 0
-    for name in sorted(index.files, key=lambda name: (name == MANIFEST, name)):
-        if existing.get(name) == index.files[name].bytes:
-            continue
-        local = source if source.is_file() else source / name
-        sent += _put_file(store, local, f"{store.path(key)}/{name}")
+    for _ in range(2):  # garbage collection may delete files that were there at first
+        existing = _sizes(store, key)
+        for name in names:
+            if existing.get(name) == index.files[name].bytes:
+                continue
+            local = source if source.is_file() else source / name
+            sent += _put_file(store, local, f"{store.path(key)}/{name}")
     _write(store, f"{store.path(key)}/{INDEX}", index.to_json().encode())
     return sent
 

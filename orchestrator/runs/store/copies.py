@@ -6,6 +6,7 @@ Does not decide what is deleted; `jobs.store_garbage` does.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from typing import Any, BinaryIO, Final
 
@@ -18,7 +19,7 @@ from orchestrator.accounts.roles import Role
 from orchestrator.common import clock, conditional
 from orchestrator.runs.models import Artifact, Checkpoint, NodeStore, Run, StoredCopy
 from orchestrator.runs.store import access
-from workers.contracts.wire.maintenance.store import INDEX, CopyStored, StoreProblem
+from workers.contracts.wire.maintenance.store import INDEX, CopyIndex, CopyStored, StoreProblem
 
 log = logging.getLogger(__name__)
 
@@ -142,11 +143,21 @@ def remove_objects(key: str) -> None:
 
 
 def exists(key: str) -> bool | None:
-    """Whether the store has a complete copy; None if it does not answer."""
+    """Whether the store has the index of a copy and all files in it; None if it does not answer.
+
+    An index of another release counts as no answer.
+    """
     try:
         fs, root = access.open_store()
         fs.invalidate_cache()
-        return bool(fs.exists(f"{root}/{key}/{INDEX}"))
+        folder = f"{root}/{key}"
+        try:
+            index = CopyIndex.from_dict(json.loads(fs.cat_file(f"{folder}/{INDEX}")))
+        except FileNotFoundError:
+            return False
+        objects = fs.find(folder, detail=True)
+        sizes = {path[len(folder) + 1 :]: int(facts["size"]) for path, facts in objects.items()}
+        return all(sizes.get(name) == file.bytes for name, file in index.files.items())
     except Exception:  # the libraries of stores have errors of their own
         log.warning("The store does not say whether it has %s", key, exc_info=True)
         return None

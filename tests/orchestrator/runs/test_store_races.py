@@ -20,7 +20,7 @@ from orchestrator.runs.store import copies
 from tests import factories
 from tests.orchestrator.runs.test_races import at_once
 from workers.contracts.wire.maintenance.data_sets import DataAnswer, data_key
-from workers.contracts.wire.maintenance.store import INDEX, CopyIndex, CopyStored
+from workers.contracts.wire.maintenance.store import INDEX, CopyIndex, CopyStored, StoredFile
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,7 +75,9 @@ def written(store: Path, key: str) -> None:
     if not (folder / INDEX).exists():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "weights").write_text("weights")
-        (folder / INDEX).write_text("{}")
+        file = StoredFile(bytes=7, sha256="0" * 64)
+        index = CopyIndex(kind="data", fingerprint="", bytes=7, files={"weights": file})
+        (folder / INDEX).write_text(index.to_json())
 
 
 def recorded(store: Path, run: Run, step: int) -> StoredCopy:
@@ -104,6 +106,20 @@ def test_a_copy_that_is_recorded_again_while_it_is_deleted(
     assert not (store / copy.key).exists() and copy.removed is None
     again = recorded(store, run, 10)  # a later upload is a copy like any other
     assert again.deleted is None and is_true(store, again)
+
+
+@pytest.mark.parametrize("change", [Path.unlink, lambda path: path.write_text("part")])
+def test_an_index_without_its_objects_is_no_copy(
+    store: Path, change: Callable[[Path], Any]
+) -> None:
+    """A node may write the index just after the objects that it found were deleted."""
+    run = factories.run(factories.user("ada"))
+    copy = recorded(store, run, 10)
+    assert copies.copy_collect(copy)
+    change(store / copy.key / "weights")
+    assert recorded(store, run, 10).deleted is not None
+    collect()
+    assert not (store / copy.key).exists()
 
 
 def test_a_copy_that_is_recorded_again_before_its_removal_stays(store: Path) -> None:

@@ -104,6 +104,28 @@ def test_an_index_of_another_version_is_refused(store: Store, tmp_path: Path) ->
         copies.get(store, key, tmp_path / "target")
 
 
+def test_files_that_are_deleted_during_an_upload_are_sent_again(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by the removal of an earlier copy, which deletes the index first."""
+    folder = checkpoint(tmp_path)
+    key, index, _ = put(store, folder)
+    store.fs.rm(f"{store.path(key)}/{INDEX}")
+    original = copies._sizes
+    removals = [lambda: store.fs.rm(store.path(key), recursive=True)]
+
+    def sizes(store: Store, key: str) -> dict[str, int]:
+        listed = original(store, key)
+        while removals:
+            removals.pop()()
+        return listed
+
+    monkeypatch.setattr(copies, "_sizes", sizes)
+    assert put(store, folder)[2] == index.bytes
+    copies.get(store, key, tmp_path / "back")
+    assert contents(tmp_path / "back") == contents(folder)
+
+
 def test_an_interrupted_upload_continues_and_the_previous_copy_stays(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
